@@ -1,0 +1,18 @@
+module gpufabric.io/fakes
+
+go 1.26.0
+
+require (
+	github.com/NVIDIA/go-nvml v0.13.4-0
+	github.com/google/go-cmp v0.7.0
+	github.com/prometheus/procfs v0.17.0
+	github.com/spf13/cobra v1.10.1
+	go.yaml.in/yaml/v3 v3.0.5
+	golang.org/x/sys v0.33.0
+)
+
+require (
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/spf13/pflag v1.0.9 // indirect
+	golang.org/x/sync v0.15.0 // indirect
+)

@@ -1,0 +1,119 @@
+# gpufabric: the GPU fabric of a Kubernetes cluster. `make help` lists what can be made.
+# Tools come from the PATH where their version fits, else from `make toolchain`.
+
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+MODULES := drivers fakes provider tests
+ISOLATED := tests/e2e tests/simcluster
+GO ?= go
+LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
+ARCH ?= $(shell $(GO) env GOARCH)
+
+# need PROGRAM,REMEDY: one sentence where a prerequisite is missing.
+need = command -v $(1) >/dev/null 2>&1 || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
+
+.PHONY: help
+help: ## List every target with a sentence.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: prerequisites
+prerequisites:
+	@$(call need,$(GO),install Go 1.26 or later and put it on the PATH)
+	@$(call need,gcc,install a C compiler (Debian: apt-get install gcc libc6-dev))
+	@$(call need,git,install git (Debian: apt-get install git))
+
+##@ Everyday
+
+.PHONY: demo
+demo: prerequisites build ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
+	@tests/demo/run $(DEMO)
+
+.PHONY: demo-down
+demo-down: ## Remove what `make demo` made.
+	@tests/demo/down
+
+.PHONY: test
+test: prerequisites fakes test-modules charts test-sim ## Run every test that needs no Docker.
+
+.PHONY: test-modules
+test-modules: fakes
+	@set -e; for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race ./...); done
+
+.PHONY: test-sim
+test-sim: build toolchain-sim
+	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test ./...
+
+.PHONY: kind-e2e
+kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).
+	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 45m -v ./...
+
+.PHONY: test-faults
+test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
+	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -timeout 60m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
+
+.PHONY: bench
+bench: build ## Measure what docs/measurements.md reports.
+	@set -e; for m in drivers fakes; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem ./...); done
+
+.PHONY: bench-scale
+bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").
+	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
+
+.PHONY: lint
+lint: prerequisites ## Run golangci-lint over every module.
+	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \
+	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run ./...); done; \
+	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run ./...); done
+
+##@ Building
+
+.PHONY: build
+build: prerequisites fakes ## Build gpufabric, fakefabric and the Terraform provider into bin/.
+	@mkdir -p bin
+	cd drivers && $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o ../bin/gpufabric ./cmd/gpufabric
+	cd provider && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/terraform-provider-gpufabric .
+
+.PHONY: fakes
+fakes: prerequisites
+	@$(MAKE) --no-print-directory -C fakes
+
+.PHONY: cross
+cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs gcc-aarch64-linux-gnu on amd64).
+	@$(call need,aarch64-linux-gnu-gcc,install the cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
+	@mkdir -p bin/arm64
+	cd drivers && GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o ../bin/arm64/gpufabric ./cmd/gpufabric
+	cd provider && GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/arm64/terraform-provider-gpufabric .
+	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
+
+.PHONY: isolated
+isolated: ## Build each module by itself, with GOWORK=off.
+	@set -e; for m in $(MODULES) $(ISOLATED); do echo "== GOWORK=off go build $$m"; (cd $$m && GOWORK=off $(GO) build ./... && GOWORK=off $(GO) vet ./...); done
+
+.PHONY: generate
+generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation.
+	@set -e; gen=$$($(GO) run ./tests/cmd/toolchain controller-gen); cd drivers && \
+	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
+
+.PHONY: images
+images: build ## Build the images for amd64 and arm64 into dist/.
+	$(GO) run ./tests/cmd/harness images
+
+.PHONY: charts
+charts: prerequisites ## Render, lint and check the charts against the API's schemas.
+	cd tests && $(GO) test -count=1 ./charts/...
+
+.PHONY: toolchain
+toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, else built once into the cache.
+	$(GO) run ./tests/cmd/toolchain
+
+.PHONY: toolchain-sim
+toolchain-sim:
+	@$(GO) run ./tests/cmd/toolchain etcd kube-apiserver kube-controller-manager kube-scheduler kubectl >/dev/null
+
+.PHONY: clean
+clean: ## Remove what was built (the toolchain's cache stays).
+	rm -rf bin dist .cache
+	@$(MAKE) --no-print-directory -C fakes clean

@@ -1,0 +1,131 @@
+package controlplane
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+)
+
+// A control plane here shares two cores with a thousand nodes, and nobody else uses it: the clients' own rate limits,
+// meant to protect a shared API server, would only be measured instead of the drivers.
+const (
+	clientQPS   = 1000
+	clientBurst = 2000
+)
+
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+`
+
+// configure writes every component's files and decides its arguments.
+func (c *ControlPlane) configure(ports ports) error {
+	dir := func(name string) string { return filepath.Join(c.options.Dir, name) }
+	users := map[string]string{ // kubeconfig to user
+		"controller-manager.kubeconfig": "system:kube-controller-manager",
+		"scheduler.kubeconfig":          "system:kube-scheduler",
+	}
+	for name, user := range users {
+		if err := c.writeKubeconfig(dir(name), user); err != nil {
+			return err
+		}
+	}
+	if err := c.writeKubeconfig(c.Kubeconfig(), "admin", "system:masters"); err != nil {
+		return err
+	}
+	// 10.96.0.1 is what `kubernetes.default` resolves to; the other names are its aliases.
+	serving, err := c.authority.Server("kube-apiserver",
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)})
+	if err != nil {
+		return err
+	}
+	cert, key, err := serving.Write(dir("pki"), "kube-apiserver")
+	if err != nil {
+		return err
+	}
+
+	etcd := fmt.Sprintf("http://127.0.0.1:%d", ports.etcd)
+	peer := fmt.Sprintf("http://127.0.0.1:%d", ports.etcdPeer)
+	c.arguments["etcd"] = []string{
+		"--name=simcluster", "--data-dir=" + dir("etcd"),
+		"--listen-client-urls=" + etcd, "--advertise-client-urls=" + etcd,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=simcluster=" + peer,
+		// Nothing here must survive the machine; without it every write waits for the disk.
+		"--unsafe-no-fsync",
+		"--quota-backend-bytes=" + strconv.Itoa(8<<30), "--log-level=warn",
+	}
+	c.arguments["kube-apiserver"] = append([]string{
+		"--etcd-servers=" + etcd,
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(ports.apiServer),
+		"--tls-cert-file=" + cert, "--tls-private-key-file=" + key, "--client-ca-file=" + c.authority.CertFile(),
+		"--service-account-key-file=" + c.authority.ServiceAccountKeyFile(),
+		"--service-account-signing-key-file=" + c.authority.ServiceAccountKeyFile(),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged",
+		// Service addresses lead nowhere without kube-proxy: webhooks are called at their endpoints' addresses.
+		"--enable-aggregator-routing",
+		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
+		"--endpoint-reconciler-type=none",
+	}, c.gates()...)
+	if c.options.Audit {
+		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy), 0o600); err != nil {
+			return fmt.Errorf("write the audit policy: %w", err)
+		}
+		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"],
+			"--audit-policy-file="+dir("audit-policy.yaml"), "--audit-log-path="+c.AuditLog(), "--audit-log-mode=batch")
+	}
+	c.arguments["kube-controller-manager"] = append([]string{
+		"--kubeconfig=" + dir("controller-manager.kubeconfig"),
+		"--leader-elect=false", "--secure-port=0",
+		"--service-account-private-key-file=" + c.authority.ServiceAccountKeyFile(),
+		"--root-ca-file=" + c.authority.CertFile(),
+		"--use-service-account-credentials",
+		"--controllers=*,-node-ipam-controller,-certificatesigningrequest-signing-controller",
+		fmt.Sprintf("--kube-api-qps=%d", clientQPS), fmt.Sprintf("--kube-api-burst=%d", clientBurst),
+	}, c.gates()...)
+	if c.options.NodeGrace > 0 {
+		c.arguments["kube-controller-manager"] = append(c.arguments["kube-controller-manager"],
+			"--node-monitor-grace-period="+c.options.NodeGrace.String())
+	}
+	scheduler := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
+`, dir("scheduler.kubeconfig"), clientQPS, clientBurst)
+	if err := os.WriteFile(dir("scheduler.yaml"), []byte(scheduler), 0o600); err != nil {
+		return fmt.Errorf("write the scheduler's configuration: %w", err)
+	}
+	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=0"}, c.gates()...)
+	return nil
+}
+
+func (c *ControlPlane) gates() []string {
+	if len(c.options.FeatureGates) == 0 {
+		return nil
+	}
+	var gates []string
+	for name, on := range c.options.FeatureGates {
+		gates = append(gates, fmt.Sprintf("%s=%t", name, on))
+	}
+	slices.Sort(gates)
+	return []string{"--feature-gates=" + strings.Join(gates, ",")}
+}
+
+func unversioned(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme.Scheme).WithoutConversion()
+	return config
+}

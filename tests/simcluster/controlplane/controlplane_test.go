@@ -1,0 +1,97 @@
+package controlplane_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/process"
+)
+
+func binaries(t *testing.T) map[string]string {
+	dir := os.Getenv("SIMCLUSTER_BIN")
+	paths := map[string]string{}
+	for _, name := range controlplane.Programs() {
+		paths[name] = filepath.Join(dir, name)
+	}
+	return paths
+}
+
+func TestAControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	start := time.Now()
+	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plane.Stop()
+	t.Logf("serves after %s", time.Since(start).Round(time.Millisecond))
+
+	config, err := plane.Admin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The controller manager makes this account: it works, and its credentials are right.
+	watch, err := client.CoreV1().ServiceAccounts("default").Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	for event := range watch.ResultChan() {
+		if account, ok := event.Object.(*corev1.ServiceAccount); ok && account.Name == "default" {
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		t.Fatal("the controller manager made no default service account")
+	}
+	t.Logf("service account after %s", time.Since(start).Round(time.Millisecond))
+
+	found, err := process.Find(dir)
+	if err != nil || len(found) != len(controlplane.Programs()) {
+		t.Fatalf("while it runs: found %v, %v; want %d processes", found, err, len(controlplane.Programs()))
+	}
+	plane.Stop()
+	if found, err := process.Find(dir); err != nil || len(found) != 0 {
+		t.Fatalf("after Stop: found %v, %v; want nothing", found, err)
+	}
+	if err := plane.Err(); err != nil {
+		t.Errorf("a stopped control plane reports %v", err)
+	}
+}
+
+func TestAPortInUseIsNamedWithTheRemedy(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // it only held the port
+	port := listener.Addr().(*net.TCPAddr).Port
+	_, err = controlplane.Start(context.Background(), controlplane.Options{Dir: t.TempDir(), Binaries: binaries(t), Port: port})
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("port %d", port)) || !strings.Contains(err.Error(), "choose another one") {
+		t.Errorf("got %v; want the port and what to do", err)
+	}
+}
+
+func TestAMissingBinaryIsNamed(t *testing.T) {
+	_, err := controlplane.Start(context.Background(), controlplane.Options{Dir: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "no path of etcd") {
+		t.Errorf("got %v; want the missing program's name", err)
+	}
+}

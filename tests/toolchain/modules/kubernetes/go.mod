@@ -1,4 +1,4 @@
-// Kubernetes' own commands, built from the module proxy (see ../../README in the package comment).
+// Kubernetes' own commands, built from the module proxy (see the package comment of tests/toolchain).
 module gpufabric.io/tests/toolchain/modules/kubernetes
 
 go 1.26.0

@@ -1,0 +1,59 @@
+// Command toolchain provides the commands that tests run and prints where they are.
+//
+//	toolchain [-list] [NAME...]
+//
+// Without names it provides all of them. Progress goes to standard error; standard output gets a line "NAME PATH" a tool.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"sort"
+	"syscall"
+
+	"gpufabric.io/tests/toolchain"
+)
+
+func main() {
+	list := flag.Bool("list", false, "print the names of the tools there are, and do nothing")
+	only := flag.Bool("path", false, "print only the path of the one tool that is named")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *list, *only, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "toolchain:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, list, only bool, names []string) error {
+	if list {
+		for _, name := range toolchain.Names() {
+			fmt.Println(name)
+		}
+		return nil
+	}
+	if only && len(names) != 1 {
+		return fmt.Errorf("-path takes the name of one tool, not %d", len(names))
+	}
+	paths, err := toolchain.Ensure(ctx, names...)
+	if err != nil {
+		return err
+	}
+	if only {
+		fmt.Println(paths[names[0]])
+		return nil
+	}
+	found := make([]string, 0, len(paths))
+	for name := range paths {
+		found = append(found, name)
+	}
+	sort.Strings(found)
+	for _, name := range found {
+		fmt.Println(name, paths[name])
+	}
+	return nil
+}

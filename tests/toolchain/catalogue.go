@@ -1,0 +1,121 @@
+package toolchain
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// The versions that everything under tests/ is made for. The modules directory pins the same ones; a test compares the two.
+const (
+	Kubernetes    = "v1.36.3"
+	Etcd          = "v3.6.8"
+	Containerd    = "v2.3.4"
+	CoreDNS       = "v1.14.3"
+	Kind          = "v0.33.0"
+	Helm          = "v3.21.4"
+	OpenTofu      = "v1.12.6"
+	GolangciLint  = "v2.6.0"
+	Gotestsum     = "v1.13.0"
+	ControllerGen = "v0.21.0"
+)
+
+// Tool is one command: how to know that the one on the PATH will do, and how to build it from its module.
+type Tool struct {
+	Name    string
+	Version string // what is built, such as v1.36.3
+
+	onPath     []string // command names to look for, best first
+	fits       span     // versions on the PATH that will do
+	askVersion []string // arguments that make it print its version
+	static     bool     // goes into an image without libraries, so one linked against libc will not do
+
+	module   string // directory under modules/
+	main     string // the main package
+	binary   string // base name of what is built
+	tags     string
+	settings []string // -X settings of the linker
+}
+
+func catalogue() map[string]Tool {
+	tools := map[string]Tool{}
+	add := func(t Tool) {
+		if t.onPath == nil {
+			t.onPath = []string{t.Name}
+		}
+		if t.binary == "" {
+			t.binary = t.Name
+		}
+		tools[t.Name] = t
+	}
+
+	stamps := []string{
+		"k8s.io/component-base/version.gitVersion=" + Kubernetes,
+		"k8s.io/component-base/version.gitMajor=1",
+		"k8s.io/component-base/version.gitMinor=36",
+		"k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes,
+	}
+	exactly := span{version{1, 36, 3}, version{1, 36, 4}}
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet"} {
+		add(Tool{Name: name, Version: Kubernetes, fits: exactly, askVersion: []string{"--version"}, static: true,
+			module: "kubernetes", main: "k8s.io/kubernetes/cmd/" + name, settings: stamps})
+	}
+	add(Tool{Name: "kubeadm", Version: Kubernetes, fits: exactly, askVersion: []string{"version", "-o", "short"}, static: true,
+		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubeadm", settings: stamps})
+	add(Tool{Name: "kubectl", Version: Kubernetes, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"version", "--client"}, static: true,
+		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubectl", settings: stamps})
+
+	add(Tool{Name: "etcd", Version: Etcd, fits: span{version{3, 6, 8}, version{3, 7, 0}}, askVersion: []string{"--version"}, static: true,
+		module: "etcd", main: "go.etcd.io/etcd/server/v3"})
+	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2"} {
+		add(Tool{Name: name, Version: Containerd, fits: span{version{2, 3, 4}, version{2, 4, 0}}, askVersion: []string{"--version"}, static: true,
+			module: "containerd", main: "github.com/containerd/containerd/v2/cmd/" + name, tags: "no_btrfs,no_zfs,no_devmapper,no_aufs",
+			settings: []string{"github.com/containerd/containerd/v2/version.Version=" + Containerd}})
+	}
+	add(Tool{Name: "coredns", Version: CoreDNS, fits: span{version{1, 14, 3}, version{1, 15, 0}}, askVersion: []string{"-version"}, static: true,
+		module: "coredns", main: "github.com/coredns/coredns"})
+
+	add(Tool{Name: "kind", Version: Kind, fits: span{version{0, 33, 0}, version{1, 0, 0}}, askVersion: []string{"version"},
+		module: "kind", main: "sigs.k8s.io/kind"})
+	add(Tool{Name: "helm", Version: Helm, fits: span{version{3, 21, 0}, version{4, 0, 0}}, askVersion: []string{"version", "--short"},
+		module: "helm", main: "helm.sh/helm/v3/cmd/helm", settings: []string{"helm.sh/helm/v3/internal/version.version=" + Helm}})
+	// Terraform itself is not to be built here: its licence is no open-source one. OpenTofu runs every configuration in examples/.
+	add(Tool{Name: "terraform", Version: OpenTofu, onPath: []string{"terraform", "tofu"}, fits: span{version{1, 8, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
+		module: "opentofu", main: "github.com/opentofu/opentofu/cmd/tofu", binary: "tofu", settings: []string{"github.com/opentofu/opentofu/version.dev=no"}})
+
+	add(Tool{Name: "golangci-lint", Version: GolangciLint, fits: span{version{2, 6, 0}, version{3, 0, 0}}, askVersion: []string{"version"},
+		module: "golangci-lint", main: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"})
+	add(Tool{Name: "gotestsum", Version: Gotestsum, fits: span{version{1, 12, 0}, version{2, 0, 0}}, askVersion: []string{"--version"},
+		module: "gotestsum", main: "gotest.tools/gotestsum"})
+	add(Tool{Name: "controller-gen", Version: ControllerGen, fits: span{version{0, 21, 0}, version{0, 22, 0}}, askVersion: []string{"--version"},
+		module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"})
+	return tools
+}
+
+// Names lists every tool that can be asked for, in alphabetical order.
+func Names() []string {
+	var names []string
+	for name := range catalogue() {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+// ClusterTools are what a kind cluster and an end-to-end run need on the host.
+func ClusterTools() []string { return []string{"kind", "kubectl", "helm", "terraform"} }
+
+// NodeTools are what the node image is made of.
+func NodeTools() []string {
+	return []string{"kubeadm", "kubelet", "kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy",
+		"etcd", "coredns", "containerd", "ctr", "containerd-shim-runc-v2"}
+}
+
+// Lookup returns the named tool, or an error that lists the names there are.
+func Lookup(name string) (Tool, error) {
+	t, ok := catalogue()[name]
+	if !ok {
+		return Tool{}, fmt.Errorf("no tool %q; there are %s", name, strings.Join(Names(), ", "))
+	}
+	return t, nil
+}

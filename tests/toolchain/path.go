@@ -1,0 +1,65 @@
+package toolchain
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"os"
+	"os/exec"
+	"time"
+)
+
+// A command that does not say its version within this time is passed over.
+const versionPatience = 10 * time.Second
+
+// fromPath returns the first command on the PATH that fits the tool, or "" and why none did.
+func (t Tool) fromPath(ctx context.Context) (path, why string) {
+	why = "not on the PATH"
+	for _, name := range t.onPath {
+		found, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		if reason := t.refuse(ctx, found); reason != "" {
+			why = found + " " + reason
+			continue
+		}
+		return found, ""
+	}
+	return "", why
+}
+
+// refuse says why the command at path will not do, or "" when it will.
+func (t Tool) refuse(ctx context.Context, path string) string {
+	ctx, cancel := context.WithTimeout(ctx, versionPatience)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, path, t.askVersion...).CombinedOutput()
+	if err != nil {
+		return "does not say its version: " + err.Error()
+	}
+	v, err := findVersion(string(said))
+	if err != nil {
+		return "does not say its version"
+	}
+	if !t.fits.holds(v) {
+		return "is " + v.String()
+	}
+	if t.static && !linkedStatically(path) {
+		return "needs shared libraries"
+	}
+	return ""
+}
+
+func linkedStatically(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }()
+	binary, err := elf.NewFile(file)
+	if err != nil {
+		return false
+	}
+	libraries, err := binary.ImportedLibraries()
+	return len(libraries) == 0 && (err == nil || errors.Is(err, elf.ErrNoSymbols))
+}

@@ -1,0 +1,181 @@
+// Package devices turns a node's GPUs into the devices of one DRA pool: the whole GPU, each MIG placement and the shareable form, all drawing
+// on the GPU's counter set, so that the scheduler itself cannot hand one GPU out in two forms.
+//
+// What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the shareable form (read from
+// structured/internal/incubating, and tried in this package's tests): the first allocation takes the device's counters, later ones skip the
+// counter check, and however many stand, the device's counters are subtracted once. So the shareable form takes every counter of its GPU: from
+// its first share to its last no other form of that GPU can be allocated, and among the shares the capacities memory and cores decide.
+package devices
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Device is one device of the pool, and what of the hardware stands behind it.
+type Device struct {
+	Form Form
+	GPU  *inventory.GPU
+	// Profile and Placement are the MIG form's.
+	Profile   inventory.Profile
+	Placement inventory.Placement
+	// Static is a MIG instance that an administrator made: it is handed out as it is and never destroyed.
+	Static bool
+
+	// API is what is published, without taints.
+	API resourceapi.Device
+}
+
+// Name is the device's name in the pool.
+func (d *Device) Name() string { return d.API.Name }
+
+// maxText is the API's limit on a string attribute.
+const maxText = resourceapi.DeviceAttributeMaxValueLength
+
+// attributes builds a device's attribute map; what is empty is left out.
+type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+func (a attributes) text(name resourceapi.QualifiedName, value string) {
+	if value == "" {
+		return
+	}
+	a[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(value[:min(len(value), maxText)])}
+}
+
+func (a attributes) version(name resourceapi.QualifiedName, value string) {
+	if v, ok := semantic(value); ok {
+		a[name] = resourceapi.DeviceAttribute{VersionValue: ptr.To(v)}
+	}
+}
+
+// semantic writes a driver's version as a semantic version: 570.158.01 is 570.158.1, and 9.0 is 9.0.0.
+func semantic(version string) (string, bool) {
+	fields := strings.Split(version, ".")
+	if len(fields) > 3 {
+		fields = fields[:3]
+	}
+	out := []string{"0", "0", "0"}
+	for i, f := range fields {
+		n, err := strconv.ParseUint(f, 10, 32)
+		if err != nil {
+			return "", false
+		}
+		out[i] = strconv.FormatUint(n, 10)
+	}
+	return strings.Join(out, "."), true
+}
+
+// common are the attributes that every form of a GPU has.
+func common(n *inventory.Node, g *inventory.GPU, form Form) attributes {
+	a := attributes{}
+	a.text(AttrType, string(form))
+	a.text(AttrProductName, g.ProductName)
+	a.text(AttrBrand, g.Brand)
+	a.text(AttrArchitecture, g.Architecture)
+	a.text(AttrAddressingMode, g.AddressingMode)
+	a.text(AttrCliqueID, g.Clique)
+	a.text(AttrNVLinkDomain, g.NVLinkDomain)
+	a.version(AttrComputeCapability, fmt.Sprintf("%d.%d", g.ComputeCapability[0], g.ComputeCapability[1]))
+	a.version(AttrDriverVersion, n.DriverVersion)
+	if n.CUDAVersion > 0 {
+		a.version(AttrCUDAVersion, fmt.Sprintf("%d.%d", n.CUDAVersion/1000, n.CUDAVersion%1000/10))
+	}
+	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.Place.BusID)
+	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.Place.Root)
+	a.text(AttrPCIeSwitch, g.Place.Switch)
+	if g.Place.NUMANode >= 0 {
+		a[AttrNUMANode] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.Place.NUMANode))}
+	}
+	return a
+}
+
+func capacity(value int64) resourceapi.DeviceCapacity {
+	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(value, resource.DecimalSI)}
+}
+
+func bytesOf(value uint64) resource.Quantity {
+	return *resource.NewQuantity(int64(value), resource.BinarySI) //nolint:gosec // a GPU's memory is far below 2^63 bytes
+}
+
+// whole is the GPU for one claim alone. It draws on every counter.
+func whole(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption) *Device {
+	a := common(n, g, Whole)
+	a.text(AttrUUID, g.UUID)
+	return &Device{Form: Whole, GPU: g, API: resourceapi.Device{
+		Name: WholeName(g), Attributes: a, ConsumesCounters: draw,
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapMemory: {Value: bytesOf(g.MemoryBytes)}},
+	}}
+}
+
+// Share says what a share of a GPU may ask for.
+type Share struct {
+	// Memory is what a request that names no memory gets, in bytes.
+	Memory uint64
+	// Cores is what a request that names no cores gets, in percent, at least 1: a share of 0 cores would be one that nobody counts.
+	Cores int64
+}
+
+// of fills in a tenth of the GPU for what is not set.
+func (s Share) of(g *inventory.GPU) Share {
+	if s.Memory == 0 {
+		s.Memory = g.MemoryBytes / 10
+	}
+	if s.Cores == 0 {
+		s.Cores = 10
+	}
+	return s
+}
+
+// shareStep is the grain of a share's memory.
+const shareStep = 1 << 20
+
+// shared is the GPU cut by memory and cores. It draws on every counter, once for all its shares (see the package's comment).
+func shared(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, share Share) *Device {
+	a := common(n, g, Shared)
+	a.text(AttrUUID, g.UUID)
+	total := g.MemoryBytes &^ (shareStep - 1)
+	memory := min(max(share.Memory&^(shareStep-1), shareStep), total)
+	cores := min(max(share.Cores, 1), 100)
+	one, full := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(100, resource.DecimalSI)
+	mib, all := bytesOf(shareStep), bytesOf(total)
+	return &Device{Form: Shared, GPU: g, API: resourceapi.Device{
+		Name: SharedName(g), Attributes: a, ConsumesCounters: draw, AllowMultipleAllocations: ptr.To(true),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			CapMemory: {Value: all, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default:    ptr.To(bytesOf(memory)),
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &mib, Max: &all, Step: &mib},
+			}},
+			CapCores: {Value: *full, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default:    resource.NewQuantity(cores, resource.DecimalSI),
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: full, Step: one},
+			}},
+		},
+	}}
+}
+
+// partition is one placement of a MIG profile. It draws on its engines and on the memory slices it covers.
+func partition(n *inventory.Node, g *inventory.GPU, p inventory.Profile, at inventory.Placement) *Device {
+	a := common(n, g, MIG)
+	a.text(AttrParentUUID, g.UUID)
+	a.text(AttrProfile, p.Name)
+	return &Device{Form: MIG, GPU: g, Profile: p, Placement: at, API: resourceapi.Device{
+		Name: MIGName(g, p, at.Start), Attributes: a, ConsumesCounters: partitionDraw(g, p, at),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			CapMemory:          {Value: bytesOf(p.MemoryBytes)},
+			CapMultiprocessors: capacity(int64(p.Multiprocessors)),
+			CapCopyEngines:     capacity(int64(p.CopyEngines)),
+			CapDecoders:        capacity(int64(p.Decoders)),
+			CapEncoders:        capacity(int64(p.Encoders)),
+			CapJPEGEngines:     capacity(int64(p.JPEGEngines)),
+			CapOFAEngines:      capacity(int64(p.OFAEngines)),
+		},
+	}}
+}

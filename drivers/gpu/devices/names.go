@@ -1,0 +1,73 @@
+package devices
+
+import (
+	"fmt"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Driver is the DRA driver's name, as existing DeviceClasses select it.
+const Driver = "gpu.nvidia.com"
+
+// PoolName is the pool of a node. It differs from the other drivers' pools: the allocator of Kubernetes 1.36 keys counters by the pool's
+// name without the driver's.
+func PoolName(node string) string { return node + "-gpu" }
+
+// Form is a way to hand out a GPU.
+type Form string
+
+const (
+	// Whole is the GPU for one claim alone.
+	Whole Form = "gpu"
+	// MIG is a hardware partition at one placement.
+	MIG Form = "mig"
+	// Shared is the GPU cut by memory and cores for several claims.
+	Shared Form = "shared"
+)
+
+// Names of attributes and capacities in the driver's own domain, as existing selectors write them.
+const (
+	AttrType              resourceapi.QualifiedName = "type"
+	AttrUUID              resourceapi.QualifiedName = "uuid"
+	AttrParentUUID        resourceapi.QualifiedName = "parentUUID"
+	AttrProfile           resourceapi.QualifiedName = "profile"
+	AttrProductName       resourceapi.QualifiedName = "productName"
+	AttrBrand             resourceapi.QualifiedName = "brand"
+	AttrArchitecture      resourceapi.QualifiedName = "architecture"
+	AttrComputeCapability resourceapi.QualifiedName = "cudaComputeCapability"
+	AttrDriverVersion     resourceapi.QualifiedName = "driverVersion"
+	AttrCUDAVersion       resourceapi.QualifiedName = "cudaDriverVersion"
+	AttrAddressingMode    resourceapi.QualifiedName = "addressingMode"
+	AttrCliqueID          resourceapi.QualifiedName = "cliqueID"
+	AttrNVLinkDomain      resourceapi.QualifiedName = "nvlinkDomain"
+
+	// AttrPCIeSwitch is the bus id of the PCIe switch above a device, published by the GPU and RDMA drivers alike.
+	AttrPCIeSwitch resourceapi.QualifiedName = "gpufabric.io/pcieSwitch"
+	// AttrNUMANode is a scalar, so that a claim's matchAttribute works across drivers.
+	AttrNUMANode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
+
+	CapMemory          resourceapi.QualifiedName = "memory"
+	CapCores           resourceapi.QualifiedName = "cores"
+	CapMultiprocessors resourceapi.QualifiedName = "multiprocessors"
+	CapCopyEngines     resourceapi.QualifiedName = "copyEngines"
+	CapDecoders        resourceapi.QualifiedName = "decoders"
+	CapEncoders        resourceapi.QualifiedName = "encoders"
+	CapJPEGEngines     resourceapi.QualifiedName = "jpegEngines"
+	CapOFAEngines      resourceapi.QualifiedName = "ofaEngines"
+)
+
+// WholeName is the device name of a whole GPU.
+func WholeName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
+
+// SharedName is the device name of a GPU's shareable form.
+func SharedName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d-shared", g.Minor) }
+
+// MIGName is the device name of a placement: gpu-<minor>-mig-<profile>-<profileID>-<start>. A device name is a DNS label, so the profile
+// 1g.5gb+me is written 1g5gb-me.
+func MIGName(g *inventory.GPU, p inventory.Profile, start int) string {
+	profile := strings.NewReplacer(".", "", "+", "-", "_", "-").Replace(strings.ToLower(p.Name))
+	return fmt.Sprintf("gpu-%d-mig-%s-%d-%d", g.Minor, profile, p.ID, start)
+}

@@ -1,0 +1,81 @@
+package inventory
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// ComputeProfile is the compute instance profile that fills a GPU instance of that many compute slices; -1 for a number no GPU has.
+func ComputeProfile(slices int) int {
+	switch slices {
+	case 1:
+		return nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE
+	case 2:
+		return nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE
+	case 3:
+		return nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE
+	case 4:
+		return nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE
+	case 6:
+		return nvml.COMPUTE_INSTANCE_PROFILE_6_SLICE
+	case 7:
+		return nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE
+	case 8:
+		return nvml.COMPUTE_INSTANCE_PROFILE_8_SLICE
+	default:
+		return -1
+	}
+}
+
+// readMIG asks NVML for the modes, the profiles and where each may be placed; nil where the GPU knows no MIG.
+func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
+	if !has(lib, "nvmlDeviceGetMigMode") {
+		return nil, nil
+	}
+	current, pending, ret := g.Handle.GetMigMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return nil, nil
+	}
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("asking for its mode: %w", ret)
+	}
+	m := &MIG{Enabled: current == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}
+	var problems []error
+	for number := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := g.Handle.GetGpuInstanceProfileInfo(number)
+		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			problems = append(problems, fmt.Errorf("asking for profile %d: %w", number, ret))
+			continue
+		}
+		name, err := names.NewMigProfile(number, ComputeProfile(int(info.SliceCount)), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, g.MemoryBytes)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("naming profile %d: %w", number, err))
+			continue
+		}
+		placements, ret := g.Handle.GetGpuInstancePossiblePlacements(&info)
+		if ret != nvml.SUCCESS {
+			problems = append(problems, fmt.Errorf("asking where profile %s may be placed: %w", name, ret))
+			continue
+		}
+		p := Profile{
+			Name: name.String(), Number: number, ID: int(info.Id), MaxInstances: int(info.InstanceCount), Slices: int(info.SliceCount),
+			MemoryBytes: info.MemorySizeMB << 20, Multiprocessors: int(info.MultiprocessorCount), CopyEngines: int(info.CopyEngineCount),
+			Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount), JPEGEngines: int(info.JpegCount), OFAEngines: int(info.OfaCount),
+		}
+		for _, where := range placements {
+			p.Placements = append(p.Placements, Placement{Start: int(where.Start), Size: int(where.Size)})
+			m.MemorySlices = max(m.MemorySlices, int(where.Start+where.Size))
+		}
+		slices.SortFunc(p.Placements, func(a, b Placement) int { return cmp.Compare(a.Start, b.Start) })
+		m.Profiles = append(m.Profiles, p)
+	}
+	return m, errors.Join(problems...)
+}

@@ -1,0 +1,178 @@
+package infiniband
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gpufabric.io/drivers/hardware/internal/sysfile"
+	"gpufabric.io/drivers/hardware/pci"
+)
+
+// FS is a sysfs tree.
+type FS struct{ root string }
+
+// NewFS makes an FS of the tree at root, which is /sys on a real node.
+func NewFS(root string) FS { return FS{root: root} }
+
+// Devices is what one scan found.
+type Devices struct {
+	Devices []Device  // by name
+	Skipped []Skipped // devices left out because their entries could not be read or understood
+}
+
+// Skipped is a device that was left out of a scan.
+type Skipped struct {
+	Name   string      // the entry's name in /sys/class/infiniband
+	PCI    pci.Address // its PCI function, where its link could be read
+	Reason error
+}
+
+// Scan reads all RDMA devices. A device with an unreadable or garbled attribute is left out with a reason and the others are returned. A node
+// whose kernel has no RDMA (no ib_core, so no class infiniband) has none; the error is for a tree that cannot be read at all.
+func (f FS) Scan(ctx context.Context) (*Devices, error) {
+	names, err := sysfile.Names(filepath.Join(f.root, "class/infiniband"))
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(f.root); err != nil {
+			return nil, fmt.Errorf("list RDMA devices: %w (the sysfs tree is set by --sysfs-root)", err)
+		}
+		return &Devices{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list RDMA devices: %w", err)
+	}
+	chars, err := f.charDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]Device, len(names))
+	failures := make([]error, len(names))
+	err = sysfile.Each(ctx, len(names), func(dir *sysfile.Dir, i int) {
+		devices[i].Name = names[i]
+		failures[i] = f.read(dir, &devices[i], chars)
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := &Devices{}
+	for i, failure := range failures {
+		if failure != nil {
+			found.Skipped = append(found.Skipped, Skipped{Name: names[i], PCI: devices[i].PCI, Reason: failure})
+			continue
+		}
+		found.Devices = append(found.Devices, devices[i])
+	}
+	slices.SortFunc(found.Devices, func(a, b Device) int { return compareNames(a.Name, b.Name) })
+	return found, nil
+}
+
+// read fills in the device of which only the name is known.
+func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
+	target, err := os.Readlink(filepath.Join(f.root, "class/infiniband", d.Name))
+	if err != nil {
+		return err
+	}
+	d.Path = filepath.Join("class/infiniband", target)
+	parent := filepath.Dir(filepath.Dir(d.Path)) // .../<function>/infiniband/<name>
+	if address, err := pci.ParseAddress(filepath.Base(parent)); err == nil {
+		d.PCI = address
+	}
+	path := filepath.Join(f.root, d.Path)
+	if err := dir.Reopen(path); err != nil {
+		return err
+	}
+	if _, d.NodeType, err = number(dir, "node_type"); err != nil {
+		return err
+	}
+	if d.NodeGUID, err = guid(dir, "node_guid"); err != nil {
+		return err
+	}
+	if d.SysImageGUID, err = sysfile.Optional(guid(dir, "sys_image_guid")); err != nil {
+		return err
+	}
+	for _, field := range []struct {
+		name  string
+		value *string
+	}{
+		{"node_desc", &d.Description},
+		{"fw_ver", &d.Firmware},
+		{"hca_type", &d.HCAType},
+		{"board_id", &d.BoardID},
+	} {
+		if *field.value, err = sysfile.Optional(dir.Text(field.name)); err != nil {
+			return err
+		}
+	}
+	d.Verbs = chars.verbs[d.Name]
+	ports, err := dir.Names("ports")
+	if err != nil {
+		return err
+	}
+	for _, name := range ports {
+		port, err := readPort(dir, filepath.Join(path, "ports", name))
+		if err != nil {
+			return err
+		}
+		port.UMAD, port.ISSM = chars.mad(d.Name, port.Number)
+		d.Ports = append(d.Ports, port)
+	}
+	if len(d.Ports) == 0 {
+		return fmt.Errorf("%s has no ports", filepath.Join(path, "ports"))
+	}
+	slices.SortFunc(d.Ports, func(a, b Port) int { return cmp.Compare(a.Number, b.Number) })
+	return f.attachNets(dir, filepath.Join(f.root, parent), d)
+}
+
+func readPort(dir *sysfile.Dir, path string) (Port, error) {
+	if err := dir.Reopen(path); err != nil {
+		return Port{}, err
+	}
+	n, err := strconv.ParseUint(filepath.Base(path), 10, 8)
+	if err != nil || n == 0 {
+		return Port{}, fmt.Errorf("%s: ports are numbered from 1 to 255: %w", path, sysfile.ErrInvalid)
+	}
+	p := Port{Number: int(n)}
+	status, err := readStatus(dir)
+	if err != nil {
+		return Port{}, err
+	}
+	p.State, p.PhysState = status.State, status.PhysState
+	if p.LinkLayer, err = linkLayer(dir); err != nil {
+		return Port{}, err
+	}
+	if p.Rate, p.RateText, err = rate(dir); err != nil {
+		return Port{}, err
+	}
+	lid, err := sysfile.Optional(dir.Hex("lid", 32))
+	if err != nil {
+		return Port{}, err
+	}
+	smLID, err := sysfile.Optional(dir.Hex("sm_lid", 32))
+	if err != nil {
+		return Port{}, err
+	}
+	p.LID, p.SMLID = uint32(lid), uint32(smLID)
+	if p.GID0, err = sysfile.Optional(groups(dir, "gids/0", 8, "a GID of eight groups of four hexadecimal digits")); err != nil {
+		return Port{}, err
+	}
+	if len(p.GID0) == 39 {
+		p.GUID = p.GID0[20:]
+	}
+	return p, nil
+}
+
+// compareNames orders mlx5_2 before mlx5_10.
+func compareNames(a, b string) int {
+	i, j := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
+	if i == j && len(a) != len(b) {
+		return cmp.Compare(len(a), len(b))
+	}
+	return cmp.Compare(a, b)
+}

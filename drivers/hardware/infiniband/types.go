@@ -1,0 +1,123 @@
+// Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their network devices.
+//
+// It is for every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not for InfiniBand links alone; the name is sysfs's.
+package infiniband
+
+import "gpufabric.io/drivers/hardware/pci"
+
+// Device is an RDMA device. Paths in the comments are relative to /sys/class/infiniband/<Name>/.
+type Device struct {
+	Name string      // the entry's name: mlx5_0
+	Path string      // the entry's target under the sysfs root: devices/pci0000:3a/.../0000:3b:00.0/infiniband/mlx5_0
+	PCI  pci.Address // the PCI function it belongs to, from Path; empty: a software device (rxe, siw)
+
+	NodeType     string // node_type without its number: CA, RNIC, unspecified
+	NodeGUID     string // node_guid: xxxx:xxxx:xxxx:xxxx
+	SysImageGUID string // sys_image_guid: the same for all functions of one card
+	Description  string // node_desc
+	Firmware     string // fw_ver
+	HCAType      string // hca_type: MT4129 is a ConnectX-7; EFA and others have none
+	BoardID      string // board_id: the PSID, which names the card model and vendor
+
+	Ports []Port // ports/N, by number
+
+	Verbs CharDevice // uverbsN of class infiniband_verbs whose ibdev is this device; without it no program can open the device
+}
+
+// Port is one port of an RDMA device. Paths are relative to /sys/class/infiniband/<device>/ports/<Number>/.
+type Port struct {
+	Number    int       // the directory's name; ports count from 1
+	State     PortState // state
+	PhysState PhysState // phys_state
+	LinkLayer LinkLayer // link_layer
+	Rate      float64   // rate, in Gb/s, as negotiated now; 0 where the driver gives none
+	RateText  string    // rate as written: 400 Gb/sec (4X NDR)
+	LID       uint32    // lid; 0 on Ethernet
+	SMLID     uint32    // sm_lid: the subnet manager's LID; 0 on Ethernet
+	GID0      string    // gids/0: eight groups of four hexadecimal digits; empty where there is none
+	GUID      string    // the second half of GID0, which on InfiniBand is the port's GUID
+
+	UMAD CharDevice // umadN of class infiniband_mad for this device and port; devices without management datagrams (EFA, iWARP) have none
+	ISSM CharDevice // issmN of class infiniband_mad; only InfiniBand ports have one
+
+	Nets []Net // the network devices on this port, by name
+}
+
+// CharDevice is a character device of an RDMA device. The zero value means that there is none.
+type CharDevice struct {
+	Name         string // the entry's name, which is also its name under /dev/infiniband: uverbs0
+	Major, Minor uint32 // dev, as in 231:192
+}
+
+// Net is a network device. Paths are relative to /sys/class/net/<Name>/.
+type Net struct {
+	Name      string // the entry's name
+	Index     int    // ifindex
+	Type      int    // type: TypeEthernet or TypeInfiniBand (ARPHRD numbers)
+	Address   string // address: 6 octets on Ethernet, 20 on IPoIB, whose last 8 are the port's GUID
+	MTU       int    // mtu, in bytes
+	OperState string // operstate: up, down, dormant, unknown
+	Carrier   bool   // carrier is 1; false while the interface is administratively down, when the file cannot be read
+	Speed     int    // speed, in Mb/s; 0: unknown
+	DevPort   int    // dev_port: the port of its device that it is on, counted from 0
+}
+
+// Hardware types of network devices.
+const (
+	TypeEthernet   = 1
+	TypeInfiniBand = 32
+)
+
+// LinkLayer is what runs below the transport on a port.
+type LinkLayer string
+
+// The link layers that the kernel names.
+const (
+	InfiniBand  LinkLayer = "InfiniBand"
+	Ethernet    LinkLayer = "Ethernet"
+	Unspecified LinkLayer = "Unspecified" // EFA, for one
+)
+
+// PortState is a port's logical state, by its number in the InfiniBand architecture.
+type PortState uint8
+
+// Port states.
+const (
+	PortNop PortState = iota
+	PortDown
+	PortInit
+	PortArmed
+	PortActive
+	PortActiveDefer
+)
+
+// String returns the state as the kernel writes it.
+func (s PortState) String() string {
+	return name(uint8(s), "NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
+}
+
+// PhysState is the state of a port's physical link, by its number in the InfiniBand architecture.
+type PhysState uint8
+
+// Physical states.
+const (
+	PhysSleep PhysState = iota + 1
+	PhysPolling
+	PhysDisabled
+	PhysTraining
+	PhysLinkUp
+	PhysErrorRecovery
+	PhysTest
+)
+
+// String returns the state as the kernel writes it.
+func (s PhysState) String() string {
+	return name(uint8(s), "<unknown>", "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test")
+}
+
+func name(number uint8, names ...string) string {
+	if int(number) < len(names) {
+		return names[number]
+	}
+	return "<unknown>"
+}

@@ -1,0 +1,151 @@
+// Package pci reads the PCI functions of a node from a sysfs tree: what they are, which driver has them, where they sit (NUMA node, PCIe root
+// and switch) and which virtual functions belong to which physical one.
+package pci
+
+import (
+	"fmt"
+	"strings"
+
+	"gpufabric.io/drivers/hardware/internal/sysfile"
+)
+
+// NUMAUnknown is the NUMA node of a function for which the firmware names none.
+const NUMAUnknown = -1
+
+// Class is a PCI class code: base class, subclass and programming interface, 24 bits.
+type Class uint32
+
+// Network reports whether the class is a network controller (base class 02: Ethernet 0200, InfiniBand 0207 and others).
+func (c Class) Network() bool { return c>>16 == 0x02 }
+
+// Bridge reports whether the class is a PCI-to-PCI bridge: a root port or a switch port.
+func (c Class) Bridge() bool { return c>>8 == 0x0604 }
+
+// Function is one PCI function. Paths in the comments are relative to /sys/bus/pci/devices/<Address>/.
+type Function struct {
+	Address Address // the entry's name
+	Path    string  // the entry's target under the sysfs root: devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0
+
+	Vendor          uint16 // vendor
+	Device          uint16 // device
+	SubsystemVendor uint16 // subsystem_vendor
+	SubsystemDevice uint16 // subsystem_device
+	Class           Class  // class
+	Driver          string // driver (a link); empty: no driver has the function
+	NUMANode        int    // numa_node; NUMAUnknown where the kernel or the firmware knows none
+	LocalCPUs       string // local_cpulist, as in 0-47,96-143
+
+	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
+	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
+	// Switch is the upstream port of the PCIe switch that the function shares with other cards; empty: it sits on a root port of its own.
+	Switch Address
+
+	PhysicalFunction Address // physfn (a link); empty: this is no virtual function
+	VirtualIndex     int     // N of the physical function's virtfnN link to this function; -1: this is no virtual function
+	TotalVFs         int     // sriov_totalvfs: what the device could have
+	NumVFs           int     // sriov_numvfs: what it has now
+}
+
+// Virtual reports whether f is an SR-IOV virtual function.
+func (f *Function) Virtual() bool { return f.PhysicalFunction != "" }
+
+// position is what a function's place in the device tree says, without reading any of its attributes.
+type position struct {
+	address Address
+	path    string
+	root    string
+	bridges []Address
+}
+
+// parsePosition takes the target of /sys/bus/pci/devices/<name>: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
+func parsePosition(name, target string) (position, error) {
+	address, err := ParseAddress(name)
+	if err != nil {
+		return position{}, err
+	}
+	path := target
+	for strings.HasPrefix(path, "../") {
+		path = path[len("../"):]
+	}
+	p := position{address: address, path: path}
+	elements := strings.Split(path, "/")
+	if elements[len(elements)-1] != name {
+		return position{}, fmt.Errorf("its link leads to %q, which ends in another name", target)
+	}
+	for _, element := range elements[:len(elements)-1] {
+		// A platform device (an Arm server's or a virtual machine's host bridge) may stand before the root complex.
+		switch {
+		case strings.HasPrefix(element, "pci") && p.root == "":
+			p.root = element
+		case p.root != "":
+			bridge, err := ParseAddress(element)
+			if err != nil {
+				return position{}, fmt.Errorf("its link leads to %q, where %q is not a PCI address", target, element)
+			}
+			p.bridges = append(p.bridges, bridge)
+		}
+	}
+	if p.root == "" {
+		return position{}, fmt.Errorf("its link leads to %q, where no element names a root complex (pciDDDD:BB)", target)
+	}
+	return p, nil
+}
+
+// read fills in the attributes of the function at p. The class is known already.
+func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
+	f := Function{Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges, Class: class, VirtualIndex: -1}
+	for _, field := range []struct {
+		name     string
+		value    *uint16
+		required bool
+	}{
+		{"vendor", &f.Vendor, true},
+		{"device", &f.Device, true},
+		{"subsystem_vendor", &f.SubsystemVendor, false},
+		{"subsystem_device", &f.SubsystemDevice, false},
+	} {
+		v, err := dir.Hex(field.name, 16)
+		if !field.required {
+			v, err = sysfile.Optional(v, err)
+		}
+		if err != nil {
+			return Function{}, err
+		}
+		*field.value = uint16(v)
+	}
+	var err error
+	if f.NUMANode, err = numaNode(dir); err != nil {
+		return Function{}, err
+	}
+	if f.LocalCPUs, err = sysfile.Optional(dir.Text("local_cpulist")); err != nil {
+		return Function{}, err
+	}
+	if f.Driver, err = sysfile.Optional(dir.Link("driver")); err != nil {
+		return Function{}, err
+	}
+	physical, err := sysfile.Optional(dir.Link("physfn"))
+	if err != nil {
+		return Function{}, err
+	}
+	f.PhysicalFunction = Address(physical)
+	if f.Virtual() {
+		return f, nil
+	}
+	if f.TotalVFs, err = sysfile.Optional(dir.Int("sriov_totalvfs")); err != nil || f.TotalVFs == 0 {
+		return f, err
+	}
+	f.NumVFs, err = sysfile.Optional(dir.Int("sriov_numvfs"))
+	return f, err
+}
+
+func numaNode(dir *sysfile.Dir) (int, error) {
+	text, err := sysfile.Optional(dir.Text("numa_node"))
+	if err != nil || text == "" {
+		return NUMAUnknown, err
+	}
+	node, err := dir.ParseInt("numa_node", text)
+	if err != nil {
+		return 0, err
+	}
+	return max(node, NUMAUnknown), nil
+}

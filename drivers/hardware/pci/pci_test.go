@@ -1,0 +1,226 @@
+package pci_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/hardware/sysfstest"
+)
+
+func scan(t *testing.T, tree *sysfstest.Tree, want func(pci.Class) bool) *pci.Bus {
+	t.Helper()
+	bus, err := pci.NewFS(tree.Sys).Scan(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bus
+}
+
+func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
+	tree := sysfstest.New(t)
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", TotalVFs: 8})
+	bus := scan(t, tree, nil)
+	want := []pci.Function{{
+		Address: "0000:3b:00.0", Path: "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
+		Vendor: 0x15b3, Device: 0x1021, SubsystemVendor: 0x15b3, SubsystemDevice: 0x41, Class: 0x020000, Driver: "mlx5_core",
+		NUMANode: 1, LocalCPUs: "0-47", Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, VirtualIndex: -1, TotalVFs: 8,
+	}}
+	if diff := cmp.Diff(want, bus.Functions); diff != "" {
+		t.Error(diff)
+	}
+	if len(bus.Skipped) > 0 {
+		t.Errorf("skipped %v", bus.Skipped)
+	}
+}
+
+func TestVirtualFunctionsKnowTheirPhysicalFunctionAndIndex(t *testing.T) {
+	tree := sysfstest.New(t)
+	physical := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", TotalVFs: 8, VFs: 2})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.2", PhysFn: physical, VirtIndex: 1})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.1", PhysFn: physical, VirtIndex: 0})
+	bus := scan(t, tree, nil)
+	for i, address := range []pci.Address{"0000:3b:00.1", "0000:3b:00.2"} {
+		f := bus.Function(address)
+		if f == nil || !f.Virtual() || f.PhysicalFunction != "0000:3b:00.0" || f.VirtualIndex != i {
+			t.Errorf("%s: %+v", address, f)
+		}
+	}
+	if bus.Function("0000:00:00.0") != nil {
+		t.Error("found a function that is not there")
+	}
+}
+
+func TestTheSwitchIsTheOneSharedWithOtherCards(t *testing.T) {
+	const downstream = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:%02x.0"
+	for _, test := range []struct {
+		name    string
+		parents map[string]string // address -> parent
+		want    map[pci.Address]pci.Address
+	}{
+		{
+			"a NIC and a GPU below one switch share it",
+			map[string]string{"0000:18:00.0": fmt.Sprintf(downstream, 0), "0000:19:00.0": fmt.Sprintf(downstream, 1)},
+			map[pci.Address]pci.Address{"0000:18:00.0": "0000:16:00.0", "0000:19:00.0": "0000:16:00.0"},
+		},
+		{
+			"a function on a root port has no switch",
+			map[string]string{"0000:3b:00.0": "pci0000:3a/0000:3a:00.0"},
+			map[pci.Address]pci.Address{"0000:3b:00.0": ""},
+		},
+		{
+			"a card with a switch of its own counts as below the switch that it shares",
+			map[string]string{"0000:18:00.0": fmt.Sprintf(downstream, 0), "0000:1c:00.0": fmt.Sprintf(downstream, 1) + "/0000:1a:00.0/0000:1b:00.0"},
+			map[pci.Address]pci.Address{"0000:18:00.0": "0000:16:00.0", "0000:1c:00.0": "0000:16:00.0"},
+		},
+		{
+			"a card alone behind its own switch keeps that one",
+			map[string]string{"0000:18:00.0": fmt.Sprintf(downstream, 0)},
+			map[pci.Address]pci.Address{"0000:18:00.0": "0000:16:00.0"},
+		},
+		{
+			"of two cascaded switches the nearer shared one counts",
+			map[string]string{
+				"0000:1c:00.0": fmt.Sprintf(downstream, 0) + "/0000:1a:00.0/0000:1b:00.0",
+				"0000:1d:00.0": fmt.Sprintf(downstream, 0) + "/0000:1a:00.0/0000:1b:01.0",
+				"0000:20:00.0": fmt.Sprintf(downstream, 1),
+			},
+			map[pci.Address]pci.Address{"0000:1c:00.0": "0000:1a:00.0", "0000:1d:00.0": "0000:1a:00.0", "0000:20:00.0": "0000:16:00.0"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tree := sysfstest.New(t)
+			for address, parent := range test.parents {
+				tree.AddFunction(sysfstest.Function{Parent: parent, Address: address})
+			}
+			bus := scan(t, tree, nil)
+			got := map[pci.Address]pci.Address{}
+			for _, f := range bus.Functions {
+				got[f.Address] = f.Switch
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestOnlyTheClassesAskedForAreReturned(t *testing.T) {
+	tree := sysfstest.New(t)
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", Class: "0x020700"})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.1", Class: "0x030200"})
+	bus := scan(t, tree, pci.Class.Network)
+	if len(bus.Functions) != 1 || bus.Functions[0].Address != "0000:3b:00.0" {
+		t.Errorf("got %+v", bus.Functions)
+	}
+}
+
+func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
+	const path = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+	for _, test := range []struct {
+		name   string
+		damage func(*sysfstest.Tree)
+		reason string // empty: the function stays
+	}{
+		{"garbage in vendor", func(t *sysfstest.Tree) { t.Write(path+"/vendor", "0xzz") }, "vendor"},
+		{"vendor of more than 16 bits", func(t *sysfstest.Tree) { t.Write(path+"/vendor", "0x115b3") }, "vendor"},
+		{"an empty device file", func(t *sysfstest.Tree) { t.Write(path+"/device", "") }, "device"},
+		{"no class", func(t *sysfstest.Tree) { t.Remove(path + "/class") }, "class"},
+		{"no vendor", func(t *sysfstest.Tree) { t.Remove(path + "/vendor") }, "vendor"},
+		{"binary in class", func(t *sysfstest.Tree) { t.Write(path+"/class", "\x00\x01\xff") }, "class"},
+		{"garbage in numa_node", func(t *sysfstest.Tree) { t.Write(path+"/numa_node", "one") }, "numa_node"},
+		{"no directory behind the link", func(t *sysfstest.Tree) { t.Remove(path) }, "no such file"},
+		{"an attribute that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/vendor"); t.Write(path+"/vendor/x", "") }, "vendor"},
+		{"no numa_node, as on a kernel without NUMA", func(t *sysfstest.Tree) { t.Remove(path + "/numa_node") }, ""},
+		{"no driver", func(t *sysfstest.Tree) { t.Remove(path + "/driver") }, ""},
+		{"no subsystem", func(t *sysfstest.Tree) { t.Remove(path + "/subsystem_vendor"); t.Remove(path + "/subsystem_device") }, ""},
+		{"fewer virtual functions than sriov_numvfs says", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "4") }, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tree := sysfstest.New(t)
+			tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"})
+			tree.AddFunction(sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"})
+			test.damage(tree)
+			bus := scan(t, tree, nil)
+			if bus.Function("0000:5e:00.0") == nil {
+				t.Error("the undamaged function is gone")
+			}
+			if test.reason == "" {
+				if len(bus.Skipped) > 0 || bus.Function("0000:3b:00.0") == nil {
+					t.Errorf("skipped %v", bus.Skipped)
+				}
+				return
+			}
+			if len(bus.Skipped) != 1 || bus.Skipped[0].Name != "0000:3b:00.0" || !strings.Contains(bus.Skipped[0].Reason.Error(), test.reason) {
+				t.Errorf("skipped %v, want 0000:3b:00.0 for a reason that mentions %q", bus.Skipped, test.reason)
+			}
+		})
+	}
+}
+
+func TestATreeThatIsNotSysfsIsAnErrorThatNamesTheFlag(t *testing.T) {
+	_, err := pci.NewFS(t.TempDir()).Scan(t.Context(), nil)
+	if err == nil || !strings.Contains(err.Error(), "--sysfs-root") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for text, want := range map[string]pci.Address{
+		"0000:3b:00.0":     "0000:3b:00.0",
+		"0000:3B:1F.7":     "0000:3b:1f.7",
+		"3b:00.1":          "0000:3b:00.1",
+		"10000:e1:00.0":    "10000:e1:00.0",
+		"0000:3b:20.0":     "", // 5 bits of device
+		"0000:3b:00.8":     "", // 3 bits of function
+		"0000:3b:00":       "",
+		"0000-3b:00.0":     "",
+		"0000:3b:00.0 ":    "",
+		"000000000:3b:0.0": "",
+		"0000:+b:00.0":     "",
+		"":                 "",
+	} {
+		got, err := pci.ParseAddress(text)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v", text, got, err)
+		}
+	}
+}
+
+func FuzzAttributesNeverStopAScan(f *testing.F) {
+	f.Add("vendor", []byte("0x15b3\n"))
+	f.Add("numa_node", []byte("-1\n"))
+	f.Add("class", []byte{0xff, 0x00})
+	f.Fuzz(func(t *testing.T, attribute string, content []byte) {
+		if attribute == "" || strings.ContainsAny(attribute, "/\x00") || len(attribute) > 100 || strings.Trim(attribute, ".") == "" {
+			t.Skip("not a file name")
+		}
+		tree := sysfstest.New(t)
+		path := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"})
+		tree.AddFunction(sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"})
+		tree.Remove(path + "/" + attribute)
+		tree.Write(path+"/"+attribute, string(content))
+		bus, err := pci.NewFS(tree.Sys).Scan(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bus.Function("0000:5e:00.0") == nil || len(bus.Functions)+len(bus.Skipped) != 2 {
+			t.Errorf("functions %v, skipped %v", bus.Functions, bus.Skipped)
+		}
+	})
+}
+
+func TestScanStopsWithItsContext(t *testing.T) {
+	tree := sysfstest.New(t)
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := pci.NewFS(tree.Sys).Scan(ctx, nil); !errors.Is(err, ctx.Err()) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,120 @@
+package pci
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gpufabric.io/drivers/hardware/internal/sysfile"
+)
+
+// FS is a sysfs tree.
+type FS struct{ root string }
+
+// NewFS makes an FS of the tree at root, which is /sys on a real node.
+func NewFS(root string) FS { return FS{root: root} }
+
+// Bus is what one scan of the PCI bus found.
+type Bus struct {
+	Functions []Function // the functions asked for, by address
+	Skipped   []Skipped  // functions left out because their entries could not be read or understood, by name
+}
+
+// Skipped is a function that was left out of a scan.
+type Skipped struct {
+	Name   string // the entry's name in /sys/bus/pci/devices
+	Reason error
+}
+
+// Function returns the function at address, or nil.
+func (b *Bus) Function(address Address) *Function {
+	i, ok := slices.BinarySearchFunc(b.Functions, address, func(f Function, a Address) int { return strings.Compare(string(f.Address), string(a)) })
+	if !ok {
+		return nil
+	}
+	return &b.Functions[i]
+}
+
+// Scan reads the functions whose class want accepts; nil accepts all. A function with an unreadable or garbled attribute is left out with a
+// reason and the others are returned; the error is for a bus that cannot be listed at all. A machine without PCI has an empty bus.
+func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
+	const devices = "bus/pci/devices"
+	names, err := sysfile.Names(filepath.Join(f.root, devices))
+	if err != nil {
+		return nil, fmt.Errorf("list PCI functions: %w (is %s a sysfs tree? it is set by --sysfs-root)", err, f.root)
+	}
+	type result struct {
+		position position
+		function *Function
+		err      error
+	}
+	results := make([]result, len(names))
+	err = sysfile.Each(ctx, len(names), func(dir *sysfile.Dir, i int) {
+		r := &results[i]
+		target, err := os.Readlink(filepath.Join(f.root, devices, names[i]))
+		if err != nil {
+			r.err = err
+			return
+		}
+		if r.position, r.err = parsePosition(names[i], target); r.err != nil {
+			return
+		}
+		if r.err = dir.Reopen(filepath.Join(f.root, r.position.path)); r.err != nil {
+			return
+		}
+		class, err := dir.Hex("class", 24)
+		if err != nil {
+			r.err = err
+			return
+		}
+		if want != nil && !want(Class(class)) {
+			return
+		}
+		function, err := read(dir, r.position, Class(class))
+		if err != nil {
+			r.err = err
+			return
+		}
+		r.function = &function
+	})
+	if err != nil {
+		return nil, err
+	}
+	bus := &Bus{}
+	switches := make(switchCount)
+	for i := range results {
+		switches.add(results[i].position)
+	}
+	for i := range results {
+		switch r := &results[i]; {
+		case r.err != nil:
+			bus.Skipped = append(bus.Skipped, Skipped{Name: names[i], Reason: r.err})
+		case r.function != nil:
+			r.function.Switch = switches.of(r.function.Bridges)
+			bus.Functions = append(bus.Functions, *r.function)
+		}
+	}
+	slices.SortFunc(bus.Functions, func(a, b Function) int { return strings.Compare(string(a.Address), string(b.Address)) })
+	f.numberVirtual(bus)
+	return bus, nil
+}
+
+// numberVirtual finds the index of each virtual function among its physical function's virtfnN links.
+func (f FS) numberVirtual(bus *Bus) {
+	for i := range bus.Functions {
+		physical := &bus.Functions[i]
+		for n := range physical.NumVFs {
+			target, err := os.Readlink(filepath.Join(f.root, physical.Path, "virtfn"+strconv.Itoa(n)))
+			if err != nil {
+				continue // The function is going away, or the tree has fewer links than sriov_numvfs says: no index then.
+			}
+			if virtual := bus.Function(Address(filepath.Base(target))); virtual != nil && virtual.PhysicalFunction == physical.Address {
+				virtual.VirtualIndex = n
+			}
+		}
+	}
+}

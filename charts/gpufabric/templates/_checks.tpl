@@ -1,0 +1,98 @@
+{{- define "gpufabric.check.server" -}}
+{{- if semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail (printf "gpufabric needs Kubernetes 1.36 or later, whose resource.k8s.io/v1 carries everything it publishes; this server is %s: upgrade the cluster first" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- if not (.Capabilities.APIVersions.Has "resource.k8s.io/v1") }}
+{{- fail "gpufabric needs the API resource.k8s.io/v1, which this server does not serve: remove it from the API server's --runtime-config, or the gate DynamicResourceAllocation=false" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpufabric.check.values" -}}
+{{- if not (or .Values.computeDomains.enabled .Values.gpus.enabled .Values.rdma.enabled .Values.vgpu.enabled) }}
+{{- fail "nothing is enabled: set at least one of computeDomains.enabled, gpus.enabled, rdma.enabled, vgpu.enabled to true" }}
+{{- end }}
+{{- if and .Values.vgpu.enabled (not .Values.gpus.enabled) }}
+{{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
+{{- end }}
+{{- end }}
+
+{{/* One installation a cluster: driver names, DeviceClasses and CRDs are the cluster's. */}}
+{{- define "gpufabric.check.installed" -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- if eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric" }}
+{{- $owner := dig "app.kubernetes.io/instance" "" $labels }}
+{{- $component := dig "app.kubernetes.io/component" "" $labels }}
+{{- if and (hasSuffix "-plugin" $component) (or (ne $owner $.Release.Name) (ne .metadata.namespace $.Release.Namespace)) }}
+{{- fail (printf "gpufabric is installed already, as release %q in namespace %q, and its drivers and CRDs serve the whole cluster: upgrade that release, or uninstall it first" $owner .metadata.namespace) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What another owner has already put where ours would go. Helm would stop at the first, and drivers it would not see. */}}
+{{- define "gpufabric.check.foreign" -}}
+{{- $found := list }}
+{{- if .Values.crds.install }}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
+{{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
+{{- if and $live (ne (include "gpufabric.isOurs" (dict "root" $ "object" $live)) "true") }}
+{{- $found = append $found (printf "CustomResourceDefinition %s" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range (include "gpufabric.deviceClassNames" . | fromJsonArray) }}
+{{- $live := lookup "resource.k8s.io/v1" "DeviceClass" "" . }}
+{{- if and $live (ne (include "gpufabric.isOurs" (dict "root" $ "object" $live)) "true") }}
+{{- $found = append $found (printf "DeviceClass %s" .) }}
+{{- end }}
+{{- end }}
+{{- $rivals := include "gpufabric.rivals" . | fromJsonArray }}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- $one := . }}
+{{- $images := list }}
+{{- range .spec.template.spec.containers }}{{ $images = append $images .image }}{{ end }}
+{{- range $rivals }}
+{{- if or (hasPrefix . $one.metadata.name) (contains . (join " " $images)) }}
+{{- $found = append $found (printf "DaemonSet %s/%s" $one.metadata.namespace $one.metadata.name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $found | uniq }}
+{{- fail (printf "another owner already serves what gpufabric would: %s. Uninstall that first (two drivers would hand out the same devices); to install in spite of it set takeOver=true, with Helm's --take-ownership where CRDs or DeviceClasses are named" (join ", " .)) }}
+{{- end }}
+{{- end }}
+
+{{- define "gpufabric.isOurs" -}}
+{{- $labels := .object.metadata.labels | default dict }}
+{{- $annotations := .object.metadata.annotations | default dict }}
+{{- $thisRelease := and (eq (dig "meta.helm.sh/release-name" "" $annotations) .root.Release.Name) (eq (dig "meta.helm.sh/release-namespace" "" $annotations) .root.Release.Namespace) }}
+{{- or (eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric") $thisRelease }}
+{{- end }}
+
+{{- define "gpufabric.deviceClassNames" -}}
+{{- $names := list }}
+{{- if .Values.computeDomains.enabled }}
+{{- $names = concat $names (list "compute-domain-daemon.nvidia.com" "compute-domain-default-channel.nvidia.com") }}
+{{- end }}
+{{- if .Values.gpus.enabled }}
+{{- $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}
+{{- end }}
+{{- $names | toJson }}
+{{- end }}
+
+{{/* Name prefixes and image names of DaemonSets that hand out the same devices. */}}
+{{- define "gpufabric.rivals" -}}
+{{- $rivals := list "nvidia-dra-driver-" "k8s-dra-driver-gpu" "dra-driver-nvidia-gpu" }}
+{{- if .Values.gpus.enabled }}
+{{- $rivals = concat $rivals (list "nvidia-device-plugin" "k8s-device-plugin") }}
+{{- end }}
+{{- if .Values.rdma.enabled }}
+{{- $rivals = concat $rivals (list "rdma-shared-dp" "k8s-rdma-shared-dev-plugin") }}
+{{- end }}
+{{- if .Values.vgpu.enabled }}
+{{- $rivals = concat $rivals (list "volcano-device-plugin" "volcano-vgpu-device-plugin" "hami-device-plugin") }}
+{{- end }}
+{{- $rivals | toJson }}
+{{- end }}

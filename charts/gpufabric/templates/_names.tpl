@@ -1,0 +1,25 @@
+{{/* Labels of every object. part-of is how the chart knows its own objects again, whatever the release was called. */}}
+{{- define "gpufabric.labels" -}}
+app.kubernetes.io/name: gpufabric
+app.kubernetes.io/part-of: gpufabric
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels that select one role's pods. Called with (dict "root" $ "role" "controller"). */}}
+{{- define "gpufabric.selector" -}}
+app.kubernetes.io/name: gpufabric
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end }}
+
+{{- define "gpufabric.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Username of a role's service account, as the API server sees it. */}}
+{{- define "gpufabric.username" -}}
+system:serviceaccount:{{ .root.Release.Namespace }}:gpufabric-{{ .role }}
+{{- end }}

@@ -1,0 +1,136 @@
+{{/*
+A node plugin's DaemonSet. Called with (dict "root" $ "role" "compute-domain-plugin" "values" .Values.computeDomains.plugin
+"kubelet" (list "plugins" "plugins_registry")), kubelet being the directories under the kubelet's root it speaks through.
+*/}}
+{{- define "gpufabric.nodePlugin" }}
+{{- $values := .root.Values }}
+{{- $hardware := include "gpufabric.hardwareMounts" .root | fromJsonArray }}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: gpufabric-{{ .role }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "gpufabric.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "gpufabric.selector" . | nindent 6 }}
+  updateStrategy:
+    rollingUpdate:
+      maxUnavailable: {{ $values.nodePlugins.maxUnavailable }}
+  template:
+    metadata:
+      labels:
+        {{- include "gpufabric.labels" .root | nindent 8 }}
+        app.kubernetes.io/component: {{ .role }}
+      annotations:
+        kubectl.kubernetes.io/default-container: {{ .role }}
+    spec:
+      serviceAccountName: gpufabric-{{ .role }}
+      {{- with $values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      priorityClassName: {{ $values.nodePlugins.priorityClassName }}
+      {{- with $values.nodePlugins.nodeSelector }}
+      nodeSelector:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.nodePlugins.affinity }}
+      affinity:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.nodePlugins.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: {{ .role }}
+          image: {{ include "gpufabric.image" .root }}
+          imagePullPolicy: {{ $values.image.pullPolicy }}
+          args:
+            - {{ .role }}
+            - --node-name=$(NODE_NAME)
+            {{- include "gpufabric.hardwareFlags" .root | nindent 12 }}
+            - --kubelet-root={{ $values.kubelet.root }}
+            - --cdi-root={{ $values.cdi.root }}
+            - --state-dir={{ $values.stateDir }}
+            {{- if $values.metrics.enabled }}
+            - --metrics-address=:{{ $values.metrics.port }}
+            {{- end }}
+          env:
+            - name: NODE_NAME
+              valueFrom:
+                fieldRef:
+                  fieldPath: spec.nodeName
+            - name: POD_NAMESPACE
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.namespace
+          {{- if $values.metrics.enabled }}
+          ports:
+            - name: metrics
+              containerPort: {{ $values.metrics.port }}
+          {{- end }}
+          resources:
+            {{- toYaml .values.resources | nindent 12 }}
+          securityContext:
+            # Root, because the sockets in the kubelet's directory, the CDI specs and the state are root's.
+            runAsUser: 0
+            runAsGroup: 0
+            readOnlyRootFilesystem: true
+            {{- if $values.hardware.privileged }}
+            # NVML opens /dev/nvidiactl and /dev/nvidia<n>, which the device cgroup denies to any other container.
+            privileged: true
+            {{- else }}
+            privileged: false
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop: [ALL]
+            seccompProfile:
+              type: RuntimeDefault
+            {{- end }}
+          volumeMounts:
+            {{- range .kubelet }}
+            - name: kubelet-{{ . | replace "_" "-" }}
+              mountPath: {{ $values.kubelet.root }}/{{ . }}
+            {{- end }}
+            - name: cdi
+              mountPath: {{ $values.cdi.root }}
+            - name: state
+              mountPath: {{ $values.stateDir }}
+            {{- range $i, $mount := $hardware }}
+            - name: hardware-{{ $i }}
+              mountPath: {{ $mount.inside }}
+              readOnly: {{ not $mount.writable }}
+              # What is mounted on the node later (a driver container's root) has to show up here.
+              mountPropagation: HostToContainer
+            {{- end }}
+      volumes:
+        {{- range .kubelet }}
+        - name: kubelet-{{ . | replace "_" "-" }}
+          hostPath:
+            path: {{ $values.kubelet.root }}/{{ . }}
+            type: DirectoryOrCreate
+        {{- end }}
+        - name: cdi
+          hostPath:
+            path: {{ $values.cdi.root }}
+            type: DirectoryOrCreate
+        - name: state
+          hostPath:
+            path: {{ $values.stateDir }}
+            type: DirectoryOrCreate
+        {{- range $i, $mount := $hardware }}
+        - name: hardware-{{ $i }}
+          hostPath:
+            path: {{ $mount.path }}
+            {{- if $mount.writable }}
+            # Made if it is missing: the plugin waits for what will stand in it, the pod need not.
+            type: DirectoryOrCreate
+            {{- end }}
+        {{- end }}
+{{- end }}

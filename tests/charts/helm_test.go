@@ -1,0 +1,61 @@
+package charts
+
+import (
+	"testing"
+
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/release"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/rest"
+)
+
+// namespace of every release in these tests.
+const namespace = "gpufabric-system"
+
+// helm is Helm's library against one server, as `helm -n gpufabric-system` would run.
+type helm struct {
+	configuration *action.Configuration
+}
+
+func newHelm(t *testing.T, server *rest.Config) *helm {
+	t.Helper()
+	flags := genericclioptions.NewConfigFlags(false)
+	insecure, space := true, namespace
+	flags.APIServer, flags.BearerToken, flags.Insecure, flags.Namespace = &server.Host, &server.BearerToken, &insecure, &space
+	flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
+		config.QPS = -1
+		return config
+	}
+	out := &helm{configuration: &action.Configuration{}}
+	if err := out.configuration.Init(flags, namespace, "secret", t.Logf); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (h *helm) install(name string, loaded *chart.Chart, values map[string]any, options ...func(*action.Install)) (*release.Release, error) {
+	install := action.NewInstall(h.configuration)
+	install.ReleaseName, install.Namespace, install.CreateNamespace = name, namespace, true
+	for _, option := range options {
+		option(install)
+	}
+	return install.Run(loaded, values)
+}
+
+func (h *helm) upgrade(name string, loaded *chart.Chart, values map[string]any) (*release.Release, error) {
+	upgrade := action.NewUpgrade(h.configuration)
+	upgrade.Namespace = namespace
+	return upgrade.Run(name, loaded, values)
+}
+
+func (h *helm) rollback(name string, revision int) error {
+	rollback := action.NewRollback(h.configuration)
+	rollback.Version = revision
+	return rollback.Run(name)
+}
+
+func (h *helm) uninstall(name string) error {
+	_, err := action.NewUninstall(h.configuration).Run(name)
+	return err
+}

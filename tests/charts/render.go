@@ -1,0 +1,109 @@
+// Package charts renders the charts of this repository as Helm does, and checks what comes out against the
+// Kubernetes API's own types.
+package charts
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strings"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/releaseutil"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// Version of Kubernetes that the charts are made for.
+const Version = "v1.36.3"
+
+// Object is one rendered object: its template, its YAML, and the same decoded.
+type Object struct {
+	Template string // path within the chart, as in gpufabric/templates/controller.yaml
+	YAML     string
+	unstructured.Unstructured
+}
+
+// Dir is the directory charts/NAME of this repository, wherever the tests run from.
+func Dir(name string) string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "charts", name)
+}
+
+// Load reads the chart NAME from its directory.
+func Load(name string) (*chart.Chart, error) {
+	loaded, err := loader.LoadDir(Dir(name))
+	if err != nil {
+		return nil, fmt.Errorf("load chart %s: %w", name, err)
+	}
+	return loaded, nil
+}
+
+// ValuesFile reads a values file, given by its path below charts/.
+func ValuesFile(path string) (map[string]any, error) {
+	values, err := chartutil.ReadValuesFile(Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("read values %s: %w", path, err)
+	}
+	return values, nil
+}
+
+// Render renders a chart as release "gpufabric" of namespace "gpufabric-system" against a cluster, in the order of the
+// templates' names. It fails where `helm install` would: values against the schema, the chart's kubeVersion, and what
+// the templates refuse.
+func Render(loaded *chart.Chart, values map[string]any, cluster Cluster) ([]Object, error) {
+	capabilities, err := cluster.capabilities()
+	if err != nil {
+		return nil, err
+	}
+	if wanted := loaded.Metadata.KubeVersion; wanted != "" && !chartutil.IsCompatibleRange(wanted, capabilities.KubeVersion.String()) {
+		return nil, fmt.Errorf("chart %s requires kubeVersion %s, the server is %s", loaded.Name(), wanted, capabilities.KubeVersion)
+	}
+	release := cluster.Release
+	if release == "" {
+		release = "gpufabric"
+	}
+	options := chartutil.ReleaseOptions{Name: release, Namespace: "gpufabric-system", Revision: 1, IsInstall: true}
+	input, err := chartutil.ToRenderValues(loaded, values, options, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.RenderWithClientProvider(loaded, input, cluster)
+	if err != nil {
+		return nil, err
+	}
+	return decode(files)
+}
+
+func decode(files map[string]string) ([]Object, error) {
+	names := make([]string, 0, len(files))
+	for name := range files {
+		if strings.HasSuffix(name, ".yaml") {
+			names = append(names, name)
+		}
+	}
+	sort.Strings(names)
+	var objects []Object
+	for _, name := range names {
+		documents := releaseutil.SplitManifests(files[name])
+		keys := make([]string, 0, len(documents))
+		for key := range documents {
+			keys = append(keys, key)
+		}
+		sort.Sort(releaseutil.BySplitManifestsOrder(keys))
+		for _, key := range keys {
+			object := Object{Template: name, YAML: documents[key]}
+			if err := yaml.UnmarshalStrict([]byte(object.YAML), &object.Object); err != nil {
+				return nil, fmt.Errorf("%s: %w\n%s", name, err, object.YAML)
+			}
+			if len(object.Object) > 0 {
+				objects = append(objects, object)
+			}
+		}
+	}
+	return objects, nil
+}

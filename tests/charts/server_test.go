@@ -1,0 +1,81 @@
+package charts
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+
+	"gpufabric.io/tests/charts/apiserver"
+)
+
+// server gives tests the objects of a running API server by their kinds.
+type server struct {
+	config *rest.Config
+	client dynamic.Interface
+	mapper meta.RESTMapper
+}
+
+func startServer(t *testing.T) *server {
+	t.Helper()
+	return serverAs(t, apiserver.Start(t))
+}
+
+func serverAs(t *testing.T, config *rest.Config) *server {
+	t.Helper()
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	finder, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &server{config: config, client: client, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(finder))}
+}
+
+// resource finds where an object's kind is served.
+func (s *server) resource(t *testing.T, object Object) dynamic.ResourceInterface {
+	t.Helper()
+	kind := object.GroupVersionKind()
+	mapping, err := s.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		t.Fatalf("%s: the server does not serve %s: %v", object.Template, kind, err)
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		return s.client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	}
+	return s.client.Resource(mapping.Resource)
+}
+
+func TestTheServerTakesEveryObjectAsItIsWritten(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
+	}
+	live := startServer(t)
+	ctx := t.Context()
+	space := Object{}
+	space.SetUnstructuredContent(map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}})
+	if _, err := live.resource(t, space).Create(ctx, &space.Unstructured, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, rendering := range renderings(t) {
+		t.Run(rendering.name, func(t *testing.T) {
+			for _, object := range rendering.objects {
+				if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
+					continue // the Prometheus operator's CRD is not here; TestEveryObjectDecodesStrictly names it
+				}
+				// Strict: a field that the API does not know is an error and not a warning.
+				strict := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+				if _, err := live.resource(t, object).Create(ctx, &object.Unstructured, strict); err != nil {
+					t.Errorf("%s: %v\n%s", object.Template, err, object.YAML)
+				}
+			}
+		})
+	}
+}

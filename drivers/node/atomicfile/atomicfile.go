@@ -1,0 +1,154 @@
+// Package atomicfile writes files that are there whole or not at all, whatever moment the process or the machine dies.
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// tempPrefix marks files that were being written. Readers of a directory skip them by their leading dot; Sweep removes them.
+const tempPrefix = ".tmp-"
+
+// Step is a moment in a write at which a crash must leave either the old file or the new one.
+type Step string
+
+// The steps of Write, in order.
+const (
+	StepCreate  Step = "create the temporary file"
+	StepWrite   Step = "write the temporary file"
+	StepSync    Step = "sync the temporary file"
+	StepRename  Step = "rename the temporary file"
+	StepSyncDir Step = "sync the directory"
+)
+
+// Steps lists the steps of Write in order.
+func Steps() []Step { return []Step{StepCreate, StepWrite, StepSync, StepRename, StepSyncDir} }
+
+// Writer writes files whole. The zero value is ready to use.
+type Writer struct {
+	// Before, where set, is called before each step on path; its error ends the write there, as a crash would. Tests set it.
+	Before func(step Step, path string) error
+}
+
+// Write replaces path by data with the given mode, durably: when it returns nil the new content survives a power cut, and when
+// it returns an error path holds either its old content or the new one, whole. The directory must exist.
+func (w Writer) Write(path string, data []byte, mode fs.FileMode) error {
+	if err := w.write(path, data, mode); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
+	dir, name := filepath.Split(path)
+	if err := w.before(StepCreate, path); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(dir, tempPrefix+name+"-")
+	if err != nil {
+		return err
+	}
+	open, renamed := true, false
+	defer func() {
+		if open {
+			err = errors.Join(err, tmp.Close())
+		}
+		// A write that fails in a living process cleans up after itself; after a crash Sweep does.
+		if err != nil && !renamed && !errors.Is(err, errCrash) {
+			err = errors.Join(err, os.Remove(tmp.Name()))
+		}
+	}()
+	if err := w.before(StepWrite, path); err != nil {
+		return err
+	}
+	if err := tmp.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := tmp.Write(data); err != nil {
+		return err
+	}
+	if err := w.before(StepSync, path); err != nil {
+		return err
+	}
+	if err := tmp.Sync(); err != nil {
+		return err
+	}
+	open = false
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	if err := w.before(StepRename, path); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return err
+	}
+	renamed = true
+	if err := w.before(StepSyncDir, path); err != nil {
+		return err
+	}
+	return SyncDir(dir)
+}
+
+// errCrash makes a write end as if the process had died: nothing is cleaned up.
+var errCrash = errors.New("crash")
+
+// Crash returns an error for Before that leaves everything lying as a kill -9 at that step would.
+func Crash() error { return errCrash }
+
+func (w Writer) before(step Step, path string) error {
+	if w.Before == nil {
+		return nil
+	}
+	if err := w.Before(step, path); err != nil {
+		return fmt.Errorf("%s: %w", step, err)
+	}
+	return nil
+}
+
+// Remove removes path durably. A path that is not there is no error.
+func (Writer) Remove(path string) error {
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("remove %s: %w", path, err)
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
+	if dir == "" {
+		dir = "."
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync directory: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Sweep removes what crashed writes of files whose names start with prefix left in dir and returns their names. No writer may be
+// at work on those names. Directories are shared (/var/run/cdi), so nothing else is touched.
+func Sweep(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("sweep unfinished files: %w", err)
+	}
+	var swept []string
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), tempPrefix+prefix) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return swept, fmt.Errorf("sweep unfinished files: %w", err)
+		}
+		swept = append(swept, entry.Name())
+	}
+	return swept, nil
+}

@@ -1,0 +1,133 @@
+// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of device; a Backend
+// does.
+//
+// What the kubelet's protocol leaves to the plugin is done here: a registration is repeated whenever the kubelet restarts or drops the stream,
+// the list of devices is sent when it changed and not otherwise, and a device that the plugin does not have is refused.
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+// rescanInterval is how often sockets are checked without an inotify event: a net for events lost while the directory itself was replaced.
+const rescanInterval = 10 * time.Second
+
+// Host serves the resources of one process. Make it with NewHost.
+type Host struct {
+	dir     string
+	metrics *Metrics
+
+	mu        sync.Mutex
+	resources map[string]*Resource
+	start     func(*Resource) // nil until Run
+}
+
+// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet). metrics may be nil.
+func NewHost(kubeletRoot string, metrics *Metrics) *Host {
+	if metrics == nil {
+		metrics = NewMetrics()
+	}
+	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), metrics: metrics, resources: make(map[string]*Resource)}
+}
+
+// Serve starts to serve resource ("rdma/hca_shared_devices_a") with these devices, and does so while Run runs, until the Resource is stopped.
+// Serving a resource twice at a time is an error.
+func (h *Host) Serve(resource string, backend Backend, devices []Device) (*Resource, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.resources[resource] != nil {
+		return nil, fmt.Errorf("resource %s is served already: give one of the two another name", resource)
+	}
+	r := newResource(h, resource, backend)
+	r.Update(devices)
+	h.resources[resource] = r
+	if h.start != nil {
+		h.start(r)
+	}
+	return r, nil
+}
+
+// Run serves until ctx ends, then stops every resource. It returns an error when the kubelet's directory can be neither made nor watched.
+func (h *Host) Run(ctx context.Context) error {
+	if err := os.MkdirAll(h.dir, 0o750); err != nil {
+		return fmt.Errorf("the kubelet's device plugin directory: %w (its parent is set by --kubelet-root)", err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch for kubelet restarts: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	if err := watcher.Add(h.dir); err != nil {
+		return fmt.Errorf("watch %s for kubelet restarts: %w", h.dir, err)
+	}
+	var group sync.WaitGroup
+	defer group.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	h.mu.Lock()
+	h.start = func(r *Resource) { group.Go(func() { r.run(ctx) }) }
+	for _, r := range h.resources {
+		h.start(r)
+	}
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		h.start = nil
+		h.mu.Unlock()
+	}()
+	h.watch(ctx, watcher)
+	return nil
+}
+
+// watch tells the resources when sockets in the kubelet's directory come and go.
+func (h *Host) watch(ctx context.Context, watcher *fsnotify.Watcher) {
+	log := klog.FromContext(ctx)
+	tick := time.NewTicker(rescanInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-watcher.Events:
+			if event.Has(fsnotify.Create) || event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
+				h.wake()
+			}
+		case err := <-watcher.Errors:
+			// An overflow loses events; looking at everything makes up for it.
+			log.Error(err, "Watching the kubelet's device plugin directory", "directory", h.dir)
+			h.wake()
+		case <-tick.C:
+			// After the directory was removed and made again the old watch is dead; adding a live one again does nothing.
+			if err := watcher.Add(h.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+				log.Error(err, "Watching the kubelet's device plugin directory", "directory", h.dir)
+			}
+			h.wake()
+		}
+	}
+}
+
+func (h *Host) wake() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.resources {
+		r.wake()
+	}
+}
+
+func (h *Host) forget(r *Resource) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.resources[r.name] == r {
+		delete(h.resources, r.name)
+	}
+}

@@ -1,0 +1,201 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	// kubeletSocket is where the kubelet takes registrations, in its device plugin directory.
+	kubeletSocket = "kubelet.sock"
+	// registerTimeout bounds one registration: the kubelet dials back only after it answered, so an answer comes at once or not at all.
+	registerTimeout = 5 * time.Second
+	// Between failed registrations; a new kubelet.sock ends the wait.
+	firstRetry, lastRetry = 50 * time.Millisecond, 2 * time.Second
+	// maxSocketPath is what sockaddr_un holds, less the terminating zero.
+	maxSocketPath = 107
+)
+
+// Resource is an extended resource that is being served.
+type Resource struct {
+	name    string
+	backend Backend
+	host    *Host
+	socket  string
+	list    *list
+
+	wakeup   chan struct{} // something in the kubelet's directory changed, or a stream ended
+	stopOnce sync.Once
+	stop     chan struct{}
+	done     chan struct{} // closed when run has returned
+}
+
+func newResource(h *Host, name string, backend Backend) *Resource {
+	return &Resource{
+		name: name, backend: backend, host: h, socket: socketPath(h.dir, name), list: newList(),
+		wakeup: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+}
+
+// Update replaces the devices. The kubelet hears of it only if something changed. It does not block.
+func (r *Resource) Update(devices []Device) {
+	healthy := 0
+	for _, d := range devices {
+		if d.Healthy {
+			healthy++
+		}
+	}
+	r.host.metrics.devices.WithLabelValues(r.name, pluginapi.Healthy).Set(float64(healthy))
+	r.host.metrics.devices.WithLabelValues(r.name, pluginapi.Unhealthy).Set(float64(len(devices) - healthy))
+	r.list.set(devices)
+}
+
+// Stop ends serving; the kubelet then counts the devices as unhealthy and forgets the resource after some minutes. Running pods keep theirs.
+func (r *Resource) Stop() {
+	r.stopOnce.Do(func() { close(r.stop) })
+	r.host.forget(r)
+	r.host.metrics.forget(r.name)
+}
+
+func (r *Resource) wake() {
+	select {
+	case r.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// run serves the resource until ctx ends or it is stopped: a server on a socket of its own, registered with the kubelet that is there now.
+func (r *Resource) run(ctx context.Context) {
+	defer close(r.done)
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("resource", r.name)))
+	defer cancel()
+	go func() { // Ends with ctx, which ends with run.
+		select {
+		case <-r.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	log := klog.FromContext(ctx)
+	var current *server
+	defer func() { current.close() }()
+	var registered identity // the kubelet.sock that knows us
+	retry := firstRetry
+	for ctx.Err() == nil {
+		wait := time.Duration(-1) // until woken
+		kubelet, err := identify(filepath.Join(r.host.dir, kubeletSocket))
+		switch {
+		case err != nil:
+			registered = identity{} // No kubelet: its socket's appearance wakes us.
+		case kubelet != registered || !current.alive():
+			if !current.alive() {
+				current.close()
+				current, err = r.listen()
+			}
+			if err == nil {
+				err = r.register(ctx)
+			}
+			if err != nil {
+				log.V(2).Info("Registering with the kubelet failed; trying again", "after", retry, "err", err)
+				wait, retry = retry, min(2*retry, lastRetry)
+				break
+			}
+			log.Info("Registered with the kubelet")
+			r.host.metrics.registrations.WithLabelValues(r.name).Inc()
+			registered, retry = kubelet, firstRetry
+		case current.abandoned():
+			// The kubelet closed its stream without a restart that shows, and will not come back by itself. A kubelet on its way down also
+			// does so first: the pause lets its socket go.
+			registered = identity{}
+			current.adopt()
+			wait = firstRetry
+		}
+		r.pause(ctx, wait)
+	}
+}
+
+// pause waits to be woken, or for d where it is not negative.
+func (r *Resource) pause(ctx context.Context, d time.Duration) {
+	var timer <-chan time.Time
+	if d >= 0 {
+		timer = time.After(d)
+	}
+	select {
+	case <-ctx.Done():
+	case <-r.wakeup:
+	case <-timer:
+	}
+}
+
+// register tells the kubelet of the resource; the kubelet then calls back on the resource's socket.
+func (r *Resource) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	target := filepath.Join(r.host.dir, kubeletSocket)
+	connection, err := grpc.NewClient("passthrough:///"+target, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", address)
+		}))
+	if err != nil {
+		return fmt.Errorf("dial the kubelet at %s: %w", target, err)
+	}
+	defer func() { _ = connection.Close() }()
+	_, err = pluginapi.NewRegistrationClient(connection).Register(ctx, &pluginapi.RegisterRequest{
+		Version: pluginapi.Version, Endpoint: filepath.Base(r.socket), ResourceName: r.name, Options: r.options(),
+	})
+	if err != nil {
+		return fmt.Errorf("register %s with the kubelet at %s: %w", r.name, target, err)
+	}
+	return nil
+}
+
+func (r *Resource) options() *pluginapi.DevicePluginOptions {
+	_, prefers := r.backend.(Preferrer)
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: prefers}
+}
+
+// identity tells one socket file from the next of the same name. Inode numbers are reused at once, so the time of its making belongs to it.
+type identity struct {
+	inode uint64
+	made  int64
+}
+
+func identify(path string) (identity, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return identity{}, err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return identity{}, fmt.Errorf("%s is no socket", path)
+	}
+	id := identity{made: info.ModTime().UnixNano()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		id.inode = stat.Ino
+	}
+	return id, nil
+}
+
+// socketPath is the resource's socket. A name that makes the path too long for a socket address gives way to its hash.
+func socketPath(dir, resource string) string {
+	path := filepath.Join(dir, "gpufabric-"+strings.ReplaceAll(resource, "/", "_")+".sock")
+	if len(path) <= maxSocketPath {
+		return path
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(resource))
+	return filepath.Join(dir, fmt.Sprintf("gpufabric-%016x.sock", hash.Sum64()))
+}

@@ -1,0 +1,144 @@
+// Package draplugin serves one kind of node device to the kubelet under Dynamic Resource Allocation: registration, ResourceSlices,
+// prepare and unprepare, state on disk, CDI specs, reports on the claim, metrics and recovery. It knows no kind of device; a Kind
+// does.
+//
+// A claim is prepared in this order: its lock and its devices' holds are taken (waiting for a late unprepare of their last holder
+// rather than failing, since a failed prepare costs the pod a minute); the Kind does its work; the record is written; the CDI spec
+// is written; the kubelet is told. Unprepare goes the other way. A process that dies at any point finds on restart what to redo or
+// undo. Nothing is serialised across claims.
+package draplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// Kind is a kind of device. Its methods are called concurrently for different claims, never for one claim.
+type Kind interface {
+	// Prepare makes the devices of a claim ready for containers. It must be repeatable: it is called again after it failed, after a
+	// crash and after a reboot. ctx ends shortly before the kubelet gives up on the call; waiting inside until then is better than
+	// failing. Effects outside this process that must be undone should be announced with claim.Intend first. Errors made with
+	// Refuse tell the user why; any other error is a failure to be retried.
+	Prepare(ctx context.Context, claim *Claim) (*Prepared, error)
+	// Unprepare undoes Prepare, also one that was cut short (record.Phase is then Preparing). It must be repeatable.
+	Unprepare(ctx context.Context, record claimstate.Record) error
+}
+
+// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call.
+type Recoverer interface {
+	Recover(ctx context.Context, records []claimstate.Record) error
+}
+
+// Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it every device is
+// held exclusively, but for those allocated as shares.
+type Holder interface {
+	Holds(device AllocatedDevice) []ledger.Hold
+}
+
+// Prepared is what Prepare made.
+type Prepared struct {
+	// Edits are the container edits of the claim's devices: Edits[i] belongs to Claim.Devices[i]. A device with empty edits gets
+	// no CDI device. A nil slice: none gets one.
+	Edits []specs.ContainerEdits
+	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
+	Data any
+}
+
+// Claim is an allocated claim as this driver sees it.
+type Claim struct {
+	*resourceapi.ResourceClaim
+	// Devices are the claim's devices of this driver on this node's pools, in the order of the allocation.
+	Devices []AllocatedDevice
+
+	intend  func(data any) error
+	waiting func(reason, message string)
+}
+
+// Intend durably records data before an effect, so that Unprepare finds it after a crash.
+func (c *Claim) Intend(data any) error { return c.intend(data) }
+
+// Waiting tells the user, by an Event on the claim and its pods, what the preparation is waiting for. reason is a CamelCase word.
+// Saying the same twice says it once.
+func (c *Claim) Waiting(reason, message string) { c.waiting(reason, message) }
+
+// AllocatedDevice is one device of a claim.
+type AllocatedDevice struct {
+	resourceapi.DeviceRequestAllocationResult
+	// Configs are the opaque configurations for this driver that apply to the device, weakest first: those of the class before
+	// those of the claim.
+	Configs []OpaqueConfig
+}
+
+// OpaqueConfig is one configuration as its author wrote it.
+type OpaqueConfig struct {
+	// Source is where it was written: the DeviceClass (an administrator's) or the claim (a user's).
+	Source resourceapi.AllocationConfigSource
+	// Path is the field in the claim that holds it, for error messages.
+	Path string
+	// Raw is the JSON object.
+	Raw json.RawMessage
+}
+
+// CDIName is the name of the device's CDI device within its claim.
+func (d AllocatedDevice) CDIName() string {
+	if d.ShareID != nil {
+		return d.Device + "-" + string(*d.ShareID)
+	}
+	return d.Device
+}
+
+// Admin says whether the claim only looks at the device.
+func (d AllocatedDevice) Admin() bool { return d.AdminAccess != nil && *d.AdminAccess }
+
+// newClaim picks out of a claim what belongs to driver.
+func newClaim(claim *resourceapi.ResourceClaim, driver string) (*Claim, error) {
+	if claim.Status.Allocation == nil {
+		return nil, fmt.Errorf("claim %s/%s is not allocated", claim.Namespace, claim.Name)
+	}
+	result := &Claim{ResourceClaim: claim}
+	allocation := claim.Status.Allocation.Devices
+	for _, device := range allocation.Results {
+		if device.Driver != driver {
+			continue
+		}
+		result.Devices = append(result.Devices, AllocatedDevice{
+			DeviceRequestAllocationResult: device,
+			Configs:                       configsFor(device.Request, allocation.Config, driver),
+		})
+	}
+	return result, nil
+}
+
+// configsFor returns the configurations that apply to a request, weakest first. The API lists those of classes before those of the
+// claim; this does not rely on it.
+func configsFor(request string, configs []resourceapi.DeviceAllocationConfiguration, driver string) []OpaqueConfig {
+	var result []OpaqueConfig
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+		for i, config := range configs {
+			if config.Source != source || config.Opaque == nil || config.Opaque.Driver != driver || !appliesTo(config.Requests, request) {
+				continue
+			}
+			result = append(result, OpaqueConfig{
+				Source: source,
+				Path:   fmt.Sprintf("status.allocation.devices.config[%d].opaque.parameters", i),
+				Raw:    json.RawMessage(config.Opaque.Parameters.Raw),
+			})
+		}
+	}
+	return result
+}
+
+// appliesTo says whether a configuration for requests (none: all) is meant for a request, which is "name" or "name/subrequest".
+func appliesTo(requests []string, request string) bool {
+	base, _, _ := strings.Cut(request, "/")
+	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, base)
+}

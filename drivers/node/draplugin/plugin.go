@@ -1,0 +1,212 @@
+package draplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/keylock"
+	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/options"
+)
+
+// Config is what a plugin is made of.
+type Config struct {
+	// Driver is the DRA driver's name ("gpu.nvidia.com").
+	Driver string
+	Node   options.Node
+	// NodeUID is the Node object's UID; empty: it is looked up.
+	NodeUID types.UID
+	Client  kubernetes.Interface
+	Kind    Kind
+	Metrics *metrics.Plugin
+	// Recorder writes Events on claims and pods.
+	Recorder record.EventRecorder
+	// Writer writes state and CDI files; the zero value is right outside tests.
+	Writer atomicfile.Writer
+}
+
+// Plugin is a running node plugin.
+type Plugin struct {
+	config Config
+	bootID string
+	state  *claimstate.Store
+	cdi    *cdi.Dir
+	locks  keylock.Locks
+	ledger ledger.Ledger
+	report *reporter
+	helper *kubeletplugin.Helper
+
+	cancel context.CancelCauseFunc
+	ctx    context.Context // ends when the plugin stops; its cause says why
+	wg     sync.WaitGroup
+}
+
+// Start recovers what the last run left, then registers with the kubelet. The plugin runs until ctx ends, Stop is called or a
+// server fails; Done and Err tell. What needs the API server goes on in the background, so a plugin starts without one.
+func Start(ctx context.Context, config Config) (*Plugin, error) {
+	if err := config.Node.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config)}
+	p.ctx, p.cancel = context.WithCancelCause(ctx)
+	if err := p.start(); err != nil {
+		p.Stop()
+		return nil, fmt.Errorf("start plugin %s: %w", config.Driver, err)
+	}
+	return p, nil
+}
+
+func (p *Plugin) start() error {
+	if err := p.open(); err != nil {
+		return err
+	}
+	if err := p.recoverLocal(p.ctx); err != nil {
+		return err
+	}
+	pluginDir := filepath.Join(p.config.Node.KubeletRoot, "plugins", p.config.Driver)
+	registryDir := filepath.Join(p.config.Node.KubeletRoot, "plugins_registry")
+	for _, dir := range []string{pluginDir, registryDir} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("make the kubelet's plugin directory (is --kubelet-root right?): %w", err)
+		}
+		if err := checkSocketPath(dir, p.config.Driver); err != nil {
+			return err
+		}
+	}
+	helper, err := kubeletplugin.Start(p.ctx, p.served(),
+		kubeletplugin.DriverName(p.config.Driver),
+		kubeletplugin.NodeName(p.config.Node.NodeName),
+		kubeletplugin.NodeUID(p.config.NodeUID),
+		kubeletplugin.KubeClient(p.config.Client),
+		kubeletplugin.PluginDataDirectoryPath(pluginDir),
+		kubeletplugin.RegistrarDirectoryPath(registryDir),
+		kubeletplugin.NodeV1beta1(false),
+		// A claim that waits (for a daemon, for a MIG device) must not hold up the others, some of which it may be waiting for.
+		kubeletplugin.Serialize(false),
+	)
+	if err != nil {
+		return fmt.Errorf("register with the kubelet under %s: %w", p.config.Node.KubeletRoot, err)
+	}
+	p.helper = helper
+	p.wg.Go(func() { p.recoverFromAPI(p.ctx) })
+	return nil
+}
+
+// open opens the state and the CDI directory, and reports what was unreadable.
+func (p *Plugin) open() error {
+	logger := klog.FromContext(p.ctx)
+	dir, err := cdi.Open(p.config.Node.CDIRoot, p.config.Driver, p.config.Writer)
+	if err != nil {
+		return err
+	}
+	state, unreadable, err := claimstate.Open(filepath.Join(p.config.Node.StateDir, "claims"), p.config.Writer)
+	if err != nil {
+		return err
+	}
+	for _, file := range unreadable {
+		logger.Error(file.Err, "Claim state set aside", "file", file.File, "movedTo", file.MovedTo)
+		p.config.Metrics.UnreadableState.Inc()
+		p.report.node("ClaimStateUnreadable", file.String())
+	}
+	p.cdi, p.state = dir, state
+	p.config.Metrics.Claims.Set(float64(state.Len()))
+	return nil
+}
+
+// checkSocketPath says in words what bind would say as "invalid argument": a socket's path has at most 107 bytes.
+func checkSocketPath(dir, driver string) error {
+	const limit = 107
+	if path := filepath.Join(dir, driver+"-reg.sock"); len(path) > limit {
+		return fmt.Errorf("the socket path %s has %d bytes, at most %d work: choose a shorter --kubelet-root", path, len(path), limit)
+	}
+	return nil
+}
+
+// healthPlugin is a plugin whose Kind also serves device health. Serving it must not be advertised otherwise: the kubelet logs an
+// error for every call that nobody answers.
+type healthPlugin struct {
+	*Plugin
+	drahealth.DRAResourceHealthServer
+}
+
+func (p *Plugin) served() kubeletplugin.DRAPlugin {
+	if health, ok := p.config.Kind.(drahealth.DRAResourceHealthServer); ok {
+		return healthPlugin{Plugin: p, DRAResourceHealthServer: health}
+	}
+	return p
+}
+
+// Publish makes resources the content of this node's ResourceSlices. It may be called again at any time; it does not block.
+func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
+	counts := map[string]int{"available": 0, "tainted": 0}
+	for _, pool := range resources.Pools {
+		for _, slice := range pool.Slices {
+			for _, device := range slice.Devices {
+				if len(device.Taints) > 0 {
+					counts["tainted"]++
+				} else {
+					counts["available"]++
+				}
+			}
+		}
+	}
+	for state, count := range counts {
+		p.config.Metrics.Devices.WithLabelValues(state).Set(float64(count))
+	}
+	if err := p.helper.PublishResources(p.ctx, resources); err != nil {
+		return fmt.Errorf("publish the devices of %s: %w", p.config.Driver, err)
+	}
+	return nil
+}
+
+// Ledger is what knows the holders of this node's devices. A kind that hands devices out by other ways (a device plugin) shares it.
+func (p *Plugin) Ledger() *ledger.Ledger { return &p.ledger }
+
+// Records returns the claims that the plugin holds, sorted by UID.
+func (p *Plugin) Records() []claimstate.Record { return p.state.List() }
+
+// Done is closed when the plugin stops.
+func (p *Plugin) Done() <-chan struct{} { return p.ctx.Done() }
+
+// Err says why the plugin stopped: nil where ctx ended or Stop was called.
+func (p *Plugin) Err() error {
+	if cause := context.Cause(p.ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, errStopped) {
+		return cause
+	}
+	return nil
+}
+
+var errStopped = errors.New("plugin stopped")
+
+// Stop stops the plugin and waits for what it runs. Prepared claims stay prepared.
+func (p *Plugin) Stop() {
+	p.cancel(errStopped)
+	p.helper.Stop()
+	p.wg.Wait()
+}
+
+// HandleError is called by the kubelet helper for errors in the background.
+func (p *Plugin) HandleError(ctx context.Context, err error, msg string) {
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		klog.FromContext(ctx).Error(err, msg, "driver", p.config.Driver)
+		p.config.Metrics.Errors.WithLabelValues("publish", "PublishFailed").Inc()
+		return
+	}
+	p.cancel(fmt.Errorf("%s: %w", msg, err))
+}

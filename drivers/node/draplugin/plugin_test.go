@@ -1,0 +1,310 @@
+package draplugin
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/options"
+)
+
+const driver = "test.example.com"
+
+// testKind is a device kind whose work is whatever a test says.
+type testKind struct {
+	prepare    func(ctx context.Context, claim *Claim) (*Prepared, error)
+	unprepared []claimstate.Record
+}
+
+func (k *testKind) Prepare(ctx context.Context, claim *Claim) (*Prepared, error) {
+	return k.prepare(ctx, claim)
+}
+
+func (k *testKind) Unprepare(_ context.Context, record claimstate.Record) error {
+	k.unprepared = append(k.unprepared, record)
+	return nil
+}
+
+// inject is a preparation that gives each device an environment variable.
+func inject(_ context.Context, claim *Claim) (*Prepared, error) {
+	prepared := &Prepared{Data: map[string]string{"made": "yes"}}
+	for _, device := range claim.Devices {
+		prepared.Edits = append(prepared.Edits, specs.ContainerEdits{Env: []string{"DEVICE=" + device.Device}})
+	}
+	return prepared, nil
+}
+
+func claimOf(uid, device string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + uid, UID: types.UID(uid)},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: "pool", Device: device}},
+			}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + uid, UID: "p-" + types.UID(uid)}},
+		},
+	}
+}
+
+type bench struct {
+	*Plugin
+	kind   *testKind
+	events *record.FakeRecorder
+	client *fake.Clientset
+	dir    string
+}
+
+// newBench makes a plugin with its directories and no sockets, as Start does up to the registration.
+func newBench(t *testing.T, dir string, writer atomicfile.Writer, objects ...runtime.Object) *bench {
+	t.Helper()
+	b := &bench{kind: &testKind{prepare: inject}, events: record.NewFakeRecorder(100), client: fake.NewClientset(objects...), dir: dir}
+	config := Config{
+		Driver: driver,
+		Node: options.Node{
+			NodeName: "node-a", CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
+			ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"),
+		},
+		Client: b.client, Kind: b.kind, Metrics: metrics.New(driver), Recorder: b.events, Writer: writer,
+	}
+	b.Plugin = &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config)}
+	b.ctx, b.cancel = context.WithCancelCause(t.Context())
+	if err := b.open(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.recoverLocal(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bench) mustPrepare(t *testing.T, claim *resourceapi.ResourceClaim) []kubeletplugin.Device {
+	t.Helper()
+	results, err := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	if err != nil || results[claim.UID].Err != nil {
+		t.Fatalf("prepare: %v, %v", err, results[claim.UID].Err)
+	}
+	return results[claim.UID].Devices
+}
+
+func TestAPreparedClaimHasARecordASpecAndAnAnswer(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	devices := b.mustPrepare(t, claimOf("u1", "d0"))
+	want := []kubeletplugin.Device{{Requests: []string{"r"}, PoolName: "pool", DeviceName: "d0", CDIDeviceIDs: []string{"k8s.test.example.com/claim=u1-d0"}}}
+	if diff := cmp.Diff(want, devices); diff != "" {
+		t.Errorf("answer (-want +got):\n%s", diff)
+	}
+	spec, err := os.ReadFile(b.cdi.Path("u1"))
+	if err != nil || !strings.Contains(string(spec), `"DEVICE=d0"`) {
+		t.Errorf("CDI spec %s, %v", spec, err)
+	}
+	if _, err := b.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if b.cdi.Has("u1") || b.state.Len() != 0 || len(b.kind.unprepared) != 1 {
+		t.Errorf("left after unprepare: spec %v, records %d, kind unprepared %d", b.cdi.Has("u1"), b.state.Len(), len(b.kind.unprepared))
+	}
+	if actions := b.client.Actions(); len(actions) != 0 {
+		t.Errorf("a claim that goes well costs no API call, made %v", actions)
+	}
+}
+
+func TestAClaimIsPreparedOnce(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	calls := 0
+	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) { calls++; return inject(ctx, claim) }
+	first := b.mustPrepare(t, claimOf("u1", "d0"))
+	second := b.mustPrepare(t, claimOf("u1", "d0"))
+	if calls != 1 || !cmp.Equal(first, second) {
+		t.Errorf("prepared %d times; answers differ by %s", calls, cmp.Diff(first, second))
+	}
+}
+
+func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		last, next := claimOf("u1", "d0"), claimOf("u2", "d0")
+		b := newBench(t, t.TempDir(), atomicfile.Writer{}, last)
+		b.mustPrepare(t, last)
+		done := make(chan error, 1)
+		go func() {
+			results, _ := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{next})
+			done <- results["u2"].Err
+		}()
+		time.Sleep(5 * time.Second) // the test's clock, not the machine's
+		synctest.Wait()
+		if event := <-b.events.Events; !strings.Contains(event, "DeviceInUse") || !strings.Contains(event, "claim default/claim-u1") {
+			t.Errorf("event %q does not name the holder", event)
+		}
+		if _, err := b.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("the next claim failed: %v", err)
+		}
+	})
+}
+
+func TestADeviceWhoseClaimIsGoneFromTheAPIIsFreedAtOnce(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	b.mustPrepare(t, claimOf("u1", "d0")) // never in the API
+	b.mustPrepare(t, claimOf("u2", "d0"))
+	if len(b.kind.unprepared) != 1 || b.kind.unprepared[0].UID != "u1" {
+		t.Errorf("unprepared %v, want u1", b.kind.unprepared)
+	}
+}
+
+func TestAFailureIsToldOnTheClaimAndItsPodAndTakenBack(t *testing.T) {
+	claim := claimOf("u1", "d0")
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
+	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) {
+		return nil, Refuse("WrongColour", "colour is %q, allowed are red and green", "blue")
+	}
+	results, _ := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	if results["u1"].Err == nil {
+		t.Fatal("no error")
+	}
+	for range 2 { // one for the claim, one for the pod
+		if event := <-b.events.Events; !strings.Contains(event, corev1.EventTypeWarning) || !strings.Contains(event, "WrongColour") {
+			t.Errorf("event %q", event)
+		}
+	}
+	stored, err := b.client.ResourceV1().ResourceClaims("default").Get(t.Context(), claim.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := stored.Status.Devices[0].Conditions[0]; c.Status != metav1.ConditionFalse || c.Reason != "WrongColour" || !strings.Contains(c.Message, "red and green") {
+		t.Errorf("condition %+v", c)
+	}
+	b.kind.prepare = inject
+	b.mustPrepare(t, stored)
+	if stored, err = b.client.ResourceV1().ResourceClaims("default").Get(t.Context(), claim.Name, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if c := stored.Status.Devices[0].Conditions[0]; c.Status != metav1.ConditionTrue {
+		t.Errorf("condition after success %+v", c)
+	}
+}
+
+func TestAPanicStaysWithItsClaim(t *testing.T) {
+	bad, good := claimOf("u1", "d0"), claimOf("u2", "d1")
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, bad, good)
+	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+		if claim.UID == "u1" {
+			var none *Prepared
+			return &Prepared{Edits: none.Edits}, nil
+		}
+		return inject(ctx, claim)
+	}
+	results, err := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if results["u1"].Err == nil || results["u2"].Err != nil {
+		t.Errorf("bad: %v, good: %v", results["u1"].Err, results["u2"].Err)
+	}
+}
+
+func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
+	for name, disturb := range map[string]func(t *testing.T, b *bench){
+		"another boot": func(t *testing.T, b *bench) { writeBootID(t, b.dir, "boot-2") },
+		"a lost spec": func(t *testing.T, b *bench) {
+			if err := os.Remove(b.cdi.Path("u1")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, claim := t.TempDir(), claimOf("u1", "d0")
+			writeBootID(t, dir, "boot-1")
+			b := newBench(t, dir, atomicfile.Writer{}, claim)
+			b.mustPrepare(t, claim)
+			disturb(t, b)
+			again := newBench(t, dir, atomicfile.Writer{}, claim)
+			again.recoverFromAPI(t.Context())
+			record, ok := again.state.Get("u1")
+			if !ok || !again.current(record) || !again.cdi.Has("u1") {
+				t.Errorf("not prepared again: %+v", record)
+			}
+		})
+	}
+}
+
+func writeBootID(t *testing.T, dir, id string) {
+	t.Helper()
+	path := filepath.Join(dir, "proc/sys/kernel/random/boot_id")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(id+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A crash at each step of each file that a prepare writes must leave a plugin that starts, and a claim that prepares.
+func TestACrashAtAnyStepOfPrepareLosesNothing(t *testing.T) {
+	for _, step := range atomicfile.Steps() {
+		for _, extension := range []string{".claim", ".json"} {
+			t.Run(string(step)+" "+extension, func(t *testing.T) {
+				dir, claim := t.TempDir(), claimOf("u1", "d0")
+				crashed := false
+				b := newBench(t, dir, atomicfile.Writer{Before: func(s atomicfile.Step, path string) error {
+					if s == step && filepath.Ext(path) == extension {
+						crashed = true
+						return atomicfile.Crash()
+					}
+					return nil
+				}}, claim)
+				results, _ := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+				if !crashed || results["u1"].Err == nil {
+					t.Fatalf("crashed %v, result %v", crashed, results["u1"].Err)
+				}
+				again := newBench(t, dir, atomicfile.Writer{}, claim)
+				again.recoverFromAPI(t.Context())
+				again.mustPrepare(t, claim)
+				if _, err := again.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil {
+					t.Fatal(err)
+				}
+				for _, sub := range []string{"cdi", "state/claims"} {
+					if left, _ := os.ReadDir(filepath.Join(dir, sub)); len(left) != 0 {
+						t.Errorf("left in %s: %v", sub, left)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestAnIntendedEffectIsUndoneAfterACrash(t *testing.T) {
+	dir, claim := t.TempDir(), claimOf("u1", "d0")
+	b := newBench(t, dir, atomicfile.Writer{}, claim)
+	b.kind.prepare = func(_ context.Context, claim *Claim) (*Prepared, error) {
+		if err := claim.Intend(map[string]string{"effect": "half"}); err != nil {
+			return nil, err
+		}
+		return nil, errors.New("killed here")
+	}
+	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	again := newBench(t, dir, atomicfile.Writer{})
+	again.recoverFromAPI(t.Context()) // the claim was deleted meanwhile
+	if len(again.kind.unprepared) != 1 || string(again.kind.unprepared[0].Data) != `{"effect":"half"}` {
+		t.Errorf("unprepared %+v", again.kind.unprepared)
+	}
+}

@@ -1,0 +1,266 @@
+package draplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+const (
+	// answerMargin is kept of the kubelet's call time-out (45 s) to report a failure on the claim and to answer.
+	answerMargin = 3 * time.Second
+	// holdPatience is how long a device may be held by another claim before the wait is worth an Event: an unprepare that is
+	// merely late takes less.
+	holdPatience = 2 * time.Second
+)
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin. Claims are prepared side by side; each has its own result.
+func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-answerMargin))
+		defer cancel()
+	}
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, claim := range claims {
+		wg.Go(func() {
+			result := p.prepare(ctx, claim, "prepare")
+			mu.Lock()
+			defer mu.Unlock()
+			results[claim.UID] = result
+		})
+	}
+	wg.Wait()
+	return results, nil
+}
+
+// prepare prepares one claim and reports how that went.
+func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, operation string) kubeletplugin.PrepareResult {
+	start := time.Now()
+	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "uid", claim.UID)
+	ctx = klog.NewContext(ctx, logger)
+	record, err := p.prepareLocked(ctx, claim, operation)
+	p.config.Metrics.Observe(operation, "total", start)
+	p.config.Metrics.Claims.Set(float64(p.state.Len()))
+	if err != nil {
+		err = fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		logger.Error(err, "Claim not prepared", "reason", reasonOf(err))
+		p.config.Metrics.Errors.WithLabelValues(operation, reasonOf(err)).Inc()
+		p.report.failed(ctx, claim, err)
+		return kubeletplugin.PrepareResult{Err: err}
+	}
+	p.report.succeeded(ctx, claim)
+	logger.V(1).Info("Claim prepared", "devices", len(record.Devices), "seconds", time.Since(start).Seconds())
+	return kubeletplugin.PrepareResult{Devices: deviceResults(record)}
+}
+
+func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string) (record claimstate.Record, err error) {
+	// A claim is its author's input: what it does to this process must stay with this claim.
+	defer func() {
+		if r := recover(); r != nil {
+			klog.FromContext(ctx).Error(nil, "Panic while preparing a claim", "panic", r, "stack", string(debug.Stack()))
+			err = Refuse("InternalError", "the driver failed on this claim (%v): this is a mistake in the driver, its log has the stack", r)
+		}
+	}()
+	step := time.Now()
+	unlock, err := p.locks.Lock(ctx, string(apiClaim.UID))
+	if err != nil {
+		return claimstate.Record{}, err
+	}
+	defer unlock()
+	if record, ok := p.state.Get(apiClaim.UID); ok && p.current(record) {
+		return record, nil
+	}
+	claim, err := newClaim(apiClaim, p.config.Driver)
+	if err != nil {
+		return claimstate.Record{}, err
+	}
+	record = p.newRecord(claim)
+	claim.waiting = func(reason, message string) { p.report.waiting(apiClaim, reason, message) }
+	claim.intend = func(data any) error { return p.put(record, claimstate.Preparing, data) }
+	if err := p.hold(ctx, claim); err != nil {
+		return claimstate.Record{}, err
+	}
+	defer func() {
+		// Without a record nothing was done that must be undone, so nothing needs holding; with one, unprepare will come.
+		if _, recorded := p.state.Get(claim.UID); !recorded {
+			p.ledger.Release(string(claim.UID))
+		}
+	}()
+	step = p.config.Metrics.Observe(operation, "hold", step)
+	prepared, err := p.config.Kind.Prepare(ctx, claim)
+	if err == nil && prepared.Edits != nil && len(prepared.Edits) != len(claim.Devices) {
+		err = fmt.Errorf("the driver made container edits for %d of %d devices", len(prepared.Edits), len(claim.Devices))
+	}
+	if err != nil {
+		return claimstate.Record{}, err
+	}
+	step = p.config.Metrics.Observe(operation, "device", step)
+	specDevices := p.nameDevices(claim, prepared, &record)
+	if err := p.put(record, claimstate.Prepared, prepared.Data); err != nil {
+		return claimstate.Record{}, err
+	}
+	step = p.config.Metrics.Observe(operation, "state", step)
+	if err := p.cdi.Write(claim.UID, specDevices); err != nil {
+		return claimstate.Record{}, err
+	}
+	p.config.Metrics.Observe(operation, "cdi", step)
+	record, _ = p.state.Get(claim.UID)
+	return record, nil
+}
+
+// current says whether a record stands for what is there now: prepared, in this boot, with its CDI spec.
+func (p *Plugin) current(record claimstate.Record) bool {
+	if record.Phase != claimstate.Prepared || record.BootID != p.bootID {
+		return false
+	}
+	for _, device := range record.Devices {
+		if len(device.CDIDeviceIDs) > 0 {
+			return p.cdi.Has(record.UID)
+		}
+	}
+	return true
+}
+
+func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
+	record := claimstate.Record{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, BootID: p.bootID}
+	for _, device := range claim.Devices {
+		entry := claimstate.Device{Requests: []string{device.Request}, Pool: device.Pool, Device: device.Device, AdminAccess: device.Admin()}
+		if device.ShareID != nil {
+			entry.ShareID = *device.ShareID
+		}
+		record.Devices = append(record.Devices, entry)
+	}
+	return record
+}
+
+// nameDevices gives every device that has edits its CDI name, in the record and in the spec alike.
+func (p *Plugin) nameDevices(claim *Claim, prepared *Prepared, record *claimstate.Record) []cdi.Device {
+	var devices []cdi.Device
+	for i, edits := range prepared.Edits {
+		if isEmpty(edits) {
+			continue
+		}
+		name := claim.Devices[i].CDIName()
+		record.Devices[i].CDIDeviceIDs = []string{p.cdi.ID(claim.UID, name)}
+		devices = append(devices, cdi.Device{Name: name, Edits: edits})
+	}
+	return devices
+}
+
+func (p *Plugin) put(record claimstate.Record, phase claimstate.Phase, data any) error {
+	record.Phase = phase
+	if data != nil {
+		raw, err := json.Marshal(data)
+		if err != nil {
+			return fmt.Errorf("encode the driver's data: %w", err)
+		}
+		record.Data = raw
+	}
+	return p.state.Put(record)
+}
+
+// hold takes the claim's devices, waiting for their last holders until ctx ends. A holder whose claim is gone from the API is
+// unprepared here: the kubelet may never ask for it.
+func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
+	owner, holds := ownerOf(claim.UID, claim.Namespace, claim.Name), p.holdsOf(claim)
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	if p.ledger.Acquire(done, owner, holds...) == nil {
+		return nil
+	}
+	for _, hold := range holds {
+		for _, holder := range p.ledger.Holders(hold.Key) {
+			if holder.ID != owner.ID {
+				p.releaseIfGone(ctx, types.UID(holder.ID))
+			}
+		}
+	}
+	late, cancel := context.WithTimeout(ctx, holdPatience)
+	defer cancel()
+	err := p.ledger.Acquire(late, owner, holds...)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	claim.Waiting("DeviceInUse", fmt.Sprintf("waiting for a device: %v", err))
+	return p.ledger.Acquire(ctx, owner, holds...)
+}
+
+func ownerOf(uid types.UID, namespace, name string) ledger.Owner {
+	return ledger.Owner{ID: string(uid), Name: fmt.Sprintf("claim %s/%s", namespace, name)}
+}
+
+func (p *Plugin) holdsOf(claim *Claim) []ledger.Hold {
+	var holds []ledger.Hold
+	for _, device := range claim.Devices {
+		if !device.Admin() {
+			holds = append(holds, p.holdsOfDevice(device)...)
+		}
+	}
+	return holds
+}
+
+func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Hold {
+	if holder, ok := p.config.Kind.(Holder); ok {
+		return holder.Holds(device)
+	}
+	return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
+}
+
+// releaseIfGone unprepares a claim that the API no longer knows as allocated.
+func (p *Plugin) releaseIfGone(ctx context.Context, uid types.UID) {
+	record, ok := p.state.Get(uid)
+	if !ok {
+		return
+	}
+	gone, err := p.gone(ctx, record)
+	if err != nil || !gone {
+		return
+	}
+	klog.FromContext(ctx).Info("Releasing a device whose claim is gone", "holder", record.Namespace+"/"+record.Name, "holderUID", uid)
+	if err := p.unprepare(ctx, uid); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not release a device whose claim is gone", "holderUID", uid)
+	}
+}
+
+// gone says whether a record's claim no longer exists, was replaced or is no longer allocated.
+func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, error) {
+	claim, err := p.config.Client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up claim %s/%s: %w", record.Namespace, record.Name, err)
+	}
+	return claim.UID != record.UID || claim.Status.Allocation == nil, nil
+}
+
+func deviceResults(record claimstate.Record) []kubeletplugin.Device {
+	devices := make([]kubeletplugin.Device, 0, len(record.Devices))
+	for _, device := range record.Devices {
+		result := kubeletplugin.Device{
+			Requests: device.Requests, PoolName: device.Pool, DeviceName: device.Device, CDIDeviceIDs: device.CDIDeviceIDs,
+		}
+		if device.ShareID != "" {
+			result.ShareID = &device.ShareID
+		}
+		devices = append(devices, result)
+	}
+	return devices
+}

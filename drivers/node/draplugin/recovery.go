@@ -1,0 +1,117 @@
+package draplugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// recoverLocal brings files, CDI specs and hardware into line before the kubelet can call. It needs no API server.
+func (p *Plugin) recoverLocal(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	records := p.state.List()
+	for _, record := range records {
+		p.restoreHolds(ctx, record)
+	}
+	specs, err := p.cdi.List()
+	if err != nil {
+		return err
+	}
+	for _, uid := range specs {
+		if _, ok := p.state.Get(uid); ok {
+			continue
+		}
+		logger.Info("Removing a CDI spec without a claim", "uid", uid)
+		if err := p.cdi.Remove(uid); err != nil {
+			return err
+		}
+	}
+	if recoverer, ok := p.config.Kind.(Recoverer); ok {
+		if err := recoverer.Recover(ctx, records); err != nil {
+			return fmt.Errorf("compare claims with hardware: %w", err)
+		}
+	}
+	return nil
+}
+
+// restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist; if they do, the first
+// keeps it and the second is reported, and prepared again only when the device is free.
+func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	for _, device := range record.Devices {
+		if device.AdminAccess {
+			continue
+		}
+		allocated := AllocatedDevice{DeviceRequestAllocationResult: resourceapi.DeviceRequestAllocationResult{
+			Driver: p.config.Driver, Pool: device.Pool, Device: device.Device,
+		}}
+		if device.ShareID != "" {
+			allocated.ShareID = &device.ShareID
+		}
+		err := p.ledger.Acquire(now, ownerOf(record.UID, record.Namespace, record.Name), p.holdsOfDevice(allocated)...)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Two recorded claims hold one device", "claim", record.Namespace+"/"+record.Name)
+			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name, device.Device, err))
+		}
+	}
+}
+
+// recoverFromAPI brings the records into line with the API: a claim that is gone is unprepared, one that is still allocated but
+// not as its record says (another boot, no CDI spec, cut short) is prepared again. It tries until every record was looked at.
+func (p *Plugin) recoverFromAPI(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
+	todo := p.state.List()
+	for len(todo) > 0 && ctx.Err() == nil {
+		var failed []claimstate.Record
+		for _, record := range todo {
+			if err := p.recoverClaim(ctx, record); err != nil {
+				logger.Error(err, "Claim not recovered yet", "claim", record.Namespace+"/"+record.Name)
+				failed = append(failed, record)
+			}
+		}
+		todo = failed
+		if len(todo) == 0 {
+			return
+		}
+		// Time passes, and nothing tells when an unreachable API server is back.
+		select {
+		case <-time.After(backoff.Step()):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) error {
+	// The kubelet may have come first.
+	record, ok := p.state.Get(record.UID)
+	if !ok {
+		return nil
+	}
+	claim, err := p.config.Client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("look up claim %s/%s: %w", record.Namespace, record.Name, err)
+	case err != nil || claim.UID != record.UID || claim.Status.Allocation == nil:
+		klog.FromContext(ctx).Info("Unpreparing a claim that is gone", "claim", record.Namespace+"/"+record.Name, "uid", record.UID)
+		return p.unprepare(ctx, record.UID)
+	case p.current(record):
+		return nil
+	case record.Phase == claimstate.Preparing:
+		// Its pod is still waiting: the kubelet asks again, or asks to unprepare.
+		return nil
+	}
+	klog.FromContext(ctx).Info("Preparing a claim again", "claim", klog.KObj(claim), "boot", record.BootID, "currentBoot", p.bootID)
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return p.prepare(limited, claim, "recover").Err
+}

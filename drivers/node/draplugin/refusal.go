@@ -1,0 +1,44 @@
+package draplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// Refusal is an error that the claim's author or the cluster's administrator can do something about. Reason is a CamelCase word
+// that labels the condition, the Event and the metric.
+type Refusal struct {
+	Reason string
+	Err    error
+}
+
+// Refuse makes a Refusal. The message should name the field, its value, what is allowed and what to do.
+func Refuse(reason, format string, args ...any) error {
+	return &Refusal{Reason: reason, Err: fmt.Errorf(format, args...)}
+}
+
+func (r *Refusal) Error() string { return r.Err.Error() }
+
+// Unwrap returns the error beneath.
+func (r *Refusal) Unwrap() error { return r.Err }
+
+// reasonOf is the word for an error in conditions, Events and metrics.
+func reasonOf(err error) string {
+	var refusal *Refusal
+	var conflict *ledger.ConflictError
+	switch {
+	case errors.As(err, &refusal):
+		return refusal.Reason
+	case errors.As(err, &conflict):
+		return "DeviceInUse"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "TimedOut"
+	case errors.Is(err, context.Canceled):
+		return "Interrupted"
+	default:
+		return "PrepareFailed"
+	}
+}

@@ -1,0 +1,156 @@
+package draplugin
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	metaac "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceac "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// conditionReady is the condition that the API defines for a prepared device.
+	conditionReady = "Ready"
+	// reportTimeout bounds a report, so that a slow API server does not eat the margin in which the kubelet wants its answer.
+	reportTimeout = 2 * time.Second
+	// maxMessage is what the API allows in a condition's message; Events take 1 KiB.
+	maxConditionMessage, maxEventMessage = 32 << 10, 1 << 10
+)
+
+// reporter tells users what became of a claim: Events on the claim and its pods, and a condition on the claim's devices. A claim
+// that is prepared at the first try costs no write.
+type reporter struct {
+	config Config
+
+	mu   sync.Mutex
+	last map[types.UID]string // the last wait told about a claim
+}
+
+func newReporter(config Config) *reporter {
+	return &reporter{config: config, last: map[types.UID]string{}}
+}
+
+// waiting tells what a claim waits for, once per message.
+func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message string) {
+	r.mu.Lock()
+	repeated := r.last[claim.UID] == message
+	r.last[claim.UID] = message
+	r.mu.Unlock()
+	if !repeated {
+		r.events(claim, corev1.EventTypeNormal, reason, message)
+	}
+}
+
+// failed tells why a claim is not prepared.
+func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim, err error) {
+	r.events(claim, corev1.EventTypeWarning, reasonOf(err), err.Error())
+	r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse, Reason: reasonOf(err), Message: err.Error()})
+}
+
+// succeeded takes back what failed wrote, if it did.
+func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	for _, device := range claim.Status.Devices {
+		if device.Driver == r.config.Driver && meta.IsStatusConditionFalse(device.Conditions, conditionReady) {
+			r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionTrue, Reason: "Prepared", Message: "prepared on node " + r.config.Node.NodeName})
+			return
+		}
+	}
+}
+
+// forget drops what is remembered of a claim.
+func (r *reporter) forget(uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.last, uid)
+}
+
+// node tells something about the node as a whole.
+func (r *reporter) node(reason, message string) {
+	r.config.Recorder.Event(r.nodeReference(), corev1.EventTypeWarning, reason, truncate(message, maxEventMessage))
+}
+
+// nodeReference names the node as the kubelet's own Events do: with the name for a UID, which is what kubectl describe looks for.
+func (r *reporter) nodeReference() runtime.Object {
+	return &corev1.ObjectReference{Kind: "Node", Name: r.config.Node.NodeName, UID: types.UID(r.config.Node.NodeName)}
+}
+
+func (r *reporter) events(claim *resourceapi.ResourceClaim, kind, reason, message string) {
+	message = truncate(message, maxEventMessage)
+	r.config.Recorder.Event(&corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}, kind, reason, message)
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			r.config.Recorder.Event(&corev1.ObjectReference{
+				APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID,
+			}, kind, reason, message)
+		}
+	}
+}
+
+// condition sets a condition on every device of this driver in the claim's status, unless it says so already.
+func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceClaim, condition metav1.Condition) {
+	condition.Message = truncate(condition.Message, maxConditionMessage)
+	status := resourceac.ResourceClaimStatus()
+	changed := false
+	for _, device := range claim.Status.Allocation.Devices.Results {
+		if device.Driver != r.config.Driver {
+			continue
+		}
+		changed = changed || !saysAlready(claim, device, condition)
+		entry := resourceac.AllocatedDeviceStatus().WithDriver(device.Driver).WithPool(device.Pool).WithDevice(device.Device).
+			WithConditions(metaac.Condition().WithType(condition.Type).WithStatus(condition.Status).WithReason(condition.Reason).
+				WithMessage(condition.Message).WithLastTransitionTime(metav1.Now()).WithObservedGeneration(claim.Generation))
+		if device.ShareID != nil {
+			entry.WithShareID(string(*device.ShareID))
+		}
+		status.WithDevices(entry)
+	}
+	if !changed {
+		return
+	}
+	// The call's own context may have ended: that is often what is being reported.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
+	defer cancel()
+	apply := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
+	_, err := r.config.Client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: r.config.Driver, Force: true})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not set the claim's condition", "condition", condition.Type, "status", condition.Status)
+	}
+}
+
+// saysAlready says whether a device's condition in the claim is the one given.
+func saysAlready(claim *resourceapi.ResourceClaim, device resourceapi.DeviceRequestAllocationResult, condition metav1.Condition) bool {
+	for _, status := range claim.Status.Devices {
+		if status.Driver != device.Driver || status.Pool != device.Pool || status.Device != device.Device || !sameShare(status.ShareID, device.ShareID) {
+			continue
+		}
+		old := meta.FindStatusCondition(status.Conditions, condition.Type)
+		return old != nil && old.Status == condition.Status && old.Reason == condition.Reason && old.Message == condition.Message
+	}
+	return false
+}
+
+func sameShare(a *string, b *types.UID) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return *a == string(*b)
+}
+
+func truncate(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	const more = "…"
+	return strings.ToValidUTF8(text[:limit-len(more)], "") + more
+}

@@ -1,0 +1,67 @@
+package draplugin
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := make(map[types.UID]error, len(claims))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, claim := range claims {
+		wg.Go(func() {
+			start := time.Now()
+			err := p.unprepare(ctx, claim.UID)
+			p.config.Metrics.Observe("unprepare", "total", start)
+			if err != nil {
+				err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+				p.config.Metrics.Errors.WithLabelValues("unprepare", reasonOf(err)).Inc()
+				klog.FromContext(ctx).Error(err, "Claim not unprepared", "uid", claim.UID)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			results[claim.UID] = err
+		})
+	}
+	wg.Wait()
+	p.config.Metrics.Claims.Set(float64(p.state.Len()))
+	return results, nil
+}
+
+// unprepare undoes a claim: the CDI spec first, so that no container starts with what is being taken away; the record last, so
+// that a crash in between is found.
+func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
+	unlock, err := p.locks.Lock(ctx, string(uid))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := p.cdi.Remove(uid); err != nil {
+		return err
+	}
+	if record, ok := p.state.Get(uid); ok {
+		if err := p.config.Kind.Unprepare(ctx, record); err != nil {
+			return err
+		}
+		if err := p.state.Delete(uid); err != nil {
+			return err
+		}
+	}
+	p.ledger.Release(string(uid))
+	p.report.forget(uid)
+	return nil
+}
+
+func isEmpty(edits specs.ContainerEdits) bool {
+	return len(edits.Env) == 0 && len(edits.DeviceNodes) == 0 && len(edits.NetDevices) == 0 && len(edits.Hooks) == 0 &&
+		len(edits.Mounts) == 0 && edits.IntelRdt == nil && len(edits.AdditionalGIDs) == 0
+}

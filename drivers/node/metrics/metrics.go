@@ -1,0 +1,101 @@
+// Package metrics holds the metrics that every node plugin has, and serves them.
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Plugin are the metrics of one node plugin, in a registry of its own.
+type Plugin struct {
+	Registry *prometheus.Registry
+	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is the kubelet's whole call for
+	// that claim. Labels: operation (prepare, unprepare, recover), step.
+	StepSeconds *prometheus.HistogramVec
+	// Errors counts claims that could not be prepared or unprepared. Labels: operation, reason (a CamelCase word).
+	Errors *prometheus.CounterVec
+	// Claims is how many claims the plugin holds prepared.
+	Claims prometheus.Gauge
+	// Devices is how many devices are published. Label: state (available, tainted).
+	Devices *prometheus.GaugeVec
+	// UnreadableState is how many state files were found unreadable and set aside since the start.
+	UnreadableState prometheus.Counter
+}
+
+// New makes the metrics of the plugin for driver, each with the constant label driver.
+func New(driver string) *Plugin {
+	labels := prometheus.Labels{"driver": driver}
+	p := &Plugin{
+		Registry: prometheus.NewRegistry(),
+		StepSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "gpufabric_claim_step_seconds", Help: "Time spent in each step of preparing and unpreparing a claim.", ConstLabels: labels,
+			// From half a millisecond (a file write) to the kubelet's limit of 45 s.
+			Buckets: []float64{.0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1, 2, 4, 8, 16, 45},
+		}, []string{"operation", "step"}),
+		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpufabric_claim_errors_total", Help: "Claims that could not be prepared or unprepared, by reason.", ConstLabels: labels,
+		}, []string{"operation", "reason"}),
+		Claims: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "gpufabric_claims_prepared", Help: "Claims that are prepared on this node.", ConstLabels: labels,
+		}),
+		Devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "gpufabric_devices", Help: "Devices published by this node, by state.", ConstLabels: labels,
+		}, []string{"state"}),
+		UnreadableState: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "gpufabric_state_files_unreadable_total", Help: "State files set aside because they could not be read.", ConstLabels: labels,
+		}),
+	}
+	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Claims, p.Devices, p.UnreadableState,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return p
+}
+
+// Observe records how long a step took since start and returns the time now, for the next step.
+func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
+	now := time.Now()
+	p.StepSeconds.WithLabelValues(operation, step).Observe(now.Sub(start).Seconds())
+	return now
+}
+
+// Serve serves the registry on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy may
+// be nil; its error makes /healthz answer 503 with its text.
+func Serve(ctx context.Context, address string, registry *prometheus.Registry, healthy func() error) error {
+	if address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if healthy != nil {
+			if err := healthy(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics: --metrics-address %q: %w", address, err)
+	}
+	return serve(ctx, listener, mux)
+}
+
+func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stopped()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}

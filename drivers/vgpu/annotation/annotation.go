@@ -1,0 +1,202 @@
+// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler (or HAMi's, which speaks the same) agree:
+// what GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given.
+//
+// Everything read here was written by another program; a malformed value is an error that quotes the part that is wrong, never a guess.
+package annotation
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Annotation keys, as Volcano writes and expects them.
+const (
+	NodeRegister  = "volcano.sh/node-vgpu-register"  // plugin -> scheduler: the node's GPUs
+	NodeHandshake = "volcano.sh/node-vgpu-handshake" // both ways, Volcano 1.15 and earlier
+
+	PodNode     = "volcano.sh/vgpu-node"            // the node that the devices are on
+	PodTime     = "volcano.sh/vgpu-time"            // when the scheduler chose, Unix seconds
+	PodDevices  = "volcano.sh/vgpu-ids-new"         // what each container was given; kept
+	PodPending  = "volcano.sh/devices-to-allocate"  // the same, until the plugin has served it
+	BindPhase   = "volcano.sh/bind-phase"           // allocating | success | failed
+	BindTime    = "volcano.sh/bind-time"            // Unix seconds
+	PodMode     = "volcano.sh/vgpu-mode"            // hami-core | mig
+	PodGroup    = "volcano.sh/vgpu-podgroup-policy" // how GPUs of one group are chosen
+	UseUUID     = "volcano.sh/vgpu-use-gpuuuid"     // comma-separated
+	AvoidUUID   = "volcano.sh/vgpu-nouse-gpuuuid"   // comma-separated
+	UseType     = "nvidia.com/use-gputype"          // comma-separated model names
+	AvoidType   = "nvidia.com/nouse-gputype"        // comma-separated model names
+	NodeLock    = "hamivgpu"                        // holds an RFC 3339 time while a pod is being bound to the node
+	BindSuccess = "success"
+	BindFailed  = "failed"
+)
+
+// Mode says how a GPU is shared.
+type Mode string
+
+// The modes that Volcano knows.
+const (
+	ModeSoftware Mode = "hami-core" // limits kept by a library inside the container
+	ModeMIG      Mode = "mig"       // a MIG instance each
+)
+
+// GPU is one GPU as a node registers it.
+type GPU struct {
+	UUID    string
+	Slots   int    // containers that may share it
+	Memory  int64  // in units of the node's memory factor (package units), not in MiB
+	Model   string // as NVML names it, without "NVIDIA " in front, spaces kept
+	Healthy bool
+	Mode    Mode
+}
+
+// FormatGPUs writes the value of NodeRegister: one GPU after another, each closed by a colon, position being the index the scheduler uses.
+func FormatGPUs(gpus []GPU) string {
+	var b strings.Builder
+	for _, gpu := range gpus {
+		fmt.Fprintf(&b, "%s,%d,%d,NVIDIA-%s,%t,%s:", gpu.UUID, gpu.Slots, gpu.Memory, model(gpu.Model), gpu.Healthy, gpu.Mode)
+	}
+	return b.String()
+}
+
+// model keeps separators out of a model name: they would shift every field after it.
+func model(name string) string {
+	name = strings.TrimPrefix(strings.TrimSpace(name), "NVIDIA ")
+	return strings.NewReplacer(",", " ", ":", " ", ";", " ").Replace(name)
+}
+
+// Share is what the scheduler gave a container of one GPU.
+type Share struct {
+	UUID   string
+	Memory int64 // in units of the node's memory factor; 0: the whole GPU's
+	Cores  int   // percent of the GPU's SMs; 0: unlimited
+	// Slot names a MIG instance in Volcano's encoding `UUID[group-position]`; nil for a software share.
+	Slot *MIGSlot
+}
+
+// MIGSlot is an instance by its place in the node's list of geometries.
+type MIGSlot struct {
+	Group    int // which geometry of the GPU's list
+	Position int // which instance of that geometry, in the geometry's order
+}
+
+// Limits bound what a pod's annotation may hold, so that a hostile one costs little.
+const (
+	maximumLength = 256 << 10 // the API server's own limit on all annotations together
+	maximumShares = 64        // GPUs for one container; no node has more
+)
+
+// FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers first as the
+// scheduler lists them. A container without shares keeps its empty place.
+func FormatShares(containers [][]Share) string {
+	var b strings.Builder
+	for _, shares := range containers {
+		for _, share := range shares {
+			b.WriteString(share.UUID)
+			if share.Slot != nil {
+				fmt.Fprintf(&b, "[%d-%d]", share.Slot.Group, share.Slot.Position)
+			}
+			fmt.Fprintf(&b, ",NVIDIA,%d,%d:", share.Memory, share.Cores)
+		}
+		b.WriteByte(';')
+	}
+	return b.String()
+}
+
+// ParseShares reads the value of PodDevices or PodPending: one element per container, in the annotation's order.
+func ParseShares(value string) ([][]Share, error) {
+	if len(value) > maximumLength {
+		return nil, fmt.Errorf("devices annotation of %d bytes, where at most %d are read", len(value), maximumLength)
+	}
+	if value == "" {
+		return nil, nil
+	}
+	var containers [][]Share
+	for i, part := range strings.Split(strings.TrimSuffix(value, ";"), ";") {
+		var shares []Share
+		for _, field := range strings.Split(part, ":") {
+			if field = strings.TrimSpace(field); field == "" {
+				continue
+			}
+			if len(shares) == maximumShares {
+				return nil, fmt.Errorf("container %d: more than %d devices", i, maximumShares)
+			}
+			share, err := parseShare(field)
+			if err != nil {
+				return nil, fmt.Errorf("container %d: device %q: %w", i, shorten(field), err)
+			}
+			shares = append(shares, share)
+		}
+		containers = append(containers, shares)
+	}
+	return containers, nil
+}
+
+func parseShare(field string) (Share, error) {
+	parts := strings.Split(field, ",")
+	if len(parts) != 4 {
+		return Share{}, fmt.Errorf("%d fields, where UUID,NVIDIA,memory,cores are 4", len(parts))
+	}
+	if parts[1] != "NVIDIA" {
+		return Share{}, fmt.Errorf("vendor %q, where only NVIDIA is known", shorten(parts[1]))
+	}
+	share := Share{UUID: parts[0]}
+	if id, slot, found := strings.Cut(parts[0], "["); found {
+		parsed, err := parseSlot(slot)
+		if err != nil {
+			return Share{}, err
+		}
+		share.UUID, share.Slot = id, parsed
+	}
+	if !ValidUUID(share.UUID) {
+		return Share{}, fmt.Errorf("%q is not a GPU's UUID (GPU- and hexadecimal digits)", shorten(share.UUID))
+	}
+	memory, err := strconv.ParseInt(parts[2], 10, 64)
+	if err != nil || memory < 0 {
+		return Share{}, fmt.Errorf("memory %q, where a whole number of units from 0 is allowed", shorten(parts[2]))
+	}
+	cores, err := strconv.Atoi(parts[3])
+	if err != nil || cores < 0 || cores > 100 {
+		return Share{}, fmt.Errorf("cores %q, where 0 to 100 percent are allowed", shorten(parts[3]))
+	}
+	share.Memory, share.Cores = memory, cores
+	return share, nil
+}
+
+func parseSlot(text string) (*MIGSlot, error) {
+	inner, closed := strings.CutSuffix(text, "]")
+	group, position, dashed := strings.Cut(inner, "-")
+	g, errGroup := strconv.Atoi(group)
+	p, errPosition := strconv.Atoi(position)
+	if !closed || !dashed || errGroup != nil || errPosition != nil || g < 0 || p < 0 {
+		return nil, fmt.Errorf("MIG slot %q, where [group-position] is expected", shorten("["+text))
+	}
+	return &MIGSlot{Group: g, Position: p}, nil
+}
+
+// ValidUUID tells whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a tenant's text out of
+// file names and environment variables.
+func ValidUUID(s string) bool {
+	digits, ok := strings.CutPrefix(s, "GPU-")
+	if !ok {
+		digits, ok = strings.CutPrefix(s, "MIG-")
+	}
+	if !ok || len(digits) < 8 || len(digits) > 36 {
+		return false
+	}
+	for _, c := range digits {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') && (c < 'A' || c > 'F') && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+func shorten(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}

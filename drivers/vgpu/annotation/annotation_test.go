@@ -1,0 +1,116 @@
+package annotation
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+
+func TestFormatGPUs(t *testing.T) {
+	got := FormatGPUs([]GPU{
+		{UUID: uuid, Slots: 10, Memory: 4914, Model: "NVIDIA L40S", Healthy: true, Mode: ModeSoftware},
+		{UUID: uuid, Slots: 7, Memory: 40960, Model: "NVIDIA A100-SXM4-40GB, odd:name", Healthy: false, Mode: ModeMIG},
+	})
+	want := uuid + ",10,4914,NVIDIA-L40S,true,hami-core:" + uuid + ",7,40960,NVIDIA-A100-SXM4-40GB  odd name,false,mig:"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestParseShares(t *testing.T) {
+	for name, test := range map[string]struct {
+		value string
+		want  [][]Share
+	}{
+		"nothing":                            {"", nil},
+		"one share":                          {uuid + ",NVIDIA,1024,0:;", [][]Share{{{UUID: uuid, Memory: 1024}}}},
+		"the last semicolon may be missing":  {uuid + ",NVIDIA,1024,0:", [][]Share{{{UUID: uuid, Memory: 1024}}}},
+		"a container in between has nothing": {uuid + ",NVIDIA,1,2:;;" + uuid + ",NVIDIA,3,4:;", [][]Share{{{UUID: uuid, Memory: 1, Cores: 2}}, nil, {{UUID: uuid, Memory: 3, Cores: 4}}}},
+		"two GPUs for one container":         {uuid + ",NVIDIA,1,2:" + uuid + ",NVIDIA,3,4:;", [][]Share{{{UUID: uuid, Memory: 1, Cores: 2}, {UUID: uuid, Memory: 3, Cores: 4}}}},
+		"a MIG slot":                         {uuid + "[1-3],NVIDIA,4864,14:;", [][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{1, 3}}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseShares(test.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("shares (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
+	for value, part := range map[string]string{
+		"rubbish":                               "1 fields",
+		uuid + ",AMD,1,1:;":                     `"AMD"`,
+		uuid + ",NVIDIA,-1,1:;":                 `memory "-1"`,
+		uuid + ",NVIDIA,1e3,1:;":                `memory "1e3"`,
+		uuid + ",NVIDIA,1,101:;":                `cores "101"`,
+		uuid + ",NVIDIA,1,x:;":                  `cores "x"`,
+		uuid + ",NVIDIA,99999999999999999999,1": "memory",
+		uuid + "[1],NVIDIA,1,1:;":               "MIG slot",
+		uuid + "[1-,NVIDIA,1,1:;":               "MIG slot",
+		uuid + "[-1-1],NVIDIA,1,1:;":            "MIG slot",
+		"../../etc/passwd,NVIDIA,1,1:;":         "not a GPU's UUID",
+		"GPU-,NVIDIA,1,1:;":                     "not a GPU's UUID",
+		";;" + uuid + ",NVIDIA:;":               "container 2",
+		strings.Repeat(uuid+",NVIDIA,1,1:", 65): "more than 64",
+		strings.Repeat("a", 300<<10):            "at most",
+	} {
+		if got, err := ParseShares(value); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("ParseShares(%.60q) = %v, %v; want an error with %q", value, got, err, part)
+		}
+	}
+}
+
+func TestSharesRoundTrip(t *testing.T) {
+	want := [][]Share{{{UUID: uuid, Memory: 1024, Cores: 50}}, nil, {{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{0, 6}}}}
+	got, err := ParseShares(FormatShares(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("shares (-want +got):\n%s", diff)
+	}
+}
+
+func TestParseHandshake(t *testing.T) {
+	for value, want := range map[string]Handshake{
+		"":                                     HandshakeAbsent,
+		FormatReport(time.Unix(1763000000, 0)): HandshakeReported,
+		"Requesting_2026.11.21 02:20:00":       HandshakeAsked,
+		"Deleted_2026.11.21 02:20:00":          HandshakeDeleted,
+	} {
+		if got, err := ParseHandshake(value); err != nil || got != want {
+			t.Errorf("ParseHandshake(%q) = %v, %v; want %v", value, got, err, want)
+		}
+	}
+	for _, value := range []string{"Deleted_yesterday", "Requesting_", "hello"} {
+		if got, err := ParseHandshake(value); err == nil {
+			t.Errorf("ParseHandshake(%q) = %v, want an error", value, got)
+		}
+	}
+}
+
+func FuzzParseShares(f *testing.F) {
+	f.Add(uuid + "[1-3],NVIDIA,4864,14:;;")
+	f.Fuzz(func(t *testing.T, value string) {
+		shares, err := ParseShares(value)
+		if err != nil {
+			return
+		}
+		again, err := ParseShares(FormatShares(shares))
+		if err != nil {
+			t.Fatalf("what was written from %q cannot be read: %v", value, err)
+		}
+		if len(shares) > 0 && cmp.Diff(shares, again) != "" {
+			t.Errorf("%q changed on its way:\n%s", value, cmp.Diff(shares, again))
+		}
+	})
+}

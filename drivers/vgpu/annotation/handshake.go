@@ -1,0 +1,53 @@
+package annotation
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// The handshake of Volcano 1.15 and earlier: the plugin reports, the scheduler asks again, and after a minute without an answer it declares the node's
+// devices deleted. Volcano 1.16 looks at the node's allocatable instead, and the annotation is then merely not read.
+const (
+	reported   = "Reported "
+	requesting = "Requesting_"
+	deleted    = "Deleted_"
+	// askedLayout is how the scheduler writes its times.
+	askedLayout = "2006.01.02 15:04:05"
+)
+
+// FormatReport writes the plugin's side of NodeHandshake.
+func FormatReport(now time.Time) string { return reported + now.UTC().Format(time.RFC3339) }
+
+// Handshake is the state of NodeHandshake.
+type Handshake int
+
+// The states of a handshake.
+const (
+	HandshakeAbsent   Handshake = iota // nobody has written
+	HandshakeReported                  // the plugin spoke last
+	HandshakeAsked                     // the scheduler waits for a report
+	HandshakeDeleted                   // the scheduler has given the node's devices up; a report brings them back
+)
+
+// ParseHandshake reads NodeHandshake. The plugin answers (by FormatReport) when the scheduler spoke last, and needs no write otherwise.
+func ParseHandshake(value string) (Handshake, error) {
+	switch {
+	case value == "":
+		return HandshakeAbsent, nil
+	case strings.HasPrefix(value, reported):
+		return HandshakeReported, nil
+	case strings.HasPrefix(value, requesting):
+		return HandshakeAsked, checkTime(strings.TrimPrefix(value, requesting))
+	case strings.HasPrefix(value, deleted):
+		return HandshakeDeleted, checkTime(strings.TrimPrefix(value, deleted))
+	}
+	return HandshakeAbsent, fmt.Errorf("handshake %q, where Reported, Requesting_ or Deleted_ and a time are known", shorten(value))
+}
+
+func checkTime(text string) error {
+	if _, err := time.Parse(askedLayout, text); err != nil {
+		return fmt.Errorf("handshake time %q, where %q is the form", shorten(text), askedLayout)
+	}
+	return nil
+}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -93,11 +92,14 @@ func (r *Resource) run(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	var current *server
 	defer func() { current.close() }()
-	var registered identity // the kubelet.sock that knows us
+	var registered, seen identity // the kubelet.sock that knows us, and the last one looked at
 	retry := firstRetry
 	for ctx.Err() == nil {
 		wait := time.Duration(-1) // until woken
 		kubelet, err := identify(filepath.Join(r.host.dir, kubeletSocket))
+		if kubelet != seen {
+			seen, retry = kubelet, firstRetry
+		}
 		switch {
 		case err != nil:
 			registered = identity{} // No kubelet: its socket's appearance wakes us.
@@ -146,10 +148,7 @@ func (r *Resource) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	target := filepath.Join(r.host.dir, kubeletSocket)
-	connection, err := grpc.NewClient("passthrough:///"+target, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", address)
-		}))
+	connection, err := grpc.NewClient("unix:"+target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("dial the kubelet at %s: %w", target, err)
 	}

@@ -1,0 +1,177 @@
+package nodeimage
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"gpufabric.io/tests/docker"
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/rootfs"
+	"gpufabric.io/tests/toolchain"
+)
+
+// storageClass stands where kind looks for its default: a class for volumes made by hand, because there is no provisioner to be had.
+const storageClass = `apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata:
+  name: standard
+  annotations: {storageclass.kubernetes.io/is-default-class: "true"}
+provisioner: kubernetes.io/no-provisioner
+volumeBindingMode: WaitForFirstConsumer
+`
+
+// assemble puts the parts together in a container and commits it.
+type assemble struct{ *recipe }
+
+func (assemble) Name() string { return "Put the node image together" }
+
+func (a assemble) Execute(ctx context.Context) error {
+	base := "gpufabric/node-rootfs:" + rootfs.Node().Key()
+	if !docker.HasImage(ctx, base) {
+		if _, err := docker.Run(ctx, "import", a.nodeTar, base); err != nil {
+			return err
+		}
+	}
+	// containerd needs privileges even to store images; a commit can set everything but the stop signal.
+	container, err := docker.Run(ctx, "run", "--detach", "--privileged", "--stop-signal", stopSignal, "--network", "none", base, "sleep", "infinity")
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = docker.Run(context.WithoutCancel(ctx), "rm", "--force", "--volumes", container) }()
+
+	files, err := a.files(ctx)
+	if err != nil {
+		return err
+	}
+	if err := copyInto(ctx, container, files); err != nil {
+		return err
+	}
+	if _, err := docker.Script(ctx, container, setup, "K8S_VERSION="+toolchain.Kubernetes); err != nil {
+		return err
+	}
+	args := []string{"commit"}
+	for _, change := range strings.Split(imageConfig, "\n") {
+		args = append(args, "--change", change)
+	}
+	_, err = docker.Run(ctx, append(args, container, a.image)...)
+	return err
+}
+
+// entry is a file to copy into the container.
+type entry struct {
+	path    string // in the container, without a leading slash
+	mode    int64
+	from    string
+	content string
+}
+
+// files lists what the node has beyond Debian's packages.
+func (a assemble) files(ctx context.Context) ([]entry, error) {
+	list := []entry{
+		{path: "kind/images.tar", mode: 0o644, from: a.archive},
+		{path: "kind/manifests/default-storage.yaml", mode: 0o644, content: storageClass},
+	}
+	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
+		list = append(list, entry{path: "usr/bin/" + name, mode: 0o755, from: a.tools[name]})
+	}
+	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2"} {
+		list = append(list, entry{path: "usr/local/bin/" + name, mode: 0o755, from: a.tools[name]})
+	}
+	kind, err := kindBaseFiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = filepath.WalkDir(kind, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		relative, err := filepath.Rel(kind, path)
+		if err != nil {
+			return err
+		}
+		// As in kind's Dockerfile: scripts may be run, everything else may be read.
+		mode := int64(0o644)
+		if dir := filepath.Dir(relative); filepath.Base(dir) == "bin" {
+			mode = 0o755
+		}
+		list = append(list, entry{path: relative, mode: mode, from: path})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read kind's base files in %s: %w", kind, err)
+	}
+	return list, nil
+}
+
+// kindBaseFiles returns the directory, in the Go module cache, of what kind's base image copies in.
+func kindBaseFiles(ctx context.Context) (string, error) {
+	root, err := repository.Root()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "sigs.k8s.io/kind")
+	module := filepath.Join(root, "tests/toolchain/modules/kind")
+	cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("fetch kind's module: %w\n%s", err, said)
+	}
+	cmd = exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind")
+	cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
+	dir, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("find kind's module: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(dir)), "images/base/files"), nil
+}
+
+// copyInto streams the files into the container.
+func copyInto(ctx context.Context, container string, files []entry) error {
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(writeEntries(w, files)) }()
+	_, err := docker.RunWith(ctx, r, "cp", "-", container+":/")
+	_ = r.CloseWithError(io.ErrClosedPipe) // ends the writer if docker did not read to the end
+	return err
+}
+
+func writeEntries(w io.Writer, files []entry) error {
+	archive := tar.NewWriter(w)
+	for _, file := range files {
+		if err := writeEntry(archive, file); err != nil {
+			return fmt.Errorf("add %s: %w", file.path, err)
+		}
+	}
+	return archive.Close()
+}
+
+func writeEntry(archive *tar.Writer, file entry) error {
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: file.path, Mode: file.mode, Size: int64(len(file.content))}
+	if file.from == "" {
+		if err := archive.WriteHeader(header); err != nil {
+			return err
+		}
+		_, err := io.WriteString(archive, file.content)
+		return err
+	}
+	source, err := os.Open(file.from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = source.Close() }()
+	info, err := source.Stat()
+	if err != nil {
+		return err
+	}
+	header.Size = info.Size()
+	if err := archive.WriteHeader(header); err != nil {
+		return err
+	}
+	_, err = io.Copy(archive, source)
+	return err
+}

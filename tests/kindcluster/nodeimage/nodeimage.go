@@ -1,0 +1,139 @@
+// Package nodeimage provides the image that kind's nodes run from: kind's published one where it can be pulled, else one made here from Debian
+// packages, kind's own base files (from its Go module) and commands that the toolchain builds.
+package nodeimage
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"gpufabric.io/tests/docker"
+	"gpufabric.io/tests/rootfs"
+	"gpufabric.io/tests/steps"
+	"gpufabric.io/tests/toolchain"
+)
+
+// Published is kind's own image for the Kubernetes version of these tests.
+const Published = "kindest/node:" + toolchain.Kubernetes
+
+// Asking a registry whether it has the image may take this long; a machine without one says so much sooner.
+const registryPatience = 20 * time.Second
+
+//go:embed setup.sh
+var setup string
+
+// Image is a node image that Docker has.
+type Image struct {
+	Name      string
+	Published bool // kind's own, with its network plugin and storage provisioner; else made here, without them
+}
+
+// Ensure returns a node image, in this order: the one made here before, kind's published one, one made now. Progress goes to the printer.
+func Ensure(ctx context.Context, printer *steps.Printer) (Image, error) {
+	own := Image{Name: OwnName()}
+	if docker.HasImage(ctx, own.Name) {
+		return own, nil
+	}
+	if docker.HasImage(ctx, Published) {
+		return Image{Name: Published, Published: true}, nil
+	}
+	if reachable(ctx) {
+		if _, err := printer.Run(ctx, pull{}); err != nil {
+			return Image{}, err
+		}
+		return Image{Name: Published, Published: true}, nil
+	}
+	fmt.Fprintf(printer, "%s cannot be pulled here; making a node image\n", Published)
+	return own, build(ctx, printer, own.Name)
+}
+
+func reachable(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, registryPatience)
+	defer cancel()
+	_, err := docker.Run(ctx, "manifest", "inspect", Published)
+	return err == nil
+}
+
+// OwnName is the name of the image made here. Its tag changes whenever anything that the image is made of does.
+func OwnName() string {
+	hash := sha256.New()
+	fmt.Fprintln(hash, toolchain.Kubernetes, toolchain.Etcd, toolchain.CoreDNS, toolchain.Containerd, toolchain.Kind, runtime.GOARCH)
+	fmt.Fprint(hash, rootfs.Node().Key(), rootfs.Base().Key(), setup, imageConfig, storageClass)
+	return "gpufabric/node:" + toolchain.Kubernetes + "-" + hex.EncodeToString(hash.Sum(nil)[:6])
+}
+
+// stopSignal makes systemd power off; it takes SIGTERM for a wish to be started anew.
+const stopSignal = "SIGRTMIN+3"
+
+// imageConfig is what the image says about itself, as in kind's Dockerfile.
+var imageConfig = strings.Join([]string{
+	"ENV container=docker",
+	`ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]`,
+	"CMD []",
+}, "\n")
+
+// pull fetches kind's published image.
+type pull struct{}
+
+func (pull) Name() string { return "Pull " + Published }
+
+func (pull) Execute(ctx context.Context) error {
+	_, err := docker.Run(ctx, "pull", "--quiet", Published)
+	return err
+}
+
+// recipe is what the steps of a build hand to each other.
+type recipe struct {
+	image   string // name of the image being made
+	printer *steps.Printer
+	cache   string
+
+	tools   map[string]string // command name to path
+	nodeTar string            // root file systems
+	baseTar string
+	archive string // the images that kubeadm wants
+}
+
+func build(ctx context.Context, printer *steps.Printer, image string) error {
+	cache, err := toolchain.CacheRoot()
+	if err != nil {
+		return err
+	}
+	r := &recipe{image: image, printer: printer, cache: filepath.Join(cache, "nodeimage")}
+	_, err = printer.Run(ctx, commands{r}, rootFileSystems{r}, componentImages{r}, assemble{r})
+	return err
+}
+
+// commands provides Kubernetes' own commands, containerd, etcd and coredns.
+type commands struct{ *recipe }
+
+func (commands) Name() string { return "Kubernetes " + toolchain.Kubernetes + ", containerd, etcd, coredns" }
+
+func (c commands) Execute(ctx context.Context) error {
+	tools, err := toolchain.New(c.printer)
+	if err != nil {
+		return err
+	}
+	c.tools, err = tools.Ensure(ctx, toolchain.NodeTools()...)
+	return err
+}
+
+// rootFileSystems makes the Debian trees.
+type rootFileSystems struct{ *recipe }
+
+func (rootFileSystems) Name() string { return "Debian root file systems" }
+
+func (r rootFileSystems) Execute(ctx context.Context) error {
+	var err error
+	if r.nodeTar, err = rootfs.Node().Tar(ctx, r.cache); err != nil {
+		return err
+	}
+	r.baseTar, err = rootfs.Base().Tar(ctx, r.cache)
+	return err
+}

@@ -1,0 +1,69 @@
+// Package rootfs makes small Debian root file systems with mmdebstrap, for machines that can reach a Debian mirror but no image registry.
+package rootfs
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Recipe says what a root file system holds.
+type Recipe struct {
+	Name     string   // part of the cached file's name
+	Variant  string   // mmdebstrap's: essential (no apt), minbase
+	Packages []string // in addition to the variant's
+}
+
+// suite is Debian 12: its systemd boots under cgroup v1 and v2, while Debian 13's refuses v1.
+const suite = "bookworm"
+
+// Node is the file system of a kind node: the packages kind's own base image has, a runtime, CNI plugins and tools that tests look around with.
+func Node() Recipe {
+	return Recipe{Name: "node", Variant: "minbase", Packages: []string{
+		"systemd", "conntrack", "iptables", "nftables", "iproute2", "ethtool", "util-linux", "mount", "kmod", "libseccomp2", "pigz", "e2fsprogs", "bash",
+		"ca-certificates", "curl", "jq", "procps", "socat", "runc", "containernetworking-plugins", "pciutils",
+	}}
+}
+
+// Base is what kube-proxy's image and the stand-ins for distribution images are made of: a shell, coreutils and packet filter tools.
+func Base() Recipe {
+	return Recipe{Name: "base", Variant: "essential", Packages: []string{"bash", "iptables", "nftables", "conntrack", "kmod"}}
+}
+
+// Key changes whenever the recipe does.
+func (r Recipe) Key() string {
+	sum := sha256.Sum256([]byte(suite + "\n" + r.Variant + "\n" + strings.Join(r.Packages, "\n")))
+	return hex.EncodeToString(sum[:6])
+}
+
+// Tar returns the path of the root file system as a tar archive under dir, made now if it is not there yet.
+func (r Recipe) Tar(ctx context.Context, dir string) (string, error) {
+	path := filepath.Join(dir, fmt.Sprintf("%s-%s.tar", r.Name, r.Key()))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		return "", fmt.Errorf("make the %s root file system: mmdebstrap is not on the PATH: apt-get install mmdebstrap", r.Name)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unfinished := fmt.Sprintf("%s.%d.unfinished", path, os.Getpid())
+	defer func() { _ = os.Remove(unfinished) }()
+	cmd := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--format=tar", "--variant="+r.Variant, "--include="+strings.Join(r.Packages, ","), suite, unfinished)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("make the %s root file system: %s: %w\n%s", r.Name, strings.Join(cmd.Args, " "), err, said.String())
+	}
+	if err := os.Rename(unfinished, path); err != nil {
+		return "", err
+	}
+	return path, nil
+}

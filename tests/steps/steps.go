@@ -1,0 +1,102 @@
+// Package steps runs ordered work as a list of named steps and shows it to a person as it happens.
+package steps
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Step is one thing that is done; its name reads well in a table of contents.
+type Step interface {
+	Name() string
+	Execute(ctx context.Context) error
+}
+
+// Timing is how long one step took.
+type Timing struct {
+	Name string
+	Took time.Duration
+}
+
+// Printer shows steps, and whatever else is written to it between them, on lines of their own. A step may run steps of its own on the same
+// printer; they are indented below it. It is safe for concurrent writers, but steps run one after the other.
+type Printer struct {
+	mu    sync.Mutex
+	w     io.Writer
+	depth int
+	open  bool // a step's name stands on the last line, its seconds are still to come
+}
+
+// NewPrinter returns a printer that writes to w.
+func NewPrinter(w io.Writer) *Printer { return &Printer{w: w} }
+
+// Run executes the steps in order until one fails, and returns what those that ran took.
+func (p *Printer) Run(ctx context.Context, list ...Step) ([]Timing, error) {
+	var timings []Timing
+	for i, step := range list {
+		label := fmt.Sprintf("[%d/%d] %s", i+1, len(list), step.Name())
+		p.begin(label)
+		started := time.Now()
+		err := context.Cause(ctx)
+		if err == nil {
+			err = step.Execute(ctx)
+		}
+		took := time.Since(started)
+		timings = append(timings, Timing{step.Name(), took})
+		if err != nil {
+			p.finish(label, fmt.Sprintf("failed after %.1f s", took.Seconds()))
+			return timings, fmt.Errorf("%s: %w", step.Name(), err)
+		}
+		p.finish(label, fmt.Sprintf("%.1f s", took.Seconds()))
+	}
+	return timings, nil
+}
+
+// Write puts other output on lines of its own, below the step that is running.
+func (p *Printer) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.close()
+	indent := p.indent()
+	for line := range bytes.Lines(b) {
+		if _, err := fmt.Fprint(p.w, indent, string(line)); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
+
+func (p *Printer) begin(label string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.close()
+	fmt.Fprint(p.w, p.indent(), label, " ... ")
+	p.open = true
+	p.depth++
+}
+
+func (p *Printer) finish(label, result string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.depth--
+	if p.open {
+		fmt.Fprintln(p.w, result)
+	} else {
+		fmt.Fprint(p.w, p.indent(), label, ": ", result, "\n")
+	}
+	p.open = false
+}
+
+func (p *Printer) close() {
+	if p.open {
+		fmt.Fprintln(p.w)
+		p.open = false
+	}
+}
+
+func (p *Printer) indent() string { return strings.Repeat("      ", p.depth) }

@@ -1,0 +1,146 @@
+package v1beta1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// ComputeDomain is a set of nodes whose GPUs may share memory over NVLink (through IMEX) for as long as the domain exists. A pod
+// joins by a claim made from the domain's ResourceClaimTemplate; the node it lands on becomes part of the domain.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Namespaced,shortName=cd
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.status`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.spec.numNodes`
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.channel.resourceClaimTemplate.name`
+// +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type ComputeDomain struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec says what the domain is. It cannot be changed.
+	//
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: delete the ComputeDomain and create it again"
+	Spec ComputeDomainSpec `json:"spec"`
+
+	// Status says what has become of it.
+	Status ComputeDomainStatus `json:"status,omitempty"`
+}
+
+// ComputeDomainSpec says what a domain is.
+type ComputeDomainSpec struct {
+	// NumNodes is how many nodes must be ready for the domain to be Ready. 0: the domain is Ready at once and takes whatever nodes
+	// its pods bring.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:default=0
+	// +optional
+	NumNodes int `json:"numNodes"`
+
+	// Channel is what pods of the domain claim.
+	Channel ComputeDomainChannelSpec `json:"channel"`
+}
+
+// AllocationMode says how many IMEX channels a claim gets.
+//
+// +kubebuilder:validation:Enum=Single;All
+type AllocationMode string
+
+// The allocation modes.
+const (
+	// AllocationModeSingle gives one channel, channel 0.
+	AllocationModeSingle AllocationMode = "Single"
+	// AllocationModeAll gives every channel that the driver has.
+	AllocationModeAll AllocationMode = "All"
+)
+
+// ComputeDomainChannelSpec is what pods of a domain claim.
+type ComputeDomainChannelSpec struct {
+	// ResourceClaimTemplate is made by the controller, in the domain's namespace.
+	ResourceClaimTemplate ComputeDomainResourceClaimTemplate `json:"resourceClaimTemplate"`
+
+	// AllocationMode says how many channels a claim gets: Single (channel 0) or All.
+	//
+	// +kubebuilder:default=Single
+	// +optional
+	AllocationMode AllocationMode `json:"allocationMode,omitempty"`
+}
+
+// ComputeDomainResourceClaimTemplate names a template.
+type ComputeDomainResourceClaimTemplate struct {
+	// Name of the ResourceClaimTemplate that pods of the domain name.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	Name string `json:"name"`
+}
+
+// Readiness is the state of a domain or of a node in it, in the words that existing consumers know.
+//
+// +kubebuilder:validation:Enum=Ready;NotReady
+type Readiness string
+
+// The states.
+const (
+	Ready    Readiness = "Ready"
+	NotReady Readiness = "NotReady"
+)
+
+// ConditionReady is the type of the condition that says whether the domain is Ready, and if not what it waits for.
+const ConditionReady = "Ready"
+
+// ComputeDomainStatus says what has become of a domain.
+type ComputeDomainStatus struct {
+	// Status sums up: Ready once NumNodes nodes are ready.
+	//
+	// +kubebuilder:default=NotReady
+	// +optional
+	Status Readiness `json:"status,omitempty"`
+
+	// Nodes are the domain's nodes, from when their IMEX daemon has an address until they leave the domain.
+	//
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Nodes []ComputeDomainNode `json:"nodes,omitempty"`
+
+	// Conditions say why.
+	//
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// ObservedGeneration is the generation that this status speaks of.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// ComputeDomainNode is a node of a domain.
+type ComputeDomainNode struct {
+	// Name of the Node object.
+	Name string `json:"name"`
+	// IPAddress at which the node's IMEX daemon is reached by its peers.
+	IPAddress string `json:"ipAddress"`
+	// CliqueID is "<ClusterUUID>.<CliqueID>", empty for a node without NVLink fabric.
+	CliqueID string `json:"cliqueID"`
+	// Index is the node's number among those of its clique in this domain, from 0. It stays while the node stays.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Index int `json:"index"`
+	// Status says whether the node's IMEX daemon is ready.
+	//
+	// +kubebuilder:default=NotReady
+	// +optional
+	Status Readiness `json:"status,omitempty"`
+}
+
+// ComputeDomainList is a list of ComputeDomains.
+//
+// +kubebuilder:object:root=true
+type ComputeDomainList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []ComputeDomain `json:"items"`
+}

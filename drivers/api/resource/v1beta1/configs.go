@@ -1,0 +1,92 @@
+package v1beta1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ComputeDomainChannelConfig configures a channel of compute-domain.nvidia.com. The controller writes it into the template that
+// pods of a domain name.
+type ComputeDomainChannelConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// DomainID is the ComputeDomain's UID.
+	DomainID string `json:"domainID"`
+	// AllocationMode says how many channels the claim gets; empty means Single.
+	AllocationMode AllocationMode `json:"allocationMode,omitempty"`
+}
+
+// ComputeDomainDaemonConfig configures the daemon device of compute-domain.nvidia.com. The controller writes it into the template
+// that the domain's IMEX daemons use.
+type ComputeDomainDaemonConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// DomainID is the ComputeDomain's UID.
+	DomainID string `json:"domainID"`
+}
+
+// GpuConfig configures whole GPUs of gpu.nvidia.com.
+type GpuConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// Sharing says how containers that hold the same GPU share it. Absent: TimeSlicing with the default interval.
+	Sharing *GpuSharing `json:"sharing,omitempty"`
+}
+
+// MigDeviceConfig configures MIG devices of gpu.nvidia.com.
+type MigDeviceConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// Sharing says how containers that hold the same MIG device share it.
+	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
+}
+
+// VfioDeviceConfig asks for a GPU to be passed through to a virtual machine.
+type VfioDeviceConfig struct {
+	metav1.TypeMeta `json:",inline"`
+}
+
+// SharingStrategy says how a device is shared.
+type SharingStrategy string
+
+// The sharing strategies.
+const (
+	TimeSlicing SharingStrategy = "TimeSlicing"
+	MPS         SharingStrategy = "MPS"
+)
+
+// GpuSharing says how a GPU is shared. Only the section of its strategy may be given.
+type GpuSharing struct {
+	Strategy          SharingStrategy    `json:"strategy"`
+	TimeSlicingConfig *TimeSlicingConfig `json:"timeSlicingConfig,omitempty"`
+	MpsConfig         *MpsConfig         `json:"mpsConfig,omitempty"`
+}
+
+// MigDeviceSharing says how a MIG device is shared. A MIG device's time slices have no interval to choose.
+type MigDeviceSharing struct {
+	Strategy  SharingStrategy `json:"strategy"`
+	MpsConfig *MpsConfig      `json:"mpsConfig,omitempty"`
+}
+
+// TimeSliceInterval is how long a process has the GPU before the next.
+type TimeSliceInterval string
+
+// The intervals, as the driver's compute policy knows them.
+const (
+	DefaultTimeSlice TimeSliceInterval = "Default"
+	ShortTimeSlice   TimeSliceInterval = "Short"
+	MediumTimeSlice  TimeSliceInterval = "Medium"
+	LongTimeSlice    TimeSliceInterval = "Long"
+)
+
+// TimeSlicingConfig configures time slicing.
+type TimeSlicingConfig struct {
+	// Interval of a slice; absent means Default.
+	Interval *TimeSliceInterval `json:"interval,omitempty"`
+}
+
+// MpsConfig configures the MPS control daemon of a claim.
+type MpsConfig struct {
+	// DefaultActiveThreadPercentage of the device's threads that one client may use, 0 to 100.
+	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
+	// DefaultPinnedDeviceMemoryLimit is what one client may pin on every device.
+	DefaultPinnedDeviceMemoryLimit *resource.Quantity `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
+	// DefaultPerDevicePinnedMemoryLimit is the same for single devices, by UUID or by index in the claim; it wins.
+	DefaultPerDevicePinnedMemoryLimit map[string]resource.Quantity `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
+}

@@ -1,0 +1,1 @@
+// Empty: it tells the compiler that newManagerImpl's body is elsewhere.

@@ -1,0 +1,199 @@
+// Package simnode simulates a node of a Kubernetes cluster. Where a driver can tell the difference it is the kubelet's
+// own code: the plugin registration, the DRA manager and the device plugin server of k8s.io/kubernetes, talking to the
+// drivers over their real unix sockets. What a container runtime would do is simulated: containers of images that the
+// Runtime owns run as it sees fit, others are reported Running with the devices they would have received.
+package simnode
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/config"
+	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
+)
+
+// Access makes the clients of a node and of its pods.
+type Access interface {
+	// Node is the configuration of the node's own user, system:node:NAME.
+	Node(name string) (*rest.Config, error)
+	// Token is a configuration that reads its bearer token from a file.
+	Token(file string) *rest.Config
+}
+
+// Runtime runs the containers whose programs are ours.
+type Runtime interface {
+	// Owns tells whether containers of this image really run.
+	Owns(image string) bool
+	// Run runs a container until it ends or ctx is done; nil is exit status 0.
+	Run(ctx context.Context, container Container) error
+	// Exec runs a command beside a running container, as exec probes do.
+	Exec(ctx context.Context, container Container, command []string) error
+}
+
+// Container is what a Runtime gets to run: names of files in Args and Env are those of this machine.
+type Container struct {
+	Node, Namespace, Pod, Name string
+	PodUID                     types.UID
+	Image                      string
+	Args                       []string
+	Env                        map[string]string
+	Output                     io.Writer
+	// Address is the pod's: what the program would call "all addresses" in its network namespace.
+	Address string
+	// REST is the configuration that the pod's service account has.
+	REST *rest.Config
+	// Real translates a name of the container's file system.
+	Real func(name string) (string, bool)
+}
+
+// Config says what node to simulate.
+type Config struct {
+	Name   string
+	Labels map[string]string
+	// Dir is the node's own directory. Unix sockets lie under it and their paths have at most 107 bytes: keep it short.
+	Dir string
+	// Hardware maps what the node has beside an ordinary file system: names on the node to directories of its fake tree.
+	Hardware  []Mapping
+	Addresses *Addresses
+	Access    Access
+	Runtime   Runtime
+	Sockets   *SocketWatcher
+	// PrepareRetry is the pause after a pod could not start; 0 is the kubelet's, about 75 s.
+	PrepareRetry time.Duration
+	// RestartBackoff is the pause before a container that ended is started again, doubled each time; 0 is the kubelet's 10 s.
+	RestartBackoff time.Duration
+}
+
+// Node is one simulated node.
+type Node struct {
+	config Config
+	rest   *rest.Config
+	client kubernetes.Interface
+	paths  Paths
+	bootID string
+	dra    *dra.Manager
+	device *deviceManager
+	silent atomic.Bool
+
+	mu      sync.Mutex
+	object  *corev1.Node
+	workers map[types.UID]*worker
+}
+
+// Names of the directories in a node's own one. They are short because of the sockets below them.
+const (
+	kubeletDir    = "k" // the node's /var/lib/kubelet
+	rootDir       = "r" // everything else of the node's file system
+	containersDir = "c" // one directory a pod: config.json of each container, its log, its volumes
+)
+
+// New makes a node in config.Dir; a directory that a node had before is that node after a reboot.
+func New(config Config) (*Node, error) {
+	restConfig, err := config.Access.Node(config.Name)
+	if err != nil {
+		return nil, err
+	}
+	restConfig.QPS = -1
+	restConfig.UserAgent = "simcluster-node"
+	client, err := kubernetes.NewForConfig(restConfig)
+	if err != nil {
+		return nil, fmt.Errorf("make the client of node %s: %w", config.Name, err)
+	}
+	if config.PrepareRetry == 0 {
+		config.PrepareRetry = 75 * time.Second
+	}
+	if config.RestartBackoff == 0 {
+		config.RestartBackoff = 10 * time.Second
+	}
+	n := &Node{config: config, rest: restConfig, client: client, bootID: uuid.NewString(), workers: map[types.UID]*worker{}}
+	for _, dir := range []string{n.dir(kubeletDir, "plugins_registry"), n.dir(kubeletDir, "device-plugins"), n.dir(containersDir), n.dir(rootDir)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make node %s: %w", config.Name, err)
+		}
+	}
+	// /var/run is gone after a reboot.
+	if err := os.RemoveAll(n.dir(rootDir, "var/run")); err != nil {
+		return nil, fmt.Errorf("empty /var/run of node %s: %w", config.Name, err)
+	}
+	n.paths = NewPaths(append([]Mapping{
+		{Path: "/", Real: n.dir(rootDir)},
+		{Path: "/run", Real: n.dir(rootDir, "var/run")},
+		{Path: "/var/lib/kubelet", Real: n.dir(kubeletDir)},
+	}, config.Hardware...)...)
+	return n, nil
+}
+
+// Name is the node's name.
+func (n *Node) Name() string { return n.config.Name }
+
+// Object is the Node object as last written.
+func (n *Node) Object() *corev1.Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.object
+}
+
+// Silence stops (true) or resumes (false) the node's lease, as a lost network would. Its containers go on.
+func (n *Node) Silence(ctx context.Context, silent bool) error {
+	n.silent.Store(silent)
+	if silent {
+		return nil
+	}
+	return n.register(ctx) // Ready again
+}
+
+// Run registers the node and serves its pods until ctx is done; then containers end as if the machine went off.
+func (n *Node) Run(ctx context.Context) error {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.config.Name)
+	ctx = klog.NewContext(ctx, logger)
+	if err := n.register(ctx); err != nil {
+		return err
+	}
+	manager, err := dra.NewManager(logger, n.client, n.dir(kubeletDir))
+	if err != nil {
+		return fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
+	}
+	n.dra = manager
+	if n.device, err = newDeviceManager(n); err != nil {
+		return err
+	}
+	ready := kubeletconfig.NewSourcesReady(func(sets.Set[string]) bool { return true })
+	getNode := func(context.Context) (*corev1.Node, error) { return n.Object(), nil }
+	if err := manager.Start(ctx, n.activePods, getNode, ready); err != nil {
+		return fmt.Errorf("start the DRA manager of node %s: %w", n.config.Name, err)
+	}
+	if err := n.device.start(ctx, ready); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { n.heartbeat(ctx); return nil })
+	group.Go(func() error {
+		return n.config.Sockets.serve(ctx, n.dir(kubeletDir, "plugins_registry"), map[string]cache.PluginHandler{
+			registerapi.DRAPlugin:    manager.GetWatcherHandler(),
+			registerapi.DevicePlugin: n.device.handler(),
+		})
+	})
+	group.Go(func() error { return n.servePods(ctx) })
+	group.Go(func() error { n.device.publish(ctx); return nil })
+	return group.Wait()
+}
+
+func (n *Node) dir(elements ...string) string {
+	return filepath.Join(append([]string{n.config.Dir}, elements...)...)
+}

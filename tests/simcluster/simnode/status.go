@@ -1,0 +1,136 @@
+package simnode
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	podutil "k8s.io/kubernetes/pkg/util/pod"
+)
+
+// status is what the pod's status is now.
+func (w *worker) status() corev1.PodStatus {
+	w.mu.Lock()
+	pod, containers, message := w.latest, w.containers, w.message
+	w.mu.Unlock()
+	status := *pod.Status.DeepCopy()
+	status.HostIP = w.node.config.Addresses.Node()
+	status.HostIPs = []corev1.HostIP{{IP: status.HostIP}}
+	status.PodIP = w.address
+	status.PodIPs = []corev1.PodIP{{IP: w.address}}
+	status.QOSClass = pod.Status.QOSClass
+	if status.StartTime == nil {
+		status.StartTime = &metav1.Time{Time: metav1.Now().Time}
+	}
+	if containers == nil {
+		status.Phase = corev1.PodPending
+		status.Message = message
+		status.ContainerStatuses = nil
+		for _, c := range pod.Spec.Containers {
+			status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{
+				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating", Message: message}},
+			})
+		}
+		setConditions(&status, false, false, message)
+		return status
+	}
+	status.Message = ""
+	status.ContainerStatuses, status.InitContainerStatuses = nil, nil
+	ready, ended, failed := true, 0, false
+	for _, c := range containers {
+		s := c.status()
+		if slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == s.Name }) {
+			status.InitContainerStatuses = append(status.InitContainerStatuses, s)
+			continue
+		}
+		status.ContainerStatuses = append(status.ContainerStatuses, s)
+		ready = ready && s.Ready
+		if t := s.State.Terminated; t != nil {
+			ended++
+			failed = failed || t.ExitCode != 0
+		}
+	}
+	status.Phase = corev1.PodRunning
+	// With restarts to come a terminated container is between two lives; live() returns only where the policy ends it.
+	if ended == len(pod.Spec.Containers) && pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
+		switch {
+		case !failed:
+			status.Phase = corev1.PodSucceeded
+		case pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+			status.Phase = corev1.PodFailed
+		}
+	}
+	setConditions(&status, true, ready && pod.DeletionTimestamp == nil, "")
+	return status
+}
+
+func setConditions(status *corev1.PodStatus, initialized, ready bool, message string) {
+	set := func(kind corev1.PodConditionType, on bool) {
+		wanted := corev1.ConditionFalse
+		if on {
+			wanted = corev1.ConditionTrue
+		}
+		for i := range status.Conditions {
+			if c := &status.Conditions[i]; c.Type == kind {
+				if c.Status != wanted {
+					c.Status, c.LastTransitionTime = wanted, metav1.Now()
+				}
+				c.Message = message
+				return
+			}
+		}
+		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: kind, Status: wanted, LastTransitionTime: metav1.Now(), Message: message})
+	}
+	set(corev1.PodReadyToStartContainers, initialized)
+	set(corev1.PodInitialized, initialized)
+	set(corev1.ContainersReady, ready)
+	set(corev1.PodReady, ready)
+}
+
+// report writes the status where it differs from the one last seen; a write that fails is repeated with the next change.
+func (w *worker) report(ctx context.Context) {
+	w.mu.Lock()
+	pod, gone := w.latest, w.gone
+	w.mu.Unlock()
+	if gone {
+		return
+	}
+	status := w.status()
+	patched, _, unchanged, err := podutil.PatchPodStatus(ctx, w.node.client, pod.Namespace, pod.Name, pod.UID, pod.Status, status)
+	switch {
+	case apierrors.IsNotFound(err) || ctx.Err() != nil:
+	case err != nil:
+		klog.FromContext(ctx).V(2).Info("Writing the pod's status failed and is tried again", "err", err)
+		time.AfterFunc(time.Second, w.notify)
+	case !unchanged:
+		w.mu.Lock()
+		// The watch may have been faster than this answer.
+		if w.latest.ResourceVersion == pod.ResourceVersion {
+			w.latest = patched
+		}
+		w.mu.Unlock()
+	}
+}
+
+// event records an Event on the pod, without waiting for its success: a lost event harms nothing.
+func (n *Node) event(ctx context.Context, pod *corev1.Pod, kind, reason, message string) {
+	const limit = 1024 // the API's
+	if len(message) > limit {
+		message = message[:limit]
+	}
+	now := metav1.Now()
+	_, err := n.client.CoreV1().Events(pod.Namespace).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: pod.Name + ".", Namespace: pod.Namespace},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Type:           kind, Reason: reason, Message: message,
+		Source: corev1.EventSource{Component: "kubelet", Host: n.config.Name}, ReportingController: "kubelet", ReportingInstance: n.config.Name,
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Recording an event failed", "reason", reason, "err", err)
+	}
+}

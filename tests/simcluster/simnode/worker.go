@@ -1,0 +1,280 @@
+package simnode
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// worker takes one pod from its binding to its end, as the kubelet's pod worker does: prepare, start, watch, stop,
+// unprepare, report.
+type worker struct {
+	node    *Node
+	address string // the pod's
+	dir     string // the pod's directory
+
+	deleted chan struct{} // closed when the pod is to end
+	changed chan struct{} // holds a token when the status is to be written again
+
+	mu         sync.Mutex
+	latest     *corev1.Pod // as last seen
+	gone       bool        // the object is no longer there: nobody to report to
+	deleting   sync.Once
+	containers []*container
+	message    string // why the pod has not started
+	claimed    bool   // resources were asked for: they are to be given back
+}
+
+func newWorker(n *Node, pod *corev1.Pod) *worker {
+	w := &worker{
+		node: n, latest: pod, dir: n.dir(containersDir, string(pod.UID)),
+		deleted: make(chan struct{}), changed: make(chan struct{}, 1),
+	}
+	if pod.DeletionTimestamp != nil {
+		w.end()
+	}
+	return w
+}
+
+func (w *worker) pod() *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.latest
+}
+
+func (w *worker) update(pod *corev1.Pod) {
+	w.mu.Lock()
+	w.latest = pod
+	w.mu.Unlock()
+	if pod.DeletionTimestamp != nil {
+		w.end()
+	}
+}
+
+// vanished: the object is gone from the API, by force.
+func (w *worker) vanished() {
+	w.mu.Lock()
+	w.gone = true
+	w.mu.Unlock()
+	w.end()
+}
+
+func (w *worker) end() { w.deleting.Do(func() { close(w.deleted) }) }
+
+// run returns when the pod is gone, or when the node goes off (ctx).
+func (w *worker) run(ctx context.Context) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(w.pod()))
+	ctx = klog.NewContext(ctx, logger)
+	if err := w.takeAddress(); err != nil {
+		logger.Error(err, "Starting the pod")
+		return
+	}
+	defer w.node.config.Addresses.Give(w.address)
+
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	var life sync.WaitGroup
+	if w.startUntilDone(ctx) {
+		for _, c := range w.containers {
+			life.Go(func() { c.live(running) })
+		}
+		w.report(ctx)
+		w.watch(ctx)
+	}
+	if ctx.Err() != nil {
+		stop()
+		life.Wait()
+		return // the node is off: nothing is unprepared, nothing is reported
+	}
+	stop()
+	life.Wait()
+	w.release(ctx)
+	w.finish(ctx)
+	_ = os.RemoveAll(w.dir) // what is left of it is in the node's directory, which goes with the cluster
+}
+
+func (w *worker) takeAddress() error {
+	pod := w.pod()
+	if pod.Spec.HostNetwork {
+		w.address = w.node.config.Addresses.Node()
+		return nil
+	}
+	address, err := w.node.config.Addresses.Take(pod.Status.PodIP)
+	w.address = address
+	return err
+}
+
+// startUntilDone prepares the pod and repeats what fails, as the kubelet does; false means the pod is to end instead.
+func (w *worker) startUntilDone(ctx context.Context) bool {
+	for {
+		// The kubelet does not interrupt a prepare when the pod is deleted, either.
+		err := w.start(ctx)
+		if err == nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-w.deleted:
+			return false
+		default:
+		}
+		klog.FromContext(ctx).V(2).Info("The pod could not be started and is tried again", "err", err)
+		w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedPrepareDynamicResources", err.Error())
+		w.mu.Lock()
+		w.message = err.Error()
+		w.mu.Unlock()
+		w.report(ctx)
+		select {
+		case <-time.After(w.node.config.PrepareRetry):
+		case <-w.deleted:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (w *worker) start(ctx context.Context) error {
+	pod := w.pod()
+	w.claimed = true
+	if len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil {
+		if err := w.node.dra.PrepareResources(ctx, pod); err != nil {
+			return err
+		}
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if err := w.node.device.Allocate(pod, &c); err != nil {
+			return fmt.Errorf("allocate device plugin resources: %w", err)
+		}
+	}
+	volumes, err := w.volumes(ctx)
+	if err != nil {
+		return err
+	}
+	var containers []*container
+	for i := range pod.Spec.InitContainers {
+		c, err := w.newContainer(ctx, &pod.Spec.InitContainers[i], volumes)
+		if err != nil {
+			return err
+		}
+		if ptr.Deref(pod.Spec.InitContainers[i].RestartPolicy, "") == corev1.ContainerRestartPolicyAlways {
+			containers = append(containers, c) // a sidecar runs beside the others
+			continue
+		}
+		if err := c.runOnce(ctx); err != nil {
+			return fmt.Errorf("init container %s: %w", c.spec.Name, err)
+		}
+	}
+	for i := range pod.Spec.Containers {
+		c, err := w.newContainer(ctx, &pod.Spec.Containers[i], volumes)
+		if err != nil {
+			return err
+		}
+		containers = append(containers, c)
+	}
+	w.mu.Lock()
+	w.containers, w.message = containers, ""
+	w.mu.Unlock()
+	return nil
+}
+
+// watch writes the status whenever a container changes, until the pod is to end.
+func (w *worker) watch(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.deleted:
+			return
+		case <-w.changed:
+			w.report(ctx)
+			if w.status().Phase != corev1.PodRunning {
+				// A pod that ran to its end gives its devices back although its object stays.
+				w.release(ctx)
+				select {
+				case <-w.deleted:
+				case <-ctx.Done():
+				}
+				return
+			}
+		}
+	}
+}
+
+// notify asks for the status to be written again.
+func (w *worker) notify() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// release gives the pod's devices back, however often that takes.
+func (w *worker) release(ctx context.Context) {
+	if !w.claimed {
+		return
+	}
+	for {
+		err := w.node.dra.UnprepareResources(ctx, w.pod())
+		if err == nil {
+			w.claimed = false
+			return
+		}
+		klog.FromContext(ctx).V(2).Info("Giving the pod's devices back failed and is tried again", "err", err)
+		w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedUnprepareDynamicResources", err.Error())
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(w.node.config.PrepareRetry, 10*time.Second)):
+		}
+	}
+}
+
+// finish reports the end and removes the object, which the API server keeps until its node says so.
+func (w *worker) finish(ctx context.Context) {
+	w.mu.Lock()
+	gone := w.gone
+	w.mu.Unlock()
+	if gone {
+		return
+	}
+	w.report(ctx)
+	pod := w.pod()
+	for {
+		err := w.node.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: ptr.To(int64(0)), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
+		})
+		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
+			return
+		}
+		klog.FromContext(ctx).V(2).Info("Removing the pod's object failed and is tried again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (w *worker) kill(name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var have []string
+	for _, c := range w.containers {
+		if c.spec.Name == name || name == "" {
+			c.crash()
+			return nil
+		}
+		have = append(have, c.spec.Name)
+	}
+	return fmt.Errorf("kill container %q of pod %s: it has %v", name, w.latest.Name, have)
+}

@@ -1,0 +1,182 @@
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// deviceConfig is device-config.yaml. Pointers tell "not there" from zero.
+type deviceConfig struct {
+	NVIDIA struct {
+		ResourceCountName            *string       `json:"resourceCountName"`
+		ResourceMemoryName           *string       `json:"resourceMemoryName"`
+		ResourceMemoryPercentageName *string       `json:"resourceMemoryPercentageName"`
+		ResourceCoreName             *string       `json:"resourceCoreName"`
+		ResourcePriorityName         *string       `json:"resourcePriorityName"`
+		OverwriteEnv                 *bool         `json:"overwriteEnv"`
+		DefaultMemory                *int64        `json:"defaultMemory"`
+		DefaultCores                 *int          `json:"defaultCores"`
+		DefaultGPUNum                *int          `json:"defaultGPUNum"`
+		DeviceSplitCount             *int          `json:"deviceSplitCount"`
+		DeviceMemoryScaling          *float64      `json:"deviceMemoryScaling"`
+		DeviceCoreScaling            *float64      `json:"deviceCoreScaling"`
+		DisableCoreLimit             *bool         `json:"disableCoreLimit"`
+		GPUMemoryFactor              *int          `json:"gpuMemoryFactor"`
+		PassDeviceSpecs              *bool         `json:"passDeviceSpecs"`
+		KnownMIGGeometries           []modelConfig `json:"knownMigGeometries"`
+	} `json:"nvidia"`
+}
+
+type modelConfig struct {
+	Models            []string `json:"models"`
+	AllowedGeometries []struct {
+		Group      string `json:"group"`
+		Geometries []struct {
+			Name   string `json:"name"`
+			Memory int64  `json:"memory"`
+			Count  int    `json:"count"`
+		} `json:"geometries"`
+	} `json:"allowedGeometries"`
+}
+
+// ApplyDeviceConfig reads device-config.yaml over s. s is changed only if all of it is right.
+func (s *Settings) ApplyDeviceConfig(text []byte) error {
+	var read deviceConfig
+	if err := yaml.UnmarshalStrict(text, &read); err != nil {
+		return fmt.Errorf("device-config.yaml: %w", err)
+	}
+	next, nvidia := *s, read.NVIDIA
+	set(&next.NumberResource, nvidia.ResourceCountName)
+	set(&next.MemoryResource, nvidia.ResourceMemoryName)
+	set(&next.CoresResource, nvidia.ResourceCoreName)
+	set(&next.SplitCount, nvidia.DeviceSplitCount)
+	set(&next.MemoryScaling, nvidia.DeviceMemoryScaling)
+	set(&next.CoreScaling, nvidia.DeviceCoreScaling)
+	set(&next.MemoryFactor, nvidia.GPUMemoryFactor)
+	set(&next.DefaultMemoryMiB, nvidia.DefaultMemory)
+	set(&next.DefaultCores, nvidia.DefaultCores)
+	set(&next.NoCoreLimit, nvidia.DisableCoreLimit)
+	if nvidia.KnownMIGGeometries != nil {
+		next.Geometries = nil
+		for _, model := range nvidia.KnownMIGGeometries {
+			next.Geometries = append(next.Geometries, model.geometries())
+		}
+	}
+
+	errs := []error{next.Validate()}
+	// resourceMemoryPercentageName and defaultGPUNum are read by Volcano's scheduler and webhook out of the same ConfigMap, and passDeviceSpecs is
+	// what this plugin does in any case (device nodes come through CDI or NRI): they are right as they stand, and nothing is to be done for them.
+	if nvidia.OverwriteEnv != nil && *nvidia.OverwriteEnv {
+		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share get no GPU here at all, so there is no environment to overwrite: remove the key"))
+	}
+	if nvidia.ResourcePriorityName != nil && *nvidia.ResourcePriorityName != "" {
+		errs = append(errs, fmt.Errorf("nvidia.resourcePriorityName: %q is not allowed; task priorities are not implemented: remove the key", *nvidia.ResourcePriorityName))
+	}
+	if nvidia.PassDeviceSpecs != nil && !*nvidia.PassDeviceSpecs {
+		errs = append(errs, errors.New("nvidia.passDeviceSpecs: false is not allowed; device nodes are always passed: remove the key"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("device-config.yaml: %w", err)
+	}
+	*s = next
+	return nil
+}
+
+func (m modelConfig) geometries() ModelGeometries {
+	out := ModelGeometries{Models: m.Models}
+	for _, group := range m.AllowedGeometries {
+		geometry := Geometry{Name: group.Group}
+		for _, g := range group.Geometries {
+			geometry.Instances = append(geometry.Instances, Instances{Profile: g.Name, MemoryMiB: g.Memory, Count: g.Count})
+		}
+		out.Groups = append(out.Groups, geometry)
+	}
+	return out
+}
+
+// nodeConfigs is config.json.
+type nodeConfigs struct {
+	NodeConfig []nodeConfig `json:"nodeconfig"`
+}
+
+type nodeConfig struct {
+	Name                string                     `json:"name"`
+	OperatingMode       *annotation.Mode           `json:"operatingmode"`
+	DeviceMemoryScaling *float64                   `json:"devicememoryscaling"`
+	DeviceCoreScaling   *float64                   `json:"devicecorescaling"`
+	DeviceSplitCount    *int                       `json:"devicesplitcount"`
+	MIGStrategy         *string                    `json:"migstrategy"`
+	FilterDevices       *filterDevices             `json:"filterdevices"`
+	GPUModes            map[string]annotation.Mode `json:"gpumodes"` // ours: single GPUs that differ from operatingmode
+}
+
+type filterDevices struct {
+	UUID  []string `json:"uuid"`
+	Index []int    `json:"index"`
+}
+
+// ApplyNodeConfig reads the entry for node in config.json over s; a file without one changes nothing. Every entry is checked, also those of other
+// nodes. s is changed only if all of it is right.
+func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
+	var read nodeConfigs
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&read); err != nil {
+		return fmt.Errorf("config.json: %w", err)
+	}
+	var errs []error
+	chosen := *s
+	seen := map[string]int{}
+	for i, entry := range read.NodeConfig {
+		at := fmt.Sprintf("nodeconfig[%d] (%q)", i, entry.Name)
+		if entry.Name == "" {
+			errs = append(errs, fmt.Errorf("%s: name is needed", at))
+		}
+		if first, twice := seen[entry.Name]; twice {
+			errs = append(errs, fmt.Errorf("%s: this node stands at nodeconfig[%d] already", at, first))
+		}
+		seen[entry.Name] = i
+		next, err := entry.over(*s)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", at, err))
+		}
+		if entry.Name == node {
+			chosen = next
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("config.json: %w", err)
+	}
+	*s = chosen
+	return nil
+}
+
+func (n nodeConfig) over(s Settings) (Settings, error) {
+	set(&s.Mode, n.OperatingMode)
+	set(&s.MemoryScaling, n.DeviceMemoryScaling)
+	set(&s.CoreScaling, n.DeviceCoreScaling)
+	set(&s.SplitCount, n.DeviceSplitCount)
+	if n.FilterDevices != nil {
+		s.HiddenUUIDs, s.HiddenIndexes = n.FilterDevices.UUID, n.FilterDevices.Index
+	}
+	if n.GPUModes != nil {
+		s.GPUModes = n.GPUModes
+	}
+	err := s.Validate()
+	if n.MIGStrategy != nil && *n.MIGStrategy != "" && *n.MIGStrategy != "none" {
+		err = errors.Join(err, fmt.Errorf("migstrategy: %q is not allowed; MIG instances of their own resources are claimed through the DeviceClass mig.nvidia.com, and none is", *n.MIGStrategy))
+	}
+	return s, err
+}
+
+func set[T any](field *T, value *T) {
+	if value != nil {
+		*field = *value
+	}
+}

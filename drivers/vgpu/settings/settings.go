@@ -1,0 +1,190 @@
+// Package settings reads how a node's GPUs are shared: the two ConfigMaps that clusters of the public vGPU plugin have (volcano-vgpu-device-config with
+// device-config.yaml, volcano-vgpu-node-config with config.json), and flags over them.
+//
+// Every mistake is reported at once, with the place it stands at. A key that would have no effect is refused rather than read over: each option either
+// works or says that it does not.
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// Settings are how one node shares its GPUs.
+type Settings struct {
+	// The extended resources: containers sharing a GPU, memory in units of MemoryFactor MiB, percent of a GPU's SMs.
+	NumberResource, MemoryResource, CoresResource string
+	// SplitCount is how many containers may share one GPU.
+	SplitCount int
+	// MemoryScaling and CoreScaling promise a multiple of what a GPU has; 1 promises no more than is there.
+	MemoryScaling, CoreScaling float64
+	// MemoryFactor is the size of a unit of memory in MiB; 0 leaves it to package units.
+	MemoryFactor int
+	// DefaultMemoryMiB is what a container gets that asks for no memory; 0 is the whole GPU's. DefaultCores likewise in percent; 0 is unlimited.
+	DefaultMemoryMiB int64
+	DefaultCores     int
+	// NoCoreLimit leaves a container's share of SMs unlimited, whatever it asked for.
+	NoCoreLimit bool
+	// Mode is how the node's GPUs are shared; GPUModes says otherwise for single GPUs, by UUID.
+	Mode     annotation.Mode
+	GPUModes map[string]annotation.Mode
+	// HiddenUUIDs and HiddenIndexes are GPUs that are not offered for sharing.
+	HiddenUUIDs   []string
+	HiddenIndexes []int
+	// Geometries are the MIG layouts that an administrator allows, by model; a model without any is laid out by what NVML offers.
+	Geometries []ModelGeometries
+}
+
+// ModelGeometries are the MIG layouts allowed for some models, first choice first.
+type ModelGeometries struct {
+	Models []string // parts of NVML's product name
+	Groups []Geometry
+}
+
+// Geometry is one layout of a GPU.
+type Geometry struct {
+	Name      string
+	Instances []Instances
+}
+
+// Instances are equal MIG instances of a layout.
+type Instances struct {
+	Profile   string // "1g.5gb"
+	MemoryMiB int64
+	Count     int
+}
+
+// Default is what the public plugin does without configuration, but for the memory factor, which it fixes at 1.
+func Default() Settings {
+	return Settings{
+		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores",
+		SplitCount: 10, MemoryScaling: 1, CoreScaling: 1, Mode: annotation.ModeSoftware,
+	}
+}
+
+// Bounds, with what made them.
+const (
+	maximumSplit   = 1000 // a GPU's contexts end long before; the list of ids is what would grow
+	maximumScaling = 100
+	maximumFactor  = 1 << 20 // MiB: a TiB
+)
+
+var (
+	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+	profileName  = regexp.MustCompile(`^[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z.]+)*$`)
+)
+
+// Validate reports everything that is wrong, each with its field, value and what is allowed.
+func (s *Settings) Validate() error {
+	var errs []error
+	wrong := func(field string, value any, allowed string) {
+		errs = append(errs, fmt.Errorf("%s: %v is not allowed; %s", field, value, allowed))
+	}
+	names := map[string]string{"resourceCountName": s.NumberResource, "resourceMemoryName": s.MemoryResource, "resourceCoreName": s.CoresResource}
+	used := map[string]string{}
+	for _, field := range []string{"resourceCountName", "resourceMemoryName", "resourceCoreName"} {
+		name := names[field]
+		if !resourceName.MatchString(name) {
+			wrong(field, fmt.Sprintf("%q", name), "an extended resource such as volcano.sh/vgpu-number is")
+		} else if other, twice := used[name]; twice {
+			wrong(field, name, "it is "+other+" already, and each resource needs a name of its own")
+		}
+		used[name] = field
+	}
+	if s.SplitCount < 1 || s.SplitCount > maximumSplit {
+		wrong("deviceSplitCount", s.SplitCount, fmt.Sprintf("1 to %d containers on a GPU are", maximumSplit))
+	}
+	for field, scaling := range map[string]float64{"deviceMemoryScaling": s.MemoryScaling, "deviceCoreScaling": s.CoreScaling} {
+		// The comparison is written so that NaN fails it.
+		if !(scaling > 0 && scaling <= maximumScaling) {
+			wrong(field, scaling, fmt.Sprintf("more than 0 and at most %d is", maximumScaling))
+		}
+	}
+	if s.MemoryFactor < 0 || s.MemoryFactor > maximumFactor {
+		wrong("gpuMemoryFactor", s.MemoryFactor, fmt.Sprintf("0 (chosen by itself) to %d MiB are", maximumFactor))
+	}
+	if s.DefaultMemoryMiB < 0 {
+		wrong("defaultMemory", s.DefaultMemoryMiB, "0 (the whole GPU's) or more MiB are")
+	}
+	if s.DefaultCores < 0 || s.DefaultCores > 100 {
+		wrong("defaultCores", s.DefaultCores, "0 (unlimited) to 100 percent are")
+	}
+	if !knownMode(s.Mode) {
+		wrong("operatingmode", fmt.Sprintf("%q", s.Mode), "hami-core and mig are")
+	}
+	for uuid, mode := range s.GPUModes {
+		if !annotation.ValidUUID(uuid) || !knownMode(mode) {
+			wrong("gpumodes["+uuid+"]", fmt.Sprintf("%q", mode), "a GPU's UUID with hami-core or mig is")
+		}
+	}
+	for i, uuid := range s.HiddenUUIDs {
+		if !annotation.ValidUUID(uuid) {
+			wrong(fmt.Sprintf("filterdevices.uuid[%d]", i), fmt.Sprintf("%q", uuid), "a GPU's UUID as nvidia-smi -L prints it is")
+		}
+	}
+	for i, index := range s.HiddenIndexes {
+		if index < 0 {
+			wrong(fmt.Sprintf("filterdevices.index[%d]", i), index, "an index from 0 is")
+		}
+	}
+	return errors.Join(append(errs, validateGeometries(s.Geometries)...)...)
+}
+
+func validateGeometries(models []ModelGeometries) []error {
+	var errs []error
+	for m, model := range models {
+		at := fmt.Sprintf("knownMigGeometries[%d]", m)
+		if len(model.Models) == 0 || slices.Contains(model.Models, "") {
+			errs = append(errs, fmt.Errorf("%s.models: at least one product name, none of them empty, is needed", at))
+		}
+		if len(model.Groups) == 0 {
+			errs = append(errs, fmt.Errorf("%s.allowedGeometries: at least one geometry is needed", at))
+		}
+		for g, group := range model.Groups {
+			if len(group.Instances) == 0 {
+				errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d] (%q): at least one kind of instance is needed", at, g, group.Name))
+			}
+			for i, instances := range group.Instances {
+				if !profileName.MatchString(instances.Profile) || instances.MemoryMiB <= 0 || instances.Count < 1 || instances.Count > 7 {
+					errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d].geometries[%d]: %+v is not allowed; a name such as 1g.5gb, its memory in MiB and a count of 1 to 7 are",
+						at, g, i, instances))
+				}
+			}
+		}
+	}
+	return errs
+}
+
+func knownMode(m annotation.Mode) bool {
+	return m == annotation.ModeSoftware || m == annotation.ModeMIG
+}
+
+// Hides tells whether a GPU is kept out of sharing.
+func (s *Settings) Hides(uuid string, index int) bool {
+	return slices.Contains(s.HiddenUUIDs, uuid) || slices.Contains(s.HiddenIndexes, index)
+}
+
+// ModeOf is how a GPU is shared.
+func (s *Settings) ModeOf(uuid string) annotation.Mode {
+	if mode, ok := s.GPUModes[uuid]; ok {
+		return mode
+	}
+	return s.Mode
+}
+
+// GeometriesOf are the layouts allowed for a product, first choice first; none where the administrator named none for it.
+func (s *Settings) GeometriesOf(product string) []Geometry {
+	for _, model := range s.Geometries {
+		for _, name := range model.Models {
+			if strings.Contains(product, name) {
+				return model.Groups
+			}
+		}
+	}
+	return nil
+}

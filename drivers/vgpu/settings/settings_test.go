@@ -1,0 +1,134 @@
+package settings
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+const existing = `
+nvidia:
+  resourceCountName: volcano.sh/vgpu-number
+  resourceMemoryName: volcano.sh/vgpu-memory
+  resourceMemoryPercentageName: volcano.sh/vgpu-memory-percentage
+  resourceCoreName: volcano.sh/vgpu-cores
+  overwriteEnv: false
+  defaultMemory: 0
+  defaultCores: 0
+  defaultGPUNum: 1
+  deviceSplitCount: 10
+  deviceMemoryScaling: 1
+  deviceCoreScaling: 1
+  gpuMemoryFactor: 10
+  knownMigGeometries:
+  - models: [A100-SXM4-40GB]
+    allowedGeometries:
+    - group: group1
+      geometries:
+      - {name: 1g.5gb, memory: 5120, count: 7}
+    - group: group2
+      geometries:
+      - {name: 2g.10gb, memory: 10240, count: 3}
+      - {name: 1g.5gb, memory: 5120, count: 1}
+`
+
+func TestApplyDeviceConfigTakesAnExistingClustersFile(t *testing.T) {
+	got := Default()
+	if err := got.ApplyDeviceConfig([]byte(existing)); err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.MemoryFactor = 10
+	want.Geometries = []ModelGeometries{{Models: []string{"A100-SXM4-40GB"}, Groups: []Geometry{
+		{"group1", []Instances{{"1g.5gb", 5120, 7}}},
+		{"group2", []Instances{{"2g.10gb", 10240, 3}, {"1g.5gb", 5120, 1}}},
+	}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	if groups := got.GeometriesOf("NVIDIA A100-SXM4-40GB"); len(groups) != 2 {
+		t.Errorf("%d geometries for the A100, want 2", len(groups))
+	}
+	if groups := got.GeometriesOf("NVIDIA L40S"); groups != nil {
+		t.Errorf("geometries %v for an L40S, want none", groups)
+	}
+}
+
+func TestApplyDeviceConfigRefusesEveryMistakeAndChangesNothing(t *testing.T) {
+	for text, parts := range map[string][]string{
+		"nvidia: {deviceSplitCount: 0, deviceMemoryScaling: -1}":              {"deviceSplitCount: 0", "deviceMemoryScaling: -1"},
+		"nvidia: {deviceSplitCount: many}":                                    {"deviceSplitCount"},
+		"nvidia: {deviceCoreScaling: .nan}":                                   {"device-config.yaml"},
+		"nvidia: {gpuMemoryFactor: -1, defaultCores: 101, defaultMemory: -5}": {"gpuMemoryFactor: -1", "defaultCores: 101", "defaultMemory: -5"},
+		"nvidia: {resourceCountName: number}":                                 {`resourceCountName: "number"`},
+		"nvidia: {resourceCoreName: volcano.sh/vgpu-memory}":                  {"a name of its own"},
+		"nvidia: {devicesplitcounts: 3}":                                      {"devicesplitcounts"},
+		"nvidia: {overwriteEnv: true, passDeviceSpecs: false}":                {"overwriteEnv", "passDeviceSpecs"},
+		"nvidia: {resourcePriorityName: volcano.sh/priority}":                 {"priorities"},
+		"nvidia: {knownMigGeometries: [{models: [], allowedGeometries: []}]}": {"models", "allowedGeometries"},
+		"nvidia: {knownMigGeometries: [{models: [A100], allowedGeometries: [{group: g, geometries: [{name: big, memory: 1, count: 1}]}]}]}": {"1g.5gb"},
+		"\t": {"device-config.yaml"},
+	} {
+		got := Default()
+		err := got.ApplyDeviceConfig([]byte(text))
+		for _, part := range parts {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: got %v, want an error with %q", text, err, part)
+			}
+		}
+		if diff := cmp.Diff(Default(), got); diff != "" {
+			t.Errorf("%s: the settings changed:\n%s", text, diff)
+		}
+	}
+}
+
+func TestApplyNodeConfig(t *testing.T) {
+	const text = `{"nodeconfig": [
+		{"name": "other", "devicesplitcount": 3},
+		{"name": "node-a", "operatingmode": "mig", "devicememoryscaling": 1.8, "devicesplitcount": 4, "migstrategy": "none",
+		 "gpumodes": {"GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9": "hami-core"},
+		 "filterdevices": {"uuid": ["GPU-11111111-4e5f-6071-8293-a4b5c6d7e8f9"], "index": [7]}}]}`
+	got := Default()
+	if err := got.ApplyNodeConfig([]byte(text), "node-a"); err != nil {
+		t.Fatal(err)
+	}
+	if got.Mode != annotation.ModeMIG || got.MemoryScaling != 1.8 || got.SplitCount != 4 {
+		t.Errorf("settings %+v are not those of node-a", got)
+	}
+	if !got.Hides("GPU-11111111-4e5f-6071-8293-a4b5c6d7e8f9", 0) || !got.Hides("x", 7) || got.Hides("x", 0) {
+		t.Error("filterdevices hides other GPUs than those it names")
+	}
+	if got.ModeOf("GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9") != annotation.ModeSoftware || got.ModeOf("another") != annotation.ModeMIG {
+		t.Error("a GPU's own mode does not come before the node's")
+	}
+
+	unnamed := Default()
+	if err := unnamed.ApplyNodeConfig([]byte(text), "node-z"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), unnamed); diff != "" {
+		t.Errorf("a node without an entry changed:\n%s", diff)
+	}
+}
+
+func TestApplyNodeConfigRefuses(t *testing.T) {
+	for text, part := range map[string]string{
+		`{"nodeconfig": [{"name": "a"}, {"name": "a"}]}`:                       "already",
+		`{"nodeconfig": [{"devicesplitcount": 1}]}`:                            "name is needed",
+		`{"nodeconfig": [{"name": "b", "operatingmode": "fast"}]}`:             `"fast"`,
+		`{"nodeconfig": [{"name": "b", "migstrategy": "mixed"}]}`:              "mixed",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"uuid": ["../x"]}}]}`: "filterdevices.uuid[0]",
+		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:    "filterdevices.index[0]",
+		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:            "gpumodes[x]",
+		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                          "speed",
+		`{"nodeconfig": `: "config.json",
+	} {
+		s := Default()
+		if err := s.ApplyNodeConfig([]byte(text), "a"); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: got %v, want an error with %q", text, err, part)
+		}
+	}
+}

@@ -113,7 +113,9 @@ func build(ctx context.Context, printer *steps.Printer, image string) error {
 // commands provides Kubernetes' own commands, containerd, etcd and coredns.
 type commands struct{ *recipe }
 
-func (commands) Name() string { return "Kubernetes " + toolchain.Kubernetes + ", containerd, etcd, coredns" }
+func (commands) Name() string {
+	return "Kubernetes " + toolchain.Kubernetes + ", containerd, etcd, coredns"
+}
 
 func (c commands) Execute(ctx context.Context) error {
 	tools, err := toolchain.New(c.printer)

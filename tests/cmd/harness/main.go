@@ -1,0 +1,28 @@
+// Command harness works the kind cluster that demos and end-to-end tests run in. `harness help` lists what it can do.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := &cobra.Command{
+		Use:           "harness",
+		Short:         "Work the kind cluster that demos and end-to-end tests run in",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(kindCommand())
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "harness:", err)
+		os.Exit(1)
+	}
+}

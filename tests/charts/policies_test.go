@@ -68,11 +68,7 @@ func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loaded, err := Load("gpufabric")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := newHelm(t, live.config).install("gpufabric", loaded, nil); err != nil {
+	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"node-a", "node-b"} {
@@ -100,7 +96,9 @@ func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
 		}
 	}
 	const plugin = "gpufabric-compute-domain-plugin"
-	awaitPolicies(t, func() error { return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, plugin, "node-a")) },
+	awaitPolicies(t, func() error {
+		return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, plugin, "node-a"))
+	},
 		func() error { return create(slice("s", "node-b", driver, "p"))(as(t, live.config, plugin, "node-a")) })
 	for _, test := range []struct {
 		name    string

@@ -2,6 +2,8 @@ package charts
 
 import (
 	"testing"
+
+	"helm.sh/helm/v3/pkg/chart"
 )
 
 // rendering is a chart with one set of values, rendered.
@@ -18,6 +20,7 @@ func renderings(t *testing.T) []rendering {
 		{"gpufabric as it comes", "gpufabric", ""},
 		{"gpufabric on fake hardware", "gpufabric", "fake-hardware/gpufabric-values.yaml"},
 		{"gpufabric with a driver container", "gpufabric", "gpufabric/ci/driver-container.yaml"},
+		{"gpufabric with everything on", "gpufabric", "gpufabric/ci/everything.yaml"},
 		{"fake-hardware as it comes", "fake-hardware", ""},
 	} {
 		out = append(out, rendering{one.name, render(t, one.chart, one.values)})
@@ -25,21 +28,32 @@ func renderings(t *testing.T) []rendering {
 	return out
 }
 
-func render(t *testing.T, name, valuesFile string) []Object {
+func render(t *testing.T, chart, valuesFile string) []Object {
+	t.Helper()
+	values := map[string]any{}
+	if valuesFile != "" {
+		var err error
+		if values, err = ValuesFile(valuesFile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return renderValues(t, chart, values)
+}
+
+func renderValues(t *testing.T, chart string, values map[string]any) []Object {
+	t.Helper()
+	objects, err := Render(load(t, chart), values, Cluster{})
+	if err != nil {
+		t.Fatalf("render %s: %v", chart, err)
+	}
+	return objects
+}
+
+func load(t *testing.T, name string) *chart.Chart {
 	t.Helper()
 	loaded, err := Load(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	values := map[string]any{}
-	if valuesFile != "" {
-		if values, err = ValuesFile(valuesFile); err != nil {
-			t.Fatal(err)
-		}
-	}
-	objects, err := Render(loaded, values, Cluster{})
-	if err != nil {
-		t.Fatalf("render %s with %s: %v", name, valuesFile, err)
-	}
-	return objects
+	return loaded
 }

@@ -1,6 +1,7 @@
 {{/*
 A node plugin's DaemonSet. Called with (dict "root" $ "role" "compute-domain-plugin" "values" .Values.computeDomains.plugin
-"kubelet" (list "plugins" "plugins_registry")), kubelet being the directories under the kubelet's root it speaks through.
+"kubelet" (list "plugins/compute-domain.nvidia.com" "plugins_registry")), kubelet being the directories under the kubelet's
+root through which the two speak. A plugin sees no other plugin's sockets and no other plugin's state.
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
@@ -24,8 +25,8 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "gpufabric.labels" .root | nindent 8 }}
-        app.kubernetes.io/component: {{ .role }}
+        {{- include "gpufabric.selector" . | nindent 8 }}
+        app.kubernetes.io/part-of: gpufabric
       annotations:
         kubectl.kubernetes.io/default-container: {{ .role }}
     spec:
@@ -57,10 +58,9 @@ spec:
             {{- include "gpufabric.hardwareFlags" .root | nindent 12 }}
             - --kubelet-root={{ $values.kubelet.root }}
             - --cdi-root={{ $values.cdi.root }}
-            - --state-dir={{ $values.stateDir }}
-            {{- if $values.metrics.enabled }}
+            - --state-dir={{ $values.stateDir }}/{{ .role }}
             - --metrics-address=:{{ $values.metrics.port }}
-            {{- end }}
+            - --v={{ $values.log.verbosity }}
           env:
             - name: NODE_NAME
               valueFrom:
@@ -70,11 +70,15 @@ spec:
               valueFrom:
                 fieldRef:
                   fieldPath: metadata.namespace
-          {{- if $values.metrics.enabled }}
           ports:
             - name: metrics
               containerPort: {{ $values.metrics.port }}
-          {{- end }}
+          livenessProbe:
+            httpGet:
+              path: /healthz
+              port: metrics
+            periodSeconds: 20
+            failureThreshold: 3
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           securityContext:
@@ -94,14 +98,14 @@ spec:
               type: RuntimeDefault
             {{- end }}
           volumeMounts:
-            {{- range .kubelet }}
-            - name: kubelet-{{ . | replace "_" "-" }}
+            {{- range $i, $_ := .kubelet }}
+            - name: kubelet-{{ $i }}
               mountPath: {{ $values.kubelet.root }}/{{ . }}
             {{- end }}
             - name: cdi
               mountPath: {{ $values.cdi.root }}
             - name: state
-              mountPath: {{ $values.stateDir }}
+              mountPath: {{ $values.stateDir }}/{{ .role }}
             {{- range $i, $mount := $hardware }}
             - name: hardware-{{ $i }}
               mountPath: {{ $mount.inside }}
@@ -110,8 +114,8 @@ spec:
               mountPropagation: HostToContainer
             {{- end }}
       volumes:
-        {{- range .kubelet }}
-        - name: kubelet-{{ . | replace "_" "-" }}
+        {{- range $i, $_ := .kubelet }}
+        - name: kubelet-{{ $i }}
           hostPath:
             path: {{ $values.kubelet.root }}/{{ . }}
             type: DirectoryOrCreate
@@ -122,7 +126,7 @@ spec:
             type: DirectoryOrCreate
         - name: state
           hostPath:
-            path: {{ $values.stateDir }}
+            path: {{ $values.stateDir }}/{{ .role }}
             type: DirectoryOrCreate
         {{- range $i, $mount := $hardware }}
         - name: hardware-{{ $i }}

@@ -1,0 +1,205 @@
+package charts
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// pods are the pod templates among objects, by the object's name.
+func pods(t *testing.T, objects []Object) map[string]corev1.PodTemplateSpec {
+	t.Helper()
+	out := map[string]corev1.PodTemplateSpec{}
+	for _, object := range objects {
+		template, found, err := unstructured.NestedMap(object.Object, "spec", "template")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !found || object.GetKind() == "CustomResourceDefinition" {
+			continue
+		}
+		var pod corev1.PodTemplateSpec
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(template, &pod); err != nil {
+			t.Fatalf("%s: %v", object.GetName(), err)
+		}
+		out[object.GetName()] = pod
+	}
+	return out
+}
+
+// mounts describes what a container has of its node: "host path -> path inside", with "(ro)" where it may not write.
+func mounts(pod corev1.PodTemplateSpec, container corev1.Container) []string {
+	paths := map[string]string{}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.HostPath != nil {
+			paths[volume.Name] = volume.HostPath.Path
+		}
+	}
+	var out []string
+	for _, mount := range container.VolumeMounts {
+		path, ok := paths[mount.Name]
+		if !ok {
+			continue
+		}
+		line := path + " -> " + mount.MountPath
+		if mount.ReadOnly {
+			line += " (ro)"
+		}
+		out = append(out, line)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		hardware map[string]any
+		mounts   []string // besides the kubelet's, CDI's and the plugin's own
+		flags    []string
+	}{
+		{"a driver on the host stands under /host", nil,
+			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/sys -> /sys (ro)"},
+			[]string{"--driver-root=/host", "--sysfs-root=/sys", "--dev-root=/dev", "--proc-devices=/proc/devices"}},
+		{"a driver container keeps its path", map[string]any{"driverRoot": "/run/nvidia/driver"},
+			[]string{"/dev -> /dev (ro)", "/run/nvidia/driver -> /run/nvidia/driver (ro)", "/sys -> /sys (ro)"},
+			[]string{"--driver-root=/run/nvidia/driver"}},
+		{"one host mount covers what lies in it", map[string]any{
+			"driverRoot": "/fake/driver", "sysfsRoot": "/fake/sys", "devRoot": "/fake/dev", "procDevices": "/fake/proc/devices", "hostMounts": []any{"/fake"}},
+			[]string{"/fake -> /fake"},
+			[]string{"--driver-root=/fake/driver", "--sysfs-root=/fake/sys", "--dev-root=/fake/dev", "--proc-devices=/fake/proc/devices"}},
+		{"a directory whose name only begins alike is mounted too", map[string]any{"driverRoot": "/fake-driver", "hostMounts": []any{"/fake"}},
+			[]string{"/dev -> /dev (ro)", "/fake -> /fake", "/fake-driver -> /fake-driver (ro)", "/sys -> /sys (ro)"}, nil},
+		{"a proc elsewhere brings its directory", map[string]any{"procDevices": "/snapshot/proc/devices"},
+			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/snapshot/proc -> /snapshot/proc (ro)", "/sys -> /sys (ro)"},
+			[]string{"--proc-devices=/snapshot/proc/devices"}},
+		{"a host mount given twice is mounted once", map[string]any{"hostMounts": []any{"/opt/data", "/opt/data"}},
+			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/opt/data -> /opt/data", "/sys -> /sys (ro)"}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values := map[string]any{}
+			if test.hardware != nil {
+				values["hardware"] = test.hardware
+			}
+			pod := pods(t, renderValues(t, "gpufabric", values))["gpufabric-compute-domain-plugin"]
+			container := pod.Spec.Containers[0]
+			want := append([]string{
+				"/var/lib/gpufabric/compute-domain-plugin -> /var/lib/gpufabric/compute-domain-plugin",
+				"/var/lib/kubelet/plugins/compute-domain.nvidia.com -> /var/lib/kubelet/plugins/compute-domain.nvidia.com",
+				"/var/lib/kubelet/plugins_registry -> /var/lib/kubelet/plugins_registry",
+				"/var/run/cdi -> /var/run/cdi",
+			}, test.mounts...)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, mounts(pod, container)); diff != "" {
+				t.Errorf("mounts (-want +rendered):\n%s", diff)
+			}
+			for _, flag := range test.flags {
+				if !slices.Contains(container.Args, flag) {
+					t.Errorf("no flag %s in %v", flag, container.Args)
+				}
+			}
+		})
+	}
+}
+
+func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
+	// Why each of these is privileged stands beside it in its template.
+	privileged := map[string][]string{
+		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
+		"gpufabric on fake hardware":        nil,
+		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
+		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin"},
+		"fake-hardware as it comes":         {"fake-hardware"},
+	}
+	for _, rendering := range renderings(t) {
+		t.Run(rendering.name, func(t *testing.T) {
+			var got []string
+			for name, pod := range pods(t, rendering.objects) {
+				if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
+					t.Errorf("%s shares a namespace of the host", name)
+				}
+				for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
+					security := container.SecurityContext
+					if security == nil || security.ReadOnlyRootFilesystem == nil || !*security.ReadOnlyRootFilesystem {
+						t.Errorf("%s/%s may write its root file system", name, container.Name)
+						continue
+					}
+					if security.Privileged != nil && *security.Privileged {
+						got = append(got, name)
+						continue
+					}
+					if security.Capabilities == nil || !slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+						t.Errorf("%s/%s keeps capabilities", name, container.Name)
+					}
+					if security.AllowPrivilegeEscalation == nil || *security.AllowPrivilegeEscalation {
+						t.Errorf("%s/%s may escalate", name, container.Name)
+					}
+				}
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(privileged[rendering.name], got); diff != "" {
+				t.Errorf("privileged pods (-known +rendered):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
+	for _, test := range []struct{ name, tag, want string }{
+		{"without a tag it is the chart's appVersion", "", "registry.example/gpufabric:" + load(t, "gpufabric").AppVersion()},
+		{"with a tag it is that", "v9", "registry.example/gpufabric:v9"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values := everything()
+			values["image"] = map[string]any{"repository": "registry.example/gpufabric", "tag": test.tag}
+			values["imagePullSecrets"] = []any{map[string]any{"name": "registry-credentials"}}
+			for name, pod := range pods(t, renderValues(t, "gpufabric", values)) {
+				for _, container := range pod.Spec.Containers {
+					if container.Image != test.want {
+						t.Errorf("%s runs %s, want %s", name, container.Image, test.want)
+					}
+				}
+				if len(pod.Spec.ImagePullSecrets) != 1 {
+					t.Errorf("%s has pull secrets %v", name, pod.Spec.ImagePullSecrets)
+				}
+			}
+		})
+	}
+}
+
+// TestAPodsTemplateChangesWithItsProgramOnly keeps a chart's new version from restarting drivers whose image is the same.
+func TestAPodsTemplateChangesWithItsProgramOnly(t *testing.T) {
+	for _, name := range []string{"gpufabric", "fake-hardware"} {
+		values := map[string]any{"image": map[string]any{"tag": "same"}}
+		before, after := load(t, name), load(t, name)
+		after.Metadata.Version, after.Metadata.AppVersion = "99.0.0", "99.0.0"
+		was, err := Render(before, values, Cluster{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		is, err := Render(after, values, Cluster{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(pods(t, was), pods(t, is)); diff != "" {
+			t.Errorf("%s: a new chart version alone restarts pods:\n%s", name, diff)
+		}
+	}
+}
+
+func TestNoTemplateLeavesTraces(t *testing.T) {
+	for _, rendering := range renderings(t) {
+		for _, object := range rendering.objects {
+			for _, trace := range []string{"<no value>", "%!", "map["} {
+				if strings.Contains(object.YAML, trace) {
+					t.Errorf("%s, %s: %q in\n%s", rendering.name, object.Template, trace, object.YAML)
+				}
+			}
+		}
+	}
+}

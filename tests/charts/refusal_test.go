@@ -1,0 +1,110 @@
+package charts
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// existing is an object that stands in the cluster already.
+func existing(apiVersion, kind, space, name string, labels, annotations map[string]any) unstructured.Unstructured {
+	metadata := map[string]any{"name": name, "labels": labels, "annotations": annotations}
+	if space != "" {
+		metadata["namespace"] = space
+	}
+	return unstructured.Unstructured{Object: map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": metadata}}
+}
+
+// daemonSet is an existing DaemonSet whose only container runs an image.
+func daemonSet(space, name, image string, labels map[string]any) unstructured.Unstructured {
+	object := existing("apps/v1", "DaemonSet", space, name, labels, nil)
+	object.Object["spec"] = map[string]any{"template": map[string]any{"spec": map[string]any{
+		"containers": []any{map[string]any{"name": "ctr", "image": image}},
+	}}}
+	return object
+}
+
+func crd(labels, annotations map[string]any) unstructured.Unstructured {
+	return existing("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "computedomains.resource.nvidia.com", labels, annotations)
+}
+
+func deviceClass(name string, labels, annotations map[string]any) unstructured.Unstructured {
+	return existing("resource.k8s.io/v1", "DeviceClass", "", name, labels, annotations)
+}
+
+func TestTheChartRefusesWhatWouldClash(t *testing.T) {
+	ours := map[string]any{"app.kubernetes.io/part-of": "gpufabric"}
+	for _, test := range []struct {
+		name    string
+		values  map[string]any
+		cluster Cluster
+		refused []string // parts of the refusal; none means that it renders
+	}{
+		{"an empty cluster is fine", nil, Cluster{}, nil},
+		{"an older server", nil, Cluster{Version: "v1.35.9"}, []string{"1.36", "v1.35.9"}},
+		{"a vendor's build of 1.36 is fine", nil, Cluster{Version: "v1.36.2-gke.1003"}, nil},
+		{"a later server is fine", nil, Cluster{Version: "v1.38.0"}, nil},
+		{"a server without resource.k8s.io/v1", nil, Cluster{Lacks: []string{"resource.k8s.io/v1"}}, []string{"resource.k8s.io/v1", "--runtime-config"}},
+		{"NVIDIA's CRD", nil, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}},
+			[]string{"CustomResourceDefinition computedomains.resource.nvidia.com", "Uninstall", "takeOver=true"}},
+		{"NVIDIA's CRD, to be taken over", map[string]any{"takeOver": true}, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
+		{"NVIDIA's CRD, but ours are not to be installed", map[string]any{"crds": map[string]any{"install": false}}, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
+		{"our CRD, kept by an earlier release", nil, Cluster{Objects: []unstructured.Unstructured{crd(ours, nil)}}, nil},
+		{"our CRD, installed by this release before it had labels", nil, Cluster{Objects: []unstructured.Unstructured{
+			crd(nil, map[string]any{"meta.helm.sh/release-name": "gpufabric", "meta.helm.sh/release-namespace": namespace})}}, nil},
+		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com", nil, nil)}},
+			[]string{"DeviceClass compute-domain-daemon.nvidia.com"}},
+		{"NVIDIA's device class of GPUs, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com", nil, nil)}},
+			[]string{"DeviceClass gpu.nvidia.com"}},
+		{"NVIDIA's device class of GPUs, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com", nil, nil)}}, nil},
+		{"NVIDIA's DRA driver by its name", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("nvidia-dra-driver-gpu", "nvidia-dra-driver-gpu-kubelet-plugin", "registry.example/any", nil)}},
+			[]string{"DaemonSet nvidia-dra-driver-gpu/nvidia-dra-driver-gpu-kubelet-plugin"}},
+		{"NVIDIA's DRA driver by its image", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "gpus", "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0", nil)}}, []string{"DaemonSet kube-system/gpus"}},
+		{"all that clashes is named at once", nil, Cluster{Objects: []unstructured.Unstructured{
+			crd(nil, nil), deviceClass("compute-domain-default-channel.nvidia.com", nil, nil), daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
+			[]string{"CustomResourceDefinition computedomains", "DeviceClass compute-domain-default-channel.nvidia.com", "DaemonSet a/nvidia-dra-driver"}},
+		{"NVIDIA's device plugin, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}}, []string{"nvidia-device-plugin-daemonset"}},
+		{"NVIDIA's device plugin, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}}, nil},
+		{"the shared RDMA plugin, with RDMA on", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "rdma-shared-dp-ds", "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin", nil)}}, []string{"rdma-shared-dp-ds"}},
+		{"Volcano's vGPU plugin, with slices on", everything(), Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "volcano-device-plugin", "docker.io/projecthami/volcano-vgpu-device-plugin:v1.11.0", nil)}}, []string{"volcano-device-plugin"}},
+		{"another release of ours", nil, Cluster{Release: "second", Objects: []unstructured.Unstructured{
+			daemonSet(namespace, "gpufabric-compute-domain-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
+				"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/instance": "gpufabric", "app.kubernetes.io/component": "compute-domain-plugin"})}},
+			[]string{`installed already, as release "gpufabric" in namespace "gpufabric-system"`}},
+		{"this release, on upgrade, is fine", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet(namespace, "gpufabric-compute-domain-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
+				"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/instance": "gpufabric", "app.kubernetes.io/component": "compute-domain-plugin"})}}, nil},
+		{"a daemon of a compute domain is no other release", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet(namespace, "computedomain-daemon-x", "ghcr.io/gpufabric/gpufabric:0.1.0", ours)}}, nil},
+		{"a DaemonSet of somebody else is fine", nil, Cluster{Objects: []unstructured.Unstructured{
+			daemonSet("kube-system", "kube-proxy", "registry.k8s.io/kube-proxy:v1.36.3", nil)}}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Render(load(t, "gpufabric"), test.values, test.cluster)
+			if len(test.refused) == 0 {
+				if err != nil {
+					t.Fatalf("refused: %v", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("rendered as if nothing were in the way")
+			}
+			for _, part := range test.refused {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the refusal lacks %q:\n%v", part, err)
+				}
+			}
+		})
+	}
+}
+
+// on is the section of a driver that is enabled.
+func on() map[string]any { return map[string]any{"enabled": true} }

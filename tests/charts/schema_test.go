@@ -1,0 +1,78 @@
+package charts
+
+import (
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+)
+
+func TestEveryObjectDecodesStrictly(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	for _, rendering := range renderings(t) {
+		t.Run(rendering.name, func(t *testing.T) {
+			for _, object := range rendering.objects {
+				if object.GetAPIVersion() == "monitoring.coreos.com/v1" {
+					continue // its Go types drag in another client library; a PodMonitor has four fields, read in TestThePodMonitorFindsEveryRole
+				}
+				if _, _, err := decoder.Decode([]byte(object.YAML), nil, nil); err != nil {
+					t.Errorf("%s: %v\n%s", object.Template, err, object.YAML)
+				}
+			}
+		})
+	}
+}
+
+func TestWrongValuesAreRefusedByName(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		chart  string
+		values map[string]any
+		says   []string
+	}{
+		{"an unknown key", "gpufabric", map[string]any{"computeDomain": map[string]any{"enabled": true}}, []string{"computeDomain"}},
+		{"an unknown key in a section", "gpufabric", map[string]any{"hardware": map[string]any{"driverroot": "/"}}, []string{"/hardware", "driverroot"}},
+		{"a relative driver root", "gpufabric", map[string]any{"hardware": map[string]any{"driverRoot": "run/nvidia"}}, []string{"/hardware/driverRoot"}},
+		{"a sysfs root of /", "gpufabric", map[string]any{"hardware": map[string]any{"sysfsRoot": "/"}}, []string{"/hardware/sysfsRoot"}},
+		{"a directory with a slash at its end", "gpufabric", map[string]any{"kubelet": map[string]any{"root": "/var/lib/kubelet/"}}, []string{"/kubelet/root"}},
+		{"a host mount that is no path", "gpufabric", map[string]any{"hardware": map[string]any{"hostMounts": []any{"data"}}}, []string{"/hardware/hostMounts/0"}},
+		{"a word for a boolean", "gpufabric", map[string]any{"gpus": map[string]any{"enabled": "yes"}}, []string{"/gpus/enabled", "boolean"}},
+		{"a pull policy of another name", "gpufabric", map[string]any{"image": map[string]any{"pullPolicy": "always"}}, []string{"/image/pullPolicy", "Always"}},
+		{"a tag with a digest's sign", "gpufabric", map[string]any{"image": map[string]any{"tag": "v1@sha256"}}, []string{"/image/tag"}},
+		{"a pull secret without a name", "gpufabric", map[string]any{"imagePullSecrets": []any{"registry"}}, []string{"/imagePullSecrets/0", "object"}},
+		{"no replica", "gpufabric", map[string]any{"controller": map[string]any{"replicas": 0}}, []string{"/controller/replicas", "minimum"}},
+		{"a port out of range", "gpufabric", map[string]any{"metrics": map[string]any{"port": 70000}}, []string{"/metrics/port", "maximum"}},
+		{"a quantity that is none", "gpufabric", map[string]any{"computeDomains": map[string]any{"plugin": map[string]any{"resources": map[string]any{"limits": map[string]any{"memory": "64MB"}}}}},
+			[]string{"/computeDomains/plugin/resources/limits/memory"}},
+		{"a toleration's operator of another name", "gpufabric", map[string]any{"nodePlugins": map[string]any{"tolerations": []any{map[string]any{"operator": "exists"}}}},
+			[]string{"/nodePlugins/tolerations/0/operator"}},
+		{"more than all unavailable", "gpufabric", map[string]any{"nodePlugins": map[string]any{"maxUnavailable": "101%"}}, []string{"/nodePlugins/maxUnavailable"}},
+		{"a verbosity below zero", "gpufabric", map[string]any{"log": map[string]any{"verbosity": -1}}, []string{"/log/verbosity", "minimum"}},
+		{"an image that is not set", "gpufabric", map[string]any{"image": nil}, []string{"image"}},
+		{"nothing enabled", "gpufabric", map[string]any{"computeDomains": map[string]any{"enabled": false}}, []string{"nothing is enabled", "computeDomains.enabled"}},
+		{"slices without GPUs", "gpufabric", map[string]any{"vgpu": map[string]any{"enabled": true}, "gpus": map[string]any{"enabled": false}}, []string{"vgpu.enabled needs gpus.enabled"}},
+		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
+		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Render(load(t, test.chart), test.values, Cluster{})
+			if err == nil {
+				t.Fatal("rendered as if it were right")
+			}
+			for _, part := range test.says {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the refusal lacks %q:\n%v", part, err)
+				}
+			}
+		})
+	}
+}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +17,10 @@ import (
 )
 
 func binaries(t *testing.T) map[string]string {
-	dir := os.Getenv("SIMCLUSTER_BIN")
-	paths := map[string]string{}
-	for _, name := range controlplane.Programs() {
-		paths[name] = filepath.Join(dir, name)
+	t.Helper()
+	paths, err := controlplane.Binaries(context.Background())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return paths
 }

@@ -31,6 +31,8 @@ type Spec struct {
 	Args []string
 	// Env is added to the caller's environment.
 	Env []string
+	// Inherit are open files that the process holds for as long as it lives.
+	Inherit []*os.File
 	// Detach lets the process outlive the caller; otherwise the kernel kills it when the caller dies, however it dies.
 	Detach bool
 }
@@ -56,6 +58,7 @@ func Start(spec Spec) (*Process, error) {
 	defer log.Close() //nolint:errcheck // the child holds its own descriptor
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = spec.Inherit
 	cmd.Env = append(append(os.Environ(), spec.Env...), MarkerEnv+"="+spec.ClusterDir)
 	// A group of its own, so that a Ctrl-C at the terminal reaches us and we end the programs in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -3,6 +3,7 @@ package simnode
 import (
 	"fmt"
 	"net"
+	"os"
 	"sync"
 )
 
@@ -88,6 +89,15 @@ func TakeBlock() (*Block, error) {
 		}
 	}
 	return nil, fmt.Errorf("all %d address blocks are taken: that many simulated clusters run on this machine; end one with `simcluster down`", blocks)
+}
+
+// File is the hold on the block as a file: whoever has it open holds the block.
+func (b *Block) File() (*os.File, error) {
+	file, err := b.holder.(*net.UnixListener).File()
+	if err != nil {
+		return nil, fmt.Errorf("share the hold on the address block: %w", err)
+	}
+	return file, nil
 }
 
 // Release lets another cluster have the block.

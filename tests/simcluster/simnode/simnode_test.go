@@ -104,9 +104,9 @@ func start(ctx context.Context, t *testing.T, count int) fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	binaries := map[string]string{}
-	for _, name := range controlplane.Programs() {
-		binaries[name] = filepath.Join(os.Getenv("SIMCLUSTER_BIN"), name)
+	binaries, err := controlplane.Binaries(ctx)
+	if err != nil {
+		t.Fatal(err)
 	}
 	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries})
 	if err != nil {

@@ -1,0 +1,121 @@
+// Package cluster brings a simulated cluster up and down: a real control plane and a number of simulated nodes.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// Options say what cluster to bring up.
+type Options struct {
+	// Dir is the cluster's directory; keep it short, see simnode.Config.Dir.
+	Dir string
+	// Nodes is how many there are.
+	Nodes int
+	// Binaries are the control plane's programs, see controlplane.Programs.
+	Binaries map[string]string
+	// Port is the API server's; 0 is any free one.
+	Port int
+	// Audit has the API server write its audit log.
+	Audit bool
+	// NodeGrace, see controlplane.Options.
+	NodeGrace time.Duration
+	Runtime   simnode.Runtime
+	Hardware  Hardware
+	// PrepareRetry and RestartBackoff, see simnode.Config.
+	PrepareRetry, RestartBackoff time.Duration
+}
+
+// Cluster is a running cluster whose nodes live in this process.
+type Cluster struct {
+	Dir    string
+	Plane  *controlplane.ControlPlane
+	Fleet  *Fleet
+	Config *rest.Config // the administrator's
+	Client kubernetes.Interface
+
+	block  *simnode.Block
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when the fleet has ended
+	err    error         // why, read after ended is closed
+}
+
+// Up brings a cluster up whose nodes live in this process, and returns when every node is registered.
+func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
+	c := &Cluster{Dir: options.Dir, ended: make(chan struct{})}
+	if err := occupy(options.Dir, Record{Nodes: options.Nodes}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			c.Down()
+		}
+	}()
+	if c.block, err = simnode.TakeBlock(); err != nil {
+		return nil, err
+	}
+	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
+		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, NodeGrace: options.NodeGrace,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if c.Config, err = c.Plane.Admin(); err != nil {
+		return nil, err
+	}
+	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
+		return nil, fmt.Errorf("make the administrator's client: %w", err)
+	}
+	fleet, err := NewFleet(ctx, FleetOptions{
+		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: c.Plane.Access(), Runtime: options.Runtime,
+		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry, RestartBackoff: options.RestartBackoff,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.Fleet = fleet
+	// The nodes live until Down, beyond the context that brings them up.
+	var life context.Context
+	life, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(c.ended)
+		c.err = fleet.Run(life)
+	}()
+	if err := AwaitNodes(ctx, c.Client, options.Nodes, nil); err != nil {
+		return nil, errors.Join(err, c.Err())
+	}
+	return c, nil
+}
+
+// Err says what ended that should not have: a node or a component of the control plane.
+func (c *Cluster) Err() error {
+	select {
+	case <-c.ended:
+		return c.err
+	default:
+		return c.Plane.Err()
+	}
+}
+
+// Down ends everything and removes the cluster's directory.
+func (c *Cluster) Down() {
+	if c.cancel != nil {
+		c.cancel()
+		<-c.ended
+	}
+	if c.Plane != nil {
+		c.Plane.Stop()
+	}
+	if c.block != nil {
+		c.block.Release()
+	}
+	_, _ = Remove(c.Dir) // nothing runs any more; a directory that stays is found by the next Up
+}

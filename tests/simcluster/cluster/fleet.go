@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// Hardware makes the fake hardware of one node in dir and says what it is called on the node, and the node's labels.
+type Hardware func(ctx context.Context, index int, dir string) (mappings []simnode.Mapping, labels map[string]string, err error)
+
+// FleetOptions say which nodes of a cluster run in this process.
+type FleetOptions struct {
+	// Dir is the cluster's directory.
+	Dir string
+	// First and Count are the nodes' numbers: First, First+1, ...
+	First, Count int
+	// Block is the cluster's share of the loopback addresses.
+	Block    int
+	Access   *controlplane.Access
+	Runtime  simnode.Runtime
+	Hardware Hardware
+	// PrepareRetry and RestartBackoff are those of simnode.Config.
+	PrepareRetry, RestartBackoff time.Duration
+}
+
+// Fleet is a number of simulated nodes in one process; they share one inotify instance.
+type Fleet struct {
+	options FleetOptions
+	sockets *simnode.SocketWatcher
+	nodes   []*simnode.Node
+}
+
+// nodesAtOnce bounds how many nodes are made or started at the same time: it is processor time, so few are enough.
+const nodesAtOnce = 8
+
+// NodeName is the name of node number i.
+func NodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
+
+// NodeDir is the directory of node number i; its name is short because unix sockets lie below it.
+func NodeDir(clusterDir string, i int) string {
+	return filepath.Join(clusterDir, fmt.Sprintf("n%d", i))
+}
+
+// NewFleet makes the nodes and their hardware; Run starts them.
+func NewFleet(ctx context.Context, options FleetOptions) (*Fleet, error) {
+	sockets, err := simnode.NewSocketWatcher()
+	if err != nil {
+		return nil, err
+	}
+	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count)}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(nodesAtOnce)
+	for i := range options.Count {
+		group.Go(func() error {
+			node, err := f.makeNode(ctx, options.First+i)
+			f.nodes[i] = node
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *Fleet) makeNode(ctx context.Context, index int) (*simnode.Node, error) {
+	dir := NodeDir(f.options.Dir, index)
+	var mappings []simnode.Mapping
+	var labels map[string]string
+	if f.options.Hardware != nil {
+		var err error
+		if mappings, labels, err = f.options.Hardware(ctx, index, dir); err != nil {
+			return nil, fmt.Errorf("make the hardware of %s: %w", NodeName(index), err)
+		}
+	}
+	return simnode.New(simnode.Config{
+		Name: NodeName(index), Labels: labels, Dir: dir, Hardware: mappings,
+		Addresses: simnode.NewAddresses(f.options.Block, index), Access: f.options.Access, Runtime: f.options.Runtime, Sockets: f.sockets,
+		PrepareRetry: f.options.PrepareRetry, RestartBackoff: f.options.RestartBackoff,
+	})
+}
+
+// Nodes are the fleet's nodes in order of their numbers.
+func (f *Fleet) Nodes() []*simnode.Node { return f.nodes }
+
+// Run runs the nodes until ctx is done or one of them fails.
+func (f *Fleet) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { f.sockets.Run(ctx); return nil })
+	for _, node := range f.nodes {
+		group.Go(func() error { return node.Run(ctx) })
+	}
+	return group.Wait()
+}

@@ -1,0 +1,132 @@
+// Package imex finds the device numbers of IMEX channels and of the right to manage the fabric.
+package imex
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const (
+	// Channels is how many channels the driver has: channel 0 to 2047.
+	Channels = 2048
+
+	channelDriver    = "nvidia-caps-imex-channels"
+	capabilityDriver = "nvidia-caps"
+	managementFile   = "driver/nvidia/capabilities/fabric-imex-mgmt"
+)
+
+// FS reads /proc as it lies around a devices file.
+type FS struct {
+	// ProcDevices is the file that stands for /proc/devices. What else is read of /proc lies beside it.
+	ProcDevices string
+}
+
+// Device is a character device, for a container that need not find its file on the host.
+type Device struct {
+	// Path is where the device is in a container.
+	Path         string
+	Major, Minor int64
+}
+
+// ErrNoDriver marks a node whose driver has no IMEX channels.
+var ErrNoDriver = errors.New("no IMEX in the loaded driver")
+
+// Channel returns channel number n, 0 to Channels-1.
+func (f FS) Channel(n int) (Device, error) {
+	devices, err := f.ChannelRange(n, 1)
+	if err != nil {
+		return Device{}, err
+	}
+	return devices[0], nil
+}
+
+// ChannelRange returns count channels from number first on.
+func (f FS) ChannelRange(first, count int) ([]Device, error) {
+	if first < 0 || count < 0 || first+count > Channels {
+		return nil, fmt.Errorf("IMEX channels %d to %d: there are 0 to %d", first, first+count-1, Channels-1)
+	}
+	major, err := f.major(channelDriver)
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]Device, 0, count)
+	for n := first; n < first+count; n++ {
+		devices = append(devices, Device{Path: fmt.Sprintf("/dev/%s/channel%d", channelDriver, n), Major: major, Minor: int64(n)})
+	}
+	return devices, nil
+}
+
+// Management returns the device whose holder may manage the fabric as an IMEX daemon does
+// (/proc/driver/nvidia/capabilities/fabric-imex-mgmt).
+func (f FS) Management() (Device, error) {
+	path := filepath.Join(filepath.Dir(f.ProcDevices), managementFile)
+	minor, err := capabilityMinor(path)
+	if err != nil {
+		return Device{}, fmt.Errorf("find the fabric-imex-mgmt capability: %w", err)
+	}
+	major, err := f.major(capabilityDriver)
+	if err != nil {
+		return Device{}, err
+	}
+	return Device{Path: fmt.Sprintf("/dev/%s/nvidia-cap%d", capabilityDriver, minor), Major: major, Minor: minor}, nil
+}
+
+// major finds a driver's number among the character devices. Block devices have numbers of their own and follow below.
+func (f FS) major(driver string) (int64, error) {
+	file, err := os.Open(f.ProcDevices)
+	if err != nil {
+		return 0, fmt.Errorf("find the device number of %s: %w", driver, err)
+	}
+	defer file.Close() //nolint:errcheck // read only
+	scanner := bufio.NewScanner(file)
+	character := false
+	for scanner.Scan() {
+		line := strings.TrimSpace(scanner.Text())
+		if strings.HasSuffix(line, ":") {
+			character = line == "Character devices:"
+			continue
+		}
+		number, name, found := strings.Cut(line, " ")
+		if !character || !found || strings.TrimSpace(name) != driver {
+			continue
+		}
+		major, err := strconv.ParseInt(number, 10, 32)
+		if err != nil || major <= 0 {
+			return 0, fmt.Errorf("%s: number %q of %s is not a device number", f.ProcDevices, number, driver)
+		}
+		return major, nil
+	}
+	if err := scanner.Err(); err != nil {
+		return 0, fmt.Errorf("read %s: %w", f.ProcDevices, err)
+	}
+	return 0, fmt.Errorf("%w: %s lists no character device %s", ErrNoDriver, f.ProcDevices, driver)
+}
+
+// capabilityMinor reads "DeviceFileMinor: N" of a capability file.
+func capabilityMinor(path string) (int64, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("%w: %s is not there", ErrNoDriver, path)
+	}
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		key, value, _ := strings.Cut(line, ":")
+		if strings.TrimSpace(key) != "DeviceFileMinor" {
+			continue
+		}
+		minor, err := strconv.ParseInt(strings.TrimSpace(value), 10, 32)
+		if err != nil || minor < 0 {
+			return 0, fmt.Errorf("%s: DeviceFileMinor %q is not a device number", path, strings.TrimSpace(value))
+		}
+		return minor, nil
+	}
+	return 0, fmt.Errorf("%s has no DeviceFileMinor", path)
+}

@@ -1,0 +1,112 @@
+// Package nvml reads what NVIDIA's management library says of a node's GPUs.
+package nvml
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+const libraryName = "libnvidia-ml.so.1"
+
+// libraryDirs are where distributions put the library under a driver root.
+func libraryDirs() []string {
+	return []string{
+		"usr/lib64",
+		"usr/lib/x86_64-linux-gnu",
+		"usr/lib/aarch64-linux-gnu",
+		"usr/lib",
+		"lib64",
+		"lib/x86_64-linux-gnu",
+		"lib/aarch64-linux-gnu",
+		"lib",
+	}
+}
+
+// Load returns the library as it lies under driverRoot. Where it does not lie there, the returned library's Init says so. One
+// process can hold one such library: go-nvml binds its symbols globally.
+func Load(driverRoot string) nvml.Interface {
+	for _, dir := range libraryDirs() {
+		path := filepath.Join(driverRoot, dir, libraryName)
+		if _, err := os.Stat(path); err == nil {
+			return nvml.New(nvml.WithLibraryPath(path))
+		}
+	}
+	// Left to the dynamic linker on the machine itself; under any other root a path that names what is missing.
+	if filepath.Clean(driverRoot) == "/" {
+		return nvml.New(nvml.WithLibraryPath(libraryName))
+	}
+	return nvml.New(nvml.WithLibraryPath(filepath.Join(driverRoot, libraryDirs()[0], libraryName)))
+}
+
+// Error is a call of the library that failed.
+type Error struct {
+	// Call is what was called, on what: "DeviceGetHandleByIndex(3)".
+	Call   string
+	Return nvml.Return
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("NVML %s: %s (code %d)", e.Call, describe(e.Return), int32(e.Return))
+}
+
+// Is makes errors.Is(err, nvml.ERROR_...) work.
+func (e *Error) Is(target error) bool {
+	code, ok := target.(nvml.Return)
+	return ok && code == e.Return
+}
+
+// describe puts the codes that an operator meets into words. The library's own words need a loaded library.
+func describe(code nvml.Return) string {
+	switch code {
+	case nvml.ERROR_LIBRARY_NOT_FOUND:
+		return libraryName + " was not found: is the NVIDIA driver installed under --driver-root?"
+	case nvml.ERROR_DRIVER_NOT_LOADED:
+		return "the NVIDIA kernel driver is not loaded"
+	case nvml.ERROR_NOT_SUPPORTED:
+		return "not supported"
+	case nvml.ERROR_GPU_IS_LOST:
+		return "the GPU has fallen off the bus"
+	case nvml.ERROR_FUNCTION_NOT_FOUND:
+		return "the installed driver is too old for this call"
+	case nvml.ERROR_NO_PERMISSION:
+		return "no permission"
+	default:
+		return "failed"
+	}
+}
+
+// check makes an error of a return code that is not success.
+func check(code nvml.Return, call string, args ...any) error {
+	if code == nvml.SUCCESS {
+		return nil
+	}
+	return &Error{Call: fmt.Sprintf(call, args...), Return: code}
+}
+
+// Driver is an initialised library.
+type Driver struct {
+	lib nvml.Interface
+}
+
+// Open initialises a library. Close must be called.
+func Open(lib nvml.Interface) (*Driver, error) {
+	if err := check(lib.Init(), "Init"); err != nil {
+		return nil, err
+	}
+	return &Driver{lib: lib}, nil
+}
+
+// Close shuts the library down.
+func (d *Driver) Close() error { return check(d.lib.Shutdown(), "Shutdown") }
+
+// Library is the library itself, initialised.
+func (d *Driver) Library() nvml.Interface { return d.lib }
+
+// Version is the kernel driver's version ("580.95.05").
+func (d *Driver) Version() (string, error) {
+	version, code := d.lib.SystemGetDriverVersion()
+	return version, check(code, "SystemGetDriverVersion")
+}

@@ -1,0 +1,182 @@
+// Package injection says what a container needs to be held to its share of a GPU by a limiter inside it: environment, the limiter's library by preload,
+// and a directory of its own for the limiter's accounting. The variables and paths are those of HAMi-core.
+package injection
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// Paths in a container, where HAMi-core looks.
+const (
+	library   = "/usr/local/vgpu/libvgpu.so"
+	preload   = "/etc/ld.so.preload"
+	cache     = "/tmp/vgpu"
+	lock      = "/tmp/vgpulock"
+	region    = "/tmp/vgpu/cudevshr.cache"
+	devicesIn = "NVIDIA_VISIBLE_DEVICES"
+)
+
+// Limiter is where the limiter stands on the host.
+type Limiter struct {
+	// Directory holds libvgpu.so and ld.so.preload; empty: containers get limits as environment only, for a limiter that their image has.
+	Directory string
+	// Containers is the directory in which each container's accounting directory is made.
+	Containers string
+	// Locks is a directory that all containers of the node share, through which HAMi-core takes turns when it starts.
+	Locks string
+}
+
+// Container identifies a container on a node.
+type Container struct {
+	PodUID, Name string
+}
+
+// Limit is a container's share of one GPU.
+type Limit struct {
+	UUID string
+	// MemoryMiB is 0 for the whole GPU's.
+	MemoryMiB int64
+	// Cores is in percent of the GPU's SMs, 0 for unlimited.
+	Cores int
+}
+
+// Limits translates what the scheduler gave, in units of factor MiB. noCoreLimit leaves cores unlimited.
+func Limits(shares []annotation.Share, factor int, noCoreLimit bool) []Limit {
+	out := make([]Limit, 0, len(shares))
+	for _, share := range shares {
+		limit := Limit{UUID: share.UUID, MemoryMiB: share.Memory * int64(factor), Cores: share.Cores}
+		if noCoreLimit {
+			limit.Cores = 0
+		}
+		out = append(out, limit)
+	}
+	return out
+}
+
+// Edits are a container's edits besides the GPUs' device nodes and driver files, which come through CDI.
+func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdits, error) {
+	directory, err := l.Accounting(container)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	uuids := make([]string, 0, len(limits))
+	var e specs.ContainerEdits
+	for i, limit := range limits {
+		uuids = append(uuids, limit.UUID)
+		if limit.MemoryMiB > 0 {
+			e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", i, limit.MemoryMiB))
+		}
+	}
+	if cores := coreLimit(limits); cores > 0 {
+		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores))
+	}
+	e.Env = append(e.Env, devicesIn+"="+strings.Join(uuids, ","), "CUDA_DEVICE_MEMORY_SHARED_CACHE="+region)
+	e.Mounts = []*specs.Mount{
+		{HostPath: directory, ContainerPath: cache, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: l.Locks, ContainerPath: lock, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+	}
+	if l.Directory != "" {
+		for _, inside := range []string{library, preload} {
+			e.Mounts = append(e.Mounts, &specs.Mount{
+				HostPath: filepath.Join(l.Directory, filepath.Base(inside)), ContainerPath: inside, Options: []string{"ro", "nosuid", "nodev", "bind"},
+			})
+		}
+	}
+	return e, nil
+}
+
+// coreLimit is the one limit that HAMi-core knows for all of a container's GPUs: the smallest that was asked for, so that no GPU gives more than its
+// share. 0 is unlimited.
+func coreLimit(limits []Limit) int {
+	smallest := 0
+	for _, limit := range limits {
+		if limit.Cores > 0 && (smallest == 0 || limit.Cores < smallest) {
+			smallest = limit.Cores
+		}
+	}
+	return smallest
+}
+
+var (
+	podUID        = regexp.MustCompile(`^[0-9a-zA-Z][0-9a-zA-Z-]{0,63}$`)
+	containerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+// ErrName marks a pod or container whose name cannot become a directory's.
+var ErrName = errors.New("not a name that Kubernetes gives")
+
+// Accounting is the container's accounting directory: POD-UID_CONTAINER, the form that the public monitor reads.
+func (l Limiter) Accounting(c Container) (string, error) {
+	if !podUID.MatchString(c.PodUID) || !containerName.MatchString(c.Name) {
+		return "", fmt.Errorf("pod UID %.80q, container %.80q: %w", c.PodUID, c.Name, ErrName)
+	}
+	return filepath.Join(l.Containers, c.PodUID+"_"+c.Name), nil
+}
+
+// Make makes the container's accounting directory. The container's user, whoever it is, writes into it, so it is open to all, and sticky.
+func (l Limiter) Make(c Container) error {
+	directory, err := l.Accounting(c)
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{directory, l.Locks} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return fmt.Errorf("make the limiter's directory: %w", err)
+		}
+		if err := os.Chmod(path, os.ModeSticky|0o777); err != nil {
+			return fmt.Errorf("open the limiter's directory to the container: %w", err)
+		}
+	}
+	return nil
+}
+
+// Remove removes a pod's accounting directories. Call it when the pod's sandbox is gone: until then they are mounted.
+func (l Limiter) Remove(uid string) error {
+	if !podUID.MatchString(uid) {
+		return fmt.Errorf("pod UID %.80q: %w", uid, ErrName)
+	}
+	entries, err := os.ReadDir(l.Containers)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the limiter's directories: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
+			// RemoveAll does not follow links: what a tenant linked to stays.
+			errs = append(errs, os.RemoveAll(filepath.Join(l.Containers, entry.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Pods are the UIDs that have accounting directories, so that those of pods that ended while nobody watched can be removed.
+func (l Limiter) Pods() ([]string, error) {
+	entries, err := os.ReadDir(l.Containers)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the limiter's directories: %w", err)
+	}
+	seen := map[string]bool{}
+	var uids []string
+	for _, entry := range entries {
+		if uid, _, found := strings.Cut(entry.Name(), "_"); found && !seen[uid] && podUID.MatchString(uid) {
+			seen[uid] = true
+			uids = append(uids, uid)
+		}
+	}
+	return uids, nil
+}

@@ -1,0 +1,94 @@
+package injection
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+
+func limiter(t *testing.T) Limiter {
+	root := t.TempDir()
+	return Limiter{Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
+}
+
+func TestEditsHoldAContainerToItsShare(t *testing.T) {
+	l := limiter(t)
+	limits := Limits([]annotation.Share{{UUID: uuid, Memory: 1024, Cores: 50}, {UUID: uuid, Memory: 0, Cores: 30}}, 10, false)
+	got, err := l.Edits(Container{"uid-1", "main"}, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "CUDA_DEVICE_SM_LIMIT=30",
+		"NVIDIA_VISIBLE_DEVICES=" + uuid + "," + uuid, "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/cudevshr.cache",
+	}
+	if diff := cmp.Diff(want, got.Env); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+	mounts := map[string]string{}
+	for _, m := range got.Mounts {
+		mounts[m.ContainerPath] = m.HostPath
+	}
+	wantMounts := map[string]string{
+		"/tmp/vgpu": filepath.Join(l.Containers, "uid-1_main"), "/tmp/vgpulock": l.Locks,
+		"/usr/local/vgpu/libvgpu.so": "/opt/vgpu/libvgpu.so", "/etc/ld.so.preload": "/opt/vgpu/ld.so.preload",
+	}
+	if diff := cmp.Diff(wantMounts, mounts); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+}
+
+func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
+	if got := Limits([]annotation.Share{{UUID: uuid, Memory: 1, Cores: 50}}, 1, true); got[0].Cores != 0 {
+		t.Errorf("cores %d, want no limit", got[0].Cores)
+	}
+}
+
+func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
+	l := limiter(t)
+	for _, c := range []Container{{"../../etc", "main"}, {"uid", "../x"}, {"", "main"}, {"uid", ""}, {"a/b", "c"}, {"uid", "A"}} {
+		if _, err := l.Edits(c, nil); !errors.Is(err, ErrName) {
+			t.Errorf("Edits(%v): %v, want ErrName", c, err)
+		}
+		if err := l.Make(c); !errors.Is(err, ErrName) {
+			t.Errorf("Make(%v): %v, want ErrName", c, err)
+		}
+	}
+	if err := l.Remove("../.."); !errors.Is(err, ErrName) {
+		t.Errorf("Remove: %v, want ErrName", err)
+	}
+}
+
+func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
+	l := limiter(t)
+	for _, c := range []Container{{"uid-1", "main"}, {"uid-1", "side"}, {"uid-10", "main"}} {
+		if err := l.Make(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outside := filepath.Join(t.TempDir(), "keep")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Dir(outside), filepath.Join(l.Containers, "uid-1_main", "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Remove("uid-1"); err != nil {
+		t.Fatal(err)
+	}
+	pods, err := l.Pods()
+	if err != nil || !slices.Equal(pods, []string{"uid-10"}) {
+		t.Errorf("pods with directories: %v, %v; want uid-10 alone", pods, err)
+	}
+	if _, err := os.Stat(outside); err != nil {
+		t.Errorf("a file outside was removed through a link: %v", err)
+	}
+}

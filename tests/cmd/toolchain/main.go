@@ -2,7 +2,8 @@
 //
 //	toolchain [-list] [NAME...]
 //
-// Without names it provides all of them. Progress goes to standard error; standard output gets a line "NAME PATH" a tool.
+// Without names it provides all of them. Progress goes to standard error; standard output gets a line "NAME PATH" a tool, or only the path where
+// one tool was named.
 package main
 
 import (
@@ -19,31 +20,27 @@ import (
 
 func main() {
 	list := flag.Bool("list", false, "print the names of the tools there are, and do nothing")
-	only := flag.Bool("path", false, "print only the path of the one tool that is named")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *list, *only, flag.Args()); err != nil {
+	if err := run(ctx, *list, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "toolchain:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, list, only bool, names []string) error {
+func run(ctx context.Context, list bool, names []string) error {
 	if list {
 		for _, name := range toolchain.Names() {
 			fmt.Println(name)
 		}
 		return nil
 	}
-	if only && len(names) != 1 {
-		return fmt.Errorf("-path takes the name of one tool, not %d", len(names))
-	}
 	paths, err := toolchain.Ensure(ctx, names...)
 	if err != nil {
 		return err
 	}
-	if only {
+	if len(names) == 1 {
 		fmt.Println(paths[names[0]])
 		return nil
 	}

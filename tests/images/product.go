@@ -1,0 +1,127 @@
+package images
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sort"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Product is an image that this repository ships.
+type Product struct {
+	Name  string // such as ghcr.io/gpufabric/gpufabric:0.1.0
+	build func(root, architecture string) (v1.Image, error)
+}
+
+// Products lists the project's images at the version that the chart asks for.
+func Products(root string) ([]Product, error) {
+	version, err := chartVersion(filepath.Join(root, "charts/gpufabric/Chart.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	return []Product{
+		{"ghcr.io/gpufabric/gpufabric:" + version, gpufabric},
+		{"ghcr.io/gpufabric/fakefabric:" + version, fakefabric},
+	}, nil
+}
+
+// chartVersion is the image tag that a chart's empty image.tag stands for.
+func chartVersion(path string) (string, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	var chart struct {
+		AppVersion string `json:"appVersion"`
+	}
+	if err := yaml.Unmarshal(content, &chart); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	if chart.AppVersion == "" {
+		return "", fmt.Errorf("%s has no appVersion", path)
+	}
+	return chart.AppVersion, nil
+}
+
+// Build makes the product's image for amd64 or arm64 from what `make build` (this machine's architecture) or `make cross` (the other) built in the
+// checkout at root.
+func (p Product) Build(root, architecture string) (v1.Image, error) {
+	image, err := p.build(root, architecture)
+	if err != nil {
+		return nil, fmt.Errorf("image %s for %s: %w", p.Name, architecture, err)
+	}
+	return image, nil
+}
+
+// gpufabric is the program and the shared libraries that it needs, nothing else.
+func gpufabric(root, architecture string) (v1.Image, error) {
+	binary, err := built(filepath.Join(root, "bin"), "gpufabric", architecture)
+	if err != nil {
+		return nil, err
+	}
+	libraries, err := Libraries(binary, architecture)
+	if err != nil {
+		return nil, err
+	}
+	// The libraries change less often than the program, so they are a layer of their own.
+	libraryLayer, err := Layer(append(libraries, caBundle()...)...)
+	if err != nil {
+		return nil, err
+	}
+	programLayer, err := Layer(File{Path: "/usr/bin/gpufabric", From: binary})
+	if err != nil {
+		return nil, err
+	}
+	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/gpufabric"}}, libraryLayer, programLayer)
+}
+
+// fakefabric is the program and, in lib beside it, the libraries that it puts into fake nodes.
+func fakefabric(root, architecture string) (v1.Image, error) {
+	binary, err := built(filepath.Join(root, "fakes/build"), "fakefabric", architecture)
+	if err != nil {
+		return nil, err
+	}
+	const home = "/usr/lib/fakefabric/"
+	files := []File{{Path: home + "fakefabric", From: binary}, {Path: "/usr/bin/fakefabric", Link: home + "fakefabric"}}
+	libraries, err := filepath.Glob(filepath.Join(filepath.Dir(binary), "lib", "*"))
+	if err != nil {
+		return nil, err
+	}
+	if len(libraries) == 0 {
+		return nil, fmt.Errorf("no libraries in %s: run `make build`", filepath.Join(filepath.Dir(binary), "lib"))
+	}
+	sort.Strings(libraries)
+	for _, library := range libraries {
+		files = append(files, File{Path: home + "lib/" + filepath.Base(library), From: library})
+	}
+	layer, err := Layer(files...)
+	if err != nil {
+		return nil, err
+	}
+	return New(architecture, v1.Config{Entrypoint: []string{home + "fakefabric"}}, layer)
+}
+
+// built returns the path of a binary: DIR/NAME for this machine's architecture, DIR/ARCHITECTURE/NAME for another.
+func built(dir, name, architecture string) (string, error) {
+	path, remedy := filepath.Join(dir, name), "make build"
+	if architecture != runtime.GOARCH {
+		path, remedy = filepath.Join(dir, architecture, name), "make cross"
+	}
+	is, err := architectureOf(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%s is not there: run `%s`", path, remedy)
+	}
+	if err != nil {
+		return "", err
+	}
+	if is != architecture {
+		return "", fmt.Errorf("%s is made for %s, not %s: run `%s`", path, is, architecture, remedy)
+	}
+	return path, nil
+}

@@ -1,0 +1,61 @@
+package kindcluster
+
+import (
+	"context"
+	"path/filepath"
+	"runtime"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"gpufabric.io/tests/images"
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/steps"
+	"gpufabric.io/tests/toolchain"
+)
+
+// Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins for the
+// published images that manifests name.
+func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer) error {
+	root, err := repository.Root()
+	if err != nil {
+		return err
+	}
+	products, err := images.Products(root)
+	if err != nil {
+		return err
+	}
+	var list []steps.Step
+	for _, product := range products {
+		list = append(list, serve{c, product.Name, func(context.Context) (v1.Image, error) { return product.Build(root, runtime.GOARCH) }})
+	}
+	if !c.Published {
+		cache, err := toolchain.CacheRoot()
+		if err != nil {
+			return err
+		}
+		for _, name := range images.StandIns() {
+			list = append(list, serve{c, name, func(ctx context.Context) (v1.Image, error) {
+				return images.StandIn(ctx, filepath.Join(cache, "nodeimage"))
+			}})
+		}
+	}
+	_, err = printer.Run(ctx, list...)
+	return err
+}
+
+// serve makes one image and pushes it.
+type serve struct {
+	cluster   *Cluster
+	reference string
+	make      func(ctx context.Context) (v1.Image, error)
+}
+
+func (s serve) Name() string { return "Serve " + s.reference }
+
+func (s serve) Execute(ctx context.Context) error {
+	image, err := s.make(ctx)
+	if err != nil {
+		return err
+	}
+	return s.cluster.Registry.Push(ctx, s.reference, image)
+}

@@ -24,7 +24,8 @@ type Pool struct {
 type Options struct {
 	// Share is what a share of a GPU gets that asks for nothing; the zero value is a tenth of the GPU.
 	Share Share
-	// Static lists the MIG instances that an administrator made, by GPU UUID. A GPU with an entry is offered as those instances alone.
+	// Static lists the MIG instances that stand on GPUs whose layout an administrator made, by GPU UUID. A GPU with an entry is offered as
+	// those instances alone.
 	Static map[string][]Instance
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
@@ -34,6 +35,8 @@ type Options struct {
 type Instance struct {
 	ProfileID int
 	Start     int
+	// Held marks an instance that was made for a claim: it is removed with the claim.
+	Held bool
 }
 
 // NewPool lays out the devices of a node.
@@ -70,7 +73,7 @@ func (p *Pool) addStatic(n *inventory.Node, g *inventory.GPU, instances []Instan
 			continue
 		}
 		d := partition(n, g, profile, profile.Placements[at])
-		d.Static = true
+		d.Static = !i.Held
 		p.add(d)
 	}
 }

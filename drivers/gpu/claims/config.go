@@ -1,0 +1,61 @@
+package claims
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/node/draplugin"
+)
+
+// share is how one device is shared between the processes that hold it.
+type share struct {
+	strategy v1beta1.SharingStrategy
+	interval v1beta1.TimeSliceInterval
+	mps      *v1beta1.MpsConfig
+}
+
+// ordinary is what a device gets that nobody configured.
+func ordinary() share {
+	return share{strategy: v1beta1.TimeSlicing, interval: v1beta1.DefaultTimeSlice}
+}
+
+// configure reads every configuration that applies to a device and returns what the strongest of its kind says. All are read, so that a
+// mistake is told of even where another configuration would win.
+func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, error) {
+	result := ordinary()
+	for _, c := range configs {
+		decoded, err := v1beta1.Decode(c.Raw)
+		if err != nil {
+			return result, draplugin.Refuse("InvalidConfig", "%s (from the %s): %w", c.Path, author(c), err)
+		}
+		switch config := decoded.(type) {
+		case *v1beta1.GpuConfig:
+			if d.Form == devices.MIG {
+				continue // for the claim's whole GPUs
+			}
+			s := config.Sharing
+			result = share{strategy: s.Strategy, mps: s.MpsConfig, interval: v1beta1.DefaultTimeSlice}
+			if s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil {
+				result.interval = *s.TimeSlicingConfig.Interval
+			}
+		case *v1beta1.MigDeviceConfig:
+			if d.Form != devices.MIG {
+				continue // for the claim's MIG devices
+			}
+			result = share{strategy: config.Sharing.Strategy, mps: config.Sharing.MpsConfig, interval: v1beta1.DefaultTimeSlice}
+		case *v1beta1.VfioDeviceConfig:
+			return result, draplugin.Refuse("PassthroughUnsupported", "%s (from the %s): VfioDeviceConfig asks for a GPU to be passed through to a virtual machine, which this driver does not do: use GpuConfig, or the device class of a driver for virtual machines", c.Path, author(c))
+		default:
+			return result, draplugin.Refuse("InvalidConfig", "%s (from the %s): kind %T configures another driver; allowed for %s are GpuConfig and MigDeviceConfig", c.Path, author(c), decoded, devices.Driver)
+		}
+	}
+	return result, nil
+}
+
+func author(c draplugin.OpaqueConfig) string {
+	if c.Source == resourceapi.AllocationConfigSourceClass {
+		return "device class"
+	}
+	return "claim"
+}

@@ -1,0 +1,143 @@
+// Package claims prepares claims on a node's GPUs: whole GPUs, MIG placements and shares. It is the device kind behind the driver
+// gpu.nvidia.com; drivers/node/draplugin serves it to the kubelet.
+//
+// Work on one GPU is serialised, work on different GPUs never is: a MIG instance takes about a second to make.
+package claims
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/keylock"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// Hardware is what the plugin knows of the node at one moment. It is replaced as a whole when the hardware changes.
+type Hardware struct {
+	Node *inventory.Node
+	// Offer says how the GPUs are offered, Pool is what came of it.
+	Offer devices.Options
+	Pool  *devices.Pool
+	// Edits waits for what nvcdi finds: it looks while the plugin already registers and publishes.
+	Edits func(context.Context) (*edits.Set, error)
+}
+
+// Kind prepares claims. Make it with New.
+type Kind struct {
+	options  Options
+	hardware atomic.Pointer[Hardware]
+	locks    keylock.Locks // by GPU UUID
+
+	mu sync.Mutex
+	// made says which claim the MIG instance at a placement was made for, or is about to be.
+	made map[place]types.UID
+}
+
+// place is where a MIG instance of a profile stands or shall stand.
+type place struct {
+	gpu            string
+	profile, start int
+}
+
+// Options are what a Kind needs of its surroundings.
+type Options struct {
+	// Capabilities finds the nodes that open MIG devices.
+	Capabilities edits.Capabilities
+	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
+	RemoveUnknown bool
+	// Report tells something about the node as a whole: an Event on its Node object. reason is a CamelCase word.
+	Report func(reason, message string)
+}
+
+var (
+	_ draplugin.Kind      = (*Kind)(nil)
+	_ draplugin.Holder    = (*Kind)(nil)
+	_ draplugin.Recoverer = (*Kind)(nil)
+)
+
+// New makes a Kind for a node's hardware.
+func New(h *Hardware, o Options) *Kind {
+	k := &Kind{options: o, made: map[place]types.UID{}}
+	k.hardware.Store(h)
+	return k
+}
+
+// Hardware is the current one.
+func (k *Kind) Hardware() *Hardware { return k.hardware.Load() }
+
+// Replace makes h the current hardware. Claims in preparation finish with the old one.
+func (k *Kind) Replace(h *Hardware) { k.hardware.Store(h) }
+
+// Lock keeps everything else from changing the GPUs until the returned function is called.
+func (k *Kind) Lock(ctx context.Context, uuids ...string) (unlock func(), err error) {
+	return k.locks.Lock(ctx, uuids...)
+}
+
+// Holds says which parts of a GPU a device occupies: a partition its memory slices, alone; a whole GPU every slice, alone; a share every slice,
+// beside other shares. So the ledger refuses a second form of a GPU even where the scheduler was told otherwise.
+func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
+	d := k.Hardware().Pool.Device(device.Device)
+	if d == nil {
+		return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
+	}
+	return HoldsOf(d)
+}
+
+// HoldsOf are the holds of a device; whoever hands GPUs out by another way takes the same ones.
+func HoldsOf(d *devices.Device) []ledger.Hold {
+	if d.GPU.MIG == nil || d.GPU.MIG.MemorySlices == 0 {
+		return []ledger.Hold{{Key: holdKey(d.GPU), Shared: d.Form == devices.Shared}}
+	}
+	from, to := 0, d.GPU.MIG.MemorySlices
+	if d.Form == devices.MIG {
+		from, to = d.Placement.Start, d.Placement.Start+d.Placement.Size
+	}
+	holds := make([]ledger.Hold, 0, to-from)
+	for i := from; i < to; i++ {
+		holds = append(holds, ledger.Hold{Key: fmt.Sprintf("%s, memory slice %d", holdKey(d.GPU), i), Shared: d.Form == devices.Shared})
+	}
+	return holds
+}
+
+func holdKey(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d (%s)", g.Minor, g.UUID) }
+
+// add appends b to a.
+func add(a, b specs.ContainerEdits) specs.ContainerEdits {
+	a.Env = append(a.Env, b.Env...)
+	a.DeviceNodes = append(a.DeviceNodes, b.DeviceNodes...)
+	a.NetDevices = append(a.NetDevices, b.NetDevices...)
+	a.Hooks = append(a.Hooks, b.Hooks...)
+	a.Mounts = append(a.Mounts, b.Mounts...)
+	a.AdditionalGIDs = append(a.AdditionalGIDs, b.AdditionalGIDs...)
+	if b.IntelRdt != nil {
+		a.IntelRdt = b.IntelRdt
+	}
+	return a
+}
+
+// owner is the claim that a placement's instance belongs to, empty for none.
+func (k *Kind) owner(at place) types.UID {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.made[at]
+}
+
+// own notes that a placement's instance is a claim's; an empty uid takes the note back.
+func (k *Kind) own(at place, uid types.UID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if uid == "" {
+		delete(k.made, at)
+		return
+	}
+	k.made[at] = uid
+}

@@ -1,0 +1,249 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/draplugin"
+)
+
+// data is what a claim's record holds of this driver. Fields are only ever added.
+type data struct {
+	// Partitions are the MIG instances that were made for the claim, or are about to be: nothing stood at their placements before, so
+	// whatever stands there is the claim's.
+	Partitions []partitionData `json:"partitions,omitempty"`
+}
+
+func (p partitionData) place() place { return place{gpu: p.GPU, profile: p.Profile, start: p.Start} }
+
+type partitionData struct {
+	Device  string `json:"device"`
+	GPU     string `json:"gpu"`
+	Profile int    `json:"profile"`
+	Start   int    `json:"start"`
+	// Instance is the GPU instance's identity once it is made.
+	Instance *int `json:"instance,omitempty"`
+}
+
+// preparation is one claim being prepared.
+type preparation struct {
+	claim    *draplugin.Claim
+	hardware *Hardware
+	edits    *edits.Set
+	devices  []*devices.Device
+	// shares say how each device is shared, by index.
+	shares []share
+	data   data
+	// instances are the MIG instances behind devices, by index.
+	instances map[int]partition.Instance
+}
+
+// Prepare makes a claim's devices ready.
+func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+	p := &preparation{claim: claim, hardware: k.Hardware(), instances: map[int]partition.Instance{}}
+	if err := p.find(); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.edits, err = p.hardware.Edits(ctx); err != nil {
+		return nil, err
+	}
+	unlock, err := k.Lock(ctx, p.gpus()...)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := k.prepare(ctx, p); err != nil {
+		return nil, err
+	}
+	made, err := p.containerEdits(k.options.Capabilities)
+	if err != nil {
+		return nil, err
+	}
+	return &draplugin.Prepared{Edits: made, Data: p.data}, nil
+}
+
+// find looks the claim's devices up.
+func (p *preparation) find() error {
+	for _, allocated := range p.claim.Devices {
+		d := p.hardware.Pool.Device(allocated.Device)
+		if d == nil {
+			return draplugin.Refuse("DeviceUnknown", "device %s of pool %s is not on this node any more: delete the claim (or its pod), and the scheduler chooses another", allocated.Device, allocated.Pool)
+		}
+		s, err := configure(d, allocated.Configs)
+		if err != nil {
+			return err
+		}
+		p.devices, p.shares = append(p.devices, d), append(p.shares, s)
+	}
+	return nil
+}
+
+// gpus are the UUIDs of the GPUs that the claim changes; a device that is only looked at changes nothing.
+func (p *preparation) gpus() []string {
+	uuids := map[string]bool{}
+	for i, d := range p.devices {
+		if !p.claim.Devices[i].Admin() {
+			uuids[d.GPU.UUID] = true
+		}
+	}
+	return slices.Collect(maps.Keys(uuids))
+}
+
+// prepare brings the hardware into the state that each device needs.
+func (k *Kind) prepare(ctx context.Context, p *preparation) error {
+	if err := k.planPartitions(p); err != nil {
+		return err
+	}
+	for i, d := range p.devices {
+		if p.claim.Devices[i].Admin() {
+			continue
+		}
+		if d.Form == devices.MIG {
+			continue
+		}
+		if err := undivided(d); err != nil {
+			return err
+		}
+	}
+	return p.makePartitions(ctx)
+}
+
+// undivided sees to it that a GPU handed out whole or by shares is not in MIG mode: CUDA finds no device on one that is.
+func undivided(d *devices.Device) error {
+	if d.GPU.MIG == nil {
+		return nil
+	}
+	standing, err := partition.List(d.GPU)
+	if err != nil {
+		return err
+	}
+	if len(standing) > 0 {
+		return draplugin.Refuse("GPUPartitioned", "%s is cut into %d MIG instances that this driver did not make or is still removing, so it cannot be handed out as %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or use the MIG devices", d.GPU.UUID, len(standing), d.Name())
+	}
+	if err := partition.SetMode(d.GPU, false); err != nil {
+		return refuseMode(err)
+	}
+	return nil
+}
+
+func refuseMode(err error) error {
+	if errors.Is(err, partition.ErrNeedsReset) {
+		return draplugin.Refuse("GPUNeedsReset", "%w", err)
+	}
+	return err
+}
+
+// planPartitions looks what stands at the placements of the claim's MIG devices, and records what will be made there.
+func (k *Kind) planPartitions(p *preparation) error {
+	for i, d := range p.devices {
+		if d.Form != devices.MIG {
+			continue
+		}
+		standing, err := partition.List(d.GPU)
+		if err != nil {
+			return err
+		}
+		instance, stands := partition.At(standing, d.Profile.ID, d.Placement.Start)
+		if d.Static || p.claim.Devices[i].Admin() {
+			if !stands || !instance.Whole() {
+				return draplugin.Refuse("MIGDeviceGone", "no MIG instance %s stands at memory slice %d of %s any more: an administrator changed the layout; restart the driver's pod on this node, and delete the claim", d.Profile.Name, d.Placement.Start, d.GPU.UUID)
+			}
+			p.instances[i] = instance
+			continue
+		}
+		for _, other := range standing {
+			// An instance that was made for this very claim before a crash is taken again.
+			ours := k.owner(place{d.GPU.UUID, other.Profile, other.Start}) == p.claim.UID && other.Profile == d.Profile.ID && other.Start == d.Placement.Start
+			if other.Overlaps(d.Placement) && !ours {
+				return draplugin.Refuse("PlacementOccupied", "memory slices %d to %d of %s are taken by MIG instance %d (profile %d), which was not made for this claim: where nothing uses it, remove it with nvidia-smi mig -dci -gi %d and -dgi -gi %d", d.Placement.Start, d.Placement.Start+d.Placement.Size-1, d.GPU.UUID, other.ID, other.Profile, other.ID, other.ID)
+			}
+		}
+		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID, Start: d.Placement.Start})
+	}
+	if len(p.data.Partitions) == 0 {
+		return nil
+	}
+	if err := p.claim.Intend(p.data); err != nil {
+		return err
+	}
+	for _, made := range p.data.Partitions {
+		k.own(made.place(), p.claim.UID)
+	}
+	return nil
+}
+
+// makePartitions makes the claim's MIG instances. Where one cannot be made, those made before it are removed again.
+func (p *preparation) makePartitions(ctx context.Context) (err error) {
+	var made []*devices.Device
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, d := range made {
+			if undo := partition.Destroy(d.GPU, d.Profile, d.Placement.Start); undo != nil {
+				err = errors.Join(err, fmt.Errorf("taking back what was made: %w", undo))
+			}
+		}
+	}()
+	next := 0
+	for i, d := range p.devices {
+		if d.Form != devices.MIG || d.Static || p.claim.Devices[i].Admin() {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := partition.SetMode(d.GPU, true); err != nil {
+			return refuseMode(err)
+		}
+		instance, err := partition.Create(d.GPU, d.Profile, d.Placement)
+		if err != nil {
+			return err
+		}
+		made = append(made, d)
+		p.instances[i] = instance
+		p.data.Partitions[next].Instance = &instance.ID
+		next++
+	}
+	return nil
+}
+
+// containerEdits are what the containers of each device get. What all devices need comes with the first device of each request: a container
+// that asks for a request gets all its devices, and needs the driver's files once.
+func (p *preparation) containerEdits(capabilities edits.Capabilities) ([]specs.ContainerEdits, error) {
+	out := make([]specs.ContainerEdits, len(p.devices))
+	served := map[string]bool{}
+	shares := 0
+	for i, d := range p.devices {
+		allocated := p.claim.Devices[i]
+		if !served[allocated.Request] {
+			served[allocated.Request] = true
+			out[i] = p.edits.Common()
+		}
+		switch d.Form {
+		case devices.Whole:
+			out[i] = add(out[i], p.edits.GPU(d.GPU))
+		case devices.Shared:
+			out[i] = add(out[i], p.edits.GPU(d.GPU))
+			out[i] = add(out[i], shareEdits(shares, allocated))
+			shares++
+		case devices.MIG:
+			instance := p.instances[i]
+			nodes, err := capabilities.Nodes(d.GPU.Minor, instance.ID, instance.Compute)
+			if err != nil {
+				return nil, err
+			}
+			out[i] = add(out[i], p.edits.Partition(d.GPU, nodes...))
+		}
+	}
+	return out, nil
+}

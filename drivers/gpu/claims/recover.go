@@ -1,0 +1,95 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// Recover compares the MIG instances that stand with the records, before the kubelet can call. What a record names is the claim's. A GPU on
+// which other instances stand has an administrator's layout: it is offered as it is.
+func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
+	for _, record := range records {
+		kept, err := decode(record)
+		if err != nil {
+			// The claim stays held and its devices stay unknown: nothing of it is removed by guess.
+			k.options.Report("ClaimDataUnreadable", err.Error())
+			continue
+		}
+		for _, made := range kept.Partitions {
+			k.own(made.place(), record.UID)
+		}
+	}
+	k.layOut(ctx)
+	return nil
+}
+
+// layOut looks what stands on every GPU and makes the pool from it.
+func (k *Kind) layOut(ctx context.Context) {
+	h := *k.Hardware()
+	h.Offer.Static = map[string][]devices.Instance{}
+	for _, g := range h.Node.GPUs {
+		standing, err := partition.List(g)
+		if err != nil {
+			k.options.Report("MIGUnreadable", err.Error())
+			continue
+		}
+		if k.options.RemoveUnknown {
+			standing = k.removeUnknown(ctx, g, standing)
+		}
+		if static := k.static(g, standing); static != nil {
+			h.Offer.Static[g.UUID] = static
+		}
+	}
+	h.Pool = devices.NewPool(h.Node, h.Offer)
+	for _, problem := range h.Pool.Problems {
+		k.options.Report("MIGDeviceNotOffered", problem.Error())
+	}
+	k.Replace(&h)
+}
+
+// static lists what stands on a GPU of which at least one instance is an administrator's, else nil.
+func (k *Kind) static(g *inventory.GPU, standing []partition.Instance) []devices.Instance {
+	var out []devices.Instance
+	foreign := false
+	for _, i := range standing {
+		held := k.owner(place{g.UUID, i.Profile, i.Start}) != ""
+		foreign = foreign || !held
+		if !held && !i.Whole() {
+			k.options.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances with one that fills them are offered", g.UUID, i.ID))
+			continue
+		}
+		out = append(out, devices.Instance{ProfileID: i.Profile, Start: i.Start, Held: held})
+	}
+	if !foreign {
+		return nil
+	}
+	if out == nil {
+		out = []devices.Instance{}
+	}
+	return out
+}
+
+// removeUnknown removes the instances that belong to no claim, as the administrator wished, and returns the others.
+func (k *Kind) removeUnknown(ctx context.Context, g *inventory.GPU, standing []partition.Instance) []partition.Instance {
+	var left []partition.Instance
+	for _, i := range standing {
+		p, known := g.MIG.Profile(i.Profile)
+		if !known || k.owner(place{g.UUID, i.Profile, i.Start}) != "" {
+			left = append(left, i)
+			continue
+		}
+		klog.FromContext(ctx).Info("Removing a MIG instance that belongs to no claim", "gpu", g.UUID, "profile", p.Name, "start", i.Start)
+		if err := partition.Destroy(g, p, i.Start); err != nil {
+			k.options.Report("MIGInstanceNotRemoved", err.Error())
+			left = append(left, i)
+		}
+	}
+	return left
+}

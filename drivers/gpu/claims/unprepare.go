@@ -1,0 +1,88 @@
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// busyPause is the time between two tries to remove a MIG instance that a process still uses: the kernel tells nobody when the last process
+// of a container lets go of it.
+const busyPause = 100 * time.Millisecond
+
+// Unprepare removes what Prepare made. It may be repeated.
+func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
+	kept, err := decode(record)
+	if err != nil {
+		return err
+	}
+	for _, made := range kept.Partitions {
+		g, p, err := k.partitionOf(made)
+		if err != nil {
+			// The GPU left the machine, and the instance with it.
+			klog.FromContext(ctx).Info("Nothing to remove for a MIG device", "device", made.Device, "reason", err.Error())
+			k.own(made.place(), "")
+			continue
+		}
+		if err := k.destroy(ctx, g, p, made); err != nil {
+			return err
+		}
+		k.own(made.place(), "")
+	}
+	return nil
+}
+
+func decode(record claimstate.Record) (data, error) {
+	var d data
+	if len(record.Data) == 0 {
+		return d, nil
+	}
+	if err := json.Unmarshal(record.Data, &d); err != nil {
+		return d, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
+	}
+	return d, nil
+}
+
+func (k *Kind) partitionOf(made partitionData) (*inventory.GPU, inventory.Profile, error) {
+	g := k.Hardware().Node.ByUUID(made.GPU)
+	if g == nil || g.MIG == nil {
+		return nil, inventory.Profile{}, fmt.Errorf("%s is not on this node", made.GPU)
+	}
+	p, ok := g.MIG.Profile(made.Profile)
+	if !ok {
+		return nil, p, fmt.Errorf("%s has no MIG profile %d", made.GPU, made.Profile)
+	}
+	return g, p, nil
+}
+
+// destroy removes one instance, trying again until ctx ends while a process still uses it. The GPU is locked for each try alone.
+func (k *Kind) destroy(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
+	for {
+		err := k.destroyOnce(ctx, g, p, made)
+		if !errors.Is(err, partition.ErrBusy) {
+			return err
+		}
+		select {
+		case <-time.After(busyPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func (k *Kind) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
+	unlock, err := k.Lock(ctx, g.UUID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return partition.Destroy(g, p, made.Start)
+}

@@ -1,0 +1,77 @@
+package edits
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Capabilities finds the device nodes that open MIG devices. They are listed by the driver under /proc, never computed.
+type Capabilities struct {
+	// ProcRoot stands for /proc.
+	ProcRoot string
+	// DevRoot stands for /dev.
+	DevRoot string
+}
+
+// Nodes are the capability nodes of a GPU instance and of its compute instance.
+func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*specs.DeviceNode, error) {
+	var out []*specs.DeviceNode
+	for _, name := range []string{
+		fmt.Sprintf("gpu%d/mig/gi%d/access", gpuMinor, gpuInstance),
+		fmt.Sprintf("gpu%d/mig/gi%d/ci%d/access", gpuMinor, gpuInstance, computeInstance),
+	} {
+		minor, err := c.minor(name)
+		if err != nil {
+			return nil, err
+		}
+		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
+		n, err := Options{DevRoot: c.DevRoot}.deviceNode(path)
+		if err != nil {
+			return nil, fmt.Errorf("MIG capability %s: %w (nvidia-modprobe -f makes it)", name, err)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// minor reads a capability's device minor, from the capability's own file or from the driver's table.
+func (c Capabilities) minor(name string) (int, error) {
+	own := filepath.Join(c.ProcRoot, "driver/nvidia/capabilities", name)
+	if f, err := os.Open(own); err == nil {
+		defer func() { _ = f.Close() }()
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			if value, ok := strings.CutPrefix(lines.Text(), "DeviceFileMinor:"); ok {
+				return parseMinor(own, strings.TrimSpace(value))
+			}
+		}
+		return 0, fmt.Errorf("%s has no line DeviceFileMinor", own)
+	}
+	table := filepath.Join(c.ProcRoot, "driver/nvidia-caps/mig-minors")
+	f, err := os.Open(table)
+	if err != nil {
+		return 0, fmt.Errorf("MIG capability %s: neither %s nor the table of all minors: %w", name, own, err)
+	}
+	defer func() { _ = f.Close() }()
+	// The table leaves the word mig out: gpu0/gi1/ci0/access 13.
+	key := strings.Replace(name, "/mig/", "/", 1) + " "
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), key); ok {
+			return parseMinor(table, strings.TrimSpace(value))
+		}
+	}
+	return 0, fmt.Errorf("MIG capability %s is not in %s", name, table)
+}
+
+func parseMinor(file, text string) (int, error) {
+	n, err := strconv.ParseUint(text, 10, 20)
+	if err != nil {
+		return 0, fmt.Errorf("%s: minor %q: %w", file, text, err)
+	}
+	return int(n), nil //nolint:gosec // 20 bits
+}

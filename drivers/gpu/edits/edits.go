@@ -1,0 +1,224 @@
+// Package edits knows what a container needs to use a GPU: device nodes, the driver's libraries and programs, hooks. nvcdi finds them once,
+// when the plugin starts or the hardware changes; preparing a claim only picks from what was found.
+package edits
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"github.com/go-logr/logr"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Options say where to look.
+type Options struct {
+	NVML nvml.Interface
+	// DriverRoot is the driver's root as this process sees it, HostDriverRoot as the container runtime does; empty: the same.
+	DriverRoot, HostDriverRoot string
+	// DevRoot is the directory that stands for /dev, here and for the container runtime.
+	DevRoot string
+	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only where
+	// their own loader looks.
+	HookPath string
+	// Extra is added to what every container gets.
+	Extra specs.ContainerEdits
+	Log   logr.Logger
+}
+
+// Set is what was found.
+type Set struct {
+	common specs.ContainerEdits
+	gpus   map[string]specs.ContainerEdits
+	// Problems say what could not be found; containers go without it.
+	Problems []error
+}
+
+// Find looks for everything the node's GPUs need.
+func Find(n *inventory.Node, o Options) (*Set, error) {
+	if o.HostDriverRoot == "" {
+		o.HostDriverRoot = o.DriverRoot
+	}
+	lib, err := o.library()
+	if err != nil {
+		return nil, err
+	}
+	s := &Set{gpus: make(map[string]specs.ContainerEdits, len(n.GPUs))}
+	if found, err := lib.GetCommonEdits(); err == nil {
+		s.common = *found.ContainerEdits
+	} else {
+		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is not whole, so containers get the parts of it that are there: %s", o.DriverRoot, strings.Join(strings.Split(err.Error(), "\n"), "; ")))
+		s.common = o.parts()
+	}
+	s.common.Mounts = slices.DeleteFunc(s.common.Mounts, func(m *specs.Mount) bool {
+		return strings.HasSuffix(m.ContainerPath, "/tmp/nvidia-mps") // the host's own MPS daemon is nothing for tenants; a claim has its own
+	})
+	s.common.Env = slices.DeleteFunc(s.common.Env, func(e string) bool { return strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=") })
+	// Tells a container runtime that injects GPUs by environment to leave this container alone.
+	s.common.Env = append(s.common.Env, "NVIDIA_VISIBLE_DEVICES=void")
+	for _, g := range n.GPUs {
+		s.gpus[g.UUID] = s.find(lib, o, g)
+	}
+	if err := o.toHost(s); err != nil {
+		return nil, err
+	}
+	merge(&s.common, o.Extra)
+	return s, nil
+}
+
+func (o Options) library() (nvcdi.Interface, error) {
+	opts := []nvcdi.Option{
+		nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithNvmlLib(o.NVML), nvcdi.WithDeviceLib(device.New(o.NVML)),
+		nvcdi.WithDriverRoot(o.DriverRoot), nvcdi.WithDevRoot(filepath.Dir(filepath.Clean(o.DevRoot))),
+		nvcdi.WithLogger(logger{o.Log}), nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
+	}
+	if o.HookPath == "" {
+		opts = append(opts, nvcdi.WithDisabledHooks(nvcdi.AllHooks))
+	} else {
+		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(o.HookPath))
+	}
+	lib, err := nvcdi.New(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("starting nvcdi on the driver under %s: %w", o.DriverRoot, err)
+	}
+	return lib, nil
+}
+
+// find asks nvcdi for one GPU's edits, and sees to it that its device node is among them.
+func (s *Set) find(lib nvcdi.Interface, o Options, g *inventory.GPU) specs.ContainerEdits {
+	var e specs.ContainerEdits
+	if devices, err := lib.GetDeviceSpecsByID(g.UUID); err != nil {
+		s.Problems = append(s.Problems, fmt.Errorf("%s: finding what a container needs for it: %w", g.UUID, err))
+	} else {
+		for _, d := range devices {
+			merge(&e, d.ContainerEdits)
+		}
+	}
+	node := NodePath(g)
+	if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
+		return e
+	}
+	if found, err := o.deviceNode(node); err != nil {
+		s.Problems = append(s.Problems, fmt.Errorf("%s: %w", g.UUID, err))
+	} else {
+		e.DeviceNodes = append(e.DeviceNodes, found)
+	}
+	return e
+}
+
+// NodePath is a GPU's device node in a container.
+func NodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
+
+// deviceNode is a node that stands under the dev root, whatever kind of file it is: on a machine where nobody may make device nodes they are
+// plain files, and the container runtime says so where it matters.
+func (o Options) deviceNode(path string) (*specs.DeviceNode, error) {
+	host := filepath.Join(o.DevRoot, strings.TrimPrefix(path, "/dev"))
+	if _, err := os.Stat(host); err != nil {
+		return nil, fmt.Errorf("its device node: %w", err)
+	}
+	n := &specs.DeviceNode{Path: path}
+	if host != path {
+		n.HostPath = host
+	}
+	return n, nil
+}
+
+// parts gathers what a driver root without libcuda has, by name.
+func (o Options) parts() specs.ContainerEdits {
+	var e specs.ContainerEdits
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
+		if n, err := o.deviceNode("/dev/" + name); err == nil {
+			e.DeviceNodes = append(e.DeviceNodes, n)
+		}
+	}
+	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*", "usr/lib/*-linux-gnu/libcuda.so*", "usr/bin/nvidia-smi"} {
+		found, err := filepath.Glob(filepath.Join(o.DriverRoot, pattern))
+		if err != nil {
+			continue
+		}
+		for _, host := range found {
+			e.Mounts = append(e.Mounts, &specs.Mount{
+				HostPath: host, ContainerPath: strings.TrimPrefix(host, filepath.Clean(o.DriverRoot)),
+				Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
+			})
+		}
+	}
+	return e
+}
+
+// toHost rewrites host paths from where this process sees the driver to where the container runtime does.
+func (o Options) toHost(s *Set) error {
+	if filepath.Clean(o.HostDriverRoot) == filepath.Clean(o.DriverRoot) {
+		return nil
+	}
+	t := root.New(root.WithRoot(o.DriverRoot), root.WithTargetRoot(o.HostDriverRoot), root.WithRelativeTo("host"))
+	apply := func(e specs.ContainerEdits) (specs.ContainerEdits, error) {
+		spec := &specs.Spec{ContainerEdits: e}
+		err := t.Transform(spec)
+		return spec.ContainerEdits, err
+	}
+	var errs []error
+	var err error
+	s.common, err = apply(s.common)
+	errs = append(errs, err)
+	for uuid, e := range s.gpus {
+		s.gpus[uuid], err = apply(e)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Common is what every container with a device of this driver needs.
+func (s *Set) Common() specs.ContainerEdits { return clone(s.common) }
+
+// GPU is what a container needs for a whole GPU or a share of one.
+func (s *Set) GPU(g *inventory.GPU) specs.ContainerEdits { return clone(s.gpus[g.UUID]) }
+
+// Partition is what a container needs for a MIG device: the parent's node alone, and the two capability nodes that open it.
+func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) specs.ContainerEdits {
+	var e specs.ContainerEdits
+	node := NodePath(g)
+	for _, n := range s.gpus[g.UUID].DeviceNodes {
+		if n.Path == node {
+			e.DeviceNodes = append(e.DeviceNodes, n)
+		}
+	}
+	e.DeviceNodes = append(e.DeviceNodes, capabilities...)
+	return e
+}
+
+// clone copies the lists, so that a caller may append; what they point to is never changed.
+func clone(e specs.ContainerEdits) specs.ContainerEdits {
+	e.Env, e.DeviceNodes, e.Hooks, e.Mounts = slices.Clone(e.Env), slices.Clone(e.DeviceNodes), slices.Clone(e.Hooks), slices.Clone(e.Mounts)
+	return e
+}
+
+func merge(into *specs.ContainerEdits, e specs.ContainerEdits) {
+	into.Env = append(into.Env, e.Env...)
+	into.DeviceNodes = append(into.DeviceNodes, e.DeviceNodes...)
+	into.NetDevices = append(into.NetDevices, e.NetDevices...)
+	into.Hooks = append(into.Hooks, e.Hooks...)
+	into.Mounts = append(into.Mounts, e.Mounts...)
+	into.AdditionalGIDs = append(into.AdditionalGIDs, e.AdditionalGIDs...)
+	if e.IntelRdt != nil {
+		into.IntelRdt = e.IntelRdt
+	}
+}
+
+// logger lets nvcdi log into a logr.Logger.
+type logger struct{ logr.Logger }
+
+func (l logger) Errorf(f string, a ...any)   { l.Error(nil, fmt.Sprintf(f, a...)) }
+func (l logger) Warningf(f string, a ...any) { l.V(1).Info(fmt.Sprintf(f, a...)) }
+func (l logger) Infof(f string, a ...any)    { l.V(2).Info(fmt.Sprintf(f, a...)) }
+func (l logger) Debugf(f string, a ...any)   { l.V(4).Info(fmt.Sprintf(f, a...)) }
+func (l logger) Tracef(f string, a ...any)   { l.V(6).Info(fmt.Sprintf(f, a...)) }

@@ -1,0 +1,84 @@
+package nodeplugin
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/node/options"
+)
+
+// Options are the role's flags.
+type Options struct {
+	options.Node
+	// HostDriverRoot is the driver's root as the container runtime sees it; empty: the same as DriverRoot.
+	HostDriverRoot string
+	// CDIHook is nvidia-cdi-hook on the host; empty: containers get no hooks.
+	CDIHook string
+	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
+	ContainerEdits string
+	// MIG says whether GPUs may be cut on demand: dynamic, or static (only what an administrator made is offered).
+	MIG string
+	// UnknownMIG says what becomes of MIG instances that belong to no claim when the plugin starts: keep or remove.
+	UnknownMIG string
+	// ShareMemory and ShareCores are what a share of a GPU gets that asks for nothing: a quantity ("" is a tenth) and percent (0 is 10).
+	ShareMemory string
+	ShareCores  int64
+}
+
+// Bind adds the flags to a flag set, with defaults from the environment.
+func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
+	o.Node.Bind(flags, getenv, name)
+	text := func(target *string, flag, fallback, usage string) {
+		if value := getenv(options.EnvName(flag)); value != "" {
+			fallback = value
+		}
+		flags.StringVar(target, flag, fallback, usage)
+	}
+	text(&o.HostDriverRoot, "host-driver-root", "", "--driver-root as the container runtime sees it, where that is another path")
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: no hooks")
+	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
+	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
+	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
+	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
+	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
+}
+
+// Validate names every flag that cannot work.
+func (o *Options) Validate() error {
+	errs := []error{o.Node.Validate()}
+	oneOf := func(flag, value string, allowed ...string) {
+		for _, a := range allowed {
+			if value == a {
+				return
+			}
+		}
+		errs = append(errs, fmt.Errorf("--%s %q: allowed are %v", flag, value, allowed))
+	}
+	oneOf("mig", o.MIG, "dynamic", "static")
+	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")
+	if o.ShareCores < 1 || o.ShareCores > 100 {
+		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))
+	}
+	if _, err := o.offer(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// offer is how GPUs are offered.
+func (o *Options) offer() (devices.Options, error) {
+	offer := devices.Options{NoMIG: o.MIG == "static", Share: devices.Share{Cores: o.ShareCores}}
+	if o.ShareMemory == "" {
+		return offer, nil
+	}
+	q, err := resource.ParseQuantity(o.ShareMemory)
+	if err != nil || q.Sign() <= 0 {
+		return offer, fmt.Errorf("--share-memory %q: must be a positive quantity, such as 4Gi", o.ShareMemory)
+	}
+	offer.Share.Memory = uint64(q.Value()) //nolint:gosec // positive
+	return offer, nil
+}

@@ -1,0 +1,219 @@
+// Package nodeplugin is the role gpu-plugin: the one owner of a node's GPUs. It publishes every form of them in one pool of the driver
+// gpu.nvidia.com, prepares claims, and taints what is not healthy.
+//
+// # What a pod of this role needs
+//
+// Run it on every node with GPUs, as root (uid 0, so that it may reach the driver's device nodes and switch MIG modes), with
+// privileged: true where MIG, time slicing or MPS is used (the driver wants CAP_SYS_ADMIN for each), no hostNetwork, no hostPID.
+//
+// Environment: NODE_NAME from spec.nodeName. Every flag can be given by an environment variable too (--driver-root: DRIVER_ROOT).
+//
+// Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
+// plugins_registry directories, --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
+// Where the driver's root cannot be mounted at its own path, mount it elsewhere and give the host's path with --host-driver-root.
+//
+// RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
+//   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
+//   - resource.k8s.io resourceclaims: get
+//   - resource.k8s.io resourceclaims/status: get, patch, update, and resourceclaims/driver: associated-node:patch, associated-node:update
+//   - core nodes: get
+//   - core and events.k8s.io events: create, patch, update
+package nodeplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/program/host"
+)
+
+// role is the subcommand's name.
+const role = "gpu-plugin"
+
+// Command is the subcommand gpu-plugin.
+func Command(h host.Host) *cobra.Command {
+	var o Options
+	cmd := &cobra.Command{
+		Use:   role,
+		Short: "Hand out a node's GPUs: whole, in MIG partitions and in shares",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := h.Kubernetes()
+			if err != nil {
+				return err
+			}
+			client, err := apiclient.New(config, role)
+			if err != nil {
+				return err
+			}
+			return Run(cmd.Context(), o, h.Library(o.DriverRoot), client)
+		},
+	}
+	o.Bind(cmd.Flags(), h.Env, role)
+	return cmd
+}
+
+// plugin is the running role.
+type plugin struct {
+	options  Options
+	nvml     nvml.Interface
+	client   kubernetes.Interface
+	recorder record.EventRecorder
+	metrics  *metrics.Plugin
+	kind     *claims.Kind
+	dra      *draplugin.Plugin
+}
+
+// Run runs the role until ctx ends.
+func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("starting NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
+	}
+	defer lib.Shutdown()
+	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
+	defer stop()
+	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver)}
+	return p.run(ctx)
+}
+
+func (p *plugin) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+
+	hardware, err := p.read(ctx)
+	if err != nil {
+		return err
+	}
+	p.kind = claims.New(hardware, claims.Options{
+		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
+		RemoveUnknown: p.options.UnknownMIG == "remove",
+		Report:        p.report,
+	})
+	p.dra, err = draplugin.Start(ctx, draplugin.Config{
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: p.kind, Metrics: p.metrics, Recorder: p.recorder,
+	})
+	if err != nil {
+		return err
+	}
+	defer p.dra.Stop()
+	if err := p.publish(); err != nil {
+		return err
+	}
+	wg.Go(func() {
+		if err := metrics.Serve(ctx, p.options.MetricsAddress, p.metrics.Registry, p.dra.Err); err != nil {
+			cancel(err)
+		}
+	})
+	select {
+	case <-p.dra.Done():
+		return p.dra.Err()
+	case <-ctx.Done():
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			return cause
+		}
+		return nil
+	}
+}
+
+// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
+func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
+	logger := klog.FromContext(ctx)
+	offer, err := p.options.offer()
+	if err != nil {
+		return nil, err
+	}
+	extra, err := edits.ReadExtra(p.options.ContainerEdits)
+	if err != nil {
+		return nil, err
+	}
+	locate, err := inventory.Locator(ctx, p.options.SysfsRoot)
+	if err != nil {
+		return nil, err
+	}
+	node, err := inventory.Reader{NVML: p.nvml, Locate: locate}.Read()
+	if err != nil {
+		return nil, err
+	}
+	for _, problem := range node.Problems {
+		logger.Error(problem, "Hardware not read whole")
+		p.report("GPUNotReadWhole", problem.Error())
+	}
+	logger.Info("Read the node's GPUs", "gpus", len(node.GPUs), "driverVersion", node.DriverVersion)
+	found := later(func() (*edits.Set, error) {
+		set, err := edits.Find(node, edits.Options{
+			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
+			HookPath: p.options.CDIHook, Extra: extra, Log: logger,
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, problem := range set.Problems {
+			logger.Info("Containers go without something", "reason", problem.Error())
+		}
+		return set, nil
+	})
+	return &claims.Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer), Edits: found}, nil
+}
+
+// later starts f now and returns what waits for its end.
+func later[T any](f func() (T, error)) func(context.Context) (T, error) {
+	var result T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		result, err = f()
+	}()
+	return func(ctx context.Context) (T, error) {
+		select {
+		case <-done:
+			return result, err
+		case <-ctx.Done():
+			var none T
+			return none, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// publish makes the pool the content of the node's ResourceSlices.
+func (p *plugin) publish() error {
+	var taints map[string][]resourceapi.DeviceTaint
+	return p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+		devices.PoolName(p.options.NodeName): {Slices: p.kind.Hardware().Pool.Slices(taints)},
+	}})
+}
+
+// report tells something about the node as a whole.
+func (p *plugin) report(reason, message string) {
+	node := &corev1.ObjectReference{Kind: "Node", Name: p.options.NodeName, UID: types.UID(p.options.NodeName)}
+	p.recorder.Event(node, corev1.EventTypeWarning, reason, message[:min(len(message), 1024)])
+}
+
+// stateFile is a file of the plugin's own beside its claims.
+func (p *plugin) stateFile(name string) string { return filepath.Join(p.options.StateDir, name) }

@@ -56,6 +56,24 @@ func ValuesFile(path string) (map[string]any, error) {
 // templates' names. It fails where `helm install` would: values against the schema, the chart's kubeVersion, and what
 // the templates refuse.
 func Render(loaded *chart.Chart, values map[string]any, cluster Cluster) ([]Object, error) {
+	files, err := render(loaded, values, cluster)
+	if err != nil {
+		return nil, err
+	}
+	return decode(files)
+}
+
+// Notes renders what `helm install` prints at its end.
+func Notes(loaded *chart.Chart, values map[string]any, cluster Cluster) (string, error) {
+	files, err := render(loaded, values, cluster)
+	if err != nil {
+		return "", err
+	}
+	return files[loaded.Name()+"/templates/NOTES.txt"], nil
+}
+
+// render returns the rendered templates by their paths.
+func render(loaded *chart.Chart, values map[string]any, cluster Cluster) (map[string]string, error) {
 	capabilities, err := cluster.capabilities()
 	if err != nil {
 		return nil, err
@@ -72,11 +90,7 @@ func Render(loaded *chart.Chart, values map[string]any, cluster Cluster) ([]Obje
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.RenderWithClientProvider(loaded, input, cluster)
-	if err != nil {
-		return nil, err
-	}
-	return decode(files)
+	return engine.RenderWithClientProvider(loaded, input, cluster)
 }
 
 func decode(files map[string]string) ([]Object, error) {

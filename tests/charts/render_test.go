@@ -1,6 +1,7 @@
 package charts
 
 import (
+	"strings"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chart"
@@ -23,12 +24,12 @@ func renderings(t *testing.T) []rendering {
 		{"gpufabric with everything on", "gpufabric", "gpufabric/ci/everything.yaml"},
 		{"fake-hardware as it comes", "fake-hardware", ""},
 	} {
-		out = append(out, rendering{one.name, render(t, one.chart, one.values)})
+		out = append(out, rendering{one.name, renderFile(t, one.chart, one.values)})
 	}
 	return out
 }
 
-func render(t *testing.T, chart, valuesFile string) []Object {
+func renderFile(t *testing.T, chart, valuesFile string) []Object {
 	t.Helper()
 	values := map[string]any{}
 	if valuesFile != "" {
@@ -56,4 +57,34 @@ func load(t *testing.T, name string) *chart.Chart {
 		t.Fatal(err)
 	}
 	return loaded
+}
+
+func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
+	for _, test := range []struct {
+		name, chart string
+		values      map[string]any
+		says, not   []string
+	}{
+		{"as it comes", "gpufabric", nil, []string{"-n gpufabric-system get pods", "computedomains", "component=compute-domain-plugin", "keeps the CRDs"}, nil},
+		{"GPUs alone", "gpufabric", map[string]any{"gpus": on(), "computeDomains": map[string]any{"enabled": false}, "crds": map[string]any{"keep": false}},
+			[]string{"component=gpu-plugin"}, []string{"gpu.clique", "keeps the CRDs"}},
+		{"fake hardware", "fake-hardware", nil, []string{"fakefabric.gpufabric.io/profile=", "-n gpufabric-system rollout status"}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			notes, err := Notes(load(t, test.chart), test.values, Cluster{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, part := range test.says {
+				if !strings.Contains(notes, part) {
+					t.Errorf("the notes lack %q:\n%s", part, notes)
+				}
+			}
+			for _, part := range test.not {
+				if strings.Contains(notes, part) {
+					t.Errorf("the notes speak of %q:\n%s", part, notes)
+				}
+			}
+		})
+	}
 }

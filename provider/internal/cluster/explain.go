@@ -1,0 +1,115 @@
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/version"
+)
+
+// ConnectError says that the first request to an API server failed.
+type ConnectError struct {
+	Host   string
+	Source string
+	Err    error
+}
+
+func (e *ConnectError) Error() string {
+	return fmt.Sprintf("reach %s (from %s): %v", e.Host, e.Source, e.Err)
+}
+
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+func decodeVersion(raw []byte, into *version.Info) error {
+	if err := json.Unmarshal(raw, into); err != nil || into.GitVersion == "" {
+		return fmt.Errorf("the answer to GET /version is not a Kubernetes API server's: %.80q", raw)
+	}
+	return nil
+}
+
+// Explain puts an error of this package or of the API server into a diagnostic's summary and detail: what was tried, on what, why it
+// failed, and what to do. doing is what was being done, such as "read ComputeDomain team/rack".
+func Explain(doing string, err error) (summary, detail string) {
+	var (
+		setting  *SettingError
+		unknown  *UnknownError
+		connect  *ConnectError
+		unsigned x509.UnknownAuthorityError
+		hostname x509.HostnameError
+		invalid  x509.CertificateInvalidError
+		network  net.Error
+	)
+	server := "the API server"
+	if errors.As(err, &connect) {
+		server = fmt.Sprintf("%s (address from %s)", connect.Host, connect.Source)
+	}
+	could := fmt.Sprintf("Could not %s. ", doing)
+	switch {
+	case errors.As(err, &setting):
+		return "Invalid provider configuration", could + setting.Detail
+	case errors.As(err, &unknown):
+		return "Cluster not known yet", could + capitalise(unknown.Error())
+	case errors.As(err, &unsigned):
+		return "Server certificate not trusted", could + fmt.Sprintf("%s presents a certificate signed by an authority that is not in cluster_ca_certificate or the kubeconfig: %v. "+
+			"Give the cluster's own CA (PEM); insecure = true would turn the check off.", server, unsigned)
+	case errors.As(err, &hostname), errors.As(err, &invalid):
+		return "Server certificate not valid", could + fmt.Sprintf("%s: %v. Use an address that is in the certificate, or set tls_server_name.", server, rootCause(err))
+	case apierrors.IsUnauthorized(err):
+		return "Credentials rejected", could + fmt.Sprintf("%s does not accept the credentials (401 Unauthorized): the token or certificate is wrong or has expired. "+
+			"Get a new one; an exec block or a kubeconfig with an exec plugin renews it by itself during long applies.", server)
+	case apierrors.IsForbidden(err):
+		return "Not allowed", could + fmt.Sprintf("%v. Grant this verb on this resource to the user with a Role or ClusterRole and its binding; "+
+			"`kubectl auth can-i --list` shows what is granted.", err)
+	case errors.As(err, &connect) && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)):
+		return "Cluster unreachable", could + fmt.Sprintf("%s does not answer: %v. Nothing was changed. Check that the cluster runs, that the address is right, and that this machine may reach it.", server, rootCause(err))
+	case errors.As(err, &connect):
+		return "Cluster unreachable", could + fmt.Sprintf("%s does not answer as a Kubernetes API server: %v. Nothing was changed.", server, connect.Err)
+	case errors.As(err, &network) || IsConnectionLost(err):
+		return "Connection to the cluster lost", could + fmt.Sprintf("The API server stopped answering: %v. What was done so far is in the state; run terraform apply again when it is back.", rootCause(err))
+	case apierrors.IsInvalid(err):
+		return "Refused by the API server", could + capitalise(err.Error())
+	}
+	return "Could not " + doing, capitalise(err.Error()) + "."
+}
+
+// IsConnectionLost reports whether err means that the server went away rather than that it refused.
+func IsConnectionLost(err error) bool {
+	if err == nil {
+		return false
+	}
+	text := err.Error()
+	for _, sign := range []string{"connection refused", "connection reset", "unexpected EOF", "http2: client connection lost", "server is shutting down", "etcdserver:"} {
+		if strings.Contains(text, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+func rootCause(err error) error {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err
+		}
+		// *net.OpError holds the address; its cause alone ("connection refused") would not say to what.
+		var op *net.OpError
+		if errors.As(err, &op) {
+			return op
+		}
+		err = next
+	}
+}
+
+func capitalise(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}

@@ -1,0 +1,256 @@
+// Package cluster turns a provider configuration into a connection to one Kubernetes API server, and says in words why there is none.
+package cluster
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	api "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Settings say which API server to talk to and as whom. Exactly one source must be named: kubeconfig files (ConfigPaths, or
+// Kubeconfig from the environment), Host, or InCluster. The zero value names none and is an error: there is no default server.
+type Settings struct {
+	ConfigPaths []string // kubeconfig files, merged as kubectl merges them
+	Kubeconfig  string   // the environment's KUBECONFIG, used only when nothing else is named
+	Context     string   // context in the kubeconfig files; empty means their current-context
+
+	Host          string // https://HOST:PORT
+	Token         string
+	CA            string // PEM
+	ClientCert    string // PEM
+	ClientKey     string // PEM
+	TLSServerName string
+	ProxyURL      string
+	Insecure      bool
+	Exec          *Exec
+
+	InCluster bool // use the service account of the pod that runs Terraform
+}
+
+// Exec is a command that prints credentials, as in a kubeconfig's users[].user.exec.
+type Exec struct {
+	APIVersion string
+	Command    string
+	Args       []string
+	Env        map[string]string
+}
+
+// SettingError is a mistake in one provider attribute.
+type SettingError struct {
+	Attribute string // name of the provider attribute at fault; empty when the mistake is the absence of all
+	Detail    string // what is wrong, what is allowed, what to do
+}
+
+func (e *SettingError) Error() string {
+	if e.Attribute == "" {
+		return e.Detail
+	}
+	return e.Attribute + ": " + e.Detail
+}
+
+// UserAgent is what the API server's audit log shows for this provider.
+const UserAgent = "terraform-provider-gpufabric"
+
+// RESTConfig resolves the settings to a client configuration and a phrase that names its source, for example
+// `context "kind-fabric" of /home/me/.kube/config`. It opens files but no connection. Errors are *SettingError.
+func (s Settings) RESTConfig() (*rest.Config, string, error) {
+	if err := s.check(); err != nil {
+		return nil, "", err
+	}
+	var (
+		config *rest.Config
+		source string
+		err    error
+	)
+	switch {
+	case s.InCluster:
+		source = "the pod's service account"
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, "", &SettingError{"in_cluster", fmt.Sprintf("in_cluster = true needs a pod's service account, but there is none here: %v. Remove in_cluster and name a kubeconfig with config_path.", err)}
+		}
+	case s.Host != "":
+		source = "the provider's host"
+		config = &rest.Config{Host: s.Host}
+	default:
+		if config, source, err = s.fromFiles(); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := s.override(config); err != nil {
+		return nil, "", err
+	}
+	config.UserAgent = UserAgent
+	// The API server's own priority and fairness paces us; a client-side limit would only slow down large applies.
+	config.QPS = -1
+	return config, source, nil
+}
+
+func (s Settings) check() error {
+	files := len(s.ConfigPaths) > 0
+	switch {
+	case s.InCluster && (files || s.Host != ""):
+		return &SettingError{"in_cluster", "in_cluster = true cannot be combined with config_path, config_paths or host: name one cluster only."}
+	case s.Host != "" && files:
+		return &SettingError{"host", fmt.Sprintf("host = %q cannot be combined with config_path or config_paths: name one cluster only.", s.Host)}
+	case s.Context != "" && (s.Host != "" || s.InCluster):
+		return &SettingError{"context", fmt.Sprintf("context = %q picks an entry of a kubeconfig file, but host or in_cluster names the cluster: remove one of them.", s.Context)}
+	case s.Insecure && s.CA != "":
+		return &SettingError{"insecure", "insecure = true skips the check of the server's certificate and cannot be combined with cluster_ca_certificate: remove one of them."}
+	case (s.ClientCert == "") != (s.ClientKey == ""):
+		return &SettingError{"client_certificate", "client_certificate and client_key belong together: set both or neither."}
+	case s.Token != "" && s.Exec != nil:
+		return &SettingError{"token", "token and exec are two ways to log in: set one of them."}
+	case s.Host == "" && !files && !s.InCluster && s.Kubeconfig == "":
+		return &SettingError{"", "No cluster is named. Set one of config_path, config_paths, host (with token, client certificate or exec), or in_cluster = true in the provider block, " +
+			"or export KUBECONFIG. The provider never falls back to localhost or to ~/.kube/config by itself."}
+	}
+	if s.Host != "" {
+		u, err := url.Parse(s.Host)
+		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") {
+			return &SettingError{"host", fmt.Sprintf("host = %q is not a URL of an API server; write it like https://10.0.0.1:6443.", s.Host)}
+		}
+	}
+	return nil
+}
+
+func (s Settings) fromFiles() (*rest.Config, string, error) {
+	attribute, paths := "config_path", s.ConfigPaths
+	if len(paths) > 1 {
+		attribute = "config_paths"
+	}
+	if len(paths) == 0 {
+		attribute, paths = "", filepath.SplitList(s.Kubeconfig)
+	}
+	fail := func(format string, args ...any) error {
+		detail := fmt.Sprintf(format, args...)
+		if attribute == "" {
+			detail = "KUBECONFIG=" + s.Kubeconfig + ": " + detail
+		}
+		return &SettingError{attribute, detail}
+	}
+
+	rules := &clientcmd.ClientConfigLoadingRules{}
+	for _, p := range paths {
+		expanded, err := expandHome(p)
+		if err != nil {
+			return nil, "", fail("%v", err)
+		}
+		if _, err := os.Stat(expanded); err != nil {
+			return nil, "", fail("cannot read the kubeconfig: %v. Check the path.", err)
+		}
+		rules.Precedence = append(rules.Precedence, expanded)
+	}
+	raw, err := rules.Load()
+	if err != nil {
+		return nil, "", fail("the kubeconfig cannot be understood: %v. Check it with `kubectl config view`.", err)
+	}
+	name := s.Context
+	if name == "" {
+		name = raw.CurrentContext
+	}
+	if name == "" {
+		return nil, "", fail("%s has no current-context. Set context to one of: %s.", strings.Join(paths, ", "), names(raw.Contexts))
+	}
+	where := fmt.Sprintf("context %q of %s", name, strings.Join(paths, ", "))
+	context, ok := raw.Contexts[name]
+	if !ok {
+		at := attribute
+		if s.Context != "" {
+			at = "context"
+		}
+		return nil, "", &SettingError{at, fmt.Sprintf("there is no context %q in %s. It has: %s.", name, strings.Join(paths, ", "), names(raw.Contexts))}
+	}
+	if c, ok := raw.Clusters[context.Cluster]; !ok || c.Server == "" {
+		return nil, "", fail("%s names the cluster %q, which has no server address there. Add clusters[].cluster.server.", where, context.Cluster)
+	}
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, name, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
+	if err != nil {
+		return nil, "", fail("%s is not usable: %v.", where, err)
+	}
+	return config, where, nil
+}
+
+func (s Settings) override(config *rest.Config) error {
+	if s.Token != "" {
+		config.BearerToken, config.BearerTokenFile = s.Token, ""
+	}
+	if s.CA != "" {
+		config.CAData, config.CAFile = []byte(s.CA), ""
+	}
+	if s.ClientCert != "" {
+		config.CertData, config.CertFile = []byte(s.ClientCert), ""
+		config.KeyData, config.KeyFile = []byte(s.ClientKey), ""
+	}
+	if s.TLSServerName != "" {
+		config.ServerName = s.TLSServerName
+	}
+	if s.Insecure {
+		config.Insecure, config.CAData, config.CAFile = true, nil, ""
+	}
+	if s.ProxyURL != "" {
+		proxy, err := url.Parse(s.ProxyURL)
+		if err != nil || proxy.Host == "" {
+			return &SettingError{"proxy_url", fmt.Sprintf("proxy_url = %q is not a URL; write it like http://proxy.example:3128.", s.ProxyURL)}
+		}
+		config.Proxy = func(*http.Request) (*url.URL, error) { return proxy, nil }
+	}
+	if s.Exec != nil {
+		config.ExecProvider = &api.ExecConfig{
+			APIVersion:      s.Exec.APIVersion,
+			Command:         s.Exec.Command,
+			Args:            s.Exec.Args,
+			InteractiveMode: api.NeverExecInteractiveMode,
+		}
+		for _, name := range sortedKeys(s.Exec.Env) {
+			config.ExecProvider.Env = append(config.ExecProvider.Env, api.ExecEnvVar{Name: name, Value: s.Exec.Env[name]})
+		}
+	}
+	// Parsing certificates here gives the mistake its attribute; client-go would report it on the first request without one.
+	if _, err := rest.TLSConfigFor(config); err != nil {
+		attribute := ""
+		switch {
+		case s.CA != "" && strings.Contains(err.Error(), "root certificates"):
+			attribute = "cluster_ca_certificate"
+		case s.ClientCert != "":
+			attribute = "client_certificate"
+		}
+		return &SettingError{attribute, fmt.Sprintf("the TLS settings cannot be used: %v. Certificates and keys are PEM text, not file names and not base64 of PEM.", err)}
+	}
+	return nil
+}
+
+func expandHome(path string) (string, error) {
+	rest, ok := strings.CutPrefix(path, "~/")
+	if !ok {
+		return path, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("expand %s: %w", path, err)
+	}
+	return filepath.Join(home, rest), nil
+}
+
+func names[V any](m map[string]V) string {
+	if len(m) == 0 {
+		return "(none)"
+	}
+	return strings.Join(sortedKeys(m), ", ")
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,64 @@
+package provider
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-framework/providerserver"
+	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+
+	"gpufabric.io/provider/internal/apiserver"
+)
+
+// TestAgainstAPIServer runs every resource by a real Terraform against a real API server. One server serves all: each test keeps to
+// names of its own.
+func TestAgainstAPIServer(t *testing.T) {
+	needTerraform(t)
+	server := apiserver.Start(t)
+	server.RollOut(t, 2)
+	server.EndNamespaces(t)
+	for _, suite := range []struct {
+		name string
+		run  func(*testing.T, *apiserver.Server)
+	}{
+		{"driver stack", testDriverStack},
+		{"compute domain", testComputeDomain},
+	} {
+		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
+	}
+}
+
+// needTerraform skips the test where neither terraform nor tofu is found; the test framework would download one.
+func needTerraform(t *testing.T) {
+	t.Helper()
+	if os.Getenv("TF_ACC_TERRAFORM_PATH") != "" {
+		return
+	}
+	path, err := exec.LookPath("terraform")
+	if err != nil {
+		if path, err = exec.LookPath("tofu"); err != nil {
+			t.Skip("skipped: neither terraform nor tofu is on the PATH; install one or set TF_ACC_TERRAFORM_PATH")
+		}
+		t.Setenv("TF_ACC_PROVIDER_HOST", "registry.opentofu.org")
+	}
+	t.Setenv("TF_ACC_TERRAFORM_PATH", path)
+}
+
+// factories serve the provider in this process.
+func factories() map[string]func() (tfprotov6.ProviderServer, error) {
+	return map[string]func() (tfprotov6.ProviderServer, error){"gpufabric": providerserver.NewProtocol6WithError(New("test")())}
+}
+
+// check runs the steps of one test.
+func check(t *testing.T, steps ...resource.TestStep) {
+	t.Helper()
+	resource.UnitTest(t, resource.TestCase{ProtoV6ProviderFactories: factories(), Steps: steps})
+}
+
+// as returns a provider block for the server's administrator.
+func as(s *apiserver.Server) string {
+	return fmt.Sprintf("provider \"gpufabric\" {\n  config_path = %q\n}\n", s.Kubeconfig)
+}

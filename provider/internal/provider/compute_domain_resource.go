@@ -1,0 +1,246 @@
+package provider
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/attr"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64default"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64planmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringdefault"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
+)
+
+var (
+	_ resource.ResourceWithConfigure   = (*objectResource[*computeDomainModel])(nil)
+	_ resource.ResourceWithImportState = (*objectResource[*computeDomainModel])(nil)
+	_ resource.ResourceWithModifyPlan  = (*objectResource[*computeDomainModel])(nil)
+	_ resource.ResourceWithIdentity    = (*objectResource[*computeDomainModel])(nil)
+)
+
+// What a compute domain is waited for.
+const (
+	waitAccepted = "accepted"
+	waitReady    = "ready"
+)
+
+type computeDomainModel struct {
+	namespacedMeta
+	NumNodes types.Int64  `tfsdk:"num_nodes"`
+	Channel  types.Object `tfsdk:"channel"`
+	WaitFor  types.String `tfsdk:"wait_for"`
+
+	Accepted types.Bool   `tfsdk:"accepted"`
+	Ready    types.Bool   `tfsdk:"ready"`
+	Message  types.String `tfsdk:"message"`
+	Nodes    types.List   `tfsdk:"nodes"`
+}
+
+type channelModel struct {
+	Template       types.String `tfsdk:"resource_claim_template"`
+	AllocationMode types.String `tfsdk:"allocation_mode"`
+}
+
+var (
+	channelType = map[string]attr.Type{"resource_claim_template": types.StringType, "allocation_mode": types.StringType}
+	nodeType    = map[string]attr.Type{"name": types.StringType, "ip_address": types.StringType, "clique_id": types.StringType, "index": types.Int64Type, "status": types.StringType}
+)
+
+var computeDomainKind = object.Kind{Group: "resource.nvidia.com", Version: "v1beta1", Name: "ComputeDomain", Plural: "computedomains", Namespaced: true}
+
+func newComputeDomainResource() resource.Resource {
+	return newObjectResource(definition[*computeDomainModel]{
+		name:   "compute_domain",
+		kind:   computeDomainKind,
+		schema: computeDomainSchema,
+		empty:  func() *computeDomainModel { return &computeDomainModel{} },
+		await:  awaitComputeDomain,
+	})
+}
+
+func computeDomainSchema(ctx context.Context) schema.Schema {
+	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
+	attributes := metaAttributes(ctx, computeDomainKind)
+	attributes["num_nodes"] = schema.Int64Attribute{Optional: true, Computed: true, Default: int64default.StaticInt64(0), Validators: []validator.Int64{int64validator.AtLeast(0)},
+		PlanModifiers: []planmodifier.Int64{int64planmodifier.RequiresReplace()},
+		MarkdownDescription: "How many nodes the domain waits for before it is Ready and lets its workload start. 0, the default, waits for none: pods start as their own node is ready. " +
+			"The API does not allow a change, so a change replaces the domain."}
+	attributes["channel"] = schema.SingleNestedAttribute{Required: true, MarkdownDescription: "The IMEX channel that the domain's pods get.",
+		Attributes: map[string]schema.Attribute{
+			"resource_claim_template": schema.StringAttribute{Required: true, PlanModifiers: replace, Validators: kubernetesName(),
+				MarkdownDescription: "Name of the ResourceClaimTemplate that the controller creates in the domain's namespace and that pods name. A change replaces the domain."},
+			"allocation_mode": schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString("Single"), PlanModifiers: replace,
+				Validators:          []validator.String{stringvalidator.OneOf("Single", "All")},
+				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the domain."},
+		}}
+	attributes["wait_for"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(waitAccepted), Validators: []validator.String{stringvalidator.OneOf(waitAccepted, waitReady)},
+		MarkdownDescription: "`accepted`, the default, waits until the controller has taken the domain up and its claim template is there, so that pods can be created. " +
+			"`ready` waits until the domain is Ready. A domain with `num_nodes` = N > 0 becomes Ready only when the pods that use it have brought N nodes in, so use `ready` only where those pods do not depend on this resource."}
+	attributes["accepted"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the controller has taken the domain up."}
+	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the domain is Ready."}
+	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What the controller says about the domain, for example how many nodes have joined and which one is waited for."}
+	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "Nodes in the domain.", NestedObject: schema.NestedAttributeObject{
+		Attributes: map[string]schema.Attribute{
+			"name":       schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+			"ip_address": schema.StringAttribute{Computed: true, MarkdownDescription: "Address of its IMEX daemon."},
+			"clique_id":  schema.StringAttribute{Computed: true, MarkdownDescription: "NVLink clique of its GPUs, `ClusterUUID.CliqueID`."},
+			"index":      schema.Int64Attribute{Computed: true, MarkdownDescription: "Its index in the domain."},
+			"status":     schema.StringAttribute{Computed: true, MarkdownDescription: "`Ready` or `NotReady`."},
+		}}}
+	return schema.Schema{Attributes: attributes, MarkdownDescription: "A compute domain: nodes of one NVLink clique whose pods may share GPU memory through IMEX. " +
+		"It is the resource `ComputeDomain` of `resource.nvidia.com/v1beta1`, kept by server-side apply."}
+}
+
+func (m *computeDomainModel) spec(ctx context.Context) (map[string]any, diag.Diagnostics) {
+	var channel channelModel
+	diags := m.Channel.As(ctx, &channel, objectAsOptions)
+	return map[string]any{
+		"numNodes": m.NumNodes.ValueInt64(),
+		"channel": map[string]any{
+			"resourceClaimTemplate": map[string]any{"name": channel.Template.ValueString()},
+			"allocationMode":        channel.AllocationMode.ValueString(),
+		},
+	}, diags
+}
+
+func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
+	numNodes, _, _ := unstructured.NestedInt64(obj.Object, "spec", "numNodes")
+	m.NumNodes = types.Int64Value(numNodes)
+	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
+	mode, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "allocationMode")
+	if mode == "" {
+		mode = "Single" // the API's default, for servers whose CRD does not write it
+	}
+	channel, diags := types.ObjectValue(channelType, map[string]attr.Value{"resource_claim_template": types.StringValue(template), "allocation_mode": types.StringValue(mode)})
+	m.Channel = channel
+	if m.WaitFor.ValueString() == "" {
+		m.WaitFor = types.StringValue(waitAccepted) // imported
+	}
+	state := readDomain(obj)
+	m.Accepted, m.Ready, m.Message = types.BoolValue(state.accepted), types.BoolValue(state.ready), types.StringValue(state.message)
+	nodes := make([]attr.Value, 0, len(state.nodes))
+	for _, n := range state.nodes {
+		node, more := types.ObjectValue(nodeType, map[string]attr.Value{"name": types.StringValue(n.name), "ip_address": types.StringValue(n.address),
+			"clique_id": types.StringValue(n.clique), "index": types.Int64Value(n.index), "status": types.StringValue(n.status)})
+		diags.Append(more...)
+		nodes = append(nodes, node)
+	}
+	list, more := types.ListValue(types.ObjectType{AttrTypes: nodeType}, nodes)
+	m.Nodes = list
+	diags.Append(more...)
+	return diags
+}
+
+func (m *computeDomainModel) forget() {
+	m.Accepted, m.Ready, m.Message = types.BoolUnknown(), types.BoolUnknown(), types.StringUnknown()
+	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: nodeType})
+}
+
+func (m *computeDomainModel) settled() bool {
+	return m.Ready.ValueBool() || (m.WaitFor.ValueString() == waitAccepted && m.Accepted.ValueBool())
+}
+
+var claimTemplateKind = object.Kind{Group: "resource.k8s.io", Version: "v1", Name: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Namespaced: true}
+
+func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
+	key := m.key()
+	last, err := object.NewStore(client, computeDomainKind).Wait(ctx, key, func(obj *unstructured.Unstructured) (bool, error) {
+		if obj == nil || obj.GetDeletionTimestamp() != nil {
+			return false, object.ErrGone
+		}
+		state := readDomain(obj)
+		progress(ctx, "ComputeDomain "+key.String(), state.missing())
+		return state.ready || (state.accepted && m.WaitFor.ValueString() == waitAccepted), nil
+	})
+	if last == nil {
+		last = obj
+	}
+	if err != nil {
+		return last, readDomain(last).missing(), err
+	}
+	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
+	_, err = object.NewStore(client, claimTemplateKind).Wait(ctx, object.Key{Namespace: key.Namespace, Name: template}, func(obj *unstructured.Unstructured) (bool, error) {
+		return obj != nil, nil
+	})
+	return last, fmt.Sprintf("the controller has not created the ResourceClaimTemplate %s/%s", key.Namespace, template), err
+}
+
+// domainState is what a ComputeDomain's status says.
+type domainState struct {
+	accepted, ready bool
+	message         string
+	numNodes        int64
+	nodes           []domainNode
+}
+
+type domainNode struct {
+	name, address, clique, status string
+	index                         int64
+}
+
+func readDomain(obj *unstructured.Unstructured) domainState {
+	var s domainState
+	s.numNodes, _, _ = unstructured.NestedInt64(obj.Object, "spec", "numNodes")
+	status, _, _ := unstructured.NestedString(obj.Object, "status", "status")
+	s.accepted, s.ready = status != "", status == "Ready"
+	conditions, _, _ := unstructured.NestedSlice(obj.Object, "status", "conditions")
+	for _, c := range conditions {
+		if condition, ok := c.(map[string]any); ok && condition["type"] == "Ready" {
+			s.accepted = true
+			s.message, _ = condition["message"].(string)
+		}
+	}
+	nodes, _, _ := unstructured.NestedSlice(obj.Object, "status", "nodes")
+	for _, n := range nodes {
+		node, ok := n.(map[string]any)
+		if !ok {
+			continue
+		}
+		text := func(field string) string { v, _ := node[field].(string); return v }
+		index, _ := node["index"].(int64)
+		s.nodes = append(s.nodes, domainNode{name: text("name"), address: text("ipAddress"), clique: text("cliqueID"), status: text("status"), index: index})
+	}
+	return s
+}
+
+// missing says what the domain still lacks, with the nodes named.
+func (s domainState) missing() string {
+	if !s.accepted {
+		return "no controller has taken it up; check that the gpufabric controller runs"
+	}
+	if s.ready {
+		return ""
+	}
+	ready, waiting := 0, []string{}
+	for _, n := range s.nodes {
+		if n.status == "Ready" {
+			ready++
+		} else {
+			waiting = append(waiting, n.name)
+		}
+	}
+	text := fmt.Sprintf("%d of %d nodes ready", ready, s.numNodes)
+	if len(waiting) > 0 {
+		text += "; waiting for " + strings.Join(waiting, ", ")
+	}
+	if lacking := s.numNodes - int64(len(s.nodes)); lacking > 0 {
+		text += fmt.Sprintf("; %d more must join, which they do when pods that use the domain run there", lacking)
+	}
+	if s.message != "" {
+		text += "; the controller says: " + s.message
+	}
+	return text
+}

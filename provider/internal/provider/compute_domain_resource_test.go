@@ -1,0 +1,122 @@
+package provider
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/provider/internal/apiserver"
+)
+
+var (
+	customResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	computeDomains            = computeDomainKind.GVR()
+)
+
+const domainAddress = "gpufabric_compute_domain.test"
+
+func domain(s *apiserver.Server, name, more string) string {
+	return as(s) + fmt.Sprintf("resource \"gpufabric_compute_domain\" \"test\" {\n  name = %q\n  channel = { resource_claim_template = \"%s-channel\" }\n%s\n}\n", name, name, more)
+}
+
+func testComputeDomain(t *testing.T, s *apiserver.Server) {
+	installCRD(t, s)
+	node := func(name, status string, index int64) map[string]any {
+		return map[string]any{"name": name, "ipAddress": "10.0.0.1", "cliqueID": "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766", "index": index, "status": status}
+	}
+	s.ServeDomains(t, func(name string) apiserver.Domain {
+		switch name {
+		case "ready":
+			return apiserver.Domain{Status: "Ready", Message: "2 of 2 nodes ready", Nodes: []map[string]any{node("a", "Ready", 0), node("b", "Ready", 1)}}
+		case "ignored":
+			return apiserver.Domain{}
+		}
+		return apiserver.Domain{Status: "NotReady", Message: "IMEX ready on 1 of 2 nodes", Nodes: []map[string]any{node("a", "Ready", 0), node("b", "NotReady", 1)}}
+	})
+	t.Run("becomes Ready with its nodes in the state, and can be imported", func(t *testing.T) {
+		check(t, resource.TestStep{
+			Config: domain(s, "ready", "num_nodes = 2\nwait_for = \"ready\""),
+			Check: resource.ComposeAggregateTestCheckFunc(
+				resource.TestCheckResourceAttr(domainAddress, "id", "default/ready"),
+				resource.TestCheckResourceAttr(domainAddress, "ready", "true"),
+				resource.TestCheckResourceAttr(domainAddress, "nodes.1.name", "b"),
+				resource.TestCheckResourceAttr(domainAddress, "nodes.1.index", "1"),
+				resource.TestCheckResourceAttr(domainAddress, "nodes.0.clique_id", "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"),
+			),
+		}, resource.TestStep{
+			ResourceName: domainAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for"},
+		})
+	})
+	t.Run("is accepted without being Ready, so that its workload can follow", func(t *testing.T) {
+		check(t, resource.TestStep{
+			Config: domain(s, "waiting", "num_nodes = 2"),
+			Check: resource.ComposeAggregateTestCheckFunc(
+				resource.TestCheckResourceAttr(domainAddress, "accepted", "true"), resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
+				resource.TestCheckResourceAttr(domainAddress, "message", "IMEX ready on 1 of 2 nodes")),
+		})
+	})
+	t.Run("that is not ready in time is kept untainted, and the next apply waits on and names the node", func(t *testing.T) {
+		config := domain(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"2s\", update = \"2s\" }")
+		check(t, resource.TestStep{
+			Config: config, ExpectNonEmptyPlan: true,
+			Check: resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
+		}, resource.TestStep{
+			Config:           config,
+			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
+			ExpectError:      regexp.MustCompile(`(?s)1 of 2 nodes ready;\s+waiting\s+for\s+b`),
+		})
+	})
+	t.Run("that was deleted by somebody is planned anew", func(t *testing.T) {
+		check(t, resource.TestStep{
+			Config: domain(s, "ready", "num_nodes = 2"),
+		}, resource.TestStep{
+			PreConfig: func() {
+				must(t, s.Dynamic.Resource(computeDomains).Namespace("default").Delete(t.Context(), "ready", metav1.DeleteOptions{}))
+			},
+			Config:           domain(s, "ready", "num_nodes = 2"),
+			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionCreate)}},
+		})
+	})
+	t.Run("is replaced when its spec changes and changed in place when its labels do", func(t *testing.T) {
+		check(t, resource.TestStep{Config: domain(s, "ready", "num_nodes = 2")},
+			resource.TestStep{
+				Config:           domain(s, "ready", "num_nodes = 2\nlabels = { team = \"a\" }"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
+			},
+			resource.TestStep{
+				Config:           domain(s, "ready", "num_nodes = 2"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
+				Check:            resource.TestCheckNoResourceAttr(domainAddress, "labels.team"),
+			},
+			resource.TestStep{
+				Config:           domain(s, "ready", "num_nodes = 1"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionReplace)}},
+			})
+	})
+}
+
+// installCRD applies the test chart's CRD by itself.
+func installCRD(t *testing.T, s *apiserver.Server) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/stack/templates/crd.yaml")
+	must(t, err)
+	crd := &unstructured.Unstructured{}
+	must(t, yaml.Unmarshal(text, &crd.Object))
+	_, err = s.Dynamic.Resource(customResourceDefinitions).Create(t.Context(), crd, metav1.CreateOptions{})
+	must(t, err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,264 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/release"
+)
+
+var (
+	_ resource.ResourceWithConfigure   = (*driverStackResource)(nil)
+	_ resource.ResourceWithImportState = (*driverStackResource)(nil)
+	_ resource.ResourceWithModifyPlan  = (*driverStackResource)(nil)
+	_ resource.ResourceWithIdentity    = (*driverStackResource)(nil)
+)
+
+type driverStackResource struct{ connection *cluster.Connection }
+
+func newDriverStackResource() resource.Resource { return &driverStackResource{} }
+
+func (r *driverStackResource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_driver_stack"
+}
+
+func (r *driverStackResource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	resp.Schema = driverStackSchema(ctx)
+}
+
+func (r *driverStackResource) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
+	resp.IdentitySchema = identityschema.Schema{Attributes: map[string]identityschema.Attribute{
+		"namespace": identityschema.StringAttribute{RequiredForImport: true, Description: "Namespace of the release."},
+		"name":      identityschema.StringAttribute{RequiredForImport: true, Description: "Name of the release."},
+	}}
+}
+
+func (r *driverStackResource) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
+	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+}
+
+func (r *driverStackResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	var m driverStackModel
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.Timeouts.Create(ctx, defaultApplyTimeout)
+	resp.Diagnostics.Append(diags...)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	manager, installed := r.apply(ctx, &m, install, timeout, &resp.Diagnostics)
+	if installed == nil {
+		return
+	}
+	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
+	m.observe(installed)
+	m.observeRollout(release.Rollout{})
+	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
+	// From here on nothing is an error: it would taint the stack, and the next apply would remove drivers that only start slowly.
+	unfinished := r.settle(ctx, manager, &m, installed, timeout, &resp.Diagnostics)
+	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
+	if unfinished != nil {
+		resp.Diagnostics.AddWarning(unfinished.summary, unfinished.detail+"\n\nThe release stays and is in the state; the next terraform apply goes on waiting.")
+	}
+}
+
+func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var m, state driverStackModel
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.Timeouts.Update(ctx, defaultApplyTimeout)
+	resp.Diagnostics.Append(diags...)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	manager, upgraded := r.apply(ctx, &m, upgradeIfNeeded, timeout, &resp.Diagnostics)
+	if upgraded == nil {
+		r.observeFailure(ctx, manager, &state, resp)
+		return
+	}
+	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
+	m.observe(upgraded)
+	unfinished := r.settle(ctx, manager, &m, upgraded, timeout, &resp.Diagnostics)
+	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
+	if unfinished != nil {
+		resp.Diagnostics.AddError(unfinished.summary, unfinished.detail+"\n\nThe release is upgraded; the next terraform apply goes on waiting.")
+	}
+}
+
+// action brings a release to spec; hooks bounds each of the chart's hooks.
+type action func(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error)
+
+func install(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
+	return m.Install(ctx, spec, hooks)
+}
+
+// upgradeIfNeeded leaves a release alone that is as wanted already: then only the resource's own settings changed, or a wait goes on.
+func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
+	last, err := m.Get(ctx, spec.Name)
+	if err != nil {
+		return nil, err
+	}
+	if last != nil && last.Matches(spec) {
+		if drift, err := m.Drift(ctx, last); err != nil || len(drift) == 0 {
+			return last, err
+		}
+	}
+	return m.Upgrade(ctx, spec, hooks)
+}
+
+// observeFailure notes in the state what a failed upgrade left, so that the next plan starts from the truth.
+func (r *driverStackResource) observeFailure(ctx context.Context, manager *release.Manager, state *driverStackModel, resp *resource.UpdateResponse) {
+	if manager == nil {
+		return
+	}
+	if last, err := manager.Get(context.WithoutCancel(ctx), state.Name.ValueString()); err == nil && last != nil {
+		state.observe(last)
+		resp.Diagnostics.Append(resp.State.Set(ctx, state)...)
+	}
+}
+
+func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	var m driverStackModel
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
+	doing := "read driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+		return
+	}
+	manager := release.NewManager(client, m.Namespace.ValueString())
+	last, err := manager.Get(ctx, m.Name.ValueString())
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+		return
+	}
+	if last == nil {
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	m.observe(last)
+	state, err := manager.Rollout(ctx, last)
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+		return
+	}
+	m.observeRollout(state)
+	drift, err := manager.Drift(ctx, last)
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+		return
+	}
+	m.Drift = stringList(drift)
+	m.setDefaults()
+	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
+}
+
+func (r *driverStackResource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	var m driverStackModel
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.Timeouts.Delete(ctx, defaultDeleteTimeout)
+	resp.Diagnostics.Append(diags...)
+	doing := "remove driver stack " + m.ID.ValueString()
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	manager := release.NewManager(client, m.Namespace.ValueString())
+	notes, err := manager.Uninstall(ctx, m.Name.ValueString(), release.Removal{CRDs: m.RemoveCRDs.ValueBool()}, timeout)
+	for _, note := range notes {
+		resp.Diagnostics.AddWarning("Left behind", note)
+	}
+	if err != nil {
+		addError(&resp.Diagnostics, doing, err)
+	}
+}
+
+func (r *driverStackResource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	importKey(ctx, true, "driver stack", req, resp)
+}
+
+// apply runs install or upgrade and reports what went wrong; the release is nil then.
+func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, act action,
+	hooks time.Duration, diags *diag.Diagnostics) (*release.Manager, *release.Release) {
+	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
+	spec, known := m.wanted(ctx, diags)
+	if diags.HasError() {
+		return nil, nil
+	}
+	if !known {
+		diags.AddError("Values not known", "Could not "+doing+": chart or values are still unknown at apply time. This is a mistake in the provider.")
+		return nil, nil
+	}
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(diags, doing, err)
+		return nil, nil
+	}
+	manager := release.NewManager(client, spec.Namespace)
+	applied, err := act(ctx, manager, spec, hooks)
+	if err != nil {
+		addError(diags, doing, err)
+		return manager, nil
+	}
+	return manager, applied
+}
+
+// settle waits for the rollout where wanted and notes how far it is.
+func (r *driverStackResource) settle(ctx context.Context, manager *release.Manager, m *driverStackModel, installed *release.Release, timeout time.Duration, diags *diag.Diagnostics) *unfinished {
+	m.Drift = stringList(nil)
+	watch := manager.Await
+	if m.WaitFor.ValueString() == waitNone {
+		watch = manager.Rollout
+	}
+	state, err := watch(ctx, installed)
+	m.observeRollout(state)
+	for _, note := range state.Notes {
+		diags.AddWarning("Nothing to run on", note)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return &unfinished{"Driver stack not ready in time", fmt.Sprintf("After %s, %d of %d workloads of %s are rolled out. Waiting for:\n%s",
+			timeout, state.Total-len(state.Waiting), state.Total, m.ID.ValueString(), strings.Join(state.Waiting, "\n"))}
+	case errors.Is(err, context.Canceled):
+		return &unfinished{"Interrupted", "The wait for the driver stack was interrupted. Waiting for:\n" + strings.Join(state.Waiting, "\n")}
+	}
+	m.Ready = types.BoolValue(false)
+	_, detail := explain("watch driver stack "+m.ID.ValueString(), err)
+	return &unfinished{"Could not watch the driver stack", detail}
+}
+
+// identify writes the identity. It is written before a removal too: a Terraform older than 1.12 sends none, and the framework wants one back.
+func (m *driverStackModel) identify(ctx context.Context, identity *tfsdk.ResourceIdentity) diag.Diagnostics {
+	if identity == nil {
+		return nil
+	}
+	diags := identity.SetAttribute(ctx, path.Root("namespace"), m.Namespace)
+	diags.Append(identity.SetAttribute(ctx, path.Root("name"), m.Name)...)
+	return diags
+}

@@ -1,0 +1,56 @@
+package provider
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
+	"gpufabric.io/provider/internal/release"
+)
+
+// explain puts every error the lower packages return into a summary and a detail that says what to do.
+func explain(doing string, err error) (summary, detail string) {
+	var (
+		conflict *object.ConflictError
+		exists   *object.ExistsError
+		missing  *object.MissingKindError
+		blocked  *release.BlockedError
+		release_ *release.ExistsError
+		busy     *release.BusyError
+		foreign  *release.ForeignCRDError
+	)
+	switch {
+	case errors.As(err, &conflict):
+		return "Fields owned by someone else", fmt.Sprintf("Could not %s: other clients set these fields to other values:\n%s\n\n"+
+			"Agree on one owner: remove the field from this configuration, or let the other client give it up, or set force_conflicts = true to take it over.", doing, fieldList(conflict))
+	case errors.As(err, &exists):
+		return exists.Kind + " exists already", fmt.Sprintf("Could not %s: it is in the cluster already, managed by %s, and not in Terraform's state. "+
+			"Bring it under Terraform with an import block (id = %q) or choose another name.", doing, strings.Join(exists.Managers, ", "), exists.Key)
+	case errors.As(err, &missing):
+		return "Kind not installed", fmt.Sprintf("Could not %s: the cluster has no CustomResourceDefinition %s, and none appeared within the time-out. "+
+			"Install the drivers first; where a gpufabric_driver_stack does so in this configuration, add it to depends_on.", doing, missing.CRD)
+	case errors.As(err, &blocked):
+		return "Drivers still in use", fmt.Sprintf("Could not %s, and nothing was removed, since these need the drivers:\n%s\n\n"+
+			"Delete them (or wait until they are gone) and destroy again.", doing, blocked)
+	case errors.As(err, &release_):
+		r := release_.Release
+		return "Release exists already", fmt.Sprintf("Could not %s: Helm release %s (chart %s, revision %d, %s) is in namespace %s already and not in Terraform's state. "+
+			"Bring it under Terraform with an import block (id = \"%s/%s\") or choose another name.", doing, r.Name, r.ChartVersion, r.Revision, r.Status, r.Namespace, r.Namespace, r.Name)
+	case errors.As(err, &busy):
+		return "Release is being changed", fmt.Sprintf("Could not %s: %v. Wait until it has ended; if it is dead, run `helm rollback %s -n %s` or try again ten minutes after its start, when it counts as dead.",
+			doing, busy, busy.Release.Name, busy.Release.Namespace)
+	case errors.As(err, &foreign):
+		return "CRDs of another owner", fmt.Sprintf("Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.", doing, foreign)
+	}
+	return cluster.Explain(doing, err)
+}
+
+func fieldList(c *object.ConflictError) string {
+	lines := make([]string, len(c.Conflicts))
+	for i, f := range c.Conflicts {
+		lines[i] = fmt.Sprintf("  %s is owned by %s", f.Field, f.Manager)
+	}
+	return strings.Join(lines, "\n")
+}

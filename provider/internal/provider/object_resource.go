@@ -1,0 +1,292 @@
+package provider
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/object"
+)
+
+// objectModel is the Terraform side of one custom object. Implementations are pointers to structs with tfsdk tags.
+type objectModel interface {
+	// meta is the part all such resources share.
+	meta() *objectMeta
+	key() object.Key
+	observeMeta(obj *unstructured.Unstructured)
+	// spec returns the object's spec as wanted.
+	spec(ctx context.Context) (map[string]any, diag.Diagnostics)
+	// observe takes spec and status over from the object in the cluster.
+	observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics
+	// forget marks everything that only the cluster knows as unknown.
+	forget()
+	// settled reports whether the object is as far as the resource waits for.
+	settled() bool
+}
+
+// definition describes a resource that is one custom object.
+type definition[M objectModel] struct {
+	name   string // of the resource, without the provider's prefix
+	kind   object.Kind
+	schema func(ctx context.Context) schema.Schema
+	empty  func() M
+	// await waits for what the configuration asks and returns the object as last seen, with what is still missing in words.
+	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured, waiting string, err error)
+}
+
+// objectResource is the life cycle of every resource that is one custom object.
+type objectResource[M objectModel] struct {
+	definition[M]
+	connection *cluster.Connection
+}
+
+func newObjectResource[M objectModel](d definition[M]) resource.Resource {
+	return &objectResource[M]{definition: d}
+}
+
+const (
+	defaultApplyTimeout  = 10 * time.Minute
+	defaultDeleteTimeout = 10 * time.Minute
+	// unfinishedKey marks in private state an object whose wait ran out: the next apply goes on waiting.
+	unfinishedKey = "unfinished"
+)
+
+func (r *objectResource[M]) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_" + r.name
+}
+
+func (r *objectResource[M]) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	resp.Schema = r.schema(ctx)
+}
+
+func (r *objectResource[M]) IdentitySchema(_ context.Context, _ resource.IdentitySchemaRequest, resp *resource.IdentitySchemaResponse) {
+	attributes := map[string]identityschema.Attribute{
+		"name": identityschema.StringAttribute{RequiredForImport: true, Description: "Name of the " + r.kind.Name + "."},
+	}
+	if r.kind.Namespaced {
+		attributes["namespace"] = identityschema.StringAttribute{RequiredForImport: true, Description: "Namespace of the " + r.kind.Name + "."}
+	}
+	resp.IdentitySchema = identityschema.Schema{Attributes: attributes}
+}
+
+func (r *objectResource[M]) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
+	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+}
+
+// Create applies the object, notes it in the state, then waits. A creation that is only not ready in time ends in a warning: an
+// error would taint the resource, and the next apply would delete a domain that is about to work.
+func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	m := r.empty()
+	resp.Diagnostics.Append(req.Plan.Get(ctx, m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.meta().Timeouts.Create(ctx, defaultApplyTimeout)
+	resp.Diagnostics.Append(diags...)
+	client, obj := r.wanted(ctx, m, &resp.Diagnostics)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	waiting, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	applied, err := object.NewStore(client, r.kind).Create(waiting, obj, m.meta().ForceConflicts.ValueBool())
+	if err != nil {
+		addError(&resp.Diagnostics, "create "+r.title(m), err)
+		return
+	}
+	// Identity and state come before the wait: whatever happens in it, Terraform knows the object.
+	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
+	m.observeMeta(applied)
+	resp.Diagnostics.Append(m.observe(ctx, applied)...)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	unfinished := r.settle(waiting, client, m, applied, timeout)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	if unfinished != nil {
+		resp.Diagnostics.AddWarning(unfinished.summary, unfinished.detail+"\n\nThe object exists and is in the state; the next terraform apply goes on waiting.")
+		resp.Diagnostics.Append(resp.Private.SetKey(ctx, unfinishedKey, []byte("true"))...)
+	}
+}
+
+func (r *objectResource[M]) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	m := r.empty()
+	resp.Diagnostics.Append(req.State.Get(ctx, m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	// Before a removal too: a Terraform older than 1.12 sends no identity, and the framework wants one back even then.
+	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(&resp.Diagnostics, "read "+r.title(m), err)
+		return
+	}
+	obj, err := object.NewStore(client, r.kind).Get(ctx, m.key())
+	if err != nil {
+		addError(&resp.Diagnostics, "read "+r.title(m), err)
+		return
+	}
+	if obj == nil {
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	m.observeMeta(obj)
+	resp.Diagnostics.Append(m.observe(ctx, obj)...)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+// Update applies changes in place, or goes on with a wait that ran out. Here a time-out is an error: it does not taint.
+func (r *objectResource[M]) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	m := r.empty()
+	resp.Diagnostics.Append(req.Plan.Get(ctx, m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.meta().Timeouts.Update(ctx, defaultApplyTimeout)
+	resp.Diagnostics.Append(diags...)
+	client, obj := r.wanted(ctx, m, &resp.Diagnostics)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	waiting, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	applied, err := object.NewStore(client, r.kind).Apply(waiting, obj, m.meta().ForceConflicts.ValueBool())
+	if err != nil {
+		addError(&resp.Diagnostics, "update "+r.title(m), err)
+		return
+	}
+	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
+	m.observeMeta(applied)
+	resp.Diagnostics.Append(m.observe(ctx, applied)...)
+	unfinished := r.settle(waiting, client, m, applied, timeout)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	mark := []byte(nil)
+	if unfinished != nil {
+		resp.Diagnostics.AddError(unfinished.summary, unfinished.detail+"\n\nThe change is made; the next terraform apply goes on waiting.")
+		mark = []byte("true")
+	}
+	resp.Diagnostics.Append(resp.Private.SetKey(ctx, unfinishedKey, mark)...)
+}
+
+func (r *objectResource[M]) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	m := r.empty()
+	resp.Diagnostics.Append(req.State.Get(ctx, m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	timeout, diags := m.meta().Timeouts.Delete(ctx, defaultDeleteTimeout)
+	resp.Diagnostics.Append(diags...)
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(&resp.Diagnostics, "delete "+r.title(m), err)
+		return
+	}
+	waiting, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	last, err := object.NewStore(client, r.kind).Delete(waiting, m.key())
+	if err == nil {
+		return
+	}
+	if last == nil || !errors.Is(err, context.DeadlineExceeded) {
+		addError(&resp.Diagnostics, "delete "+r.title(m), err)
+		return
+	}
+	resp.Diagnostics.AddError(r.kind.Name+" does not go away", fmt.Sprintf("%s is marked for deletion, but after %s finalizers still hold it: %s. "+
+		"Their controller removes them once everything of the object is cleaned up: check that it runs, and that no pod still uses the object. Then destroy again.",
+		r.title(m), timeout, strings.Join(last.GetFinalizers(), ", ")))
+}
+
+// ImportState takes an identity, or an id of the form namespace/name (name alone for a cluster-wide kind).
+func (r *objectResource[M]) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	importKey(ctx, r.kind.Namespaced, r.kind.Name, req, resp)
+}
+
+// ModifyPlan plans to go on with a wait that ran out.
+func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
+		return
+	}
+	mark, diags := req.Private.GetKey(ctx, unfinishedKey)
+	resp.Diagnostics.Append(diags...)
+	if string(mark) != "true" {
+		return
+	}
+	state, plan := r.empty(), r.empty()
+	resp.Diagnostics.Append(req.State.Get(ctx, state)...)
+	resp.Diagnostics.Append(req.Plan.Get(ctx, plan)...)
+	if resp.Diagnostics.HasError() || state.settled() {
+		return
+	}
+	plan.forget()
+	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
+}
+
+func (r *objectResource[M]) title(m M) string { return r.kind.Name + " " + m.key().String() }
+
+// wanted connects and builds the object as configured.
+func (r *objectResource[M]) wanted(ctx context.Context, m M, diags *diag.Diagnostics) (*cluster.Client, *unstructured.Unstructured) {
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		addError(diags, "apply "+r.title(m), err)
+		return nil, nil
+	}
+	obj := object.NewStore(client, r.kind).New(m.key())
+	diags.Append(m.meta().fill(ctx, obj)...)
+	spec, more := m.spec(ctx)
+	diags.Append(more...)
+	obj.Object["spec"] = spec
+	return client, obj
+}
+
+// identify writes the identity, where Terraform is new enough to ask for one.
+func (r *objectResource[M]) identify(ctx context.Context, identity *tfsdk.ResourceIdentity, m M) diag.Diagnostics {
+	if identity == nil {
+		return nil
+	}
+	key := m.key()
+	diags := identity.SetAttribute(ctx, path.Root("name"), key.Name)
+	if r.kind.Namespaced {
+		diags.Append(identity.SetAttribute(ctx, path.Root("namespace"), key.Namespace)...)
+	}
+	return diags
+}
+
+type unfinished struct{ summary, detail string }
+
+// settle waits and takes over what was last seen; nil means that the wait is over.
+func (r *objectResource[M]) settle(ctx context.Context, client *cluster.Client, m M, applied *unstructured.Unstructured, timeout time.Duration) *unfinished {
+	last, waiting, err := r.await(ctx, client, m, applied)
+	if last != nil {
+		m.observe(ctx, last) // its diagnostics were reported with the object as applied
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return &unfinished{r.kind.Name + " not ready in time", fmt.Sprintf("After %s, %s is not there yet: %s.", timeout, r.title(m), waiting)}
+	case errors.Is(err, context.Canceled):
+		return &unfinished{"Interrupted", fmt.Sprintf("The wait for %s was interrupted: %s.", r.title(m), waiting)}
+	}
+	_, detail := explain("watch "+r.title(m), err)
+	return &unfinished{"Could not watch " + r.title(m), detail}
+}
+
+// timeoutsAttribute is the timeouts attribute all resources share.
+func timeoutsAttribute(ctx context.Context) schema.Attribute {
+	return timeouts.Attributes(ctx, timeouts.Opts{Create: true, Update: true, Delete: true,
+		CreateDescription: "How long creation may take, with waiting, as a duration such as `10m`. Default 10 minutes.",
+		UpdateDescription: "How long a change may take, with waiting. Default 10 minutes.",
+		DeleteDescription: "How long deletion may take until the object is gone. Default 10 minutes.",
+	})
+}

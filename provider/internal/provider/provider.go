@@ -1,0 +1,185 @@
+// Package provider is what Terraform sees: the schemas, and the life cycles of resources over packages cluster, object and release.
+package provider
+
+import (
+	"context"
+	"os"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/datasource"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/provider"
+	"github.com/hashicorp/terraform-plugin-framework/provider/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"gpufabric.io/provider/internal/cluster"
+)
+
+// Address is the provider's source address.
+const Address = "registry.terraform.io/gpufabric/gpufabric"
+
+// New returns a constructor of the provider, as the plugin server wants it.
+func New(version string) func() provider.Provider {
+	return func() provider.Provider { return &fabricProvider{version: version, getenv: os.Getenv} }
+}
+
+var _ provider.Provider = (*fabricProvider)(nil)
+
+type fabricProvider struct {
+	version string
+	getenv  func(string) string
+}
+
+type providerModel struct {
+	ConfigPath    types.String `tfsdk:"config_path"`
+	ConfigPaths   types.List   `tfsdk:"config_paths"`
+	Context       types.String `tfsdk:"context"`
+	Host          types.String `tfsdk:"host"`
+	Token         types.String `tfsdk:"token"`
+	CA            types.String `tfsdk:"cluster_ca_certificate"`
+	ClientCert    types.String `tfsdk:"client_certificate"`
+	ClientKey     types.String `tfsdk:"client_key"`
+	TLSServerName types.String `tfsdk:"tls_server_name"`
+	ProxyURL      types.String `tfsdk:"proxy_url"`
+	Insecure      types.Bool   `tfsdk:"insecure"`
+	Exec          types.Object `tfsdk:"exec"`
+	InCluster     types.Bool   `tfsdk:"in_cluster"`
+}
+
+type execModel struct {
+	APIVersion types.String `tfsdk:"api_version"`
+	Command    types.String `tfsdk:"command"`
+	Args       types.List   `tfsdk:"args"`
+	Env        types.Map    `tfsdk:"env"`
+}
+
+func (p *fabricProvider) Metadata(_ context.Context, _ provider.MetadataRequest, resp *provider.MetadataResponse) {
+	resp.TypeName = "gpufabric"
+	resp.Version = p.version
+}
+
+func (p *fabricProvider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
+	notEmpty := []validator.String{stringvalidator.LengthAtLeast(1)}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "Gives a Kubernetes cluster its GPU fabric: installs the gpufabric drivers and declares NVLink compute domains, RDMA pools, vGPU profiles and MIG layouts.\n\n" +
+			"One cluster must be named: by kubeconfig files, by `host`, or by `in_cluster`. The provider never falls back to localhost or to `~/.kube/config` by itself.",
+		Attributes: map[string]schema.Attribute{
+			"config_path": schema.StringAttribute{Optional: true, Validators: append([]validator.String{stringvalidator.ConflictsWith(path.MatchRoot("config_paths"))}, notEmpty...),
+				MarkdownDescription: "Path of a kubeconfig file. Without any of `config_path`, `config_paths`, `host` and `in_cluster` the environment's `KUBECONFIG` is used."},
+			"config_paths": schema.ListAttribute{ElementType: types.StringType, Optional: true,
+				Validators:          []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(notEmpty...)},
+				MarkdownDescription: "Paths of several kubeconfig files, merged as kubectl merges them."},
+			"context": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "Context of the kubeconfig to use instead of its current-context."},
+			"host": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "URL of the API server, for example `https://10.0.0.1:6443`, with `token`, a client certificate or `exec`."},
+			"token": schema.StringAttribute{Optional: true, Sensitive: true, Validators: notEmpty,
+				MarkdownDescription: "Bearer token. For applies that outlive it, use `exec`, which fetches a new one when the old one is refused."},
+			"cluster_ca_certificate": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "PEM of the authority that signed the API server's certificate."},
+			"client_certificate": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "PEM of a client certificate, together with `client_key`."},
+			"client_key": schema.StringAttribute{Optional: true, Sensitive: true, Validators: notEmpty,
+				MarkdownDescription: "PEM of the client certificate's key."},
+			"tls_server_name": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "Name expected in the API server's certificate, where it differs from the address."},
+			"proxy_url": schema.StringAttribute{Optional: true, Validators: notEmpty,
+				MarkdownDescription: "Proxy through which the API server is reached."},
+			"insecure": schema.BoolAttribute{Optional: true,
+				MarkdownDescription: "Skip the check of the API server's certificate. For test clusters only."},
+			"in_cluster": schema.BoolAttribute{Optional: true,
+				MarkdownDescription: "Use the service account of the pod in which Terraform runs. Only on request."},
+			"exec": schema.SingleNestedAttribute{Optional: true,
+				MarkdownDescription: "Command that prints credentials, as in a kubeconfig's `users[].user.exec`.",
+				Attributes: map[string]schema.Attribute{
+					"api_version": schema.StringAttribute{Required: true, MarkdownDescription: "`client.authentication.k8s.io/v1` or `client.authentication.k8s.io/v1beta1`.",
+						Validators: []validator.String{stringvalidator.OneOf("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")}},
+					"command": schema.StringAttribute{Required: true, Validators: notEmpty, MarkdownDescription: "Executable."},
+					"args":    schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Its arguments."},
+					"env":     schema.MapAttribute{ElementType: types.StringType, Optional: true, Sensitive: true, MarkdownDescription: "Environment variables added for it."},
+				}},
+		},
+	}
+}
+
+func (p *fabricProvider) Configure(ctx context.Context, req provider.ConfigureRequest, resp *provider.ConfigureResponse) {
+	var m providerModel
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	connection := p.connection(ctx, m, resp)
+	resp.ResourceData = connection
+	resp.DataSourceData = connection
+}
+
+// connection checks the configuration and wraps it; it does not connect. Mistakes are errors here, at the attribute at fault; values
+// that are not known yet are not.
+func (p *fabricProvider) connection(ctx context.Context, m providerModel, resp *provider.ConfigureResponse) *cluster.Connection {
+	if unknown := m.unknown(); unknown != "" {
+		return cluster.NewUnknownConnection(unknown)
+	}
+	settings := cluster.Settings{
+		Kubeconfig: p.getenv("KUBECONFIG"),
+		Context:    m.Context.ValueString(), Host: m.Host.ValueString(), Token: m.Token.ValueString(), CA: m.CA.ValueString(),
+		ClientCert: m.ClientCert.ValueString(), ClientKey: m.ClientKey.ValueString(), TLSServerName: m.TLSServerName.ValueString(),
+		ProxyURL: m.ProxyURL.ValueString(), Insecure: m.Insecure.ValueBool(), InCluster: m.InCluster.ValueBool(),
+	}
+	if !m.ConfigPath.IsNull() {
+		settings.ConfigPaths = []string{m.ConfigPath.ValueString()}
+	}
+	if !m.ConfigPaths.IsNull() {
+		resp.Diagnostics.Append(m.ConfigPaths.ElementsAs(ctx, &settings.ConfigPaths, false)...)
+	}
+	if !m.Exec.IsNull() {
+		var e execModel
+		resp.Diagnostics.Append(m.Exec.As(ctx, &e, objectAsOptions)...)
+		settings.Exec = &cluster.Exec{APIVersion: e.APIVersion.ValueString(), Command: e.Command.ValueString(), Env: map[string]string{}}
+		if !e.Args.IsNull() {
+			resp.Diagnostics.Append(e.Args.ElementsAs(ctx, &settings.Exec.Args, false)...)
+		}
+		if !e.Env.IsNull() {
+			resp.Diagnostics.Append(e.Env.ElementsAs(ctx, &settings.Exec.Env, false)...)
+		}
+	}
+	if resp.Diagnostics.HasError() {
+		return nil
+	}
+	if _, _, err := settings.RESTConfig(); err != nil {
+		addSettingError(&resp.Diagnostics, err)
+	}
+	return cluster.NewConnection(settings)
+}
+
+// unknown names the first attribute whose value Terraform does not know yet.
+func (m *providerModel) unknown() string {
+	for _, a := range []struct {
+		name    string
+		unknown bool
+	}{
+		{"config_path", m.ConfigPath.IsUnknown()}, {"config_paths", m.ConfigPaths.IsUnknown() || listHasUnknown(m.ConfigPaths)}, {"context", m.Context.IsUnknown()},
+		{"host", m.Host.IsUnknown()}, {"token", m.Token.IsUnknown()}, {"cluster_ca_certificate", m.CA.IsUnknown()},
+		{"client_certificate", m.ClientCert.IsUnknown()}, {"client_key", m.ClientKey.IsUnknown()}, {"tls_server_name", m.TLSServerName.IsUnknown()},
+		{"proxy_url", m.ProxyURL.IsUnknown()}, {"insecure", m.Insecure.IsUnknown()}, {"in_cluster", m.InCluster.IsUnknown()},
+		{"exec", objectHasUnknown(m.Exec)},
+	} {
+		if a.unknown {
+			return a.name
+		}
+	}
+	return ""
+}
+
+func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
+	return []func() resource.Resource{
+		newDriverStackResource,
+		newComputeDomainResource,
+	}
+}
+
+func (p *fabricProvider) DataSources(context.Context) []func() datasource.DataSource {
+	return nil
+}

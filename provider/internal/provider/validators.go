@@ -1,0 +1,86 @@
+package provider
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"gpufabric.io/provider/internal/release"
+)
+
+// kubernetesName accepts names of objects; kubernetesLabel those that must also be a DNS label, such as namespaces.
+func kubernetesName() []validator.String {
+	return []validator.String{
+		stringvalidator.LengthBetween(1, validation.DNS1123SubdomainMaxLength),
+		stringvalidator.RegexMatches(regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`), "must consist of lower-case letters, digits, - and ., and start and end with a letter or digit"),
+	}
+}
+
+func kubernetesLabel() []validator.String {
+	return []validator.String{
+		stringvalidator.LengthBetween(1, validation.DNS1123LabelMaxLength),
+		stringvalidator.RegexMatches(regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`), "must consist of lower-case letters, digits and -, and start and end with a letter or digit"),
+	}
+}
+
+// helmReleaseName: Helm allows 53 characters, so that 10 remain for suffixes.
+func helmReleaseName() []validator.String {
+	return append(kubernetesLabel(), stringvalidator.LengthAtMost(53))
+}
+
+// metadataMap checks the keys of labels and annotations, and the values of labels.
+type metadataMap struct{ labels bool }
+
+func (v metadataMap) Description(context.Context) string {
+	if v.labels {
+		return "keys and values must be valid Kubernetes labels"
+	}
+	return "keys must be valid Kubernetes annotation keys"
+}
+
+func (v metadataMap) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, resp *validator.MapResponse) {
+	for key, value := range req.ConfigValue.Elements() {
+		at := req.Path.AtMapKey(key)
+		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
+			resp.Diagnostics.AddAttributeError(at, "Invalid key", fmt.Sprintf("%q is no label or annotation key: %s.", key, strings.Join(problems, "; ")))
+		}
+		if !v.labels || value.IsUnknown() || value.IsNull() {
+			continue
+		}
+		text, ok := value.(interface{ ValueString() string })
+		if !ok {
+			continue
+		}
+		if problems := validation.IsValidLabelValue(text.ValueString()); len(problems) > 0 {
+			resp.Diagnostics.AddAttributeError(at, "Invalid label value", fmt.Sprintf("%q is no label value: %s.", text.ValueString(), strings.Join(problems, "; ")))
+		}
+	}
+}
+
+// valuesDocument checks that a string is a YAML mapping.
+type valuesDocument struct{}
+
+func (valuesDocument) Description(context.Context) string { return "must be a YAML mapping" }
+
+func (v valuesDocument) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (valuesDocument) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if _, err := release.ParseValues(req.ConfigValue.ValueString()); err != nil {
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid chart values", fmt.Sprintf("This document of chart values is %v.", err))
+	}
+}
+
+// absolutePath checks that a string is an absolute path on a node.
+func absolutePath() []validator.String {
+	return []validator.String{stringvalidator.RegexMatches(regexp.MustCompile(`^/`), "must be an absolute path on the nodes")}
+}

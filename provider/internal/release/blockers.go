@@ -1,0 +1,176 @@
+package release
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"gpufabric.io/provider/internal/object"
+)
+
+// Blocker is an object that needs the drivers to be there.
+type Blocker struct {
+	What     string // "ComputeDomain team/rack", "ResourceClaim team/x of driver gpu.nvidia.com"
+	Why      string // who holds it
+	Deleting bool
+}
+
+// BlockedError names what keeps a release from being removed.
+type BlockedError struct{ Blockers []Blocker }
+
+func (e *BlockedError) Error() string {
+	const shown = 20
+	lines := make([]string, 0, shown+1)
+	for i, b := range e.Blockers {
+		if i == shown {
+			lines = append(lines, fmt.Sprintf("and %d more", len(e.Blockers)-shown))
+			break
+		}
+		lines = append(lines, b.What+" ("+b.Why+")")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// blockerInterval is how often blockers are looked for: they are of several kinds that come and go with CRDs, so that one list each is cheaper
+// and simpler than a watch each.
+const blockerInterval = 500 * time.Millisecond
+
+// awaitUnblocked waits until nothing needs the drivers. It gives up when for the length of patience nothing moved: no blocker went and none
+// was marked for deletion.
+func (m *Manager) awaitUnblocked(ctx context.Context, crdNames, drivers []string, patience time.Duration) error {
+	var before string
+	moved := time.Now()
+	for {
+		blockers, err := m.blockers(ctx, crdNames, drivers)
+		if err != nil {
+			return err
+		}
+		if len(blockers) == 0 {
+			return nil
+		}
+		blocked := &BlockedError{blockers}
+		if now := blocked.Error(); now != before {
+			before, moved = now, time.Now()
+			tflog.Info(ctx, "waiting for what still needs the drivers", map[string]any{"count": len(blockers), "blockers": now})
+		}
+		// Objects that are being deleted end when their controller is done; only the caller's time-out bounds that.
+		idle := !slices.ContainsFunc(blockers, func(b Blocker) bool { return b.Deleting })
+		if idle && time.Since(moved) > patience {
+			return blocked
+		}
+		select {
+		case <-ctx.Done():
+			return blocked
+		case <-time.After(blockerInterval):
+		}
+	}
+}
+
+func (m *Manager) blockers(ctx context.Context, crdNames, drivers []string) ([]Blocker, error) {
+	var list []Blocker
+	for _, name := range crdNames {
+		found, err := m.objectsOf(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, found...)
+	}
+	claims, err := m.claimsInUse(ctx, drivers)
+	return append(list, claims...), err
+}
+
+func (m *Manager) objectsOf(ctx context.Context, crdName string) ([]Blocker, error) {
+	crd, err := object.NewStore(m.client, crds).Get(ctx, object.Key{Name: crdName})
+	if err != nil || crd == nil {
+		return nil, err
+	}
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
+	version := servedVersion(crd)
+	if version == "" {
+		return nil, nil
+	}
+	gvr := schema.GroupVersionResource{Group: group, Version: version, Resource: plural}
+	found, err := m.client.Dynamic.Resource(gvr).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []Blocker
+	for _, obj := range found.Items {
+		b := Blocker{What: kind + " " + object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String(), Why: "not being deleted"}
+		if obj.GetDeletionTimestamp() != nil {
+			b.Deleting = true
+			b.Why = "being deleted, held by finalizers " + strings.Join(obj.GetFinalizers(), ", ")
+		}
+		list = append(list, b)
+	}
+	return list, nil
+}
+
+func servedVersion(crd *unstructured.Unstructured) string {
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	for _, v := range versions {
+		if m, ok := v.(map[string]any); ok && m["served"] == true {
+			if name, ok := m["name"].(string); ok {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// claimsInUse finds claims that a pod holds: without the plugin, the kubelet could not unprepare them and the pods would stay Terminating.
+func (m *Manager) claimsInUse(ctx context.Context, drivers []string) ([]Blocker, error) {
+	if len(drivers) == 0 {
+		return nil, nil
+	}
+	claims, err := m.client.Typed.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []Blocker
+	for _, c := range claims.Items {
+		driver := allocatedBy(&c, drivers)
+		if driver == "" || len(c.Status.ReservedFor) == 0 || c.Namespace == m.namespace {
+			continue // claims in the release's own namespace are those of its daemons, which go with it
+		}
+		var users []string
+		for _, u := range c.Status.ReservedFor {
+			users = append(users, u.Resource+"/"+u.Name)
+		}
+		list = append(list, Blocker{
+			What:     fmt.Sprintf("ResourceClaim %s/%s of driver %s", c.Namespace, c.Name, driver),
+			Why:      "in use by " + strings.Join(users, ", "),
+			Deleting: c.DeletionTimestamp != nil,
+		})
+	}
+	return list, nil
+}
+
+func allocatedBy(c *resourcev1.ResourceClaim, drivers []string) string {
+	if c.Status.Allocation == nil {
+		return ""
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if slices.Contains(drivers, r.Driver) {
+			return r.Driver
+		}
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+// Package release installs, upgrades, watches and removes one Helm release, with Helm as a library.
+package release
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+)
+
+// Chart is a chart read from a directory or a .tgz archive.
+type Chart struct {
+	chart *chart.Chart
+
+	Path       string
+	Version    string
+	AppVersion string
+	// Digest identifies the content: two charts with equal digests render alike. 64 hexadecimal digits.
+	Digest string
+}
+
+// Load reads the chart at path, a directory with a Chart.yaml or an archive made by `helm package`. Errors say what is there instead.
+func Load(path string) (*Chart, error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		cwd, _ := os.Getwd()
+		return nil, fmt.Errorf("there is no chart at %q (looked from %s): give a directory with a Chart.yaml or a .tgz archive made by `helm package`; "+
+			"paths relative to the module are written \"${path.module}/...\"", path, cwd)
+	case err != nil:
+		return nil, fmt.Errorf("read chart %q: %w", path, err)
+	case info.IsDir():
+		if _, err := os.Stat(filepath.Join(path, chartutil.ChartfileName)); err != nil {
+			return nil, fmt.Errorf("the directory %q is not a chart: it has no %s", path, chartutil.ChartfileName)
+		}
+	}
+	loaded, err := loader.Load(path)
+	if err != nil {
+		return nil, fmt.Errorf("read chart %q: %w", path, err)
+	}
+	if loaded.Metadata.Type == "library" {
+		return nil, fmt.Errorf("the chart %q is a library chart and cannot be installed", path)
+	}
+	return &Chart{
+		chart:      loaded,
+		Path:       path,
+		Version:    loaded.Metadata.Version,
+		AppVersion: loaded.Metadata.AppVersion,
+		Digest:     digest(loaded),
+	}, nil
+}
+
+// CheckValues holds values against the chart's values.schema.json, as Helm will at install time. The error lists every violation.
+func (c *Chart) CheckValues(values map[string]any) error {
+	merged, err := chartutil.CoalesceValues(c.chart, deepCopy(values))
+	if err != nil {
+		return fmt.Errorf("merge the values with the chart's defaults: %w", err)
+	}
+	return chartutil.ValidateAgainstSchema(c.chart, merged)
+}
+
+// digest covers what Helm stores of a chart in a release, so that the digest of a release's chart can be compared with one on disk. Helm
+// stores no dependencies; this project's chart has none.
+func digest(c *chart.Chart) string {
+	h := sha256.New()
+	hashFiles(h, "templates", c.Templates)
+	hashFiles(h, "files", c.Files)
+	hashPart(h, "schema", c.Schema)
+	hashJSON(h, "metadata", c.Metadata)
+	hashJSON(h, "values", c.Values)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func hashFiles(h hash.Hash, kind string, files []*chart.File) {
+	sorted := slices.SortedFunc(slices.Values(files), func(a, b *chart.File) int { return strings.Compare(a.Name, b.Name) })
+	for _, f := range sorted {
+		hashPart(h, kind+"/"+f.Name, f.Data)
+	}
+}
+
+func hashJSON(h hash.Hash, name string, v any) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		text = []byte(err.Error()) // cannot happen: the parts came from YAML
+	}
+	hashPart(h, name, text)
+}
+
+// hashPart frames each part by name and length, so that moving bytes from one file to the next changes the digest.
+func hashPart(h hash.Hash, name string, data []byte) {
+	fmt.Fprintf(h, "%s %d\n", name, len(data))
+	h.Write(data)
+}

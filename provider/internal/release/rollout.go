@@ -1,0 +1,253 @@
+package release
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// workload is a Deployment, DaemonSet or StatefulSet of a release.
+type workload struct {
+	Kind, Namespace, Name string
+	selector              *metav1.LabelSelector
+}
+
+func (w workload) String() string { return w.Kind + " " + w.Namespace + "/" + w.Name }
+
+func workloads(r *Release) ([]workload, error) {
+	list, err := objects(r.Manifest, r.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	var out []workload
+	for _, obj := range list {
+		if k := obj.GetKind(); k != "Deployment" && k != "DaemonSet" && k != "StatefulSet" {
+			continue
+		}
+		// The three kinds agree on spec.selector, the only part wanted here.
+		var partial struct {
+			Spec struct {
+				Selector *metav1.LabelSelector `json:"selector"`
+			} `json:"spec"`
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &partial); err != nil {
+			return nil, fmt.Errorf("%s %s of the release's manifest: %w", obj.GetKind(), obj.GetName(), err)
+		}
+		out = append(out, workload{obj.GetKind(), obj.GetNamespace(), obj.GetName(), partial.Spec.Selector})
+	}
+	return out, nil
+}
+
+// Rollout is how far a release's workloads are.
+type Rollout struct {
+	Total   int
+	Waiting []string // one sentence for each workload that is not rolled out yet
+	Notes   []string // rolled out, but worth knowing: a DaemonSet that matches no node
+}
+
+// Ready reports whether everything runs.
+func (r Rollout) Ready() bool { return len(r.Waiting) == 0 }
+
+// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what is still waited for,
+// down to the pods and the reasons.
+func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
+	list, err := workloads(r)
+	if err != nil || len(list) == 0 {
+		return Rollout{}, err
+	}
+	// The informers below retry a refused list for ever; asking once first turns missing rights into an error.
+	if state, err := m.Rollout(ctx, r); err != nil || state.Ready() {
+		return state, err
+	}
+	watching, stop := context.WithCancel(ctx)
+	changed := make(chan struct{}, 1)
+	factories := m.watchWorkloads(watching, list, changed)
+	defer func() {
+		stop()
+		for _, f := range factories {
+			f.Shutdown()
+		}
+	}()
+	said := ""
+	for {
+		state := Rollout{Total: len(list)}
+		for _, w := range list {
+			state.add(w, cached(factories[w.Namespace], w))
+		}
+		if state.Ready() {
+			return state, nil
+		}
+		if now := strings.Join(state.Waiting, "; "); now != said {
+			said = now
+			tflog.Info(ctx, fmt.Sprintf("%d of %d workloads rolled out", len(list)-len(state.Waiting), len(list)), map[string]any{"waiting": now})
+		}
+		select {
+		case <-ctx.Done():
+			m.explain(context.WithoutCancel(ctx), list, &state)
+			return state, ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// Rollout looks once at how far the release's workloads are, without reasons of single pods.
+func (m *Manager) Rollout(ctx context.Context, r *Release) (Rollout, error) {
+	list, err := workloads(r)
+	if err != nil {
+		return Rollout{}, err
+	}
+	state := Rollout{Total: len(list)}
+	for _, w := range list {
+		obj, err := m.fetch(ctx, w)
+		if err != nil {
+			return Rollout{}, err
+		}
+		state.add(w, obj)
+	}
+	return state, nil
+}
+
+func (m *Manager) watchWorkloads(ctx context.Context, list []workload, changed chan<- struct{}) map[string]informers.SharedInformerFactory {
+	signal := func(any) {
+		select {
+		case changed <- struct{}{}:
+		default: // one signal pending is enough: the loop looks at everything
+		}
+	}
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(_, obj any) { signal(obj) }, DeleteFunc: signal}
+	factories := map[string]informers.SharedInformerFactory{}
+	watched := map[string]bool{}
+	for _, w := range list {
+		f, ok := factories[w.Namespace]
+		if !ok {
+			f = informers.NewSharedInformerFactoryWithOptions(m.client.Typed, 0, informers.WithNamespace(w.Namespace))
+			factories[w.Namespace] = f
+		}
+		if id := w.Namespace + "/" + w.Kind; !watched[id] {
+			watched[id] = true
+			// AddEventHandler fails only on an informer that was stopped; this one has not started.
+			_, _ = informerOf(f, w.Kind).AddEventHandler(handler)
+		}
+	}
+	for _, f := range factories {
+		f.StartWithContext(ctx)
+		f.WaitForCacheSyncWithContext(ctx)
+	}
+	return factories
+}
+
+func informerOf(f informers.SharedInformerFactory, kind string) cache.SharedIndexInformer {
+	switch kind {
+	case "Deployment":
+		return f.Apps().V1().Deployments().Informer()
+	case "DaemonSet":
+		return f.Apps().V1().DaemonSets().Informer()
+	}
+	return f.Apps().V1().StatefulSets().Informer()
+}
+
+func cached(f informers.SharedInformerFactory, w workload) any {
+	obj, exists, err := informerOf(f, w.Kind).GetStore().GetByKey(w.Namespace + "/" + w.Name)
+	if err != nil || !exists {
+		return nil
+	}
+	return obj
+}
+
+// add judges one workload; obj is nil when it does not exist.
+func (r *Rollout) add(w workload, obj any) {
+	switch o := obj.(type) {
+	case *appsv1.Deployment:
+		want := replicas(o.Spec.Replicas)
+		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want || s.Replicas > s.UpdatedReplicas {
+			r.wait(w, s.AvailableReplicas, want)
+		}
+	case *appsv1.DaemonSet:
+		s := o.Status
+		if s.ObservedGeneration < o.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberAvailable < s.DesiredNumberScheduled {
+			r.wait(w, s.NumberAvailable, s.DesiredNumberScheduled)
+		} else if s.DesiredNumberScheduled == 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("%s matches no node: check its nodeSelector and tolerations against the nodes' labels and taints.", w))
+		}
+	case *appsv1.StatefulSet:
+		want := replicas(o.Spec.Replicas)
+		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want {
+			r.wait(w, s.AvailableReplicas, want)
+		}
+	default:
+		r.Waiting = append(r.Waiting, w.String()+": does not exist")
+	}
+}
+
+func (r *Rollout) wait(w workload, available, want int32) {
+	r.Waiting = append(r.Waiting, fmt.Sprintf("%s: %d of %d pods available", w, available, want))
+}
+
+func replicas(n *int32) int32 {
+	if n == nil {
+		return 1
+	}
+	return *n
+}
+
+// explain adds to each waiting workload what its pods say.
+func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) {
+	for i, sentence := range state.Waiting {
+		at := slices.IndexFunc(list, func(w workload) bool { return strings.HasPrefix(sentence, w.String()+":") })
+		if at < 0 {
+			continue
+		}
+		w := list[at]
+		pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+		if err != nil {
+			continue // the sentence stands without the pods' reasons
+		}
+		var reasons []string
+		for _, p := range pods.Items {
+			if why := PodTrouble(&p); why != "" {
+				reasons = append(reasons, why)
+			}
+		}
+		if len(reasons) > 0 {
+			state.Waiting[i] = sentence + "; " + strings.Join(reasons, "; ")
+		} else if len(pods.Items) == 0 {
+			state.Waiting[i] = sentence + "; no pod was created yet"
+		}
+	}
+}
+
+// PodTrouble says in a phrase why a pod is not ready; empty when it is.
+func PodTrouble(p *corev1.Pod) string {
+	name := "pod " + p.Name
+	if p.Spec.NodeName != "" {
+		name += " on " + p.Spec.NodeName
+	}
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" {
+			return strings.TrimSuffix(fmt.Sprintf("%s: container %s: %s: %s", name, c.Name, w.Reason, w.Message), ": ")
+		}
+		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
+			return fmt.Sprintf("%s: container %s exited with %d (%s)", name, c.Name, t.ExitCode, t.Reason)
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return fmt.Sprintf("%s is not scheduled: %s", name, c.Message)
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
+			return strings.TrimSuffix(fmt.Sprintf("%s is not ready: %s %s", name, c.Reason, c.Message), " ")
+		}
+	}
+	return ""
+}

@@ -1,0 +1,194 @@
+package release
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"gpufabric.io/provider/internal/object"
+)
+
+// Removal says how far an uninstall goes.
+type Removal struct {
+	CRDs bool // also remove the CRDs that Helm would leave
+	// Patience is how long objects that nobody is deleting may stand in the way before the uninstall gives up. In one `terraform destroy` the
+	// objects and the drivers go at the same time, so a blocker is waited for as long as there is progress.
+	Patience time.Duration
+}
+
+// DefaultPatience is used where Removal.Patience is zero.
+const DefaultPatience = 20 * time.Second
+
+// Uninstall removes a release in the order that leaves nothing stuck: first it waits until no custom object and no running pod's claim needs
+// the drivers, then go the release, its pods, what the drivers published, the CRDs, and the namespace if the release brought it. Notes are
+// things left on purpose. A *BlockedError names what is in the way; nothing was removed then.
+func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, hooks time.Duration) (notes []string, err error) {
+	last, err := m.Get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if last == nil {
+		return m.removeNamespace(ctx, name)
+	}
+	removed, left, err := last.customResources()
+	if err != nil {
+		return nil, err
+	}
+	doomed := removed
+	if removal.CRDs {
+		doomed = slices.Concat(removed, left)
+	}
+	patience := removal.Patience
+	if patience == 0 {
+		patience = DefaultPatience
+	}
+	drivers := last.drivers()
+	if err := m.awaitUnblocked(ctx, doomed, drivers, patience); err != nil {
+		return nil, err
+	}
+	if err := m.uninstallHelm(ctx, name, hooks); err != nil {
+		return nil, fmt.Errorf("uninstall release %s: %w", name, err)
+	}
+	if err := m.awaitPodsGone(ctx, last); err != nil {
+		return nil, err
+	}
+	if err := m.removeSlices(ctx, drivers); err != nil {
+		notes = append(notes, fmt.Sprintf("ResourceSlices of the removed drivers may be left: %v", err))
+	}
+	if removal.CRDs {
+		if err := m.removeCRDs(ctx, slices.Concat(left, removed)); err != nil {
+			return notes, err
+		}
+	} else if len(left) > 0 {
+		notes = append(notes, "CustomResourceDefinitions kept, as remove_crds = false says: "+strings.Join(left, ", "))
+	}
+	more, err := m.removeNamespace(ctx, name)
+	return append(notes, more...), err
+}
+
+// knownDrivers are the DRA drivers of this project.
+var knownDrivers = []string{"compute-domain.nvidia.com", "gpu.nvidia.com", "rdma.gpufabric.io"}
+
+// drivers are the DRA drivers that the release runs, by whether its manifest speaks of them: another product may serve the others.
+func (r *Release) drivers() []string {
+	var list []string
+	for _, d := range knownDrivers {
+		if strings.Contains(r.Manifest, d) {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+// awaitPodsGone waits until the pods of the release's workloads have ended: their preStop work needs the service accounts and CRDs that go
+// next, and a namespace cannot go before them.
+func (m *Manager) awaitPodsGone(ctx context.Context, r *Release) error {
+	list, err := workloads(r)
+	if err != nil {
+		return err
+	}
+	for _, w := range list {
+		selector := metav1.FormatLabelSelector(w.selector)
+		for {
+			pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+			if err != nil {
+				return fmt.Errorf("list the pods of %s: %w", w, err)
+			}
+			if len(pods.Items) == 0 {
+				break
+			}
+			tflog.Info(ctx, "waiting for pods to end", map[string]any{"workload": w.String(), "pods": len(pods.Items)})
+			pod := pods.Items[0]
+			if _, err := object.NewStore(m.client, podKind).Wait(ctx, object.Key{Namespace: pod.Namespace, Name: pod.Name}, object.Gone); err != nil {
+				return fmt.Errorf("%d pods of %s do not end, among them %s/%s on node %s; `kubectl describe pod` says why: %w",
+					len(pods.Items), w, pod.Namespace, pod.Name, pod.Spec.NodeName, err)
+			}
+		}
+	}
+	return nil
+}
+
+var podKind = object.Kind{Version: "v1", Name: "Pod", Plural: "pods", Namespaced: true}
+
+// removeSlices deletes the ResourceSlices that the drivers published: the kubelet does so too, but half a minute later.
+func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
+	var errs []error
+	for _, d := range drivers {
+		err := m.client.Typed.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + d})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeNamespace deletes the manager's namespace if a release of this name brought it and nobody else lives there.
+func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []string, err error) {
+	store := object.NewStore(m.client, namespaces)
+	key := object.Key{Name: m.namespace}
+	ns, err := store.Get(ctx, key)
+	if err != nil || ns == nil || ns.GetAnnotations()[releaseAnnotation] != m.namespace+"/"+name {
+		return nil, err
+	}
+	lodgers, err := m.lodgers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(lodgers) > 0 {
+		return []string{fmt.Sprintf("Namespace %s is kept, since others use it: %s. Delete it by hand once they are gone.", m.namespace, strings.Join(lodgers, ", "))}, nil
+	}
+	if last, err := store.Delete(ctx, key); err != nil {
+		if last != nil {
+			return nil, fmt.Errorf("namespace %s does not go away: %s: %w", m.namespace, namespaceTrouble(last), err)
+		}
+		return nil, fmt.Errorf("delete namespace %s: %w", m.namespace, err)
+	}
+	return nil, nil
+}
+
+// lodgers names what others keep in the namespace and would not want to lose: pods and volumes.
+func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
+	var list []string
+	pods, err := m.client.Typed.CoreV1().Pods(m.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods.Items {
+		list = append(list, "pod "+p.Name)
+	}
+	volumes, err := m.client.Typed.CoreV1().PersistentVolumeClaims(m.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes.Items {
+		list = append(list, "volume claim "+v.Name)
+	}
+	return list, nil
+}
+
+// namespaceTrouble reads from a terminating namespace what it waits for.
+func namespaceTrouble(ns *unstructured.Unstructured) string {
+	var words []string
+	conditions, _, _ := unstructured.NestedSlice(ns.Object, "status", "conditions")
+	for _, c := range conditions {
+		condition, ok := c.(map[string]any)
+		if !ok || condition["status"] != "True" {
+			continue
+		}
+		if message, ok := condition["message"].(string); ok {
+			words = append(words, message)
+		}
+	}
+	if len(words) == 0 {
+		return "it is terminating and does not say what it waits for"
+	}
+	return strings.Join(words, "; ")
+}

@@ -1,0 +1,8 @@
+// Package v1alpha1 is gpufabric.io/v1alpha1: the kinds that are this project's own.
+//
+// +kubebuilder:object:generate=true
+// +groupName=gpufabric.io
+package v1alpha1
+
+// GroupName is the API group.
+const GroupName = "gpufabric.io"

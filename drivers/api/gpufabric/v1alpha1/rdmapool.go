@@ -1,0 +1,220 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// RDMAPool hands out the RDMA devices of some nodes under one resource name. It says what an entry of the RDMA plugin's config.json says, per
+// node selector; a node serves both the pools of its file and those that select it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:printcolumn:name="Resource",type=string,JSONPath=`.status.resource`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodeCount`
+// +kubebuilder:printcolumn:name="Devices",type=integer,JSONPath=`.status.devices`
+// +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.healthyDevices`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type RDMAPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec says which devices the pool has and how they are handed out.
+	Spec RDMAPoolSpec `json:"spec"`
+
+	// Status says what the nodes made of it.
+	Status RDMAPoolStatus `json:"status,omitempty"`
+}
+
+// RDMAPoolList is a list of RDMAPools.
+//
+// +kubebuilder:object:root=true
+type RDMAPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []RDMAPool `json:"items"`
+}
+
+// RDMAPoolSpec says which devices a pool has and how they are handed out.
+type RDMAPoolSpec struct {
+	// NodeSelector selects the nodes that have the pool; without one all nodes have it.
+	//
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	RDMAPoolConfig `json:",inline"`
+}
+
+// RDMAPoolConfig is an entry of config.json's configList, and the same in an RDMAPool. The first five fields are those of
+// k8s-rdma-shared-dev-plugin.
+type RDMAPoolConfig struct {
+	// ResourceName is the resource's name without its prefix: hca_shared_devices_a.
+	//
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9_]+$`
+	// +kubebuilder:validation:MaxLength=63
+	ResourceName string `json:"resourceName"`
+
+	// ResourcePrefix comes before the name and a slash. Default: rdma.
+	//
+	// +optional
+	ResourcePrefix string `json:"resourcePrefix,omitempty"`
+
+	// RDMAHCAMax is how many units of the resource a node has, over all devices of the pool. A unit is a share of one HCA; a pod that asks
+	// for several gets shares of as many HCAs as there are. In an exclusive pool it must be 0: there a unit is a whole HCA.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	// +optional
+	RDMAHCAMax int32 `json:"rdmaHcaMax,omitempty"`
+
+	// Devices are names of network interfaces. An older form of selectors.ifNames; one of the two must be given, and not both.
+	//
+	// +optional
+	Devices []string `json:"devices,omitempty"`
+
+	// Selectors select the devices: a device must match every selector given, and matches one by matching any of its values.
+	//
+	// +optional
+	Selectors *RDMASelectors `json:"selectors,omitempty"`
+
+	// Mode says whether pods share an HCA. Default: Shared.
+	//
+	// +optional
+	Mode RDMAPoolMode `json:"mode,omitempty"`
+
+	// DeviceNodes says whose device nodes a container gets. Default: Allocated.
+	//
+	// +optional
+	DeviceNodes RDMADeviceNodes `json:"deviceNodes,omitempty"`
+
+	// ExcludeTopology leaves the NUMA node out of what the kubelet is told, so that the topology manager does not restrict the pool.
+	//
+	// +optional
+	ExcludeTopology bool `json:"excludeTopology,omitempty"`
+}
+
+// RDMAPoolMode says whether pods share an HCA.
+//
+// +kubebuilder:validation:Enum=Shared;Exclusive
+type RDMAPoolMode string
+
+// The modes of a pool.
+const (
+	// RDMAShared divides rdmaHcaMax units among the HCAs; a pod gets shares.
+	RDMAShared RDMAPoolMode = "Shared"
+	// RDMAExclusive gives whole HCAs: as many units as HCAs, each for one container.
+	RDMAExclusive RDMAPoolMode = "Exclusive"
+)
+
+// RDMADeviceNodes says whose device nodes a container gets.
+//
+// +kubebuilder:validation:Enum=Allocated;All
+type RDMADeviceNodes string
+
+// The choices of device nodes.
+const (
+	// RDMANodesAllocated gives the device nodes of the allocated HCAs only.
+	RDMANodesAllocated RDMADeviceNodes = "Allocated"
+	// RDMANodesAll gives those of every HCA of the pool, as k8s-rdma-shared-dev-plugin does.
+	RDMANodesAll RDMADeviceNodes = "All"
+)
+
+// RDMASelectors select RDMA devices. The first five are those of k8s-rdma-shared-dev-plugin.
+type RDMASelectors struct {
+	// Vendors are PCI vendor IDs, four hexadecimal digits: 15b3.
+	// +optional
+	Vendors []string `json:"vendors,omitempty"`
+	// DeviceIDs are PCI device IDs, four hexadecimal digits: 1021.
+	// +optional
+	DeviceIDs []string `json:"deviceIDs,omitempty"`
+	// Drivers are names of kernel drivers: mlx5_core.
+	// +optional
+	Drivers []string `json:"drivers,omitempty"`
+	// IfNames are names of network interfaces: ibp3s0.
+	// +optional
+	IfNames []string `json:"ifNames,omitempty"`
+	// LinkTypes are types of the network interface: ether or infiniband. A device without one goes by its link layer.
+	// +optional
+	LinkTypes []string `json:"linkTypes,omitempty"`
+
+	// PCIAddresses are addresses of PCI functions: 0000:3b:00.0.
+	// +optional
+	PCIAddresses []string `json:"pciAddresses,omitempty"`
+	// PFNames are network interfaces of physical functions, each with an optional range of virtual functions: ens2f0, or ens2f0#0,2-7.
+	// Without a range a name selects the function's virtual functions, or the function itself where it has none.
+	// +optional
+	PFNames []string `json:"pfNames,omitempty"`
+	// RootDevices are PCI addresses of physical functions, with ranges as in pfNames: 0000:3b:00.0#0-3.
+	// +optional
+	RootDevices []string `json:"rootDevices,omitempty"`
+	// PKeys are InfiniBand partition keys, 0x0001 to 0xffff; the membership bit (0x8000) is not compared.
+	// +optional
+	PKeys []string `json:"pKeys,omitempty"`
+	// LinkLayers are link layers of a port: InfiniBand or Ethernet.
+	// +optional
+	LinkLayers []string `json:"linkLayers,omitempty"`
+	// NUMANodes are NUMA nodes: 0.
+	// +optional
+	NUMANodes []int32 `json:"numaNodes,omitempty"`
+	// MinRateGbps is the least rate of a port, in Gb/s.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	MinRateGbps int32 `json:"minRateGbps,omitempty"`
+}
+
+// Conditions of an RDMAPool.
+const (
+	// RDMAPoolReady: the spec is valid and every selected node has at least one healthy device in the pool.
+	RDMAPoolReady = "Ready"
+	// RDMAPoolConflicting: another pool has the same resource name, or claims one of this pool's devices.
+	RDMAPoolConflicting = "Conflicting"
+)
+
+// RDMAPoolStatus says what the nodes made of a pool.
+type RDMAPoolStatus struct {
+	// ObservedGeneration is the generation of the spec that the conditions are about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Resource is the name that pods ask for: rdma/hca_shared_devices_a.
+	// +optional
+	Resource string `json:"resource,omitempty"`
+	// NodeCount is how many nodes have devices in the pool.
+	// +optional
+	NodeCount int32 `json:"nodeCount,omitempty"`
+	// Devices is how many devices the pool has on all nodes.
+	// +optional
+	Devices int32 `json:"devices,omitempty"`
+	// HealthyDevices is how many of them can carry traffic.
+	// +optional
+	HealthyDevices int32 `json:"healthyDevices,omitempty"`
+	// Conditions are Ready and Conflicting.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Nodes are what each node has of the pool; each node writes its own entry.
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Nodes []RDMAPoolNode `json:"nodes,omitempty"`
+}
+
+// RDMAPoolNode is what one node has of a pool.
+type RDMAPoolNode struct {
+	// Name is the node's.
+	Name string `json:"name"`
+	// ObservedGeneration is the generation of the spec that the node serves.
+	ObservedGeneration int64 `json:"observedGeneration"`
+	// Devices is how many devices match.
+	Devices int32 `json:"devices"`
+	// HealthyDevices is how many of them can carry traffic.
+	HealthyDevices int32 `json:"healthyDevices"`
+	// Units is how many units the kubelet may hand out now.
+	Units int32 `json:"units"`
+	// Conflicts are the pools that claim a device of this pool on this node, and the devices.
+	// +optional
+	Conflicts []string `json:"conflicts,omitempty"`
+	// Message says why there are no devices, or fewer healthy ones than devices.
+	// +optional
+	Message string `json:"message,omitempty"`
+}

@@ -34,13 +34,22 @@ lacks_sys_resource() {
 	[ $((0x$bounding >> 24 & 1)) -eq 0 ]
 }
 
-if docker info >/dev/null 2>&1; then
-	need_packages
-	say "Docker $(docker version -f '{{.Server.Version}}') answers"
-	exit 0
-fi
+# A daemon that somebody else started (apt, an init script) knows nothing of the missing capability.
+unmended() { lacks_sys_resource && [ "$(docker info -f '{{.DefaultRuntime}}')" = runc ]; }
 
 need_packages
+if docker info >/dev/null 2>&1; then
+	if ! unmended; then
+		say "Docker $(docker version -f '{{.Server.Version}}') answers"
+		exit 0
+	fi
+	[ -z "$(docker ps -q)" ] || die "this machine lacks CAP_SYS_RESOURCE, and dockerd runs containers without the mend: stop them and dockerd, then run this again"
+	say "restarting dockerd, which was started without the mend for CAP_SYS_RESOURCE"
+	old=$(cat /var/run/docker.pid)
+	kill "$old"
+	timeout $ready_seconds tail --pid="$old" -f /dev/null || die "dockerd (pid $old) does not end"
+fi
+
 [ "$(id -u)" = 0 ] || die "Docker does not answer; start it, or run this as root"
 mkdir -p "$state"
 options=()

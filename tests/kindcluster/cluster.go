@@ -112,7 +112,7 @@ func exportLogs(ctx context.Context, root, name string) (string, error) {
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err
 	}
-	_, err := runKind(ctx, nil, "export", "logs", dir, "--name", name)
+	err := runKind(ctx, nil, "export", "logs", dir, "--name", name)
 	return dir, err
 }
 
@@ -123,7 +123,7 @@ func Down(ctx context.Context, name string) error {
 		return err
 	}
 	kubeconfig := kubeconfigPath(root, name)
-	if _, err := runKind(ctx, nil, "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig); err != nil {
+	if err := runKind(ctx, nil, "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig); err != nil {
 		return err
 	}
 	if err := registry.Stop(ctx, registryName(name)); err != nil {
@@ -139,19 +139,16 @@ func Down(ctx context.Context, name string) error {
 
 func registryName(cluster string) string { return cluster + "-registry" }
 
-// runKind runs kind, from the toolchain, and returns its standard output; an error carries what kind said.
-func runKind(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+// runKind runs kind, from the toolchain; an error carries what kind said.
+func runKind(ctx context.Context, stdin io.Reader, args ...string) error {
 	tools, err := toolchain.Ensure(ctx, "kind")
 	if err != nil {
-		return "", err
+		return err
 	}
 	cmd := exec.CommandContext(ctx, tools["kind"], args...)
 	cmd.Stdin = stdin
-	var complaint strings.Builder
-	cmd.Stderr = &complaint
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("kind %s: %w\n%s", strings.Join(args, " "), err, complaint.String())
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("kind %s: %w\n%s", strings.Join(args, " "), err, said)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return nil
 }

@@ -141,7 +141,7 @@ func (s nodes) Execute(ctx context.Context) error {
 		return err
 	}
 	s.created = true
-	if _, err := runKind(ctx, strings.NewReader(config), "create", "cluster", "--name", s.Options.Name, "--config", "-", "--image", s.cluster.Image,
+	if err := runKind(ctx, strings.NewReader(config), "create", "cluster", "--name", s.Options.Name, "--config", "-", "--image", s.cluster.Image,
 		"--kubeconfig", s.cluster.Kubeconfig, "--retain"); err != nil {
 		return err
 	}

@@ -12,6 +12,13 @@ import (
 )
 
 func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "harness:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{
@@ -21,8 +28,5 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(kindCommand(), imagesCommand())
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "harness:", err)
-		os.Exit(1)
-	}
+	return root.ExecuteContext(ctx)
 }

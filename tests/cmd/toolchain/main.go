@@ -21,15 +21,15 @@ import (
 func main() {
 	list := flag.Bool("list", false, "print the names of the tools there are, and do nothing")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, *list, flag.Args()); err != nil {
+	if err := run(*list, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "toolchain:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, list bool, names []string) error {
+func run(list bool, names []string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	if list {
 		for _, name := range toolchain.Names() {
 			fmt.Println(name)

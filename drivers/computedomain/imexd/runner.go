@@ -1,7 +1,12 @@
 // Package imexd keeps one IMEX daemon running on a node, with the peers that it is told of.
 package imexd
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+)
 
 // State is a daemon's own view of itself, in the words of `nvidia-imex-ctl -q`.
 type State string
@@ -31,10 +36,26 @@ type Spec struct {
 	// ConfigFile is nvidia-imex's configuration, NodesFile the list of its peers (one name a line, this node's among them), and
 	// HostsFile what gives those names their addresses, in the format of /etc/hosts.
 	ConfigFile, NodesFile, HostsFile string
-	// BindAddress is the address the daemon listens on and is reached at by its peers.
-	BindAddress string
-	// ServerPort is where daemons reach each other, CommandPort where nvidia-imex-ctl reaches this one.
-	ServerPort, CommandPort int
+	// BindAddress and ServerPort are where the daemon's peers reach it, CommandAddress and CommandPort where nvidia-imex-ctl does.
+	BindAddress, CommandAddress string
+	ServerPort, CommandPort     int
+}
+
+// NewSpec lays a daemon's files out in dir. hostsFile is usually /etc/hosts.
+func NewSpec(dir, hostsFile, bindAddress string, serverPort, commandPort int) (Spec, error) {
+	address, err := netip.ParseAddr(bindAddress)
+	if err != nil {
+		return Spec{}, fmt.Errorf("the pod's address %q is not an IP address: set POD_IP from status.podIP", bindAddress)
+	}
+	// Commands are for this machine alone. Where daemons share a machine, each on a loopback address of its own, so do they.
+	command := "127.0.0.1"
+	if address.IsLoopback() {
+		command = bindAddress
+	}
+	return Spec{
+		Dir: dir, ConfigFile: filepath.Join(dir, "imexd.cfg"), NodesFile: filepath.Join(dir, "nodes.cfg"), HostsFile: hostsFile,
+		BindAddress: bindAddress, CommandAddress: command, ServerPort: serverPort, CommandPort: commandPort,
+	}, nil
 }
 
 // Daemon is a running IMEX daemon. Its methods may be called from any goroutine.

@@ -102,3 +102,6 @@ func (b *Block) File() (*os.File, error) {
 
 // Release lets another cluster have the block.
 func (b *Block) Release() { _ = b.holder.Close() }
+
+// MostNodes is how many nodes a cluster may have: those of one block of addresses.
+const MostNodes = nodesPerBlock

@@ -14,6 +14,10 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"k8s.io/klog/v2"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
+
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
@@ -35,6 +39,9 @@ func (widgetRuntime) Exec(_ context.Context, container simnode.Container, comman
 }
 
 func (widgetRuntime) Run(ctx context.Context, container simnode.Container) error {
+	if container.Name == "gadgets" {
+		return gadgets(ctx, container)
+	}
 	flags := map[string]string{}
 	for _, arg := range container.Args {
 		name, value, _ := strings.Cut(arg, "=")
@@ -101,3 +108,35 @@ func (w widgets) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 }
 
 func (w widgets) HandleError(context.Context, error, string) {}
+
+// gadgets is a device plugin with two devices.
+func gadgets(ctx context.Context, container simnode.Container) error {
+	sockets, ok := container.Real("/var/lib/kubelet/device-plugins")
+	if !ok {
+		return fmt.Errorf("%s has no /var/lib/kubelet/device-plugins", container.Name)
+	}
+	logger := klog.FromContext(ctx)
+	stub := deviceplugin.NewDevicePluginStub(logger, []*deviceapi.Device{
+		{ID: "a", Health: deviceapi.Healthy}, {ID: "b", Health: deviceapi.Healthy},
+	}, filepath.Join(sockets, "gadget.sock"), "example.test/gadget", false, false)
+	stub.SetAllocFunc(func(request *deviceapi.AllocateRequest, _ map[string]*deviceapi.Device) (*deviceapi.AllocateResponse, error) {
+		response := &deviceapi.AllocateResponse{}
+		for _, r := range request.ContainerRequests {
+			answer := &deviceapi.ContainerAllocateResponse{Envs: map[string]string{"GADGETS": strings.Join(r.DevicesIds, ",")}}
+			for _, id := range r.DevicesIds {
+				answer.Devices = append(answer.Devices, &deviceapi.DeviceSpec{ContainerPath: "/dev/gadget-" + id, HostPath: "/dev/null", Permissions: "rw"})
+			}
+			response.ContainerResponses = append(response.ContainerResponses, answer)
+		}
+		return response, nil
+	})
+	if err := stub.Start(ctx); err != nil {
+		return err
+	}
+	defer func() { _ = stub.Stop(logger) }()
+	if err := stub.Register(ctx, filepath.Join(sockets, "kubelet.sock"), "example.test/gadget", sockets); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}

@@ -267,3 +267,39 @@ func TestAKilledPluginComesBackAndServesTheNextPod(t *testing.T) {
 	f.apply(fmt.Sprintf(widgetPod, "after"))
 	f.awaitPod(ctx, t, "after", running)
 }
+
+const gadgetPods = `
+apiVersion: v1
+kind: Pod
+metadata: {name: gadgets, namespace: default}
+spec:
+  containers:
+  - name: gadgets
+    image: example.test/plugin:1
+    volumeMounts: [{name: sockets, mountPath: /var/lib/kubelet/device-plugins}]
+  volumes: [{name: sockets, hostPath: {path: /var/lib/kubelet/device-plugins}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: user, namespace: default}
+spec:
+  containers:
+  - {name: main, image: busybox, resources: {limits: {example.test/gadget: 2}}}
+`
+
+func TestAPodReceivesWhatADevicePluginAllocates(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	f := start(ctx, t, 1)
+	f.apply(gadgetPods) // the second pod waits until the plugin's resource is in the node's status
+	pod := f.awaitPod(ctx, t, "user", running)
+	bundle, err := os.ReadFile(simnode.BundleFile(f.dirs["n0"], string(pod.UID), "main"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"/dev/gadget-a"`, `"/dev/gadget-b"`, `"GADGETS=`} {
+		if !strings.Contains(string(bundle), want) {
+			t.Errorf("the container's bundle lacks %s:\n%s", want, bundle)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/fabric"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// longestDir leaves room for "/n1007/k/plugins_registry/compute-domain.nvidia.com-<36 bytes>-reg.sock".
+const longestDir = 25
+
+type upFlags struct {
+	nodes   int
+	profile string
+	port    int
+	audit   bool
+}
+
+func (f *upFlags) bind(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.nodes, "nodes", 18, "how many nodes")
+	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
+	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
+	cmd.Flags().BoolVar(&f.audit, "audit", false, "have the API server write DIR/audit.log")
+}
+
+func upCommand(dir *string) *cobra.Command {
+	var flags upFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Bring a cluster up and leave it running",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out := cmd.OutOrStdout()
+			if err := up(cmd.Context(), *dir, flags, func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }); err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "look around:  kubectl --kubeconfig %s/kubeconfig get nodes\nend it:       simcluster down --dir %s\n", *dir, *dir)
+			return nil
+		},
+	}
+	flags.bind(cmd)
+	return cmd
+}
+
+// up brings the cluster up in processes that outlive this one.
+func up(ctx context.Context, dir string, flags upFlags, progress func(string, ...any)) error {
+	if flags.nodes < 1 || flags.nodes > simnode.MostNodes {
+		return fmt.Errorf("--nodes %d: a simulated cluster has 1 to %d", flags.nodes, simnode.MostNodes)
+	}
+	if len(dir) > longestDir {
+		return fmt.Errorf("--dir %s has %d bytes; more than %d leave no room for the unix sockets below it", dir, len(dir), longestDir)
+	}
+	if _, err := fabric.Hardware(flags.profile, flags.nodes); err != nil { // before anything is started
+		return err
+	}
+	binaries, err := controlplane.Binaries(ctx)
+	if err != nil {
+		return err
+	}
+	return cluster.UpDetached(ctx, cluster.DetachedOptions{
+		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Binaries: binaries, Port: flags.port, Audit: flags.audit, Progress: progress,
+	})
+}
+
+func downCommand(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "End a cluster, or what a crash left of it, and remove its directory",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ended, err := cluster.Remove(*dir)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "ended %d processes; %s is gone\n", len(ended), *dir)
+			return nil
+		},
+	}
+}
+
+// nodesCommand is a shard of a cluster that `up` started: some of its nodes, in one process.
+func nodesCommand(dir *string) *cobra.Command {
+	var profile string
+	var nodes int
+	options := cluster.FleetOptions{}
+	cmd := &cobra.Command{
+		Use:    "nodes",
+		Short:  "Simulate some of a cluster's nodes (started by up)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			klog.SetOutput(io.Discard)
+			klog.LogToStderr(false)
+			access, err := controlplane.OpenAccess(*dir)
+			if err != nil {
+				return err
+			}
+			options.Dir, options.Access, options.Runtime = *dir, access, fabric.NewGoroutines()
+			if options.Hardware, err = fabric.Hardware(profile, nodes); err != nil {
+				return err
+			}
+			fleet, err := cluster.NewFleet(cmd.Context(), options)
+			if err != nil {
+				return err
+			}
+			return fleet.Run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&profile, "profile", "", "as in up")
+	cmd.Flags().IntVar(&nodes, "nodes", 0, "how many the whole cluster has")
+	cmd.Flags().IntVar(&options.First, "first", 0, "number of the first")
+	cmd.Flags().IntVar(&options.Count, "count", 0, "how many")
+	cmd.Flags().IntVar(&options.Block, "block", 0, "the cluster's block of addresses")
+	return cmd
+}

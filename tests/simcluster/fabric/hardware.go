@@ -1,0 +1,61 @@
+// Package fabric is what makes a simulated cluster one of GPU fabric nodes: the fake hardware of each node, and the roles of
+// gpufabric as the programs that its containers run.
+package fabric
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// hardwareDir is the fake tree's directory in a node's own one; it is short because paths below it are long enough.
+const hardwareDir = "f"
+
+// FakeRoot is where a node's fake tree appears on the node, as the chart fake-hardware puts it in kind.
+const FakeRoot = "/var/lib/fakefabric"
+
+// Hardware renders each node from a profile (a name or a file).
+func Hardware(name string, nodes int) (cluster.Hardware, error) {
+	p, err := profile.Load(name)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
+		root := filepath.Join(dir, hardwareDir)
+		if _, err := tree.ReadRendered(root); err != nil { // a node that only reboots keeps its hardware
+			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, PlainDevices: true}); err != nil {
+				return nil, nil, err
+			}
+		}
+		mappings, err := mount(root, dir)
+		return mappings, map[string]string{"fakefabric.gpufabric.io/profile": p.Name}, err
+	}, nil
+}
+
+// mount says where a node has its hardware: under FakeRoot, and where a real machine has it, so that the chart works with
+// the values for kind and with its defaults.
+func mount(root, dir string) ([]simnode.Mapping, error) {
+	// "/" is a driver root too: its usr is the fake driver's.
+	rootfs := filepath.Join(dir, "r")
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+		return nil, fmt.Errorf("make the node's root: %w", err)
+	}
+	usr := filepath.Join(rootfs, "usr")
+	if err := os.Remove(usr); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("link the driver into the node's root: %w", err)
+	}
+	if err := os.Symlink(filepath.Join(root, "driver", "usr"), usr); err != nil {
+		return nil, fmt.Errorf("link the driver into the node's root: %w", err)
+	}
+	mappings := []simnode.Mapping{{Path: FakeRoot, Real: root}}
+	for _, name := range []string{"sys", "proc", "dev"} {
+		mappings = append(mappings, simnode.Mapping{Path: "/" + name, Real: filepath.Join(root, name)})
+	}
+	return mappings, nil
+}

@@ -1,0 +1,86 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"runtime/debug"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/client-go/rest"
+
+	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/program"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// Repository is the image whose containers really run.
+const Repository = "ghcr.io/gpufabric/gpufabric"
+
+// Goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
+type Goroutines struct {
+	// NVML reads a node's fake GPUs; driverRoot is the fake driver root's real path.
+	NVML func(driverRoot string) nvml.Interface
+	// IMEX runs the fake IMEX daemons.
+	IMEX imexd.Runner
+}
+
+var _ simnode.Runtime = (*Goroutines)(nil)
+
+// Owns tells whether the image is gpufabric's.
+func (g *Goroutines) Owns(image string) bool { return ownImage(image) }
+
+// Run runs the role that the container's arguments name. A role cannot be killed as a process can: simnode.ErrKilled only
+// cancels it, and what it does then is its orderly end.
+func (g *Goroutines) Run(ctx context.Context, container simnode.Container) error {
+	return g.call(ctx, container, container.Args)
+}
+
+// Exec runs a probe's command, which is gpufabric itself with other arguments.
+func (g *Goroutines) Exec(ctx context.Context, container simnode.Container, command []string) error {
+	return g.call(ctx, container, command)
+}
+
+func (g *Goroutines) call(ctx context.Context, container simnode.Container, args []string) (err error) {
+	defer func() {
+		if r := recover(); r != nil { // of this goroutine only; a panic elsewhere ends the simulator, as it should
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	host := program.Host{
+		Getenv: func(name string) string { return container.Env[name] },
+		Stdout: container.Output, Stderr: container.Output,
+		NVML: g.NVML, IMEX: g.IMEX,
+		RESTConfig: func() (*rest.Config, error) {
+			if container.REST == nil {
+				return nil, errors.New("the pod has no service account token")
+			}
+			return rest.CopyConfig(container.REST), nil
+		},
+	}
+	return program.Run(ctx, host, Arguments(container, args)...)
+}
+
+// everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.
+var everywhere = regexp.MustCompile(`^(--[a-z-]+=)(?:0\.0\.0\.0)?(:[0-9]+)$`)
+
+// Arguments are a role's arguments as the simulation needs them: without the program's own name, and listening on the pod's
+// address where the pod would have a network namespace to itself.
+func Arguments(container simnode.Container, args []string) []string {
+	if len(args) > 0 && path.Base(args[0]) == "gpufabric" {
+		args = args[1:]
+	}
+	changed := make([]string, 0, len(args))
+	for _, arg := range args {
+		changed = append(changed, everywhere.ReplaceAllString(arg, "${1}"+container.Address+"${2}"))
+	}
+	return changed
+}
+
+func ownImage(image string) bool {
+	rest, ok := strings.CutPrefix(image, Repository)
+	return ok && (rest == "" || rest[0] == ':' || rest[0] == '@')
+}

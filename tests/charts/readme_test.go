@@ -34,11 +34,11 @@ func TestTheREADMEListsEveryValueWithItsDefault(t *testing.T) {
 	}
 }
 
-// defaults lists the values that a user sets, as "`path` `JSON of its default`". Resources, selectors and the like are one value each.
+// defaults lists the values that a user sets, as "`path` `JSON of its default`". Resources and labels are one value each.
 func defaults(t *testing.T, path string, value any) []string {
 	t.Helper()
 	section, ok := value.(map[string]any)
-	whole := regexp.MustCompile(`(^|\.)resources$`)
+	whole := regexp.MustCompile(`(^|\.)(resources|labels)$`)
 	if !ok || len(section) == 0 || whole.MatchString(path) {
 		text, err := json.Marshal(value)
 		if err != nil {

@@ -24,6 +24,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		name string
 		run  func(*testing.T, *apiserver.Server)
 	}{
+		{"examples", testExamples},
 		{"driver stack", testDriverStack},
 		{"compute domain", testComputeDomain},
 	} {

@@ -1,0 +1,206 @@
+// Package handover is how the GPU plugin, which owns a node's GPUs, and a device plugin that hands some of them out by other means agree on whose a GPU
+// is: the device plugin asks for a GPU, the GPU plugin taints it in DRA and says so, and only then is it registered elsewhere. The scheduler can so never
+// see a GPU in both places as free.
+//
+// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked holds who asked, UUID.tainted
+// says that every form of the GPU carries the taint in what is published. A request that stands when either starts still stands.
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/fsnotify/fsnotify"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// Taint is the key of the taint that a GPU carries in DRA while it is handed out by a device plugin; its value is who asked.
+const Taint = "gpufabric.io/device-plugin"
+
+const asked, tainted = ".asked", ".tainted"
+
+// Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
+type Directory string
+
+var (
+	gpuUUID   = regexp.MustCompile(`^GPU-[0-9a-fA-F-]{8,36}$`)
+	ownerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+// Ask asks for GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
+func (d Directory) Ask(owner string, uuids ...string) error {
+	if !ownerName.MatchString(owner) {
+		return fmt.Errorf("ask for GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
+	}
+	standing, err := d.Requests()
+	if err != nil {
+		return err
+	}
+	for uuid, other := range standing {
+		if other == owner && !slices.Contains(uuids, uuid) {
+			if err := os.Remove(d.path(uuid, asked)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("withdraw the request for %s: %w", uuid, err)
+			}
+		}
+	}
+	for _, uuid := range uuids {
+		if !gpuUUID.MatchString(uuid) {
+			return fmt.Errorf("ask for a GPU: %q is no GPU's UUID", uuid)
+		}
+		if other, taken := standing[uuid]; taken && other != owner {
+			return fmt.Errorf("ask for %s: %s has it; take it out of %s's configuration first", uuid, other, other)
+		}
+		if standing[uuid] == owner {
+			continue
+		}
+		if err := d.write(uuid, asked, owner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Requests says who asks for which GPU, by UUID. A file that is not a request is passed over: another version may have left it.
+func (d Directory) Requests() (map[string]string, error) {
+	entries, err := os.ReadDir(string(d))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read requests for GPUs: %w", err)
+	}
+	out := map[string]string{}
+	for _, entry := range entries {
+		uuid, found := strings.CutSuffix(entry.Name(), asked)
+		if !found || !gpuUUID.MatchString(uuid) {
+			continue
+		}
+		text, err := os.ReadFile(d.path(uuid, asked))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("read the request for %s: %w", uuid, err)
+		}
+		if owner := strings.TrimSpace(string(text)); ownerName.MatchString(owner) {
+			out[uuid] = owner
+		}
+	}
+	return out, nil
+}
+
+// Confirm says that exactly these GPUs carry the taint, as published; it withdraws the word for all others.
+func (d Directory) Confirm(uuids ...string) error {
+	confirmed, err := d.confirmed()
+	if err != nil {
+		return err
+	}
+	for uuid := range confirmed {
+		if !slices.Contains(uuids, uuid) {
+			if err := os.Remove(d.path(uuid, tainted)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("withdraw the word that %s is tainted: %w", uuid, err)
+			}
+		}
+	}
+	for _, uuid := range uuids {
+		if confirmed[uuid] {
+			continue
+		}
+		if err := d.write(uuid, tainted, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d Directory) confirmed() (map[string]bool, error) {
+	entries, err := os.ReadDir(string(d))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read which GPUs are tainted: %w", err)
+	}
+	out := map[string]bool{}
+	for _, entry := range entries {
+		if uuid, found := strings.CutSuffix(entry.Name(), tainted); found {
+			out[uuid] = true
+		}
+	}
+	return out, nil
+}
+
+// Await waits until all of uuids are confirmed. Its error at the end of ctx names those that are not.
+func (d Directory) Await(ctx context.Context, uuids ...string) error {
+	changes, stop, err := d.Watch()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for {
+		confirmed, err := d.confirmed()
+		if err != nil {
+			return err
+		}
+		missing := slices.DeleteFunc(slices.Clone(uuids), func(uuid string) bool { return confirmed[uuid] })
+		if len(missing) == 0 {
+			return nil
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the GPU plugin to taint %s in DRA: %w (does gpu-plugin run on this node, with the same handover directory %s?)",
+				strings.Join(missing, ", "), ctx.Err(), d)
+		}
+	}
+}
+
+// Watch signals changes of the directory, which it makes where it is missing. Several changes may come as one signal.
+func (d Directory) Watch() (changes <-chan struct{}, stop func(), err error) {
+	if err := os.MkdirAll(string(d), 0o755); err != nil {
+		return nil, nil, fmt.Errorf("make the handover directory: %w", err)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch the handover directory: %w", err)
+	}
+	if err := watcher.Add(string(d)); err != nil {
+		_ = watcher.Close()
+		return nil, nil, fmt.Errorf("watch the handover directory: %w", err)
+	}
+	out := make(chan struct{}, 1)
+	done := make(chan struct{})
+	go func() { // Ends when stop closes the watcher.
+		defer close(done)
+		for {
+			select {
+			case _, open := <-watcher.Events:
+				if !open {
+					return
+				}
+			case _, open := <-watcher.Errors: // an overflow: something changed
+				if !open {
+					return
+				}
+			}
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out, func() {
+		_ = watcher.Close()
+		<-done
+	}, nil
+}
+
+func (d Directory) path(uuid, suffix string) string { return filepath.Join(string(d), uuid+suffix) }
+
+func (d Directory) write(uuid, suffix, text string) error {
+	if err := os.MkdirAll(string(d), 0o755); err != nil {
+		return fmt.Errorf("make the handover directory: %w", err)
+	}
+	return atomicfile.Writer{}.Write(d.path(uuid, suffix), []byte(text), 0o644)
+}

@@ -1,0 +1,98 @@
+package imex
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// answer is what the control channel sends to whoever connects, before it closes the connection.
+type answer struct {
+	Local  State  `json:"local"`
+	Self   string `json:"self"`
+	Status Status `json:"status"`
+}
+
+// commandEndpoint is the network and address of the control channel.
+func (c Config) commandEndpoint() (network, address string) {
+	if c.CommandSocket != "" {
+		return "unix", c.CommandSocket
+	}
+	host := "127.0.0.1"
+	switch {
+	case c.CommandAddress.IsValid():
+		host = c.CommandAddress.String()
+	case c.BindAddress.IsValid() && c.BindAddress.IsLoopback():
+		host = c.BindAddress.String() // simulated nodes share one machine
+	}
+	return "tcp", net.JoinHostPort(host, fmt.Sprint(c.CommandPort))
+}
+
+// serveCommands opens the control channel and answers on it until ctx ends.
+func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
+	if !d.config.CommandEnabled {
+		return nil
+	}
+	network, address := d.config.commandEndpoint()
+	if network == "unix" {
+		// A socket that a killed daemon left would keep this one from listening.
+		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("IMEX control socket (IMEX_CMD_UNIX_DOMAIN_PATH): %w", err)
+		}
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, network, address)
+	if err != nil {
+		return fmt.Errorf("IMEX control channel (IMEX_CMD_PORT, IMEX_CMD_UNIX_DOMAIN_PATH): %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	wg.Go(func() {
+		defer stop()
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // only closing the listener ends it
+			}
+			wg.Go(func() { d.answerCommand(conn) })
+		}
+	})
+	return nil
+}
+
+func (d *Daemon) answerCommand(conn net.Conn) {
+	defer func() { _ = conn.Close() }() // the asker has its answer or is gone
+	s := d.Status()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return
+	}
+	if err := json.NewEncoder(conn).Encode(answer{Local: s.Local, Self: s.Self, Status: s}); err != nil {
+		d.options.Log.Warn("a query was not answered", "error", err)
+	}
+}
+
+// Query asks the daemon that was started with this configuration.
+func Query(ctx context.Context, c Config) (Status, error) {
+	network, address := c.commandEndpoint()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return Status{Local: StateUnavailable}, fmt.Errorf("no IMEX daemon answers: %w", err)
+	}
+	defer func() { _ = conn.Close() }() // only read from
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return Status{Local: StateUnavailable}, err
+		}
+	}
+	var a answer
+	if err := json.NewDecoder(conn).Decode(&a); err != nil {
+		return Status{Local: StateUnavailable}, fmt.Errorf("IMEX daemon at %s: %w", address, err)
+	}
+	a.Status.Local, a.Status.Self = a.Local, a.Self
+	return a.Status, nil
+}

@@ -1,0 +1,296 @@
+package imex
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options are what a daemon takes from its surroundings.
+type Options struct {
+	// Version is told to peers; daemons of different versions do not talk.
+	Version string
+	// HostName is told to peers; empty takes the machine's.
+	HostName string
+	// Resolve gives the addresses of a name; nil asks the system (so /etc/hosts, then DNS).
+	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
+	// Log takes one line per change; nil discards.
+	Log *slog.Logger
+	// StateDir keeps the mark that a connected daemon was here, for QuorumRecovery; empty keeps none.
+	StateDir string
+	// Faults gives the peers that messages must not reach, and whether to die; nil means no faults.
+	Faults func() Faults
+	// Heartbeat is how often peers tell each other that they live; zero means 500 ms. A peer silent for four of them is lost.
+	Heartbeat time.Duration
+}
+
+// Faults are injected failures of one daemon.
+type Faults struct {
+	// Partitioned are peers' addresses or names that cannot be reached; "*" is all of them.
+	Partitioned []string `json:"partitioned,omitempty"`
+	// Kills counts how often the daemon was told to die; a higher number than at its start ends it at once.
+	Kills int `json:"kills,omitempty"`
+}
+
+func (f Faults) cuts(host string, addr netip.Addr) bool {
+	return slices.ContainsFunc(f.Partitioned, func(p string) bool { return p == "*" || p == host || p == addr.String() })
+}
+
+// ErrKilled ends Run when a fault told the daemon to die.
+var ErrKilled = errors.New("killed by an injected fault")
+
+// Daemon is one IMEX daemon. Make it with New, and call Run once.
+type Daemon struct {
+	config  Config
+	options Options
+	nodes   []string
+	hash    string
+	started chan struct{}
+	reload  chan struct{}
+	kills   int
+	// remembered is what the recovery mark holds now, lost what an earlier daemon's held; only loop uses them.
+	remembered, lost []string
+
+	mu    sync.Mutex
+	state State
+	self  int // place in nodes, -1 when none of them is this machine
+	peers []*peer
+	bound netip.AddrPort
+}
+
+// New reads the list of nodes and prepares a daemon; nothing is opened yet.
+func New(c Config, o Options) (*Daemon, error) {
+	nodes, err := ReadNodes(c.NodesFile)
+	if err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.HostName == "" {
+		o.HostName, _ = os.Hostname() // an empty name is told then
+	}
+	if o.Resolve == nil {
+		o.Resolve = func(ctx context.Context, name string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+		}
+	}
+	if o.Faults == nil {
+		o.Faults = func() Faults { return Faults{} }
+	}
+	if o.Heartbeat == 0 {
+		o.Heartbeat = 500 * time.Millisecond
+	}
+	sum := sha256.Sum256([]byte(strings.Join(nodes, "\n")))
+	d := &Daemon{config: c, options: o, nodes: nodes, hash: hex.EncodeToString(sum[:8]), state: StateInitializing, self: -1,
+		started: make(chan struct{}), reload: make(chan struct{}, 1), kills: o.Faults().Kills}
+	for i, host := range nodes {
+		d.peers = append(d.peers, &peer{daemon: d, index: i, host: host, status: NeverConnected})
+	}
+	return d, nil
+}
+
+// Reload looks the peers' names up again, as SIGUSR1 does to the real daemon.
+func (d *Daemon) Reload() {
+	select {
+	case d.reload <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// State is the daemon's own state.
+func (d *Daemon) State() State {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state
+}
+
+func (d *Daemon) setState(s State) {
+	d.mu.Lock()
+	changed := d.state != s
+	d.state = s
+	d.mu.Unlock()
+	if changed {
+		d.options.Log.Info("state", "state", s)
+	}
+}
+
+// Started is closed once the daemon listens.
+func (d *Daemon) Started() <-chan struct{} { return d.started }
+
+// Run listens, connects to the peers and answers queries until ctx ends (then it returns nil) or something needed cannot be opened.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	defer d.setState(StateUnavailable)
+
+	listener, err := d.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = listener.Close() }() // the context's end has closed it
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	d.setState(StateStartingAuth)
+	if err := d.serveCommands(ctx, &wg); err != nil {
+		return err
+	}
+	wg.Go(func() { d.accept(ctx, listener, &wg) })
+	d.resolve(ctx)
+	for _, p := range d.peers {
+		wg.Go(func() { p.run(ctx) })
+	}
+	close(d.started)
+	return d.loop(ctx)
+}
+
+// loop waits for the quorum, for reloads and for faults.
+func (d *Daemon) loop(ctx context.Context) error {
+	d.lost = d.recoverable()
+	waiting, since := d.quorumState(), time.Now()
+	if waiting != "" {
+		d.setState(waiting)
+	} else {
+		d.becomeReady()
+	}
+	tick := time.NewTicker(d.options.Heartbeat / 5)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			d.setState(StateShuttingDown)
+			d.forget()
+			return nil
+		case <-d.reload:
+			d.options.Log.Info("resolving peers again")
+			d.resolve(ctx)
+		case <-tick.C:
+			if d.options.Faults().Kills > d.kills {
+				return ErrKilled
+			}
+			if waiting != "" && d.quorum(waiting, since) {
+				waiting = ""
+				d.becomeReady()
+			}
+			if waiting == "" {
+				d.remember()
+			}
+		}
+	}
+}
+
+func (d *Daemon) becomeReady() {
+	d.setState(StateInitGPU)
+	d.setState(StateReady)
+}
+
+// quorumState is the state to wait in, or empty when the daemon may be READY at once.
+func (d *Daemon) quorumState() State {
+	switch {
+	case d.config.Quorum == QuorumFull && len(d.nodes) > 1:
+		return StateWaitPeers
+	case d.config.Quorum == QuorumRecovery && len(d.lost) > 0:
+		return StateWaitRecovery
+	}
+	return ""
+}
+
+// quorum reports whether a daemon waiting in that state has waited for long enough.
+func (d *Daemon) quorum(waiting State, since time.Time) bool {
+	if waiting == StateWaitPeers {
+		return d.allConnected()
+	}
+	now := d.connected()
+	return time.Since(since) >= d.config.Grace ||
+		!slices.ContainsFunc(d.lost, func(a string) bool { return !slices.Contains(now, a) })
+}
+
+func (d *Daemon) allConnected() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.peers {
+		if p.index != d.self && p.status != Connected {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Daemon) listen(ctx context.Context) (net.Listener, error) {
+	host := ""
+	if d.config.BindAddress.IsValid() {
+		host = d.config.BindAddress.String()
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, fmt.Sprint(d.config.ServerPort)))
+	if err != nil {
+		return nil, fmt.Errorf("IMEX server port (SERVER_PORT, BIND_INTERFACE_IP): %w", err)
+	}
+	return l, nil
+}
+
+// resolve looks every node's name up, finds out which of them is this machine, and tells peers whose address changed.
+func (d *Daemon) resolve(ctx context.Context) {
+	own := d.ownAddresses()
+	self := -1
+	for _, p := range d.peers {
+		addrs, err := d.lookup(ctx, p.host)
+		if err != nil {
+			d.options.Log.Warn("cannot resolve peer", "peer", p.host, "error", err)
+		}
+		if self < 0 && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return slices.Contains(own, a) }) {
+			self = p.index
+		}
+		p.setAddress(addrs)
+	}
+	d.mu.Lock()
+	d.self = self
+	d.mu.Unlock()
+	if self < 0 {
+		d.options.Log.Warn("none of the nodes is this machine", "nodes", d.nodes)
+	}
+}
+
+func (d *Daemon) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	addrs, err := d.options.Resolve(ctx, host)
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs, err
+}
+
+// ownAddresses are the bound one or, without one, all of this machine's.
+func (d *Daemon) ownAddresses() []netip.Addr {
+	if d.config.BindAddress.IsValid() {
+		return []netip.Addr{d.config.BindAddress}
+	}
+	var own []netip.Addr
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		d.options.Log.Warn("cannot list this machine's addresses", "error", err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, p.Addr().Unmap())
+		}
+	}
+	return own
+}

@@ -1,0 +1,68 @@
+package imex
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// FaultsName is the file in a node's state directory that holds its daemon's faults.
+const FaultsName = "imex-faults.json"
+
+// FaultsFile reads faults from a file that may not exist, and again whenever its time of change is another.
+func FaultsFile(path string) func() Faults {
+	var mu sync.Mutex
+	var read time.Time
+	var faults Faults
+	return func() Faults {
+		mu.Lock()
+		defer mu.Unlock()
+		info, err := os.Stat(path)
+		if err != nil {
+			read, faults = time.Time{}, Faults{}
+			return faults
+		}
+		if info.ModTime().Equal(read) {
+			return faults
+		}
+		if f, err := ReadFaults(path); err == nil {
+			read, faults = info.ModTime(), f
+		}
+		return faults
+	}
+}
+
+// ReadFaults reads a faults file; a missing one holds none.
+func ReadFaults(path string) (Faults, error) {
+	var f Faults
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, err
+	}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return f, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+// WriteFaults replaces a faults file, whole or not at all.
+func WriteFaults(path string, f Faults) error {
+	data, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", data, 0o666); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

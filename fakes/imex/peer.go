@@ -1,0 +1,286 @@
+package imex
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// message is what daemons tell each other, one JSON object a line: the caller says it at once and then with every heartbeat, and the
+// called daemon answers each with its own.
+type message struct {
+	Version  string `json:"version"`
+	NodesMap string `json:"nodesMap"`
+	HostName string `json:"hostName"`
+	State    State  `json:"state"`
+	// Connections is the sender's view of its own connections, in the order of the list of nodes.
+	Connections []Connection `json:"connections"`
+}
+
+// peer is one node of the list, this machine included (which has no connection to make).
+type peer struct {
+	daemon *Daemon
+	index  int
+	host   string
+
+	// What follows is guarded by the daemon's mutex.
+	addr    netip.Addr
+	status  Connection
+	lostAt  time.Time
+	changed bool
+	told    message // what it told last
+	stop    context.CancelFunc
+}
+
+// setAddress takes the first address that was found. A changed one ends the connection to the old.
+func (p *peer) setAddress(addrs []netip.Addr) {
+	p.daemon.mu.Lock()
+	defer p.daemon.mu.Unlock()
+	var a netip.Addr
+	if len(addrs) > 0 {
+		a = addrs[0]
+	}
+	if a == p.addr {
+		return
+	}
+	p.addr = a
+	if p.stop != nil {
+		p.stop()
+	}
+}
+
+func (p *peer) address() (netip.Addr, bool) {
+	p.daemon.mu.Lock()
+	defer p.daemon.mu.Unlock()
+	return p.addr, p.index == p.daemon.self
+}
+
+func (p *peer) setStatus(s Connection) {
+	d := p.daemon
+	d.mu.Lock()
+	before := p.status
+	if s == Recovering && before == NeverConnected {
+		s = NeverConnected
+	}
+	if s == Recovering && before == Disconnected {
+		s = Disconnected
+	}
+	if s != before {
+		p.status, p.changed = s, before != NeverConnected
+		if s == Recovering {
+			p.lostAt = time.Now()
+		}
+	}
+	if p.status == Recovering && time.Since(p.lostAt) >= d.config.Grace {
+		p.status = Disconnected
+	}
+	now := p.status
+	d.mu.Unlock()
+	if now != before {
+		d.options.Log.Info("connection", "peer", p.host, "status", now)
+	}
+}
+
+// run keeps a connection to the peer until ctx ends.
+func (p *peer) run(ctx context.Context) {
+	beat := p.daemon.options.Heartbeat
+	for ctx.Err() == nil {
+		addr, self := p.address()
+		if self {
+			p.setStatus(Connected)
+		} else if addr.IsValid() && !p.cut(addr) {
+			p.talk(ctx, addr)
+			p.setStatus(p.lostStatus())
+		} else {
+			p.setStatus(p.lostStatus())
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(beat / 2):
+		}
+	}
+}
+
+// lostStatus keeps a mismatch as it is, since the peer answered; anything else is a loss.
+func (p *peer) lostStatus() Connection {
+	p.daemon.mu.Lock()
+	defer p.daemon.mu.Unlock()
+	if p.status == VersionMismatch || p.status == NodeMapMismatch {
+		return p.status
+	}
+	return Recovering
+}
+
+func (p *peer) cut(addr netip.Addr) bool {
+	return p.daemon.options.Faults().cuts(p.host, addr)
+}
+
+// talk connects and exchanges heartbeats until the connection breaks.
+func (p *peer) talk(ctx context.Context, addr netip.Addr) {
+	d := p.daemon
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d.mu.Lock()
+	p.stop = cancel
+	d.mu.Unlock()
+
+	dialer := net.Dialer{Timeout: 2 * time.Second}
+	if d.config.BindAddress.IsValid() {
+		dialer.LocalAddr = &net.TCPAddr{IP: d.config.BindAddress.AsSlice()}
+	}
+	conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, d.config.ServerPort).String())
+	if err != nil {
+		return
+	}
+	defer func() { _ = conn.Close() }() // nothing is buffered
+	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer release()
+
+	replies := bufio.NewReader(conn)
+	for !p.cut(addr) {
+		if !p.exchange(conn, replies) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(d.options.Heartbeat):
+		}
+	}
+}
+
+// exchange sends one message and takes the answer; false when the connection is no good any more.
+func (p *peer) exchange(conn net.Conn, replies *bufio.Reader) bool {
+	d := p.daemon
+	if err := conn.SetDeadline(time.Now().Add(4 * d.options.Heartbeat)); err != nil {
+		return false
+	}
+	if err := json.NewEncoder(conn).Encode(d.say()); err != nil {
+		return false
+	}
+	line, err := replies.ReadBytes('\n')
+	var m message
+	if err != nil || json.Unmarshal(line, &m) != nil {
+		return false
+	}
+	d.mu.Lock()
+	p.told = m
+	d.mu.Unlock()
+	p.setStatus(d.compare(m))
+	return true
+}
+
+func (d *Daemon) compare(m message) Connection {
+	switch {
+	case m.Version != d.options.Version:
+		return VersionMismatch
+	case m.NodesMap != d.hash:
+		return NodeMapMismatch
+	}
+	return Connected
+}
+
+// say is this daemon's own message.
+func (d *Daemon) say() message {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := message{Version: d.options.Version, NodesMap: d.hash, HostName: d.options.HostName, State: d.state}
+	for _, p := range d.peers {
+		m.Connections = append(m.Connections, p.status)
+	}
+	return m
+}
+
+// accept answers peers that connect.
+func (d *Daemon) accept(ctx context.Context, l net.Listener, wg *sync.WaitGroup) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				d.options.Log.Error("no more peers are accepted", "error", err)
+			}
+			return
+		}
+		wg.Go(func() { d.answer(ctx, conn) })
+	}
+}
+
+func (d *Daemon) answer(ctx context.Context, conn net.Conn) {
+	defer func() { _ = conn.Close() }() // nothing is buffered
+	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer release()
+	remote, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	requests := bufio.NewReader(conn)
+	for {
+		if err := conn.SetDeadline(time.Now().Add(8 * d.options.Heartbeat)); err != nil {
+			return
+		}
+		line, err := requests.ReadBytes('\n')
+		var m message
+		if err != nil || json.Unmarshal(line, &m) != nil || d.cutFrom(remote.Addr().Unmap()) {
+			return
+		}
+		if err := json.NewEncoder(conn).Encode(d.say()); err != nil {
+			return
+		}
+	}
+}
+
+// cutFrom reports whether a fault keeps the node with that address away.
+func (d *Daemon) cutFrom(remote netip.Addr) bool {
+	f := d.options.Faults()
+	if len(f.Partitioned) == 0 {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.peers {
+		if p.addr == remote && p.index != d.self {
+			return f.cuts(p.host, remote)
+		}
+	}
+	return f.cuts("", remote)
+}
+
+// Status is what this daemon knows of its domain: its own connections, and what peers told of theirs while they are connected.
+func (d *Daemon) Status() Status {
+	own := d.say()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := Status{Nodes: map[string]NodeStatus{}, Timestamp: timestamp(time.Now()), Local: d.state}
+	if d.self >= 0 {
+		s.Self = fmt.Sprint(d.self)
+	}
+	for i, p := range d.peers {
+		n := NodeStatus{Status: StateUnavailable, Host: p.host, Connections: map[string]ConnectionStatus{}}
+		m := p.told
+		switch {
+		case i == d.self:
+			m = own
+		case p.status != Connected:
+			m = message{HostName: m.HostName, Version: m.Version}
+		}
+		n.HostName, n.Version = m.HostName, m.Version
+		if m.State != "" {
+			n.Status = m.State
+		}
+		for j, other := range d.peers {
+			c := ConnectionStatus{Host: other.host, Status: Invalid, Changed: i == d.self && other.changed}
+			if j < len(m.Connections) {
+				c.Status = m.Connections[j]
+			}
+			n.Connections[fmt.Sprint(j)] = c
+		}
+		s.Nodes[fmt.Sprint(i)] = n
+	}
+	s.Status = domain(s.Nodes)
+	return s
+}

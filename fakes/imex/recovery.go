@@ -1,0 +1,64 @@
+package imex
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// The recovery mark lists the addresses that a READY daemon was connected with. A clean end takes it away, so a daemon that finds one
+// follows one that died, and with QuorumRecovery waits for those peers.
+
+func (d *Daemon) mark() string { return filepath.Join(d.options.StateDir, "imex-connected") }
+
+// remember brings the mark up to date.
+func (d *Daemon) remember() {
+	now := d.connected()
+	if d.options.StateDir == "" || slices.Equal(now, d.remembered) {
+		return
+	}
+	d.remembered = now
+	if err := os.WriteFile(d.mark(), []byte(strings.Join(now, "\n")), 0o644); err != nil {
+		d.options.Log.Warn("cannot leave the mark for recovery", "error", err)
+	}
+}
+
+func (d *Daemon) forget() {
+	if d.options.StateDir != "" {
+		_ = os.Remove(d.mark()) // where there is none, there is none
+	}
+}
+
+// recoverable lists the marked addresses that are still peers: those of another domain, long gone, are not waited for.
+func (d *Daemon) recoverable() []string {
+	if d.options.StateDir == "" {
+		return nil
+	}
+	data, err := os.ReadFile(d.mark())
+	if err != nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var lost []string
+	for _, p := range d.peers {
+		if p.index != d.self && p.addr.IsValid() && slices.Contains(strings.Fields(string(data)), p.addr.String()) {
+			lost = append(lost, p.addr.String())
+		}
+	}
+	return lost
+}
+
+// connected lists the addresses of the peers that are connected now.
+func (d *Daemon) connected() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, p := range d.peers {
+		if p.index != d.self && p.status == Connected {
+			all = append(all, p.addr.String())
+		}
+	}
+	return all
+}

@@ -1,0 +1,226 @@
+/* Memory, processes and errors in memory. */
+#include <string.h>
+#include <time.h>
+#include <sys/time.h>
+
+#include "target.h"
+
+/* What is used on a GPU, by all processes and by no process that is in the table. */
+static nvmlReturn_t processes(const struct ff_target *t, struct ff_process list[FF_MAX_PROCESSES], uint64_t *used)
+{
+	if (!ff_state_copy(ff_gpu_offset(t->gpu) + offsetof(struct ff_gpu, processes), list, FF_MAX_PROCESSES * sizeof *list))
+		return NVML_ERROR_UNKNOWN;
+	*used = t->mig ? 0 : t->core.memory_used;
+	for (int i = 0; i < FF_MAX_PROCESSES; i++) {
+		struct ff_process *p = &list[i];
+		if (p->pid && t->mig && (p->gpu_instance != t->gi || p->compute_instance != t->ci))
+			p->pid = 0;
+		if (p->pid)
+			*used += p->memory;
+	}
+	return NVML_SUCCESS;
+}
+
+/* The total is the GPU's, or the GPU instance's. */
+static nvmlReturn_t total(const struct ff_target *t, uint64_t *bytes, uint64_t *reserved)
+{
+	struct ff_model m;
+	nvmlReturn_t r = ff_model(&m);
+	if (r != NVML_SUCCESS)
+		return r;
+	*bytes = m.memory_total;
+	*reserved = m.memory_reserved;
+	if (!t->mig)
+		return NVML_SUCCESS;
+	nvmlDeviceAttributes_t a;
+	r = impl_nvmlDeviceGetAttributes_v2(ff_mig_handle(t->gpu, t->gi, t->ci), &a);
+	*bytes = a.memorySizeMB << 20;
+	*reserved = 0;
+	return r;
+}
+
+static nvmlReturn_t memory(nvmlDevice_t device, nvmlMemory_v2_t *m)
+{
+	struct ff_process list[FF_MAX_PROCESSES];
+	uint64_t all, reserved, used;
+	TARGET(ff_device);
+	if ((r = total(&t, &all, &reserved)) != NVML_SUCCESS || (r = processes(&t, list, &used)) != NVML_SUCCESS)
+		return r;
+	if (used > all - reserved)
+		used = all - reserved;
+	m->total = all;
+	m->reserved = reserved;
+	m->used = used;
+	m->free = all - reserved - used;
+	return NVML_SUCCESS;
+}
+
+/* Version 1 counts what is reserved as used. */
+nvmlReturn_t impl_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
+{
+	nvmlMemory_v2_t m;
+	OUT(out);
+	nvmlReturn_t r = memory(device, &m);
+	if (r == NVML_SUCCESS)
+		*out = (nvmlMemory_t){.total = m.total, .free = m.free, .used = m.used + m.reserved};
+	return r;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
+{
+	VERSION(out, nvmlMemory_v2);
+	return memory(device, out);
+}
+
+nvmlReturn_t impl_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
+{
+	uint64_t bytes;
+	OUT(out);
+	TARGET(ff_whole_gpu);
+	if (!FF_MODEL(bar1_total, &bytes))
+		return NVML_ERROR_UNKNOWN;
+	if (!bytes)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = (nvmlBAR1Memory_t){.bar1Total = bytes, .bar1Free = bytes - (1 << 20), .bar1Used = 1 << 20};
+	return NVML_SUCCESS;
+}
+
+/* Hands out the processes of one type. Size is that of the caller's struct: version 1 has no instance IDs. */
+static nvmlReturn_t running(nvmlDevice_t device, unsigned int type, unsigned int *count, void *infos, size_t size)
+{
+	struct ff_process list[FF_MAX_PROCESSES];
+	uint64_t used;
+	unsigned int found = 0;
+	OUT(count);
+	TARGET(ff_device);
+	if ((r = processes(&t, list, &used)) != NVML_SUCCESS)
+		return r;
+	for (int i = 0; i < FF_MAX_PROCESSES; i++) {
+		if (!list[i].pid || list[i].type != type)
+			continue;
+		nvmlProcessInfo_t p = {.pid = list[i].pid,
+				       .usedGpuMemory = list[i].memory,
+				       .gpuInstanceId = list[i].gpu_instance,
+				       .computeInstanceId = list[i].compute_instance};
+		if (infos && found < *count)
+			memcpy((char *)infos + found * size, &p, size);
+		found++;
+	}
+	bool fits = found == 0 || (infos && found <= *count);
+	*count = found;
+	return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+#define RUNNING(kind, type)                                                                                                                  \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)       \
+	{                                                                                                                                    \
+		return running(device, type, count, infos, sizeof *infos);                                                                   \
+	}                                                                                                                                    \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)    \
+	{                                                                                                                                    \
+		return running(device, type, count, infos, sizeof *infos);                                                                   \
+	}                                                                                                                                    \
+	nvmlReturn_t impl_nvmlDeviceGet##kind##RunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)       \
+	{                                                                                                                                    \
+		return running(device, type, count, infos, sizeof *infos);                                                                   \
+	}
+
+RUNNING(Compute, 0)
+RUNNING(Graphics, 1)
+RUNNING(MPSCompute, 2)
+
+nvmlReturn_t impl_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+						  unsigned long long last_seen)
+{
+	struct ff_process list[FF_MAX_PROCESSES];
+	struct timeval now;
+	uint64_t used;
+	unsigned int found = 0;
+	OUT(count);
+	TARGET(ff_device);
+	if ((r = processes(&t, list, &used)) != NVML_SUCCESS)
+		return r;
+	gettimeofday(&now, NULL);
+	uint64_t us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_usec;
+	for (int i = 0; i < FF_MAX_PROCESSES; i++) {
+		if (!list[i].pid || us <= last_seen)
+			continue;
+		if (samples && found < *count)
+			samples[found] = (nvmlProcessUtilizationSample_t){
+				.pid = list[i].pid, .timeStamp = us, .smUtil = list[i].busy_until > us ? 100 : list[i].sm};
+		found++;
+	}
+	bool fits = samples && found <= *count;
+	*count = found;
+	if (!found)
+		return NVML_ERROR_NOT_FOUND;
+	return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+#define ECC_ONLY()                          \
+	uint32_t ecc;                       \
+	if (!FF_MODEL(ecc, &ecc))           \
+		return NVML_ERROR_UNKNOWN;  \
+	if (!ecc)                           \
+		return NVML_ERROR_NOT_SUPPORTED
+
+nvmlReturn_t impl_nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *now, nvmlEnableState_t *pending)
+{
+	OUT(now && pending);
+	TARGET(ff_whole_gpu);
+	ECC_ONLY();
+	*now = NVML_FEATURE_ENABLED;
+	*pending = t.core.ecc_pending ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+	OUT(mode);
+	TARGET(ff_whole_gpu);
+	ECC_ONLY();
+	*mode = NVML_FEATURE_ENABLED;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, unsigned long long *count)
+{
+	OUT(count && type < NVML_MEMORY_ERROR_TYPE_COUNT && counter < NVML_ECC_COUNTER_TYPE_COUNT);
+	TARGET(ff_whole_gpu);
+	ECC_ONLY();
+	const struct ff_ecc *e = &t.core.ecc;
+	bool corrected = type == NVML_MEMORY_ERROR_TYPE_CORRECTED;
+	if (counter == NVML_VOLATILE_ECC)
+		*count = corrected ? e->volatile_corrected : e->volatile_uncorrected;
+	else
+		*count = corrected ? e->aggregate_corrected : e->aggregate_uncorrected;
+	return NVML_SUCCESS;
+}
+
+/* All errors are told of as errors of the device's memory. */
+nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
+						  nvmlMemoryLocation_t location, unsigned long long *count)
+{
+	OUT(location < NVML_MEMORY_LOCATION_COUNT);
+	nvmlReturn_t r = impl_nvmlDeviceGetTotalEccErrors(device, type, counter, count);
+	if (r == NVML_SUCCESS && location != NVML_MEMORY_LOCATION_DEVICE_MEMORY)
+		*count = 0;
+	return r;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected, unsigned int *pending,
+					    unsigned int *failed)
+{
+	uint32_t architecture;
+	OUT(corrected && uncorrected && pending && failed);
+	TARGET(ff_whole_gpu);
+	if (!FF_MODEL(architecture, &architecture))
+		return NVML_ERROR_UNKNOWN;
+	if (architecture < NVML_DEVICE_ARCH_AMPERE)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*corrected = t.core.ecc.remapped_correctable;
+	*uncorrected = t.core.ecc.remapped_uncorrectable;
+	*pending = t.core.ecc.remap_pending;
+	*failed = t.core.ecc.remap_failed;
+	return NVML_SUCCESS;
+}

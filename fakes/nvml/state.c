@@ -1,0 +1,253 @@
+#define _GNU_SOURCE
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FALLBACK_ROOT "/var/lib/fakefabric"
+
+/* One mapped file. A replaced mapping stays until the library is unloaded, since another thread may still be reading it. */
+struct mapping {
+	struct ff_header *header;
+	size_t size;
+	int fd;
+	bool writable;
+	struct mapping *older;
+};
+
+static struct mapping *current;
+static char state_path[PATH_MAX];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The directory that this library was loaded from, found without dladdr, whose symbol version would keep the library out of older images. */
+static int find_self(struct dl_phdr_info *info, size_t size, void *out)
+{
+	(void)size;
+	uintptr_t self = (uintptr_t)&find_self;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+		uintptr_t start = info->dlpi_addr + p->p_vaddr;
+		if (p->p_type == PT_LOAD && self >= start && self < start + p->p_memsz) {
+			if (info->dlpi_name && strlen(info->dlpi_name) < PATH_MAX)
+				strcpy(out, info->dlpi_name);
+			return 1;
+		}
+	}
+	return 0;
+}
+
+static bool readable(const char *path)
+{
+	return access(path, R_OK) == 0;
+}
+
+static bool in_root(const char *root, char *path)
+{
+	return snprintf(path, PATH_MAX, "%s/state/node", root) < PATH_MAX && readable(path);
+}
+
+/* A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. */
+static bool beside_self(char *path)
+{
+	char self[PATH_MAX] = "", absolute[PATH_MAX], root[PATH_MAX];
+	dl_iterate_phdr(find_self, self);
+	if (!self[0] || !realpath(self, absolute))
+		return false;
+	for (int up = 0; up < 4; up++) {
+		char *slash = strrchr(absolute, '/');
+		if (!slash)
+			return false;
+		*slash = 0;
+	}
+	memcpy(root, absolute, sizeof root);
+	return in_root(root, path);
+}
+
+static bool locate(char *path)
+{
+	const char *root = getenv("FAKEFABRIC_ROOT");
+	if (root && *root)
+		return in_root(root, path);
+	return beside_self(path) || in_root(FALLBACK_ROOT, path);
+}
+
+static long file_size(int fd)
+{
+	return lseek(fd, 0, SEEK_END);
+}
+
+static bool valid(const struct ff_header *h, size_t size)
+{
+	size_t body = (sizeof(struct ff_node) + (size_t)h->gpu_count * sizeof(struct ff_gpu) + 63) / 64 * 64;
+	size_t offset = (sizeof(struct ff_header) + 63) / 64 * 64;
+	return memcmp(h->magic, FF_MAGIC, 8) == 0 && h->version == FF_VERSION && h->gpu_count <= FF_MAX_GPUS &&
+	       h->body_offset == offset && h->body_size == body && h->file_size == size && size == offset + 2 * body;
+}
+
+static struct mapping *map(const char *path)
+{
+	bool writable = true;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		writable = false;
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	if (fd < 0)
+		return NULL;
+	long size = file_size(fd);
+	struct mapping *m = calloc(1, sizeof *m);
+	if (!m || size < (long)sizeof(struct ff_header) || size > (1L << 30))
+		goto fail;
+	m->header = mmap(NULL, (size_t)size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+	if (m->header == MAP_FAILED)
+		goto fail;
+	if (!valid(m->header, (size_t)size)) {
+		munmap(m->header, (size_t)size);
+		goto fail;
+	}
+	m->fd = fd;
+	m->size = (size_t)size;
+	m->writable = writable;
+	return m;
+fail:
+	free(m);
+	close(fd);
+	return NULL;
+}
+
+static struct mapping *load_current(void)
+{
+	return __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+}
+
+/* Maps the file anew unless another thread has done so since `seen` was found to be out of date. */
+static struct mapping *reopen(struct mapping *seen)
+{
+	pthread_mutex_lock(&lock);
+	struct mapping *m = current;
+	if (m == seen) {
+		struct mapping *fresh = (state_path[0] || locate(state_path)) ? map(state_path) : NULL;
+		if (fresh) {
+			fresh->older = m;
+			__atomic_store_n(&current, fresh, __ATOMIC_RELEASE);
+			m = fresh;
+		} else {
+			m = NULL;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return m;
+}
+
+/* A file cut short under a mapping would kill the process at the first touch beyond its end, so its size is asked for before each use. */
+static bool intact(const struct mapping *m)
+{
+	return file_size(m->fd) >= (long)m->size;
+}
+
+static struct mapping *usable(void)
+{
+	struct mapping *m = load_current();
+	if (m && intact(m) && !__atomic_load_n(&m->header->replaced, __ATOMIC_ACQUIRE))
+		return m;
+	m = reopen(m);
+	return m && intact(m) ? m : NULL;
+}
+
+bool ff_state_open(void)
+{
+	return usable() != NULL;
+}
+
+const struct ff_header *ff_state_header(void)
+{
+	struct mapping *m = usable();
+	return m ? m->header : NULL;
+}
+
+static char *body(const struct mapping *m, uint64_t sequence)
+{
+	return (char *)m->header + m->header->body_offset + (sequence & 1) * m->header->body_size;
+}
+
+bool ff_state_copy(size_t offset, void *out, size_t size)
+{
+	const struct mapping *m = usable();
+	if (!m || offset + size > m->header->body_size)
+		return false;
+	for (;;) {
+		uint64_t sequence = __atomic_load_n(&m->header->sequence, __ATOMIC_ACQUIRE);
+		memcpy(out, body(m, sequence) + offset, size);
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (__atomic_load_n(&m->header->sequence, __ATOMIC_RELAXED) == sequence)
+			return true;
+	}
+}
+
+static bool file_lock(int fd, int how)
+{
+	while (flock(fd, how) != 0)
+		if (errno != EINTR)
+			return false;
+	return true;
+}
+
+enum ff_update ff_state_update(bool (*change)(struct ff_node *, struct ff_gpu *, unsigned int, void *), void *argument)
+{
+	struct mapping *m = usable();
+	if (!m)
+		return FF_UPDATE_GONE;
+	if (!m->writable)
+		return FF_UPDATE_NO_PERMISSION;
+	enum ff_update result = FF_UPDATE_GONE;
+	pthread_mutex_lock(&lock);
+	if (!file_lock(m->fd, LOCK_EX)) {
+		pthread_mutex_unlock(&lock);
+		return FF_UPDATE_GONE;
+	}
+	if (intact(m)) {
+		uint64_t sequence = m->header->sequence;
+		char *next = body(m, sequence + 1);
+		memcpy(next, body(m, sequence), m->header->body_size);
+		struct ff_node *node = (struct ff_node *)next;
+		struct ff_gpu *gpus = (struct ff_gpu *)(next + sizeof *node);
+		result = FF_UPDATE_REFUSED;
+		if (change(node, gpus, m->header->gpu_count, argument)) {
+			__atomic_store_n(&m->header->sequence, sequence + 1, __ATOMIC_RELEASE);
+			result = FF_UPDATED;
+		}
+	}
+	file_lock(m->fd, LOCK_UN);
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+void ff_state_wait(const struct ff_header *header, uint32_t value, unsigned int milliseconds)
+{
+	struct timespec t = {.tv_sec = milliseconds / 1000, .tv_nsec = (long)(milliseconds % 1000) * 1000000};
+	syscall(SYS_futex, &header->wake, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+__attribute__((destructor)) static void unmap_all(void)
+{
+	for (struct mapping *m = current; m;) {
+		struct mapping *older = m->older;
+		munmap(m->header, m->size);
+		close(m->fd);
+		free(m);
+		m = older;
+	}
+	current = NULL;
+}

@@ -1,0 +1,30 @@
+/* The node's state file, mapped into this process. See package state for the layout and the rules. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "state_layout.h"
+
+/* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric. */
+bool ff_state_open(void);
+
+/* ff_state_header gives the mapped file, the newest one if it was replaced, or NULL when it is gone or damaged. */
+const struct ff_header *ff_state_header(void);
+
+/* ff_state_copy copies from the current body; false when the state is gone or the range is outside the body. */
+bool ff_state_copy(size_t offset, void *out, size_t size);
+
+/* Where a GPU's part starts in the body. */
+static inline size_t ff_gpu_offset(unsigned int gpu)
+{
+	return sizeof(struct ff_node) + (size_t)gpu * sizeof(struct ff_gpu);
+}
+
+enum ff_update { FF_UPDATED, FF_UPDATE_REFUSED, FF_UPDATE_NO_PERMISSION, FF_UPDATE_GONE };
+
+/* ff_state_update runs change on a copy of the body, as the only writer on the node, and makes that copy the current one if it returns true. */
+enum ff_update ff_state_update(bool (*change)(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, void *argument), void *argument);
+
+/* ff_state_wait sleeps until the wake word differs from value, or the time is over. */
+void ff_state_wait(const struct ff_header *header, uint32_t value, unsigned int milliseconds);

@@ -1,0 +1,209 @@
+package profile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var profileType = reflect.TypeFor[Profile]()
+
+// checker compares a YAML tree with the Go types it is to be decoded into, and collects every mistake with its line.
+type checker struct {
+	file     string
+	problems []Problem
+	// lines remembers where each path stands, for the checks that need the whole profile.
+	lines map[string]int
+	depth int
+}
+
+func newChecker(file string) *checker {
+	return &checker{file: file, lines: map[string]int{}}
+}
+
+func (c *checker) add(line int, path, format string, args ...any) {
+	if path == "" {
+		path = "(top level)"
+	}
+	c.problems = append(c.problems, Problem{File: c.file, Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
+}
+
+// at reports a mistake at a path seen before; where the key itself is absent, the nearest parent's line is taken.
+func (c *checker) at(path, format string, args ...any) {
+	line := 1
+	for p := path; p != ""; p = parent(p) {
+		if l, ok := c.lines[p]; ok {
+			line = l
+			break
+		}
+	}
+	c.add(line, path, format, args...)
+}
+
+func parent(path string) string {
+	return path[:max(strings.LastIndexAny(path, ".["), 0)]
+}
+
+func (c *checker) err() error {
+	slices.SortStableFunc(c.problems, func(a, b Problem) int { return cmp.Compare(a.Line, b.Line) })
+	errs := make([]error, len(c.problems))
+	for i, p := range c.problems {
+		errs[i] = p
+	}
+	return errors.Join(errs...)
+}
+
+// check walks one YAML node against one Go type.
+func (c *checker) check(n *yaml.Node, t reflect.Type, path string) {
+	if n.Kind == yaml.AliasNode {
+		c.add(n.Line, path, "aliases are not used in profiles; write the value out")
+		return
+	}
+	c.lines[path] = n.Line
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		c.checkStruct(n, t, path)
+	case reflect.Slice:
+		if n.Kind != yaml.SequenceNode {
+			c.add(n.Line, path, "is %s; a list is wanted", kindName(n))
+			return
+		}
+		for i, item := range n.Content {
+			c.check(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+		}
+	default:
+		c.checkScalar(n, t, path)
+	}
+}
+
+func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, path string) {
+	if n.Kind != yaml.MappingNode {
+		c.add(n.Line, path, "is %s; a mapping is wanted", kindName(n))
+		return
+	}
+	fields := fieldsOf(t)
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		sub := join(path, key.Value)
+		f, ok := fields[key.Value]
+		switch {
+		case !ok:
+			c.add(key.Line, sub, "unknown key; allowed here: %s", strings.Join(keys(t), ", "))
+			continue
+		case seen[key.Value]:
+			c.add(key.Line, sub, "stands twice")
+			continue
+		}
+		seen[key.Value] = true
+		before := len(c.problems)
+		c.check(value, f.Type, sub)
+		if len(c.problems) == before && value.Kind == yaml.ScalarNode {
+			c.checkTags(value, f, sub)
+		}
+		if f.Tag.Get("required") != "" && value.Kind == yaml.SequenceNode && len(value.Content) == 0 {
+			c.add(value.Line, sub, "is empty; at least one item is needed")
+		}
+	}
+	for _, k := range keys(t) {
+		if fields[k].Tag.Get("required") != "" && !seen[k] {
+			c.add(n.Line, join(path, k), "is missing")
+		}
+	}
+}
+
+func (c *checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
+	if n.Kind != yaml.ScalarNode {
+		c.add(n.Line, path, "is %s; a %s is wanted", kindName(n), t.Kind())
+		return
+	}
+	if err := n.Decode(reflect.New(t).Interface()); err != nil {
+		c.add(n.Line, path, "is %q; a %s is wanted", n.Value, wanted(t))
+	}
+}
+
+// checkTags holds a scalar against the field's pattern, enum, minimum and maximum.
+func (c *checker) checkTags(n *yaml.Node, f reflect.StructField, path string) {
+	if p := f.Tag.Get("pattern"); p != "" && !regexp.MustCompile(p).MatchString(n.Value) {
+		c.add(n.Line, path, "is %q; it must match %s", n.Value, p)
+	}
+	if e := f.Tag.Get("enum"); e != "" && !slices.Contains(strings.Split(e, ","), n.Value) {
+		c.add(n.Line, path, "is %q; allowed: %s", n.Value, strings.ReplaceAll(e, ",", ", "))
+	}
+	if f.Tag.Get("required") != "" && n.Value == "" {
+		c.add(n.Line, path, "is empty")
+	}
+	v, err := strconv.ParseInt(n.Value, 0, 64)
+	if err != nil {
+		return
+	}
+	if m := f.Tag.Get("minimum"); m != "" && v < mustInt(m) {
+		c.add(n.Line, path, "is %d; at least %s is needed", v, m)
+	}
+	if m := f.Tag.Get("maximum"); m != "" && v > mustInt(m) {
+		c.add(n.Line, path, "is %d; at most %s is allowed", v, m)
+	}
+}
+
+func mustInt(tag string) int64 {
+	v, err := strconv.ParseInt(tag, 10, 64)
+	if err != nil {
+		panic("profile: bad number in a struct tag: " + tag)
+	}
+	return v
+}
+
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	}
+	return "whole number"
+}
+
+func kindName(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return fmt.Sprintf("%q", n.Value)
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// fieldsOf maps a struct's YAML keys to its fields.
+func fieldsOf(t reflect.Type) map[string]reflect.StructField {
+	m := map[string]reflect.StructField{}
+	for i := range t.NumField() {
+		m[t.Field(i).Tag.Get("yaml")] = t.Field(i)
+	}
+	return m
+}
+
+// keys lists a struct's YAML keys in the order of its fields.
+func keys(t reflect.Type) []string {
+	var ks []string
+	for i := range t.NumField() {
+		ks = append(ks, t.Field(i).Tag.Get("yaml"))
+	}
+	return ks
+}

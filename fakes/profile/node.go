@@ -1,0 +1,206 @@
+package profile
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// PCIAddress is domain:bus:device.function.
+type PCIAddress struct {
+	Domain, Bus, Device, Function uint32
+}
+
+// ParsePCI reads an address like 0008:01:00.0.
+func ParsePCI(s string) (PCIAddress, error) {
+	if !pciAddress.MatchString(s) {
+		return PCIAddress{}, fmt.Errorf("%q is no PCI address like 0000:01:00.0", s)
+	}
+	b, err := hex.DecodeString(s[0:4] + s[5:7] + s[8:10])
+	if err != nil {
+		return PCIAddress{}, fmt.Errorf("PCI address %q: %w", s, err)
+	}
+	return PCIAddress{uint32(b[0])<<8 | uint32(b[1]), uint32(b[2]), uint32(b[3]), uint32(s[11] - '0')}, nil
+}
+
+// String gives the form sysfs uses, with a domain of four digits.
+func (a PCIAddress) String() string {
+	return fmt.Sprintf("%04x:%02x:%02x.%x", a.Domain, a.Bus, a.Device, a.Function)
+}
+
+// PCIID is a vendor and a device number.
+type PCIID struct{ Vendor, Device uint16 }
+
+// parsePCIID reads vendor:device in hex; the profile's check has seen to the form. Empty text is zero.
+func parsePCIID(s string) PCIID {
+	v, d, _ := strings.Cut(s, ":")
+	return PCIID{hex16(v), hex16(d)}
+}
+
+func hex16(s string) uint16 {
+	v, err := strconv.ParseUint(s, 16, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(v)
+}
+
+// Node is one machine of a profile's model.
+type Node struct {
+	Profile *Profile
+	// Index counts the machines of one cluster from 0; Rack is the clique it stands in.
+	Index, Rack int
+	Hostname    string
+	MachineID   string
+	// ClusterUUID is empty where the machine has no fabric.
+	ClusterUUID string
+	GPUs        []NodeGPU
+	NICs        []NodeNIC
+}
+
+// NodeGPU is one GPU of one machine.
+type NodeGPU struct {
+	GPU
+	Index   int
+	Address PCIAddress
+	// UUID is in the form GPU-xxxxxxxx-...; UUIDBytes are its 16 bytes.
+	UUID      string
+	UUIDBytes [16]byte
+	Serial    string
+	// PDI is the chip's own 64-bit identifier.
+	PDI   uint64
+	Minor int
+}
+
+// NodeNIC is one NIC function of one machine.
+type NodeNIC struct {
+	NIC
+	Index   int
+	Address PCIAddress
+	// NodeGUID identifies the HCA, PortGUID its port; with mlx5 they are equal.
+	NodeGUID, PortGUID uint64
+	// MAC is the Ethernet address, or the one that an Ethernet function of the same card would have.
+	MAC [6]byte
+	// LID is zero on Ethernet.
+	LID    int
+	Serial string
+}
+
+// Node derives the machine with that index; the same index always gives the same machine.
+func (p *Profile) Node(index int) *Node {
+	n := &Node{Profile: p, Index: index, Hostname: p.hostname(index), MachineID: hex.EncodeToString(p.derive("machine", index)[:16])}
+	if f := p.Fabric; f != nil {
+		n.Rack = index / max(f.NodesPerClique, 1)
+		n.ClusterUUID = p.clusterUUID(n.Rack)
+	}
+	if p.GPUs != nil {
+		for i, g := range p.GPUs.Devices {
+			n.GPUs = append(n.GPUs, p.gpu(g, index, i))
+		}
+	}
+	for i, nic := range p.NICs {
+		n.NICs = append(n.NICs, p.nic(nic, index, i))
+	}
+	return n
+}
+
+func (p *Profile) hostname(index int) string {
+	format := p.Host.Hostname
+	if format == "" {
+		format = p.Name + "-%d"
+	}
+	if !strings.Contains(format, "%") {
+		return format + "-" + strconv.Itoa(index)
+	}
+	return fmt.Sprintf(format, index)
+}
+
+// clusterUUID gives the first rack the profile's UUID and derives the others; a UUID of zeros, which stands for no cluster, stays.
+func (p *Profile) clusterUUID(rack int) string {
+	u := p.Fabric.ClusterUUID
+	if rack == 0 || u == zeroUUID {
+		return u
+	}
+	return uuid(p.derive("cluster "+u, rack))
+}
+
+const zeroUUID = "00000000-0000-0000-0000-000000000000"
+
+func (p *Profile) gpu(g GPU, node, i int) NodeGPU {
+	d := p.derive("gpu", node, i)
+	out := NodeGPU{GPU: g, Index: i, Minor: i, UUID: "GPU-" + uuid(d), PDI: binary.BigEndian.Uint64(d[16:])}
+	out.Address, _ = ParsePCI(g.PCI) // the profile's check has seen to the form
+	out.UUIDBytes = ParseUUID(out.UUID)
+	out.Serial = fmt.Sprintf("16%011d", binary.BigEndian.Uint64(d[24:])%1e11)
+	if out.Module == 0 {
+		out.Module = i + 1
+	}
+	if out.MemoryNodes == "" && g.NUMA >= 0 {
+		out.MemoryNodes = strconv.Itoa(g.NUMA)
+	}
+	for _, m := range p.Host.Nodes() {
+		if m.Node == g.NUMA && out.CPUs == "" {
+			out.CPUs = m.CPUs
+		}
+	}
+	return out
+}
+
+func (p *Profile) nic(nic NIC, node, i int) NodeNIC {
+	d := p.derive("nic", node, i)
+	// An odd factor permutes the 24 bits, so that no two NICs of up to 16 million share an address; the offset tells models apart.
+	serial := (binary.BigEndian.Uint32(p.derive("nics")) + uint32(node*len(p.NICs)+i)*0x9e3779b1) & 0xffffff
+	out := NodeNIC{NIC: nic, Index: i}
+	out.Address, _ = ParsePCI(nic.PCI)
+	// 7c:8c:09 is one of the vendor's address blocks; GUIDs put 03:00 in the middle of the MAC, as the recorded machine does.
+	out.MAC = [6]byte{0x7c, 0x8c, 0x09, byte(serial >> 16), byte(serial >> 8), byte(serial)}
+	out.NodeGUID = 0x7c8c090300000000 | uint64(serial)
+	out.PortGUID = out.NodeGUID
+	out.Serial = fmt.Sprintf("MT2%03dX%05d", int(d[3])%1000, binary.BigEndian.Uint32(d[4:])%100000)
+	if nic.Link == "InfiniBand" {
+		out.LID = 1 + (node*len(p.NICs)+i)%0xbffe
+	}
+	return out
+}
+
+// derive gives 32 bytes that depend only on the profile's name and the words.
+func (p *Profile) derive(kind string, numbers ...int) []byte {
+	h := sha256.New()
+	fmt.Fprintf(h, "fakefabric/%s/%s", p.Name, kind)
+	for _, n := range numbers {
+		fmt.Fprintf(h, "/%d", n)
+	}
+	return h.Sum(nil)
+}
+
+// uuid makes a random-form (version 4) UUID of the first 16 bytes.
+func uuid(b []byte) string {
+	var u [16]byte
+	copy(u[:], b)
+	u[6] = u[6]&0x0f | 0x40
+	u[8] = u[8]&0x3f | 0x80
+	return FormatUUID(u)
+}
+
+// FormatUUID writes 16 bytes as 8-4-4-4-12 hex digits.
+func FormatUUID(u [16]byte) string {
+	h := hex.EncodeToString(u[:])
+	return h[0:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// ParseUUID reads a UUID with or without a GPU- or MIG- prefix; what is no UUID gives zeros.
+func ParseUUID(s string) [16]byte {
+	var u [16]byte
+	s = strings.TrimPrefix(strings.TrimPrefix(s, "GPU-"), "MIG-")
+	b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
+	if err == nil && len(b) == 16 {
+		copy(u[:], b)
+	}
+	return u
+}

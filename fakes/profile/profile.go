@@ -1,0 +1,272 @@
+// Package profile describes a machine model: its GPUs, NVLink, PCI, NICs and IMEX, as one YAML file.
+//
+// A Profile is the model; a Node is one machine of that model, with its own UUIDs, GUIDs, MACs and serials, which are the same each
+// time they are derived. Everything else in this module is made from a Node, so that NVML, sysfs, procfs and IMEX cannot disagree.
+package profile
+
+// Profile is one machine model, as written in a profile file.
+type Profile struct {
+	// Name is what `--profile` takes, e.g. gb200-nvl72.
+	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9-]*$"`
+	// Summary is one line for `fakefabric profiles`.
+	Summary string `yaml:"summary" required:"true"`
+	// Source says where the values were read off.
+	Source   string   `yaml:"source"`
+	Driver   Driver   `yaml:"driver"`
+	Host     Host     `yaml:"host" required:"true"`
+	Topology Topology `yaml:"topology"`
+	// GPUs is absent on a machine without GPUs.
+	GPUs *GPUs `yaml:"gpus"`
+	// Fabric is absent where GPUs do not register with an NVLink fabric.
+	Fabric *Fabric `yaml:"fabric"`
+	NICs   []NIC   `yaml:"nics"`
+	// IMEX is absent where the machine has no IMEX channels.
+	IMEX *IMEX `yaml:"imex"`
+}
+
+// Driver is the NVIDIA driver that the machine seems to run.
+type Driver struct {
+	// Version is the driver's, e.g. 580.95.05.
+	Version string `yaml:"version" pattern:"^[0-9]+\\.[0-9]+(\\.[0-9]+)?$"`
+	// CUDA is the highest CUDA version the driver serves, e.g. "13.0".
+	CUDA string `yaml:"cuda" pattern:"^[0-9]+\\.[0-9]+$"`
+	// Majors are the character device majors in /proc/devices.
+	Majors Majors `yaml:"majors"`
+}
+
+// Majors are character device majors; zero takes the default that is named beside each.
+type Majors struct {
+	NVIDIA       int `yaml:"nvidia"`       // 195
+	UVM          int `yaml:"uvm"`          // 510
+	Caps         int `yaml:"caps"`         // 235
+	IMEXChannels int `yaml:"imexChannels"` // 501
+	NVSwitch     int `yaml:"nvswitch"`     // 509
+}
+
+// Host is the machine around the GPUs.
+type Host struct {
+	// Architecture is Go's name of the CPU: amd64 or arm64.
+	Architecture string `yaml:"architecture" required:"true" enum:"amd64,arm64"`
+	// Hostname has the node's index in place of %d (or %02d).
+	Hostname string `yaml:"hostname"`
+	// Vendor and Product are what the firmware tells (sys/class/dmi/id).
+	Vendor  string `yaml:"vendor"`
+	Product string `yaml:"product"`
+	// NUMA lists the nodes that have CPUs or memory.
+	NUMA []NUMANode `yaml:"numa" required:"true"`
+}
+
+// NUMANode is one NUMA node of the machine.
+type NUMANode struct {
+	Node int `yaml:"node" minimum:"0" maximum:"1023"`
+	// CPUs is a list such as 0-71; empty for a node of memory only.
+	CPUs string `yaml:"cpus"`
+	// MemoryMiB is the size of its memory.
+	MemoryMiB int64 `yaml:"memoryMiB" minimum:"0"`
+	// Count is how many nodes in a row, from Node on, look like this one; zero means one.
+	Count int `yaml:"count" minimum:"0" maximum:"64"`
+}
+
+// Nodes lists the machine's NUMA nodes one by one.
+func (h Host) Nodes() []NUMANode {
+	var all []NUMANode
+	for _, n := range h.NUMA {
+		for k := range max(n.Count, 1) {
+			all = append(all, NUMANode{Node: n.Node + k, CPUs: n.CPUs, MemoryMiB: n.MemoryMiB})
+		}
+	}
+	return all
+}
+
+// Topology says how far apart devices count that share no PCI bridge.
+type Topology struct {
+	// AcrossHostBridges is the distance of two devices under different host bridges of one NUMA node: NODE (default) or SYS.
+	AcrossHostBridges string `yaml:"acrossHostBridges" enum:"NODE,SYS"`
+}
+
+// GPUs are the GPUs of the machine, all of one model.
+type GPUs struct {
+	Model   GPUModel `yaml:"model" required:"true"`
+	NVLink  *NVLink  `yaml:"nvlink"`
+	Devices []GPU    `yaml:"devices" required:"true"`
+}
+
+// GPUModel is what NVML tells of every GPU of that model.
+type GPUModel struct {
+	// Name is the product name, e.g. NVIDIA GB200.
+	Name         string `yaml:"name" required:"true"`
+	Architecture string `yaml:"architecture" required:"true" enum:"turing,ampere,ada,hopper,blackwell"`
+	Brand        string `yaml:"brand" enum:"nvidia,tesla,quadro,geforce"`
+	// ComputeCapability is CUDA's, e.g. "10.0".
+	ComputeCapability string `yaml:"computeCapability" required:"true" pattern:"^[0-9]+\\.[0-9]+$"`
+	// PCIID and SubsystemID are vendor:device in hex, e.g. 10de:2941.
+	PCIID       string `yaml:"pciID" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
+	SubsystemID string `yaml:"subsystemID" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
+	// MemoryMiB is what nvidia-smi prints as the total.
+	MemoryMiB int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
+	// ReservedMiB is the part of the total that the driver keeps.
+	ReservedMiB int64 `yaml:"reservedMiB" minimum:"0"`
+	// BAR1MiB is the size of the second PCI window.
+	BAR1MiB         int64 `yaml:"bar1MiB" minimum:"0"`
+	MemoryBusBits   int   `yaml:"memoryBusBits" minimum:"0"`
+	Multiprocessors int   `yaml:"multiprocessors" minimum:"0"`
+	// Cores is the number of CUDA cores.
+	Cores          int    `yaml:"cores" minimum:"0"`
+	ECC            bool   `yaml:"ecc"`
+	AddressingMode string `yaml:"addressingMode" enum:"none,HMM,ATS"`
+	BoardPart      string `yaml:"boardPart"`
+	VBIOS          string `yaml:"vbios"`
+	InfoROM        string `yaml:"infoROM"`
+	PCIe           PCIe   `yaml:"pcie"`
+	Power          Power  `yaml:"power"`
+	Clocks         Clocks `yaml:"clocks"`
+	// IdleCelsius is the temperature at rest; limits follow in Temperature.
+	IdleCelsius int         `yaml:"idleCelsius" minimum:"0" maximum:"120"`
+	Temperature Temperature `yaml:"temperature"`
+	// Coherent is true where the GPU's memory is a NUMA node of the host's (NVLink C2C).
+	Coherent bool `yaml:"coherent"`
+	// MIG is absent where the model cannot be partitioned.
+	MIG *MIG `yaml:"mig"`
+}
+
+// PCIe is the widest link the GPU has.
+type PCIe struct {
+	Generation int `yaml:"generation" minimum:"1" maximum:"7"`
+	Width      int `yaml:"width" minimum:"1" maximum:"32"`
+}
+
+// Power is in watts.
+type Power struct {
+	IdleWatts    int `yaml:"idleWatts" minimum:"0"`
+	DefaultWatts int `yaml:"defaultWatts" minimum:"0"`
+	MinWatts     int `yaml:"minWatts" minimum:"0"`
+	MaxWatts     int `yaml:"maxWatts" minimum:"0"`
+}
+
+// Clocks are the highest ones, in MHz.
+type Clocks struct {
+	GraphicsMHz int `yaml:"graphicsMHz" minimum:"0"`
+	SMMHz       int `yaml:"smMHz" minimum:"0"`
+	MemoryMHz   int `yaml:"memoryMHz" minimum:"0"`
+	VideoMHz    int `yaml:"videoMHz" minimum:"0"`
+	// IdleMHz is the graphics clock at rest.
+	IdleMHz int `yaml:"idleMHz" minimum:"0"`
+}
+
+// Temperature holds thresholds in degrees Celsius.
+type Temperature struct {
+	Shutdown int `yaml:"shutdown" minimum:"0"`
+	Slowdown int `yaml:"slowdown" minimum:"0"`
+	MaxGPU   int `yaml:"maxGPU" minimum:"0"`
+}
+
+// MIG is how the model can be partitioned.
+type MIG struct {
+	// MaxInstances is the most MIG devices one GPU can have.
+	MaxInstances int `yaml:"maxInstances" required:"true" minimum:"1" maximum:"8"`
+	// MemorySlices is the length of the placement axis.
+	MemorySlices int          `yaml:"memorySlices" required:"true" minimum:"1" maximum:"8"`
+	Profiles     []MIGProfile `yaml:"profiles" required:"true"`
+}
+
+// MIGProfile is one GPU instance profile.
+type MIGProfile struct {
+	// Name is e.g. 1g.23gb or 1g.23gb+me.
+	Name string `yaml:"name" required:"true" pattern:"^[0-9]+g\\.[0-9]+gb(\\+[a-z.]+)?$"`
+	// ID is what nvidia-smi mig -lgip prints as the profile's ID.
+	ID              int   `yaml:"id" minimum:"0" maximum:"255"`
+	Slices          int   `yaml:"slices" required:"true" minimum:"1" maximum:"8"`
+	MemoryMiB       int64 `yaml:"memoryMiB" required:"true" minimum:"1"`
+	Multiprocessors int   `yaml:"multiprocessors" required:"true" minimum:"1"`
+	CopyEngines     int   `yaml:"copyEngines" minimum:"0"`
+	Decoders        int   `yaml:"decoders" minimum:"0"`
+	Encoders        int   `yaml:"encoders" minimum:"0"`
+	JPEG            int   `yaml:"jpeg" minimum:"0"`
+	OFA             int   `yaml:"ofa" minimum:"0"`
+	// Max is how many instances of this profile one GPU can have.
+	Max int `yaml:"max" required:"true" minimum:"1" maximum:"8"`
+	// Starts and Size are the possible placements, in memory slices.
+	Starts []int `yaml:"starts" required:"true"`
+	Size   int   `yaml:"size" required:"true" minimum:"1" maximum:"8"`
+}
+
+// NVLink is how the GPUs of a node are linked.
+type NVLink struct {
+	Links   int `yaml:"links" required:"true" minimum:"1" maximum:"18"`
+	Version int `yaml:"version" required:"true" minimum:"1" maximum:"6"`
+	// Switched is true when links lead to an NVSwitch, false when each leads to a peer GPU.
+	Switched bool `yaml:"switched"`
+	// SpeedMBps is one link's speed in one direction, in MB/s.
+	SpeedMBps int `yaml:"speedMBps" minimum:"0"`
+	// Switches are the PCI addresses of NVSwitches that the node itself sees.
+	Switches []string `yaml:"switches"`
+	// SwitchPCIID is the switches' vendor:device.
+	SwitchPCIID string `yaml:"switchPCIID" pattern:"^[0-9a-f]{4}:[0-9a-f]{4}$"`
+}
+
+// GPU is one GPU's place in the machine.
+type GPU struct {
+	PCI string `yaml:"pci" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]$"`
+	// Bridges are the PCI bridges above it, the root port first; empty takes one root port.
+	Bridges []string `yaml:"bridges"`
+	NUMA    int      `yaml:"numa" minimum:"-1"`
+	// CPUs overrides the CPU list of its NUMA node.
+	CPUs string `yaml:"cpus"`
+	// MemoryNodes is the list nvidia-smi topo -m prints as NUMA affinity; empty takes NUMA.
+	MemoryNodes string `yaml:"memoryNodes"`
+	// Module is the physical slot number on the baseboard; zero takes index+1.
+	Module int `yaml:"module" minimum:"0"`
+}
+
+// Fabric is the NVLink fabric that the GPUs register with.
+type Fabric struct {
+	// ClusterUUID is the first rack's; further racks get others, derived from it. All zeros (an HGX board: a fabric without a cluster) stays.
+	ClusterUUID string `yaml:"clusterUUID" required:"true" pattern:"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"`
+	CliqueID    uint32 `yaml:"cliqueID"`
+	// NodesPerClique is how many nodes of this model share one clique; zero means one.
+	NodesPerClique int `yaml:"nodesPerClique" minimum:"0"`
+}
+
+// NIC is one RDMA-capable port function.
+type NIC struct {
+	// Device is the InfiniBand device's name, e.g. mlx5_0.
+	Device string `yaml:"device" required:"true" pattern:"^[a-z0-9_]+$"`
+	// Netdev is the network interface of that function, e.g. ibp3s0.
+	Netdev string `yaml:"netdev" required:"true"`
+	// Bond is the bonding interface that the netdev is a slave of.
+	Bond string `yaml:"bond"`
+	PCI  string `yaml:"pci" required:"true" pattern:"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]$"`
+	// Bridges are the PCI bridges above it, the root port first; empty takes one root port.
+	Bridges []string `yaml:"bridges"`
+	NUMA    int      `yaml:"numa" minimum:"-1"`
+	// Model is a key of the table of NIC models.
+	Model string `yaml:"model" required:"true" enum:"ConnectX-5,ConnectX-6,ConnectX-6 Dx,ConnectX-7,ConnectX-8,BlueField-2,BlueField-3"`
+	Link  string `yaml:"link" required:"true" enum:"InfiniBand,Ethernet"`
+	// RateGbps is the active rate of the port.
+	RateGbps int    `yaml:"rateGbps" required:"true" minimum:"1"`
+	MTU      int    `yaml:"mtu" minimum:"0"`
+	Firmware string `yaml:"firmware"`
+	BoardID  string `yaml:"boardID"`
+	// Port is the number of the port on the card that this function serves, from 0 (dev_port is always 0 with mlx5).
+	Port int `yaml:"port" minimum:"0"`
+	// Down is true when the port has no link.
+	Down  bool   `yaml:"down"`
+	SRIOV *SRIOV `yaml:"sriov"`
+}
+
+// SRIOV says how many virtual functions a NIC has.
+type SRIOV struct {
+	Total int `yaml:"total" required:"true" minimum:"1" maximum:"127"`
+	// Enabled is how many exist.
+	Enabled int `yaml:"enabled" minimum:"0" maximum:"127"`
+}
+
+// IMEX is the internode memory exchange of the machine.
+type IMEX struct {
+	// Version is what the daemon tells its peers.
+	Version string `yaml:"version" required:"true"`
+	// Channels is how many channel devices may exist (2048 on real machines).
+	Channels int `yaml:"channels" required:"true" minimum:"1" maximum:"4096"`
+	// Present is how many channel nodes are made in dev.
+	Present int `yaml:"present" minimum:"0"`
+}

@@ -1,0 +1,133 @@
+package program
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"gpufabric.io/fakes/imex"
+	"gpufabric.io/fakes/state"
+)
+
+// runIMEX is nvidia-imex: it stays in the foreground and looks its peers up again on SIGUSR1.
+func runIMEX(ctx context.Context, args []string, stderr io.Writer) error {
+	flags := flag.NewFlagSet("nvidia-imex", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	path := flags.String("c", imex.DefaultConfig, "configuration file")
+	version := flags.Bool("v", false, "print the version and exit")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	root, err := state.FindRoot()
+	if err != nil {
+		return err
+	}
+	o, err := imexOptions(root)
+	if err != nil {
+		return err
+	}
+	if *version {
+		fmt.Fprintln(stderr, "IMEX version is:", o.Version)
+		return nil
+	}
+	config, err := imex.ReadConfig(*path)
+	if err != nil {
+		return err
+	}
+	log := stderr
+	if config.LogFile != "" {
+		f, err := os.OpenFile(config.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return fmt.Errorf("LOG_FILE_NAME: %w", err)
+		}
+		defer func() { _ = f.Close() }() // every line is written at once
+		log = io.MultiWriter(stderr, f)
+	}
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
+	d, err := imex.New(config, o)
+	if err != nil {
+		return err
+	}
+	reload := make(chan os.Signal, 1)
+	signal.Notify(reload, syscall.SIGUSR1)
+	defer signal.Stop(reload)
+	running, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-running.Done():
+				return
+			case <-reload:
+				d.Reload()
+			}
+		}
+	}()
+	err = d.Run(ctx)
+	cancel()
+	<-done
+	return err
+}
+
+// imexOptions gives a daemon its node's version and faults.
+func imexOptions(root string) (imex.Options, error) {
+	f, err := state.Open(root)
+	if err != nil {
+		return imex.Options{}, err
+	}
+	defer func() { _ = f.Close() }() // only read from
+	body, err := f.Read()
+	if err != nil {
+		return imex.Options{}, err
+	}
+	dir := filepath.Dir(state.Path(root))
+	return imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir, Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}, nil
+}
+
+// runIMEXControl is nvidia-imex-ctl.
+func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error {
+	flags := flag.NewFlagSet("nvidia-imex-ctl", flag.ContinueOnError)
+	path := flags.String("c", imex.DefaultConfig, "configuration file of the daemon to ask")
+	local := flags.Bool("q", false, "print the local daemon's state")
+	all := flags.Bool("N", false, "print all nodes, their connections and the domain's state")
+	nodes := flags.Bool("n", false, "print all nodes without their connections")
+	hosts := flags.Bool("H", false, "with -N or -n: print host names too")
+	asJSON := flags.Bool("j", false, "print JSON")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if !*local && !*all && !*nodes {
+		return errors.New("say what to ask: -q, -N or -n")
+	}
+	config, err := imex.ReadConfig(*path)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	s, err := imex.Query(ctx, config)
+	switch {
+	case *local && *asJSON:
+		return errors.Join(json.NewEncoder(stdout).Encode(map[string]imex.State{"status": s.Local}), err)
+	case *local:
+		fmt.Fprintln(stdout, s.Local)
+		return err
+	case err != nil:
+		return err
+	case *asJSON:
+		return s.WriteJSON(stdout)
+	case *all:
+		return s.WriteText(stdout, *hosts)
+	}
+	return s.WriteNodes(stdout, *hosts)
+}

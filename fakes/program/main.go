@@ -1,0 +1,53 @@
+// Package program is the command line: fakefabric's subcommands, and the tools of a node's driver root.
+package program
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Main runs the program under the name it was started by and gives the exit status.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return Run(ctx, filepath.Base(args[0]), args[1:], os.Stdout, os.Stderr)
+}
+
+// Run runs one command with its arguments: name is fakefabric or one of tree.Tools.
+func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writer) int {
+	var err error
+	switch name {
+	case "nvidia-imex":
+		err = runIMEX(ctx, args, stderr)
+	case "nvidia-imex-ctl":
+		err = runIMEXControl(ctx, args, stdout)
+	default:
+		err = runFakefabric(ctx, args, stdout, stderr)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
+func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := &cobra.Command{
+		Use:           "fakefabric",
+		Short:         "Makes GPU fabric nodes that are not there: NVML, sysfs, procfs, /dev, InfiniBand and IMEX from one profile",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), agentCommand())
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}

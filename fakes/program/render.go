@@ -1,0 +1,111 @@
+package program
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+func renderCommand() *cobra.Command {
+	var o tree.Options
+	var name string
+	var noLibraries bool
+	c := &cobra.Command{
+		Use:   "render --profile NAME|FILE --root DIR",
+		Short: "Write one node of a profile to a directory: sys, proc, dev, driver and state",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			p, err := profile.Load(name)
+			if err != nil {
+				return err
+			}
+			o.Profile = p
+			if !noLibraries {
+				if err := findPrograms(&o); err != nil {
+					return err
+				}
+			}
+			begin := time.Now()
+			if err := tree.Render(c.Context(), o); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s: node %d of profile %s, rendered in %d ms\n", o.Root, o.Node, p.Name, time.Since(begin).Milliseconds())
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&name, "profile", "", "name of a profile (see fakefabric profiles), or path of a profile file")
+	f.IntVar(&o.Node, "node", 0, "which machine of the cluster, from 0; each has UUIDs, GUIDs and MACs of its own")
+	f.IntVar(&o.Nodes, "nodes", 0, "how many machines of this profile there are; 0: not told")
+	f.StringVar(&o.Root, "root", "", "the node's directory")
+	f.StringVar(&o.LibraryDir, "library-dir", "", "where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
+	f.BoolVar(&o.PlainDevices, "plain-devices", false, "make plain files in dev even where device nodes could be made")
+	f.BoolVar(&noLibraries, "no-libraries", false, "leave the libraries and tools of the driver root out")
+	for _, required := range []string{"profile", "root"} {
+		if err := c.MarkFlagRequired(required); err != nil {
+			panic(err) // the flag is defined three lines above
+		}
+	}
+	return c
+}
+
+// findPrograms sets where the libraries and the tools come from.
+func findPrograms(o *tree.Options) error {
+	var err error
+	if o.LibraryDir, err = tree.FindLibraries(o.LibraryDir); err != nil {
+		return err
+	}
+	if o.Tools, err = os.Executable(); err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	return nil
+}
+
+func profilesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "profiles",
+		Short: "List the machine models that ship with fakefabric",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range profile.Names() {
+				p, err := profile.Load(name)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(c.OutOrStdout(), "%-14s %s\n", name, p.Summary)
+			}
+			return nil
+		},
+	}
+}
+
+func validateCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "Check profile files, and name every mistake with its line and key",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, files []string) error {
+			bad := 0
+			for _, file := range files {
+				_, err := profile.Load(file)
+				if err != nil {
+					bad++
+					fmt.Fprintln(c.OutOrStdout(), strings.TrimSpace(err.Error()))
+					continue
+				}
+				fmt.Fprintf(c.OutOrStdout(), "%s: valid\n", file)
+			}
+			if bad > 0 {
+				return errors.New("profiles with mistakes: " + fmt.Sprint(bad))
+			}
+			return nil
+		},
+	}
+}

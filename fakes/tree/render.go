@@ -1,0 +1,161 @@
+// Package tree writes a fake node as a directory: sys, proc and dev as the kernel would show them, driver as a driver root, and state.
+package tree
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/state"
+)
+
+// Options say which node to write, and where.
+type Options struct {
+	Profile *profile.Profile
+	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
+	Node, Nodes int
+	// Root is the node's directory; it is made. What an earlier rendering left there is replaced.
+	Root string
+	// LibraryDir holds the C libraries; empty leaves DIR/driver/usr/lib64 without them, for simulations that load no library.
+	LibraryDir string
+	// Tools is the program that DIR/driver/usr/bin/nvidia-smi and its siblings are hard links to (copies, where that is impossible);
+	// empty leaves them out.
+	Tools string
+	// PlainDevices makes plain files in dev even where device nodes could be made.
+	PlainDevices bool
+}
+
+// Rendered is what a rendering left in DIR/state/rendered.json, so that a later one can tell whether anything changed.
+type Rendered struct {
+	Profile string `json:"profile"`
+	Node    int    `json:"node"`
+	Nodes   int    `json:"nodes"`
+	// Hostname and ClusterUUID are the node's, for people who look.
+	Hostname    string `json:"hostname"`
+	ClusterUUID string `json:"clusterUUID,omitempty"`
+	CliqueID    uint32 `json:"cliqueID,omitempty"`
+	GPUs        int    `json:"gpus"`
+	NICs        int    `json:"nics"`
+}
+
+// parts are the directories that a rendering replaces as a whole.
+var parts = []string{"sys", "proc", "dev", "driver"}
+
+// Render writes the node. It fails without touching an earlier rendering when the new one cannot be written in full.
+func Render(ctx context.Context, o Options) error {
+	if o.Profile == nil || o.Root == "" {
+		return errors.New("render: a profile and a root directory are needed")
+	}
+	if o.Node < 0 || o.Nodes != 0 && o.Node >= o.Nodes {
+		return fmt.Errorf("render: node %d is not among %d nodes, counted from 0", o.Node, o.Nodes)
+	}
+	root, err := filepath.Abs(o.Root)
+	if err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
+	fresh, err := os.MkdirTemp(root, ".rendering-")
+	if err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(fresh) }() // holds only the earlier rendering by then
+
+	n := o.Profile.Node(o.Node)
+	w := newWriter(fresh, o.PlainDevices)
+	writeSys(w, n)
+	writeProc(w, n)
+	writeDev(w, n)
+	writeDriver(w, n, o)
+	if err := errors.Join(w.err, ctx.Err()); err != nil {
+		return fmt.Errorf("render %s in %s: %w", o.Profile.Name, root, err)
+	}
+	for _, part := range parts {
+		if err := exchange(filepath.Join(fresh, part), filepath.Join(root, part), filepath.Join(fresh, "old-"+part)); err != nil {
+			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+		}
+	}
+	if err := state.CreateNode(root, n); err != nil {
+		return err
+	}
+	return writeRendered(root, n, o)
+}
+
+// exchange puts what is in fresh in the place of what is in current, entry by entry; what was there goes to old. The directory current
+// itself stays, since it may be mounted somewhere.
+func exchange(fresh, current, old string) error {
+	for _, d := range []string{current, old} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := moveAll(current, old); err != nil {
+		return err
+	}
+	return moveAll(fresh, current)
+}
+
+func moveAll(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.Rename(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove takes the node's hardware away: everything a rendering made, the directory itself excepted.
+func Remove(root string) error {
+	var errs []error
+	for _, part := range append([]string{"state"}, parts...) {
+		entries, err := os.ReadDir(filepath.Join(root, part))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, e := range entries {
+			errs = append(errs, os.RemoveAll(filepath.Join(root, part, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func writeRendered(root string, n *profile.Node, o Options) error {
+	r := Rendered{Profile: o.Profile.Name, Node: o.Node, Nodes: o.Nodes, Hostname: n.Hostname, ClusterUUID: n.ClusterUUID,
+		GPUs: len(n.GPUs), NICs: len(n.NICs)}
+	if o.Profile.Fabric != nil {
+		r.CliqueID = o.Profile.Fabric.CliqueID
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("describe rendering: %w", err)
+	}
+	path := renderedPath(root)
+	if err := os.WriteFile(path+".new", append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("describe rendering: %w", err)
+	}
+	return os.Rename(path+".new", path)
+}
+
+func renderedPath(root string) string { return filepath.Join(root, "state", "rendered.json") }
+
+// ReadRendered tells what was rendered at root; the error is os.ErrNotExist's kind where nothing was.
+func ReadRendered(root string) (Rendered, error) {
+	var r Rendered
+	data, err := os.ReadFile(renderedPath(root))
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("%s: %w", renderedPath(root), err)
+	}
+	return r, nil
+}

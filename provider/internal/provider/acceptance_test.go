@@ -25,6 +25,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		run  func(*testing.T, *apiserver.Server)
 	}{
 		{"examples", testExamples},
+		{"trouble", testTrouble},
 		{"driver stack", testDriverStack},
 		{"compute domain", testComputeDomain},
 	} {

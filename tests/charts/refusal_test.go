@@ -29,8 +29,8 @@ func crd(labels, annotations map[string]any) unstructured.Unstructured {
 	return existing("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "computedomains.resource.nvidia.com", labels, annotations)
 }
 
-func deviceClass(name string, labels, annotations map[string]any) unstructured.Unstructured {
-	return existing("resource.k8s.io/v1", "DeviceClass", "", name, labels, annotations)
+func deviceClass(name string) unstructured.Unstructured {
+	return existing("resource.k8s.io/v1", "DeviceClass", "", name, nil, nil)
 }
 
 func TestTheChartRefusesWhatWouldClash(t *testing.T) {
@@ -53,18 +53,18 @@ func TestTheChartRefusesWhatWouldClash(t *testing.T) {
 		{"our CRD, kept by an earlier release", nil, Cluster{Objects: []unstructured.Unstructured{crd(ours, nil)}}, nil},
 		{"our CRD, installed by this release before it had labels", nil, Cluster{Objects: []unstructured.Unstructured{
 			crd(nil, map[string]any{"meta.helm.sh/release-name": "gpufabric", "meta.helm.sh/release-namespace": namespace})}}, nil},
-		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com", nil, nil)}},
+		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com")}},
 			[]string{"DeviceClass compute-domain-daemon.nvidia.com"}},
-		{"NVIDIA's device class of GPUs, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com", nil, nil)}},
+		{"NVIDIA's device class of GPUs, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}},
 			[]string{"DeviceClass gpu.nvidia.com"}},
-		{"NVIDIA's device class of GPUs, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com", nil, nil)}}, nil},
+		{"NVIDIA's device class of GPUs, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}}, nil},
 		{"NVIDIA's DRA driver by its name", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("nvidia-dra-driver-gpu", "nvidia-dra-driver-gpu-kubelet-plugin", "registry.example/any", nil)}},
 			[]string{"DaemonSet nvidia-dra-driver-gpu/nvidia-dra-driver-gpu-kubelet-plugin"}},
 		{"NVIDIA's DRA driver by its image", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "gpus", "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0", nil)}}, []string{"DaemonSet kube-system/gpus"}},
 		{"all that clashes is named at once", nil, Cluster{Objects: []unstructured.Unstructured{
-			crd(nil, nil), deviceClass("compute-domain-default-channel.nvidia.com", nil, nil), daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
+			crd(nil, nil), deviceClass("compute-domain-default-channel.nvidia.com"), daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
 			[]string{"CustomResourceDefinition computedomains", "DeviceClass compute-domain-default-channel.nvidia.com", "DaemonSet a/nvidia-dra-driver"}},
 		{"NVIDIA's device plugin, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}}, []string{"nvidia-device-plugin-daemonset"}},

@@ -58,6 +58,8 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"more than all unavailable", "gpufabric", map[string]any{"nodePlugins": map[string]any{"maxUnavailable": "101%"}}, []string{"/nodePlugins/maxUnavailable"}},
 		{"a verbosity below zero", "gpufabric", map[string]any{"log": map[string]any{"verbosity": -1}}, []string{"/log/verbosity", "minimum"}},
 		{"an image that is not set", "gpufabric", map[string]any{"image": nil}, []string{"image"}},
+		{"a share of no cores", "gpufabric", map[string]any{"gpus": map[string]any{"share": map[string]any{"cores": 0}}}, []string{"/gpus/share/cores", "minimum"}},
+		{"a MIG mode of another name", "gpufabric", map[string]any{"gpus": map[string]any{"mig": "off"}}, []string{"/gpus/mig", "dynamic"}},
 		{"nothing enabled", "gpufabric", map[string]any{"computeDomains": map[string]any{"enabled": false}}, []string{"nothing is enabled", "computeDomains.enabled"}},
 		{"slices without GPUs", "gpufabric", map[string]any{"vgpu": map[string]any{"enabled": true}, "gpus": map[string]any{"enabled": false}}, []string{"vgpu.enabled needs gpus.enabled"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},

@@ -1,7 +1,11 @@
 {{/*
-A node plugin's DaemonSet. Called with (dict "root" $ "role" "compute-domain-plugin" "values" .Values.computeDomains.plugin
-"kubelet" (list "plugins/compute-domain.nvidia.com" "plugins_registry")), kubelet being the directories under the kubelet's
-root through which the two speak. A plugin sees no other plugin's sockets and no other plugin's state.
+A node plugin's DaemonSet. Called with a dict:
+  root     the template's $
+  role     the subcommand, such as compute-domain-plugin
+  values   the values of this plugin
+  kubelet  directories under the kubelet's root through which the two speak; a plugin sees no other plugin's sockets
+  args     further flags
+  files    name of a ConfigMap of the release, mounted on /etc/gpufabric; "" for none
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
@@ -61,6 +65,9 @@ spec:
             - --state-dir={{ $values.stateDir }}/{{ .role }}
             - --metrics-address=:{{ $values.metrics.port }}
             - --v={{ $values.log.verbosity }}
+            {{- range .args }}
+            - {{ . | quote }}
+            {{- end }}
           env:
             - name: NODE_NAME
               valueFrom:
@@ -113,6 +120,11 @@ spec:
               # What is mounted on the node later (a driver container's root) has to show up here.
               mountPropagation: HostToContainer
             {{- end }}
+            {{- with .files }}
+            - name: files
+              mountPath: /etc/gpufabric
+              readOnly: true
+            {{- end }}
       volumes:
         {{- range $i, $_ := .kubelet }}
         - name: kubelet-{{ $i }}
@@ -136,5 +148,10 @@ spec:
             # Made if it is missing: the plugin waits for what will stand in it, the pod need not.
             type: DirectoryOrCreate
             {{- end }}
+        {{- end }}
+        {{- with .files }}
+        - name: files
+          configMap:
+            name: {{ . }}
         {{- end }}
 {{- end }}

@@ -36,3 +36,24 @@ subjects:
     name: gpufabric-{{ .role }}
     namespace: {{ .root.Release.Namespace }}
 {{- end }}
+
+{{/* Rules of every node plugin that publishes devices. Called with the driver's name. The admission policies hold it to its own node. */}}
+{{- define "gpufabric.draRules" -}}
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices]
+  verbs: [list, watch, create, update, delete]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [get]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims/status]
+  verbs: [patch]
+# Only this driver's entries of status.devices, and only on claims allocated to its own node.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims/driver]
+  resourceNames: [{{ . }}]
+  verbs: ["associated-node:patch"]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

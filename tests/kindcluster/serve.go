@@ -4,9 +4,12 @@ import (
 	"context"
 	"path/filepath"
 	"runtime"
+	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/images"
 	"gpufabric.io/tests/repository"
 	"gpufabric.io/tests/steps"
@@ -57,5 +60,24 @@ func (s serve) Execute(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.cluster.Registry.Push(ctx, s.reference, image)
+	if err := s.cluster.Registry.Push(ctx, s.reference, image); err != nil {
+		return err
+	}
+	return s.cluster.forget(ctx, s.reference)
+}
+
+// forget removes the image from every node, so that pods started from now on get the one that was pushed under the same name.
+func (c *Cluster) forget(ctx context.Context, reference string) error {
+	tag, err := name.NewTag(reference)
+	if err != nil {
+		return err
+	}
+	// containerd spells Docker Hub's host docker.io, this library index.docker.io.
+	full := strings.Replace(tag.Name(), name.DefaultRegistry, "docker.io", 1)
+	for _, node := range c.Nodes {
+		if _, err := docker.Run(ctx, "exec", node, "ctr", "--namespace", "k8s.io", "images", "rm", full); err != nil {
+			return err
+		}
+	}
+	return nil
 }

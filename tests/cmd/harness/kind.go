@@ -11,9 +11,9 @@ import (
 )
 
 func kindCommand() *cobra.Command {
-	command := &cobra.Command{Use: "kind", Short: "Bring the cluster up or down, or write its logs to files"}
+	command := &cobra.Command{Use: "kind", Short: "Bring the cluster up or down, equip its nodes, write its logs to files"}
 	name := command.PersistentFlags().String("name", kindcluster.DefaultName, "the cluster's name")
-	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name))
+	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name), kindHardware(name))
 	return command
 }
 
@@ -65,4 +65,22 @@ func kindLogs(name *string) *cobra.Command {
 			return nil
 		},
 	}
+}
+
+func kindHardware(name *string) *cobra.Command {
+	var profile string
+	command := &cobra.Command{
+		Use:   "hardware",
+		Short: "Give the workers the fake hardware of a profile (images must have been pushed)",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cluster, err := kindcluster.Find(*name)
+			if err != nil {
+				return err
+			}
+			return cluster.Equip(cmd.Context(), steps.NewPrinter(os.Stderr), profile)
+		},
+	}
+	command.Flags().StringVar(&profile, "profile", "gb200-nvl72", "as `fakefabric profiles` names it")
+	return command
 }

@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gruntwork-io/terratest/modules/terraform"
+)
+
+// TestComputeDomainsFromTerraformToPod is one story, in order: each part stands on those before it.
+func TestComputeDomainsFromTerraformToPod(t *testing.T) {
+	e := newEnvironment(t)
+	stack := quickstart(t, e)
+	terraform.Init(t, stack)
+	applied := false
+	t.Cleanup(func() {
+		// A failed test leaves the drivers in a cluster that is kept for a look; the next run must not find them.
+		if applied && t.Failed() {
+			t.Logf("the drivers stay in the cluster; terraform's files were in %s", stack.TerraformDir)
+		}
+	})
+
+	started := time.Now()
+	terraform.Apply(t, stack)
+	applied = true
+	measured(t, "terraform apply of the quickstart", time.Since(started))
+	e.kubectl(t, "get", "resourceslices")
+
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *environment)
+	}{
+		{"a second plan changes nothing", func(t *testing.T, _ *environment) {
+			if code := terraform.PlanExitCode(t, stack); code != 0 {
+				t.Errorf("plan's exit code is %d, want 0 for no change", code)
+			}
+		}},
+		{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
+		{"the quickstart's domain becomes ready on two nodes", testTwoNodeDomain},
+		{"a deleted domain leaves nothing", testDeletion},
+		{"bad domains are refused with the field named", testRefusals},
+		{"a claim of another namespace never gets a channel", testForeignNamespace},
+		{"an upgrade and a rollback of the chart leave pods alone", testUpgradeAndRollback},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.run(t, e) })
+	}
+
+	t.Run("terraform destroy leaves nothing", func(t *testing.T) {
+		started := time.Now()
+		terraform.Destroy(t, stack)
+		measured(t, "terraform destroy of the quickstart", time.Since(started))
+		vanish(t, "what came with the drivers", e.installed)
+	})
+}
+
+// testUpgradeAndRollback changes a value of the running release with plain Helm and takes the change back.
+func testUpgradeAndRollback(t *testing.T, e *environment) {
+	const release, namespace, daemonset = "gpufabric", "gpufabric-system", "daemonset/gpufabric-compute-domain-plugin"
+	helm := func(args ...string) {
+		t.Helper()
+		_, err := e.Helm(t.Context(), e.printer, append(args, "--namespace", namespace, "--wait", "--timeout", "2m")...)
+		must(t, err)
+	}
+	arguments := func() string {
+		t.Helper()
+		return e.kubectl(t, "--namespace", namespace, "get", daemonset, "--output", "jsonpath={.spec.template.spec.containers[0].args}")
+	}
+	e.apply(t, member("bystander-a", e.Workers()[0])+"---\n"+member("bystander-b", e.Workers()[1]))
+	e.kubectl(t, "wait", "pod/bystander-a", "pod/bystander-b", "--for=condition=Ready", "--timeout=120s")
+	before := arguments()
+
+	helm("upgrade", release, filepath.Join(e.root, "charts/gpufabric"), "--reuse-values", "--set", "log.verbosity=4")
+	if arguments() == before {
+		t.Errorf("the upgrade changed nothing: %s", before)
+	}
+	helm("rollback", release)
+	if got := arguments(); got != before {
+		t.Errorf("after the rollback the plugin has %s, before the upgrade %s", got, before)
+	}
+	for _, pod := range []string{"bystander-a", "bystander-b"} {
+		if got := e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}"); got != "Running 0" {
+			t.Errorf("%s is %q, want it to run on", pod, got)
+		}
+	}
+	// What the old plugin prepared, the new one takes back.
+	uids := e.claimUIDs(t, "bystander-a", "bystander-b")
+	e.kubectl(t, "delete", "pod/bystander-a", "pod/bystander-b", "--timeout=120s")
+	vanish(t, "claims that were prepared before the upgrade", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
+}

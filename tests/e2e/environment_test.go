@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/tests/docker"
+	"gpufabric.io/tests/kindcluster"
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/steps"
+)
+
+const (
+	clusterName = "gpufabric-e2e"
+	profile     = "gb200-nvl72"
+	// keepVariable keeps the cluster after the tests, and takes the one that is up already before them.
+	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
+
+	// What a claim leaves on a node goes some time after the API forgot it; no event tells of it.
+	leftoverPatience = 60 * time.Second
+	leftoverInterval = 500 * time.Millisecond
+)
+
+// environment is the cluster that all tests share.
+type environment struct {
+	*kindcluster.Cluster
+	root    string
+	printer *steps.Printer
+}
+
+// newEnvironment brings the cluster up, serves the images that `make build` made ready, and gives the workers their hardware.
+func newEnvironment(t *testing.T) *environment {
+	t.Helper()
+	root, err := repository.Root()
+	must(t, err)
+	printer := steps.NewPrinter(os.Stderr)
+	if os.Getenv(keepVariable) == "" {
+		t.Cleanup(func() {
+			// The test's own context has ended by now.
+			if err := kindcluster.Down(context.WithoutCancel(t.Context()), clusterName); err != nil {
+				t.Errorf("remove the cluster: %v", err)
+			}
+		})
+	}
+	cluster, err := kindcluster.Up(t.Context(), kindcluster.Options{Name: clusterName, Workers: 2, Printer: printer})
+	must(t, err)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		dir, err := cluster.ExportLogs(context.WithoutCancel(t.Context()))
+		t.Logf("logs of the cluster: %s (error: %v)", dir, err)
+	})
+	must(t, cluster.Serve(t.Context(), printer))
+	must(t, cluster.Equip(t.Context(), printer, profile))
+	measured(t, "kind bring-up", cluster.Took)
+	return &environment{Cluster: cluster, root: root, printer: printer}
+}
+
+// kubectl runs kubectl and fails the test with what it said if it fails.
+func (e *environment) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := e.Kubectl(t.Context(), nil, args...)
+	must(t, err)
+	return out
+}
+
+// apply applies a manifest and removes it, if it is still there, when the test ends.
+func (e *environment) apply(t *testing.T, manifest string) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := e.Kubectl(ctx, strings.NewReader(manifest), "delete", "--ignore-not-found", "--timeout=60s", "--filename", "-"); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	_, err := e.Kubectl(t.Context(), strings.NewReader(manifest), "apply", "--filename", "-")
+	must(t, err)
+}
+
+// refused applies a manifest that must be refused and returns what the API server said.
+func (e *environment) refused(t *testing.T, manifest string) string {
+	t.Helper()
+	_, err := e.Kubectl(t.Context(), strings.NewReader(manifest), "apply", "--filename", "-")
+	if err == nil {
+		_, _ = e.Kubectl(t.Context(), strings.NewReader(manifest), "delete", "--ignore-not-found", "--filename", "-")
+		t.Fatalf("the API server took it:\n%s", manifest)
+	}
+	return err.Error()
+}
+
+// get reads an object, or a list, into a struct as JSON.
+func (e *environment) get(t *testing.T, into any, args ...string) {
+	t.Helper()
+	out := e.kubectl(t, append([]string{"get", "--output", "json"}, args...)...)
+	must(t, json.Unmarshal([]byte(out), into))
+}
+
+// file reads a file of the checkout.
+func (e *environment) file(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(e.root, path))
+	must(t, err)
+	return string(content)
+}
+
+// traces lists what on the nodes still carries one of the names (UIDs): files by name or by content, under the state and CDI directories.
+func (e *environment) traces(ctx context.Context, names ...string) ([]string, error) {
+	var found []string
+	for _, node := range e.Nodes {
+		for _, name := range names {
+			out, err := docker.Script(ctx, node, fmt.Sprintf(
+				`for dir in /var/lib/gpufabric /var/run/cdi /etc/cdi; do
+					[ -d $dir ] || continue
+					find $dir -name '*%[1]s*'
+					grep --recursive --files-with-matches --fixed-strings '%[1]s' $dir || true
+				done`, name))
+			if err != nil {
+				return nil, err
+			}
+			for _, path := range strings.Fields(out) {
+				found = append(found, node+":"+path)
+			}
+		}
+	}
+	return found, nil
+}
+
+// vanish waits until list returns nothing, and fails the test with what is left otherwise.
+func vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), leftoverPatience)
+	defer cancel()
+	for {
+		left, err := list(ctx)
+		if err == nil && len(left) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Errorf("%s: still there after %s: %s (error: %v)", what, leftoverPatience, strings.Join(left, ", "), err)
+			return
+		case <-time.After(leftoverInterval):
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// measured prints a figure in a form that is easily found in the log.
+func measured(t *testing.T, what string, took time.Duration) {
+	t.Helper()
+	t.Logf("measured: %s: %.1f s", what, took.Seconds())
+}

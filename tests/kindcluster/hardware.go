@@ -1,0 +1,87 @@
+package kindcluster
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/steps"
+	"gpufabric.io/tests/toolchain"
+)
+
+// How the chart fake-hardware is installed.
+const (
+	hardwareRelease   = "fake-hardware"
+	hardwareNamespace = "fake-hardware"
+	hardwareLabels    = "fakefabric.gpufabric.io/" // profile, index and nodes
+)
+
+// Equip gives every worker the fake hardware of a fakefabric profile: the workers become the nodes of one fabric, in the order of their names. The
+// control plane stays a node without a GPU.
+func (c *Cluster) Equip(ctx context.Context, printer *steps.Printer, profile string) error {
+	_, err := printer.Run(ctx, labels{c, profile}, agents{c, printer})
+	return err
+}
+
+// Workers are the nodes beside the control plane.
+func (c *Cluster) Workers() []string { return c.Nodes[1:] }
+
+// labels tells the agents what each node carries.
+type labels struct {
+	cluster *Cluster
+	profile string
+}
+
+func (l labels) Name() string {
+	return fmt.Sprintf("Profile %s on %d nodes", l.profile, len(l.cluster.Workers()))
+}
+
+func (l labels) Execute(ctx context.Context) error {
+	workers := l.cluster.Workers()
+	for i, node := range workers {
+		if _, err := l.cluster.Kubectl(ctx, nil, "label", "--overwrite", "node", node, hardwareLabels+"profile="+l.profile,
+			hardwareLabels+"index="+strconv.Itoa(i), hardwareLabels+"nodes="+strconv.Itoa(len(workers))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// agents renders the hardware.
+type agents struct {
+	cluster *Cluster
+	printer *steps.Printer
+}
+
+func (agents) Name() string { return "Fake hardware" }
+
+func (a agents) Execute(ctx context.Context) error {
+	root, err := repository.Root()
+	if err != nil {
+		return err
+	}
+	_, err = a.cluster.Helm(ctx, a.printer, "upgrade", "--install", hardwareRelease, filepath.Join(root, "charts/fake-hardware"),
+		"--namespace", hardwareNamespace, "--create-namespace", "--wait", "--timeout", "2m")
+	return err
+}
+
+// Helm runs `helm ARGS...` against the cluster and returns what it said. Should helm have to be built first, the printer shows that.
+func (c *Cluster) Helm(ctx context.Context, printer *steps.Printer, args ...string) (string, error) {
+	chain, err := toolchain.New(printer)
+	if err != nil {
+		return "", err
+	}
+	tools, err := chain.Ensure(ctx, "helm")
+	if err != nil {
+		return "", err
+	}
+	args = append([]string{"--kubeconfig", c.Kubeconfig}, args...)
+	said, err := exec.CommandContext(ctx, tools["helm"], args...).CombinedOutput()
+	if err != nil {
+		return string(said), fmt.Errorf("helm %v: %w\n%s", args, err, said)
+	}
+	return string(said), nil
+}

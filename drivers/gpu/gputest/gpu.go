@@ -279,3 +279,12 @@ func (i *instance) device() nvml.Device {
 	}
 	return d
 }
+
+// DropCompute takes the compute instances away, as a crash between making a GPU instance and filling it leaves them.
+func (g *GPU) DropCompute() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, i := range g.instances {
+		i.compute = nil
+	}
+}

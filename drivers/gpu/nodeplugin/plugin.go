@@ -30,16 +30,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/draplugin"
@@ -82,6 +81,10 @@ type plugin struct {
 	metrics  *metrics.Plugin
 	kind     *claims.Kind
 	dra      *draplugin.Plugin
+	monitor  *health.Monitor
+	health   *healthServer
+	// dirty holds a token while what is published is not what there is.
+	dirty chan struct{}
 }
 
 // Run runs the role until ctx ends.
@@ -95,7 +98,7 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	defer lib.Shutdown()
 	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
 	defer stop()
-	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver)}
+	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1)}
 	return p.run(ctx)
 }
 
@@ -110,21 +113,27 @@ func (p *plugin) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	p.follow(ctx)
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Report:        p.report,
 	})
 	p.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: p.kind, Metrics: p.metrics, Recorder: p.recorder,
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics, Recorder: p.recorder,
 	})
 	if err != nil {
 		return err
 	}
 	defer p.dra.Stop()
-	if err := p.publish(); err != nil {
-		return err
-	}
+	p.changed() // for the first time
+	wg.Go(func() { p.publishChanges(ctx, cancel) })
+	wg.Go(func() {
+		if err := p.monitor.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "GPU health is not followed")
+			p.report("GPUHealthNotFollowed", err.Error())
+		}
+	})
 	wg.Go(func() {
 		if err := metrics.Serve(ctx, p.options.MetricsAddress, p.metrics.Registry, p.dra.Err); err != nil {
 			cancel(err)
@@ -201,18 +210,14 @@ func later[T any](f func() (T, error)) func(context.Context) (T, error) {
 	}
 }
 
-// publish makes the pool the content of the node's ResourceSlices.
-func (p *plugin) publish() error {
-	var taints map[string][]resourceapi.DeviceTaint
-	return p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-		devices.PoolName(p.options.NodeName): {Slices: p.kind.Hardware().Pool.Slices(taints)},
-	}})
-}
-
 // report tells something about the node as a whole.
 func (p *plugin) report(reason, message string) {
-	node := &corev1.ObjectReference{Kind: "Node", Name: p.options.NodeName, UID: types.UID(p.options.NodeName)}
-	p.recorder.Event(node, corev1.EventTypeWarning, reason, message[:min(len(message), 1024)])
+	p.recorder.Event(p.nodeReference(), corev1.EventTypeWarning, reason, message[:min(len(message), 1024)])
+}
+
+// nodeReference names the node as the kubelet's own Events do: with the name for a UID.
+func (p *plugin) nodeReference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Node", Name: p.options.NodeName, UID: types.UID(p.options.NodeName)}
 }
 
 // stateFile is a file of the plugin's own beside its claims.

@@ -1,0 +1,114 @@
+// Package health follows the health of a node's GPUs by NVML's events and turns what is wrong into device taints.
+//
+// A fault stands until the GPU says that it is healthy again; it is kept on disk, so a restart of the plugin erases nothing.
+package health
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Kind is what sort of trouble a fault is; it is the name of its taint's key.
+type Kind string
+
+const (
+	// XID is an error that the driver numbers (https://docs.nvidia.com/deploy/xid-errors).
+	XID Kind = "xid"
+	// ECC is a memory error.
+	ECC Kind = "ecc"
+	// NVLink is an error of the links between GPUs.
+	NVLink Kind = "nvlink"
+	// Lost is a GPU that does not answer.
+	Lost Kind = "lost"
+)
+
+// Fault is something wrong with a GPU, or with one MIG instance on it.
+type Fault struct {
+	GPU  string `json:"gpu"`
+	Kind Kind   `json:"kind"`
+	// Code is the XID; 0 where there is none.
+	Code uint64 `json:"code,omitempty"`
+	// Fatal faults keep new claims away; others are shown.
+	Fatal bool `json:"fatal"`
+	// Message says what it is in words.
+	Message string `json:"message"`
+	// Since is when it was first seen, Last when it was seen again.
+	Since time.Time `json:"since"`
+	Last  time.Time `json:"last"`
+	// Boot is the boot in which it was seen.
+	Boot string `json:"boot,omitempty"`
+	// Placement is the MIG instance's place; nil where the whole GPU is meant.
+	Placement *inventory.Placement `json:"placement,omitempty"`
+}
+
+// same says whether two faults are one fault seen twice.
+func (f Fault) same(o Fault) bool {
+	if f.GPU != o.GPU || f.Kind != o.Kind || f.Code != o.Code || (f.Placement == nil) != (o.Placement == nil) {
+		return false
+	}
+	return f.Placement == nil || *f.Placement == *o.Placement
+}
+
+// Touches says whether a device is unhealthy by the fault.
+func (f Fault) Touches(d *devices.Device) bool {
+	if d.GPU.UUID != f.GPU {
+		return false
+	}
+	if f.Placement == nil || d.Form != devices.MIG {
+		return true
+	}
+	return d.Placement.Start < f.Placement.Start+f.Placement.Size && f.Placement.Start < d.Placement.Start+d.Placement.Size
+}
+
+// Taint is what the fault is on a device. A lost GPU's pods are evicted: nothing they do there can end well.
+func (f Fault) Taint() resourceapi.DeviceTaint {
+	t := resourceapi.DeviceTaint{Key: devices.Driver + "/" + string(f.Kind), TimeAdded: &metav1.Time{Time: f.Since}, Effect: resourceapi.DeviceTaintEffectNone}
+	if f.Code != 0 {
+		t.Value = strconv.FormatUint(f.Code, 10)
+	}
+	switch {
+	case f.Kind == Lost:
+		t.Effect = resourceapi.DeviceTaintEffectNoExecute
+	case f.Fatal:
+		t.Effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	return t
+}
+
+func (f Fault) String() string {
+	where := f.GPU
+	if f.Placement != nil {
+		where = fmt.Sprintf("%s, memory slices %d to %d", f.GPU, f.Placement.Start, f.Placement.Start+f.Placement.Size-1)
+	}
+	return fmt.Sprintf("%s: %s (since %s)", where, f.Message, f.Since.UTC().Format(time.RFC3339))
+}
+
+// Taints lists each device's taints. One key stands once on a device: of several faults of a kind the gravest, then the first.
+func Taints(faults []Fault, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
+	out := map[string][]resourceapi.DeviceTaint{}
+	for _, d := range all {
+		seen := map[string]int{}
+		for _, f := range faults {
+			if !f.Touches(d) {
+				continue
+			}
+			t := f.Taint()
+			if at, ok := seen[t.Key]; ok {
+				if out[d.Name()][at].Effect == resourceapi.DeviceTaintEffectNone {
+					out[d.Name()][at] = t
+				}
+				continue
+			}
+			seen[t.Key] = len(out[d.Name()])
+			out[d.Name()] = append(out[d.Name()], t)
+		}
+	}
+	return out
+}

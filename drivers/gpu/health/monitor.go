@@ -1,0 +1,297 @@
+package health
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+const (
+	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end when told to.
+	waitMilliseconds = 1000
+	// recheck is how often a GPU with a fault is asked whether it is healthy again, where no event says so.
+	recheck = 15 * time.Second
+	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it told of the error.
+	settle = 10 * time.Second
+	// quiet is how long a warning stands after it was last seen.
+	quiet = 10 * time.Minute
+	// wholeGPU is NVML's instance number for events on the GPU as a whole.
+	wholeGPU = 0xFFFFFFFF
+)
+
+// Options are what a Monitor needs.
+type Options struct {
+	NVML nvml.Interface
+	// Node is the current hardware.
+	Node func() *inventory.Node
+	// Path is the file that keeps the faults.
+	Path string
+	// Boot names the current boot.
+	Boot string
+	Now  func() time.Time
+	// Changed is called when the set of faults changed.
+	Changed func()
+	// Tell is called for every event on a GPU, with whether it is a new one; the fault of an application's own mistake stands nowhere.
+	Tell func(f Fault, new bool)
+	// Healed is called when a fault is gone.
+	Healed func(f Fault)
+}
+
+// Monitor follows the health of GPUs. Make it with New.
+type Monitor struct {
+	options Options
+	writer  atomicfile.Writer
+
+	mu     sync.Mutex
+	faults []Fault
+}
+
+// New makes a Monitor with the faults that were kept. The error tells of faults that were lost; the Monitor is good all the same.
+func New(o Options) (*Monitor, error) {
+	faults, err := load(o.Path)
+	return &Monitor{options: o, faults: faults}, err
+}
+
+// Faults are the faults that stand, oldest first.
+func (m *Monitor) Faults() []Fault {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.faults)
+}
+
+// Run follows events until ctx ends.
+func (m *Monitor) Run(ctx context.Context) error {
+	m.heal(ctx)
+	set, ret := m.options.NVML.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("asking NVML for events: %w", ret)
+	}
+	defer set.Free()
+	m.register(ctx, set)
+	checked := m.options.Now()
+	for ctx.Err() == nil {
+		event, ret := set.Wait(waitMilliseconds)
+		switch ret {
+		case nvml.SUCCESS:
+			m.event(ctx, event)
+		case nvml.ERROR_TIMEOUT:
+		case nvml.ERROR_GPU_IS_LOST:
+			m.probe(ctx)
+			m.pause(ctx)
+		default:
+			klog.FromContext(ctx).Error(ret, "Waiting for GPU events failed")
+			m.pause(ctx)
+		}
+		if now := m.options.Now(); now.Sub(checked) >= recheck {
+			checked = now
+			m.heal(ctx)
+		}
+	}
+	return nil
+}
+
+// pause keeps a broken event source from turning in circles.
+func (m *Monitor) pause(ctx context.Context) {
+	select {
+	case <-time.After(waitMilliseconds * time.Millisecond):
+	case <-ctx.Done():
+	}
+}
+
+// register asks for the events that each GPU has.
+func (m *Monitor) register(ctx context.Context, set nvml.EventSet) {
+	const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccErrorStorm |
+		nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
+	for _, g := range m.options.Node().GPUs {
+		supported, ret := g.Handle.GetSupportedEventTypes()
+		if ret == nvml.SUCCESS {
+			ret = g.Handle.RegisterEvents(supported&wanted, set)
+		}
+		switch ret {
+		case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED:
+		case nvml.ERROR_GPU_IS_LOST:
+			m.lost(ctx, g)
+		default:
+			klog.FromContext(ctx).Error(ret, "GPU tells no events; its health is not followed", "gpu", g.UUID)
+		}
+	}
+}
+
+// event turns an event into a fault.
+func (m *Monitor) event(ctx context.Context, e nvml.EventData) {
+	uuid, ret := e.Device.GetUUID()
+	g := m.options.Node().ByUUID(uuid)
+	if ret != nvml.SUCCESS || g == nil {
+		klog.FromContext(ctx).Info("Event on a GPU that is not this node's", "uuid", uuid, "nvml", ret, "type", e.EventType, "data", e.EventData)
+		m.probe(ctx)
+		return
+	}
+	f := Fault{GPU: g.UUID, Placement: m.placement(g, e.GpuInstanceId)}
+	level := fatal
+	switch e.EventType {
+	case nvml.EventTypeXidCriticalError:
+		var words string
+		f.Kind, level, words = classify(e.EventData)
+		f.Code, f.Message = e.EventData, fmt.Sprintf("XID %d: %s", e.EventData, words)
+	case nvml.EventTypeDoubleBitEccError:
+		f.Kind, f.Message = ECC, "uncorrected memory error"
+	case nvml.EventTypeSingleBitEccErrorStorm:
+		f.Kind, f.Message, level = ECC, "storm of corrected memory errors", warning
+	case nvml.EventTypeFatalPoisonError:
+		f.Kind, f.Message = ECC, "poisoned memory was used"
+	case nvml.EventTypeGpuUnavailableError:
+		f.Kind, f.Message = Lost, "the GPU is not available"
+	case nvml.EventTypeGpuRecoveryAction:
+		m.heal(ctx)
+		return
+	default:
+		return
+	}
+	f.Fatal = level == fatal
+	m.add(ctx, f, level != application)
+}
+
+// placement is where a MIG instance stands; nil for the whole GPU, and for an instance that is gone.
+func (m *Monitor) placement(g *inventory.GPU, instance uint32) *inventory.Placement {
+	if instance == wholeGPU {
+		return nil
+	}
+	standing, err := partition.List(g)
+	if err != nil {
+		return nil
+	}
+	for _, i := range standing {
+		if i.ID == int(instance) {
+			return &inventory.Placement{Start: i.Start, Size: i.Size}
+		}
+	}
+	return nil
+}
+
+// probe asks every GPU whether it still answers.
+func (m *Monitor) probe(ctx context.Context) {
+	for _, g := range m.options.Node().GPUs {
+		if !answers(g) {
+			m.lost(ctx, g)
+		}
+	}
+}
+
+func (m *Monitor) lost(ctx context.Context, g *inventory.GPU) {
+	m.add(ctx, Fault{GPU: g.UUID, Kind: Lost, Fatal: true, Message: "the GPU does not answer NVML"}, true)
+}
+
+// answers asks for something that only the GPU itself knows.
+func answers(g *inventory.GPU) bool {
+	_, ret := g.Handle.GetMemoryInfo()
+	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED
+}
+
+// add notes a fault; one that stands already is noted as seen again.
+func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
+	f.Since, f.Last, f.Boot = m.options.Now(), m.options.Now(), m.options.Boot
+	if !stands {
+		m.options.Tell(f, true)
+		return
+	}
+	m.mu.Lock()
+	at := slices.IndexFunc(m.faults, f.same)
+	if at < 0 {
+		m.faults = append(m.faults, f)
+	} else {
+		m.faults[at].Last = f.Last
+		f = m.faults[at]
+	}
+	m.keep(ctx)
+	m.mu.Unlock()
+	m.options.Tell(f, at < 0)
+	if at < 0 {
+		m.options.Changed()
+	}
+}
+
+// keep writes the faults; the caller holds mu.
+func (m *Monitor) keep(ctx context.Context) {
+	if err := save(m.writer, m.options.Path, m.faults); err != nil {
+		klog.FromContext(ctx).Error(err, "Faults are not kept on disk; a restart would forget them")
+	}
+}
+
+// heal takes away the faults of GPUs that are healthy again.
+func (m *Monitor) heal(ctx context.Context) {
+	var gone []Fault
+	for _, f := range m.Faults() {
+		if m.healed(f) {
+			gone = append(gone, f)
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	m.mu.Lock()
+	for _, f := range gone {
+		// One that was seen again meanwhile stays.
+		m.faults = slices.DeleteFunc(m.faults, func(o Fault) bool { return f.same(o) && f.Last.Equal(o.Last) })
+	}
+	m.keep(ctx)
+	m.mu.Unlock()
+	for _, f := range gone {
+		m.options.Healed(f)
+	}
+	m.options.Changed()
+}
+
+// healed says whether a fault is over. A driver that names recovery actions is believed when it names none; without one, a fatal fault ends
+// with the boot, since nothing else shows that the GPU was reset.
+func (m *Monitor) healed(f Fault) bool {
+	now := m.options.Now()
+	g := m.options.Node().ByUUID(f.GPU)
+	if g == nil || !answers(g) {
+		return false
+	}
+	rebooted := f.Boot != "" && m.options.Boot != "" && f.Boot != m.options.Boot
+	if !f.Fatal {
+		return rebooted || now.Sub(f.Last) >= quiet
+	}
+	action, err := recoveryAction(g)
+	switch {
+	case errors.Is(err, errNoAction):
+		return rebooted
+	case err != nil:
+		return false
+	default:
+		return action == uint32(nvml.GPU_RECOVERY_ACTION_NONE) && (rebooted || now.Sub(f.Last) >= settle)
+	}
+}
+
+var errNoAction = errors.New("the driver names no recovery actions")
+
+// recoveryAction asks what the GPU needs to be healthy.
+func recoveryAction(g *inventory.GPU) (uint32, error) {
+	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if ret := g.Handle.GetFieldValues(values); ret != nvml.SUCCESS {
+		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+			return 0, errNoAction
+		}
+		return 0, ret
+	}
+	switch ret := nvml.Return(values[0].NvmlReturn); ret { //nolint:gosec // NVML's own numbers
+	case nvml.SUCCESS:
+		return binary.NativeEndian.Uint32(values[0].Value[:]), nil
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT:
+		return 0, errNoAction
+	default:
+		return 0, ret
+	}
+}

@@ -1,0 +1,179 @@
+package nodeplugin
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// follow makes what follows the GPUs' health; it does not run it yet.
+func (p *plugin) follow(ctx context.Context) {
+	standing := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "gpufabric_gpu_faults", Help: "Faults that stand on a GPU, by kind; fatal ones keep new claims away.",
+	}, []string{"uuid", "kind", "fatal"})
+	events := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "gpufabric_gpu_events_total", Help: "Error events of a GPU since the plugin's start, by kind.",
+	}, []string{"uuid", "kind"})
+	p.metrics.Registry.MustRegister(standing, events)
+	p.health = &healthServer{plugin: p, watchers: map[chan struct{}]struct{}{}}
+	changed := func() {
+		standing.Reset()
+		for _, f := range p.monitor.Faults() {
+			standing.WithLabelValues(f.GPU, string(f.Kind), yesNo(f.Fatal)).Inc()
+		}
+		p.health.changed()
+		p.changed()
+	}
+	var err error
+	p.monitor, err = health.New(health.Options{
+		NVML: p.nvml, Path: p.stateFile("faults.json"), Boot: p.options.BootID(), Now: time.Now,
+		Node:    func() *inventory.Node { return p.kind.Hardware().Node },
+		Changed: changed,
+		Tell: func(f health.Fault, first bool) {
+			events.WithLabelValues(f.GPU, string(f.Kind)).Inc()
+			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
+			if first {
+				p.tellHolders(ctx, f, corev1.EventTypeWarning, "GPUUnhealthy", f.String())
+			}
+		},
+		Healed: func(f health.Fault) {
+			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
+			p.tellHolders(ctx, f, corev1.EventTypeNormal, "GPUHealthy", "over: "+f.String())
+		},
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Kept faults not read")
+		p.report("GPUFaultsUnreadable", err.Error())
+	}
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "true"
+	}
+	return "false"
+}
+
+// tellHolders writes an Event on each claim that holds a device with the fault, and on its pods.
+func (p *plugin) tellHolders(ctx context.Context, f health.Fault, kind, reason, message string) {
+	message = message[:min(len(message), 1024)]
+	pool := p.kind.Hardware().Pool
+	p.recorder.Event(p.nodeReference(), kind, reason, message)
+	for _, record := range p.dra.Records() {
+		hit := false
+		for _, held := range record.Devices {
+			d := pool.Device(held.Device)
+			hit = hit || d != nil && f.Touches(d)
+		}
+		if !hit {
+			continue
+		}
+		claim, err := p.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+		if err != nil || claim.UID != record.UID {
+			klog.FromContext(ctx).Info("No Event on a claim that is not to be had", "claim", record.Namespace+"/"+record.Name, "err", err)
+			continue
+		}
+		p.recorder.Event(&corev1.ObjectReference{
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+		}, kind, reason, message)
+		for _, consumer := range claim.Status.ReservedFor {
+			if consumer.APIGroup == "" && consumer.Resource == "pods" {
+				p.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID}, kind, reason, message)
+			}
+		}
+	}
+}
+
+// servedKind is the device kind together with its health, which the kubelet asks for as a service of its own.
+type servedKind struct {
+	*claims.Kind
+	*healthServer
+}
+
+const (
+	// healthPeriod is how often health is told where nothing changes, healthTimeout when the kubelet shall take it for unknown.
+	healthPeriod  = 20 * time.Second
+	healthTimeout = 60 * time.Second
+)
+
+// healthServer tells the kubelet the health of every device.
+type healthServer struct {
+	drahealth.UnimplementedDRAResourceHealthServer
+	plugin *plugin
+
+	mu       sync.Mutex
+	watchers map[chan struct{}]struct{}
+}
+
+func (s *healthServer) changed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for w := range s.watchers {
+		select {
+		case w <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// NodeWatchResources sends the health of all devices at once, on every change, and often enough for the kubelet to believe it.
+func (s *healthServer) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
+	w := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.watchers[w] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.watchers, w)
+		s.mu.Unlock()
+	}()
+	ticker := time.NewTicker(healthPeriod)
+	defer ticker.Stop()
+	for {
+		if err := stream.Send(s.all()); err != nil {
+			return err
+		}
+		select {
+		case <-w:
+		case <-ticker.C:
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+func (s *healthServer) all() *drahealth.NodeWatchResourcesResponse {
+	faults := s.plugin.monitor.Faults()
+	now := time.Now().Unix()
+	response := &drahealth.NodeWatchResourcesResponse{}
+	for _, d := range s.plugin.kind.Hardware().Pool.Devices() {
+		h := &drahealth.DeviceHealth{
+			Device:          &drahealth.DeviceIdentifier{PoolName: devices.PoolName(s.plugin.options.NodeName), DeviceName: d.Name()},
+			Health:          drahealth.HealthStatus_HEALTHY,
+			LastUpdatedTime: now, HealthCheckTimeoutSeconds: int64(healthTimeout / time.Second),
+		}
+		for _, f := range faults {
+			if f.Touches(d) {
+				h.Message = f.Message
+				if f.Fatal {
+					h.Health = drahealth.HealthStatus_UNHEALTHY
+					break
+				}
+			}
+		}
+		response.Devices = append(response.Devices, h)
+	}
+	return response
+}

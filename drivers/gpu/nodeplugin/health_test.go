@@ -1,0 +1,148 @@
+package nodeplugin
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+// taints waits until the published taints of a device are as wanted ("key=value:effect", space-separated).
+func (b *bench) taints(name, want string) {
+	b.Helper()
+	w, err := b.client.ResourceV1().ResourceSlices().Watch(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer w.Stop()
+	timeout := time.After(20 * time.Second)
+	got := ""
+	for {
+		for _, s := range b.slices() {
+			for _, d := range s.Spec.Devices {
+				if d.Name == name {
+					got = describe(d.Taints)
+				}
+			}
+		}
+		if got == want {
+			return
+		}
+		select {
+		case <-w.ResultChan():
+		case <-timeout:
+			b.Fatalf("%s has taints %q, want %q", name, got, want)
+		}
+	}
+}
+
+func describe(taints []resourceapi.DeviceTaint) string {
+	var out []string
+	for _, t := range taints {
+		out = append(out, t.Key+"="+t.Value+":"+string(t.Effect))
+	}
+	return strings.Join(sorted(out), " ")
+}
+
+// event waits until an Event with a reason was written about an object of a kind.
+func (b *bench) event(kind, reason string) {
+	b.Helper()
+	w, err := b.client.CoreV1().Events("").Watch(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer w.Stop()
+	timeout := time.After(10 * time.Second)
+	for {
+		list, err := b.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Kind == kind && e.Reason == reason {
+				return
+			}
+		}
+		select {
+		case <-w.ResultChan():
+		case <-timeout:
+			b.Fatalf("no Event %s on a %s", reason, kind)
+		}
+	}
+}
+
+func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	b.slices()
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
+	m.GPUs[1].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET))
+	m.Event(1, nvml.EventTypeXidCriticalError, 119)
+	for _, name := range []string{"gpu-1", "gpu-1-shared", "gpu-1-mig-1g5gb-19-3"} {
+		b.taints(name, "gpu.nvidia.com/xid=119:NoSchedule")
+	}
+	b.taints("gpu-0", "")
+	b.event("ResourceClaim", "GPUUnhealthy")
+	b.event("Node", "GPUUnhealthy")
+
+	// A restart forgets nothing, and does not take the taint away for a moment either.
+	b.stop()
+	b.start()
+	b.taints("gpu-1", "gpu.nvidia.com/xid=119:NoSchedule")
+
+	// Healthy again: the GPU was reset, and after another boot it asks for nothing more.
+	b.stop()
+	m.GPUs[1].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_NONE))
+	m.Boot(t, "boot-2")
+	b.start()
+	b.taints("gpu-1", "")
+	b.event("Node", "GPUHealthy")
+}
+
+func TestAnApplicationsOwnMistakeTaintsNothing(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.slices()
+	m.Event(0, nvml.EventTypeXidCriticalError, 31)
+	b.event("Node", "GPUUnhealthy")
+	b.taints("gpu-0", "")
+}
+
+func TestAWarningIsShownAndKeepsNobodyAway(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.slices()
+	m.Event(0, nvml.EventTypeXidCriticalError, 63)
+	b.taints("gpu-0", "gpu.nvidia.com/ecc=63:None")
+}
+
+func TestALostGPUEvictsItsPods(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.slices()
+	m.GPUs[0].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT))
+	m.Event(0, nvml.EventTypeXidCriticalError, 79)
+	b.taints("gpu-0", "gpu.nvidia.com/lost=79:NoExecute")
+}
+
+func TestAnUnreadableFaultFileIsSetAside(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.stop()
+	path := b.options.StateDir + "/faults.json"
+	if err := os.WriteFile(path, []byte("{\"version\":"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.event("Node", "GPUFaultsUnreadable")
+	if _, err := os.Stat(path + ".unreadable"); err != nil {
+		t.Error(err)
+	}
+}

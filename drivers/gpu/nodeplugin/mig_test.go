@@ -1,0 +1,227 @@
+package nodeplugin
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+)
+
+// standing says what an administrator made before the plugin started.
+func standing(t *testing.T, g *gputest.GPU, profile, start int) {
+	t.Helper()
+	gpu := read(t, g)
+	if err := partition.SetMode(gpu, true); err != nil {
+		t.Fatal(err)
+	}
+	p, ok := gpu.MIG.Profile(profile)
+	if !ok {
+		t.Fatalf("no profile %d", profile)
+	}
+	for _, at := range p.Placements {
+		if at.Start == start {
+			if _, err := partition.Create(gpu, p, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, g *gputest.GPU) *inventory.GPU {
+	t.Helper()
+	m := gputest.New(t, 0)
+	m.GPUs = []*gputest.GPU{g}
+	n, err := inventory.Reader{NVML: m, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n.GPUs[0]
+}
+
+func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	g := b.machine.GPUs[1]
+	c := b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-3"}, device{name: "gpu-1-mig-3g20gb-9-4"})
+	ids := b.mustPrepare(c)
+	if diff := cmp.Diff([]string{"19@3", "9@4"}, g.Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+	// GPU 1's capabilities start at minor 3+135; instances 1 and 2 have nine each.
+	if got, want := nodes(b.edits(c, ids[0])), "nvidia-caps/nvidia-cap147 nvidia-caps/nvidia-cap148 nvidia-uvm nvidia1 nvidiactl"; got != want {
+		t.Errorf("first device's nodes %s, want %s", got, want)
+	}
+	if got, want := nodes(b.edits(c, ids[1])), "nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157 nvidia1"; got != want {
+		t.Errorf("second device's nodes %s, want %s", got, want)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if left := g.Instances(); len(left) > 0 {
+		t.Errorf("left after unprepare: %v", left)
+	}
+	// The whole GPU can be handed out again: MIG mode goes off.
+	whole := b.claim("u2", nil, device{name: "gpu-1"})
+	b.mustPrepare(whole)
+	if mode, _, _ := g.GetMigMode(); mode != 0 {
+		t.Error("the whole GPU was handed out in MIG mode")
+	}
+}
+
+func TestAHalfMadeMIGDeviceIsTakenBack(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	g := b.machine.GPUs[0]
+	g.FailCompute = 1
+	c := b.claim("u1", nil, device{name: "gpu-0-mig-2g10gb-14-2"})
+	if _, problem := b.prepare(c); !strings.Contains(problem, "compute instance") {
+		t.Errorf("the error does not say what failed: %s", problem)
+	}
+	if left := g.Instances(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	b.mustPrepare(c)
+	if diff := cmp.Diff([]string{"14@2"}, g.Instances()); diff != "" {
+		t.Errorf("the second try (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnInstanceMadeBeforeACrashIsTakenOver(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	g := b.machine.GPUs[0]
+	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
+	b.mustPrepare(c)
+	b.stop()
+	// As a crash between the announcement and the record leaves it: no CDI spec, and the compute instance not made yet.
+	if err := os.Remove(filepath.Join(b.options.CDIRoot, "k8s.gpu.nvidia.com-claim_u1.json")); err != nil {
+		t.Fatal(err)
+	}
+	g.DropCompute()
+	b.start()
+	ids := b.mustPrepare(c)
+	if diff := cmp.Diff([]string{"19@0"}, g.Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+	if got := nodes(b.edits(c, ids...)); !strings.Contains(got, "nvidia-cap12 nvidia-caps/nvidia-cap13") {
+		t.Errorf("device nodes %s", got)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if left := g.Instances(); len(left) > 0 {
+		t.Errorf("left after unprepare: %v", left)
+	}
+}
+
+func TestARebootMakesTheInstanceAgain(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-5"})
+	b.mustPrepare(c)
+	b.stop()
+	b.machine.Boot(t, "boot-2")
+	b.start()
+	b.mustPrepare(c)
+	if diff := cmp.Diff([]string{"19@5"}, b.machine.GPUs[0].Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
+	m := gputest.New(t, 2)
+	standing(t, m.GPUs[0], 9, 0)
+	standing(t, m.GPUs[0], 19, 4)
+	b := newBench(t, m)
+	var got []string
+	for _, s := range b.slices() {
+		for _, d := range s.Spec.Devices {
+			if strings.HasPrefix(d.Name, "gpu-0") {
+				got = append(got, d.Name)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"gpu-0-mig-1g5gb-19-4", "gpu-0-mig-3g20gb-9-0"}, sorted(got)); diff != "" {
+		t.Errorf("offered of GPU 0 (-want +got):\n%s", diff)
+	}
+	c := b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"})
+	b.mustPrepare(c)
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if diff := cmp.Diff([]string{"9@0", "19@4"}, m.GPUs[0].Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+}
+
+func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
+	m := gputest.New(t, 1)
+	standing(t, m.GPUs[0], 9, 0)
+	b := newBench(t, m)
+	held := b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"})
+	b.mustPrepare(held) // static: nothing was made for it
+	b.stop()
+	b.options.UnknownMIG = "remove"
+	b.start()
+	if left := m.GPUs[0].Instances(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAnInstanceThatAppearsLaterIsNeitherTakenNorRemoved(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	standing(t, b.machine.GPUs[0], 19, 0)
+	for _, name := range []string{"gpu-0-mig-1g5gb-19-0", "gpu-0-mig-2g10gb-14-0", "gpu-0", "gpu-0-shared"} {
+		c := b.claim("u-"+name, nil, device{name: name})
+		_, problem := b.prepare(c)
+		if !strings.Contains(problem, "nvidia-smi mig") {
+			t.Errorf("%s: the refusal does not say what to do: %q", name, problem)
+		}
+		if problem := b.unprepare(c); problem != "" {
+			t.Error(problem)
+		}
+	}
+	if diff := cmp.Diff([]string{"19@0"}, b.machine.GPUs[0].Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnInstanceStillInUseIsRemovedWhenItsProcessEnds(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	g := b.machine.GPUs[0]
+	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
+	b.mustPrepare(c)
+	g.Busy = 3
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if left := g.Instances(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestASlowMIGOperationDelaysNoOtherGPU(t *testing.T) {
+	m := gputest.New(t, 2)
+	m.GPUs[0].SlowMIG = time.Second
+	b := newBench(t, m)
+	b.mustPrepare(b.claim("warm", nil, device{name: "gpu-1-mig-1g5gb-19-6"}))
+	slow := make(chan string, 1)
+	c := b.claim("slow", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
+	go func() {
+		_, problem := b.prepare(c)
+		slow <- problem
+	}()
+	start := time.Now()
+	for _, name := range []string{"gpu-1-mig-1g5gb-19-0", "gpu-1-mig-1g5gb-19-1"} {
+		b.mustPrepare(b.claim(name, nil, device{name: name}))
+	}
+	if took := time.Since(start); took > 500*time.Millisecond {
+		t.Errorf("claims on GPU 1 took %s while GPU 0 was slow", took)
+	}
+	if problem := <-slow; problem != "" {
+		t.Error(problem)
+	}
+}

@@ -194,31 +194,32 @@ func TestWhatUninstallLeavesIsTakenUpAgain(t *testing.T) {
 	})
 }
 
-// awaitNoCRD returns when the CRD of ComputeDomains is gone.
+// awaitNoCRD returns when the chart's CRDs are gone.
 func (s *server) awaitNoCRD(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	one := metav1.ListOptions{FieldSelector: "metadata.name=" + computeDomainsName}
-	list, err := s.client.Resource(crdResource).List(ctx, one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(list.Items) == 0 {
-		return
-	}
-	one.ResourceVersion = list.GetResourceVersion()
-	changes, err := s.client.Resource(crdResource).Watch(ctx, one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer changes.Stop()
-	for change := range changes.ResultChan() {
-		if change.Type == watch.Deleted {
+	for {
+		labelled := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=gpufabric"}
+		list, err := s.client.Resource(crdResource).List(ctx, labelled)
+		if err != nil {
+			t.Fatalf("await the end of the CRDs: %v", err)
+		}
+		if len(list.Items) == 0 {
 			return
 		}
+		labelled.ResourceVersion = list.GetResourceVersion()
+		changes, err := s.client.Resource(crdResource).Watch(ctx, labelled)
+		if err != nil {
+			t.Fatalf("await the end of the CRDs: %v", err)
+		}
+		for change := range changes.ResultChan() {
+			if change.Type == watch.Deleted {
+				break
+			}
+		}
+		changes.Stop()
 	}
-	t.Fatalf("%s still stands after 30 s", computeDomainsName)
 }
 
 // ours lists what carries the chart's label, in every kind that the chart makes.

@@ -1,0 +1,34 @@
+package charts
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTheProgramKnowsEveryFlagThatTheChartGivesIt asks the program itself for help with the flags of each pod: an unknown subcommand, an
+// unknown flag and a value that does not parse are errors then too.
+func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the program; -short does not")
+	}
+	program := filepath.Join(t.TempDir(), "gpufabric")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/gpufabric")
+	build.Dir = Dir("../drivers")
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the program: %v\n%s", err, said)
+	}
+	for _, values := range []map[string]any{nil, everything()} {
+		for name, pod := range pods(t, renderValues(t, "gpufabric", values)) {
+			for _, container := range pod.Spec.Containers {
+				ask := exec.CommandContext(t.Context(), program, append(container.Args, "--help")...)
+				ask.Env = append(os.Environ(), "NODE_NAME=node-a")
+				if said, err := ask.CombinedOutput(); err != nil || !strings.Contains(string(said), "gpufabric "+container.Args[0]) {
+					t.Errorf("%s: gpufabric %s: %v\n%s", name, strings.Join(container.Args, " "), err, said)
+				}
+			}
+		}
+	}
+}

@@ -22,7 +22,9 @@ func (noPrograms) Owns(string) bool { return false }
 
 func (noPrograms) Run(context.Context, simnode.Container) error { panic("nothing runs here") }
 
-func (noPrograms) Exec(context.Context, simnode.Container, []string) error { panic("nothing runs here") }
+func (noPrograms) Exec(context.Context, simnode.Container, []string) error {
+	panic("nothing runs here")
+}
 
 func shortDir(t *testing.T) string {
 	t.Helper()

@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/client-go/rest"
 
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/program"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -51,7 +52,7 @@ func (g *Goroutines) call(ctx context.Context, container simnode.Container, args
 		}
 	}()
 	host := program.Host{
-		Getenv: func(name string) string { return container.Env[name] },
+		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
 		NVML: g.NVML, IMEX: g.IMEX,
 		RESTConfig: func() (*rest.Config, error) {
@@ -62,6 +63,27 @@ func (g *Goroutines) call(ctx context.Context, container simnode.Container, args
 		},
 	}
 	return program.Run(ctx, host, Arguments(container, args)...)
+}
+
+// defaultPlaces are flags' environment variables and what the roles take where neither is given: a container's own file system
+// has it there, this machine's has not.
+var defaultPlaces = map[string]string{
+	"HOSTS_FILE": "/etc/hosts",
+	"IMEXD_DIR":  computedomain.DaemonDir,
+}
+
+func environment(container simnode.Container, name string) string {
+	if value := container.Env[name]; value != "" {
+		return value
+	}
+	if place := defaultPlaces[name]; place != "" {
+		if real, ok := container.Real(place); ok {
+			return real
+		}
+		// Nothing of this machine's may be taken for it.
+		return "/nonexistent" + place
+	}
+	return ""
 }
 
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.

@@ -39,8 +39,8 @@ func TestContainersNameWhatIsMountedAndTheKernelsFiles(t *testing.T) {
 		"a file of the kernel's":                      {"--proc-devices=/proc/devices", "--proc-devices=/sim/f/proc/devices"},
 		"an argument that is a path":                  {"/imexd/nodes.cfg", "/sim/r/run/imexd/d1/nodes.cfg"},
 		"a path of the image, which has no directory": {"--config=/etc/gpufabric.yaml", "--config=/etc/gpufabric.yaml"},
-		"an address":                                  {"--metrics-address=:8080", "--metrics-address=:8080"},
-		"a role's name":                               {"compute-domain-plugin", "compute-domain-plugin"},
+		"an address":    {"--metrics-address=:8080", "--metrics-address=:8080"},
+		"a role's name": {"compute-domain-plugin", "compute-domain-plugin"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := container.argument(test.in); got != test.want {

@@ -44,6 +44,9 @@ func (w *worker) newContainer(ctx context.Context, spec *corev1.Container, volum
 			})
 		}
 	}
+	if !pod.Spec.HostNetwork {
+		bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: "/etc/hosts", Source: w.hostsFile(), Type: "bind", Options: []string{"rbind", "rw"}})
+	}
 	if err := w.addDevices(ctx, bundle, spec); err != nil {
 		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
 	}

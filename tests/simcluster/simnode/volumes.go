@@ -26,6 +26,12 @@ func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the pod's directory: %w", err)
 	}
+	if runs && !pod.Spec.HostNetwork {
+		hosts := fmt.Sprintf("127.0.0.1\tlocalhost\n%s\t%s\n", w.address, pod.Name)
+		if err := os.WriteFile(w.hostsFile(), []byte(hosts), 0o644); err != nil {
+			return nil, fmt.Errorf("write the pod's /etc/hosts: %w", err)
+		}
+	}
 	for i := range pod.Spec.Volumes {
 		volume := &pod.Spec.Volumes[i]
 		if volume.HostPath == nil && !runs {
@@ -41,6 +47,9 @@ func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 	}
 	return made, nil
 }
+
+// hostsFile is the pod's /etc/hosts, which the kubelet makes for all its containers.
+func (w *worker) hostsFile() string { return filepath.Join(w.dir, "etc-hosts") }
 
 func (w *worker) volume(ctx context.Context, volume *corev1.Volume) (string, error) {
 	dir := filepath.Join(w.dir, "volumes", volume.Name)

@@ -10,17 +10,16 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/domain"
 	"gpufabric.io/tests/simcluster/process"
 )
-
-var computeDomains = schema.GroupVersionResource{Group: "resource.nvidia.com", Version: "v1beta1", Resource: "computedomains"}
 
 // clients opens the cluster in dir.
 func clients(dir string) (kubernetes.Interface, dynamic.Interface, error) {
@@ -156,13 +155,16 @@ func showDomains(ctx context.Context, out io.Writer, client kubernetes.Interface
 		}
 		fmt.Fprintf(table, "%s\t%d\t%s\n", clique, n, strings.Join(parts, ", "))
 	}
-	domains, err := objects.Resource(computeDomains).List(ctx, metav1.ListOptions{})
-	if err == nil {
-		fmt.Fprintln(table, "\t\t\nDOMAIN\tREADY\tSTATUS")
-		for _, domain := range domains.Items {
-			d := readDomain(&domain)
-			fmt.Fprintf(table, "%s/%s\t%d/%d\t%s\n", d.namespace, d.name, d.ready, d.wanted, d.status)
-		}
+	domains, err := domain.List(ctx, objects)
+	if apierrors.IsNotFound(err) {
+		return table.Flush() // the drivers are not installed
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(table, "\t\t\nDOMAIN\tREADY\tSTATUS")
+	for _, d := range domains {
+		fmt.Fprintf(table, "%s/%s\t%d/%d\t%s\n", d.Namespace, d.Name, d.Ready, d.Wanted, d.Status)
 	}
 	return table.Flush()
 }

@@ -1,0 +1,125 @@
+// Package demo shows the main job on a simulated cluster, from nothing to a compute domain over a whole rack, as a list of
+// steps that a person can follow.
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/manifests"
+	"gpufabric.io/tests/steps"
+	"gpufabric.io/tests/toolchain"
+)
+
+// Nodes is a GB200 rack: 18 compute trays of four GPUs.
+const Nodes = 18
+
+// Profile is the machine that each node is.
+const Profile = "gb200-nvl72"
+
+// domainName is the quickstart's own name for its domain; its pods claim channels from the template <name>-channel.
+const domainName = "quickstart"
+
+// Demo is one run. Its cluster stays up afterwards.
+type Demo struct {
+	// Dir is the cluster's directory.
+	Dir string
+	Out io.Writer
+	// Up brings the cluster up in Dir in processes that outlive this one.
+	Up func(ctx context.Context) error
+
+	root     string // of the checkout
+	printer  *steps.Printer
+	client   kubernetes.Interface
+	manifest *manifests.Client
+	findings []finding
+}
+
+// Run runs the demo.
+func (d *Demo) Run(ctx context.Context) error {
+	root, err := repository.Root()
+	if err != nil {
+		return err
+	}
+	d.root, d.printer = root, steps.NewPrinter(d.Out)
+	begin := time.Now()
+	if _, err := d.printer.Run(ctx,
+		step{fmt.Sprintf("a cluster of %d simulated nodes (%s)", Nodes, Profile), d.bringUp},
+		step{"terraform apply examples/terraform/quickstart", d.apply},
+		step{"the manifests of examples/manifests whose kinds the cluster has", d.applyManifests},
+		step{fmt.Sprintf("a pod with a channel on each of %d nodes", Nodes), d.startRack},
+		step{"the rack's compute domain", d.awaitRack},
+	); err != nil {
+		return err
+	}
+	if err := d.show(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  kubectl get computedomains,pods -o wide\n  bin/simcluster devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
+		time.Since(begin).Seconds(), d.kubeconfig(), d.Dir)
+	return nil
+}
+
+type step struct {
+	name string
+	run  func(context.Context) error
+}
+
+func (s step) Name() string                      { return s.name }
+func (s step) Execute(ctx context.Context) error { return s.run(ctx) }
+
+func (d *Demo) kubeconfig() string { return filepath.Join(d.Dir, "kubeconfig") }
+
+func (d *Demo) bringUp(ctx context.Context) error {
+	if err := d.Up(ctx); err != nil {
+		return err
+	}
+	config, err := controlplane.LoadConfig(d.kubeconfig())
+	if err != nil {
+		return err
+	}
+	if d.client, err = kubernetes.NewForConfig(config); err != nil {
+		return fmt.Errorf("make the administrator's client: %w", err)
+	}
+	d.manifest, err = manifests.NewClient(config)
+	return err
+}
+
+func (d *Demo) apply(ctx context.Context) error {
+	tools, err := toolchain.Ensure(ctx, "terraform")
+	if err != nil {
+		return err
+	}
+	quickstart := filepath.Join(d.root, "examples/terraform/quickstart")
+	return terraform{program: tools["terraform"], provider: filepath.Join(d.root, "bin"), dir: d.Dir, output: d.printer}.apply(ctx, quickstart,
+		"-var-file="+filepath.Join(quickstart, "fake-hardware.tfvars"),
+		"-var=kubeconfig="+d.kubeconfig(), "-var=nodes="+strconv.Itoa(Nodes), "-var=domain="+domainName)
+}
+
+// received prints what a pod's first container received, for the devices among it.
+func (d *Demo) received(ctx context.Context, namespace, pod string) error {
+	containers, err := cluster.ReceivedBy(ctx, d.Dir, d.client, namespace, pod)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.Out, "\nDevices that pod %s received:\n", pod)
+	for _, container := range containers {
+		for _, device := range container.Devices {
+			mode := ""
+			if device.FileMode != nil {
+				mode = fmt.Sprintf(", mode %04o", device.FileMode.Perm())
+			}
+			fmt.Fprintf(d.Out, "  %s  (%s %d:%d%s)\n", device.Path, device.Type, device.Major, device.Minor, mode)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+// Package domain reads ComputeDomains as tests and people see them: from the API, without the drivers' own types.
+package domain
+
+import (
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+)
+
+// Resource is the kind's resource.
+var Resource = schema.GroupVersionResource{Group: "resource.nvidia.com", Version: "v1beta1", Resource: "computedomains"}
+
+// Ready is the status of a domain, or of a node in it, that works.
+const Ready = "Ready"
+
+// Domain is one ComputeDomain.
+type Domain struct {
+	Namespace, Name, UID, Status string
+	// Ready counts the nodes that are; Wanted is spec.numNodes.
+	Ready, Wanted int
+	Nodes         []Node
+	// Conditions are its conditions' messages by type, those that are not True.
+	Conditions map[string]string
+}
+
+// Node is one entry of a domain's status.nodes.
+type Node struct {
+	Name, Address, Clique, Status string
+	Index                         int64
+}
+
+// Read takes a Domain from an object as the API returns it.
+func Read(object *unstructured.Unstructured) Domain {
+	d := Domain{Namespace: object.GetNamespace(), Name: object.GetName(), UID: string(object.GetUID()), Conditions: map[string]string{}}
+	d.Status = text(object.Object, "status", "status")
+	wanted, _, _ := unstructured.NestedInt64(object.Object, "spec", "numNodes")
+	d.Wanted = int(wanted)
+	nodes, _, _ := unstructured.NestedSlice(object.Object, "status", "nodes")
+	for _, entry := range nodes {
+		fields, ok := entry.(map[string]any)
+		if !ok {
+			continue
+		}
+		n := Node{Name: text(fields, "name"), Address: text(fields, "ipAddress"), Clique: text(fields, "cliqueID"), Status: text(fields, "status")}
+		n.Index, _, _ = unstructured.NestedInt64(fields, "index")
+		if n.Status == Ready {
+			d.Ready++
+		}
+		d.Nodes = append(d.Nodes, n)
+	}
+	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+	for _, entry := range conditions {
+		if fields, ok := entry.(map[string]any); ok && text(fields, "status") != "True" {
+			d.Conditions[text(fields, "type")] = text(fields, "reason") + ": " + text(fields, "message")
+		}
+	}
+	return d
+}
+
+func text(object map[string]any, path ...string) string {
+	value, _, _ := unstructured.NestedString(object, path...)
+	return value
+}
+
+// Get reads one domain.
+func Get(ctx context.Context, objects dynamic.Interface, namespace, name string) (Domain, error) {
+	object, err := objects.Resource(Resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return Domain{}, fmt.Errorf("read compute domain %s/%s: %w", namespace, name, err)
+	}
+	return Read(object), nil
+}
+
+// List reads all domains.
+func List(ctx context.Context, objects dynamic.Interface) ([]Domain, error) {
+	list, err := objects.Resource(Resource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the compute domains: %w", err)
+	}
+	domains := make([]Domain, 0, len(list.Items))
+	for i := range list.Items {
+		domains = append(domains, Read(&list.Items[i]))
+	}
+	return domains, nil
+}
+
+// Await watches a domain until done says so, and returns it as it then is. The error tells how far it was.
+func Await(ctx context.Context, objects dynamic.Interface, namespace, name string, done func(Domain) bool) (Domain, error) {
+	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	resource := objects.Resource(Resource).Namespace(namespace)
+	list := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector
+			return resource.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
+			return resource.Watch(ctx, options)
+		},
+	}
+	var last Domain
+	_, err := watchtools.UntilWithSync(ctx, list, &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
+		object, ok := event.Object.(*unstructured.Unstructured)
+		if !ok || event.Type == watch.Deleted {
+			return false, nil
+		}
+		last = Read(object)
+		return done(last), nil
+	})
+	if err != nil {
+		return last, fmt.Errorf("wait for compute domain %s/%s: %w; it is %q with %d of %d nodes ready %v", namespace, name, context.Cause(ctx), last.Status, last.Ready, last.Wanted, last.Conditions)
+	}
+	return last, nil
+}

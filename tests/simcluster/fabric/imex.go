@@ -1,0 +1,125 @@
+package fabric
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/fakes/imex"
+)
+
+// imexVersion is what the fake daemons tell each other; only that it is the same everywhere matters.
+const imexVersion = "580.95.05"
+
+// imexDaemons runs fake IMEX daemons as goroutines. They speak over loopback addresses, each on its pod's own.
+type imexDaemons struct {
+	heartbeat time.Duration
+}
+
+var _ imexd.Runner = imexDaemons{}
+
+// Start implements imexd.Runner.
+func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, error) {
+	config, err := imex.ReadConfig(spec.ConfigFile)
+	if err != nil {
+		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
+	}
+	daemon, err := imex.New(config, imex.Options{
+		Version: imexVersion, HostName: spec.BindAddress, Heartbeat: r.heartbeat, StateDir: spec.Dir,
+		Resolve: func(_ context.Context, name string) ([]netip.Addr, error) { return resolve(spec.HostsFile, name) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
+	}
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	running := &imexDaemon{daemon: daemon, config: config, cancel: cancel, exited: make(chan struct{})}
+	go func() { // ends with Stop, or with the daemon
+		defer close(running.exited)
+		running.err = daemon.Run(life)
+	}()
+	select {
+	case <-daemon.Started():
+		return running, nil
+	case <-running.exited:
+		cancel()
+		return nil, fmt.Errorf("start the fake IMEX daemon: %w", running.err)
+	case <-ctx.Done():
+		running.Stop()
+		return nil, fmt.Errorf("start the fake IMEX daemon: %w", context.Cause(ctx))
+	}
+}
+
+type imexDaemon struct {
+	daemon *imex.Daemon
+	config imex.Config
+	cancel context.CancelFunc
+	exited chan struct{}
+	err    error // set before exited is closed
+}
+
+func (d *imexDaemon) Reload() error {
+	d.daemon.Reload()
+	return nil
+}
+
+func (d *imexDaemon) State(context.Context) (imexd.State, error) {
+	return imexd.State(d.daemon.State()), nil
+}
+
+func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }
+
+func (d *imexDaemon) Err() error {
+	select {
+	case <-d.exited:
+		return d.err
+	default:
+		return nil
+	}
+}
+
+func (d *imexDaemon) Stop() {
+	d.cancel()
+	<-d.exited
+}
+
+// resolve looks a name up in a file like /etc/hosts, as the system would in the daemon's pod.
+func resolve(hostsFile, name string) ([]netip.Addr, error) {
+	if address, err := netip.ParseAddr(name); err == nil {
+		return []netip.Addr{address}, nil
+	}
+	file, err := os.Open(hostsFile)
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	defer file.Close() //nolint:errcheck // read only
+	var found []netip.Addr
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		address, err := netip.ParseAddr(fields[0])
+		if err != nil {
+			continue
+		}
+		for _, known := range fields[1:] {
+			if known == name {
+				found = append(found, address)
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("look up %s in %s: %w", name, hostsFile, err)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("look up %s: %s does not have it", name, hostsFile)
+	}
+	return found, nil
+}

@@ -1,0 +1,93 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"gpufabric.io/tests/simcluster/process"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// processGrace is how long a role may take to end when its container is stopped.
+const processGrace = 10 * time.Second
+
+// Processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon
+// of the node's driver root. They can be killed as containers can: with no time for a last word.
+type Processes struct {
+	// Program is the path of gpufabric.
+	Program string
+}
+
+var _ simnode.Runtime = (*Processes)(nil)
+
+// Owns tells whether the image is gpufabric's.
+func (p *Processes) Owns(image string) bool { return ownImage(image) }
+
+// Run runs the role that the container's arguments name.
+func (p *Processes) Run(ctx context.Context, container simnode.Container) error {
+	return p.call(ctx, container, container.Args)
+}
+
+// Exec runs a probe's command, which is gpufabric itself with other arguments.
+func (p *Processes) Exec(ctx context.Context, container simnode.Container, command []string) error {
+	return p.call(ctx, container, command)
+}
+
+func (p *Processes) call(ctx context.Context, container simnode.Container, args []string) error {
+	cmd := exec.CommandContext(ctx, p.Program, Arguments(container, args)...)
+	cmd.Stdout, cmd.Stderr = container.Output, container.Output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error {
+		if errors.Is(context.Cause(ctx), simnode.ErrKilled) {
+			return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		}
+		return cmd.Process.Signal(syscall.SIGTERM)
+	}
+	cmd.WaitDelay = processGrace
+	// Of this process's environment only what names the cluster: a container inherits nothing else.
+	cmd.Env = []string{"PATH=/usr/bin:/bin"}
+	if marker, ok := os.LookupEnv(process.MarkerEnv); ok {
+		cmd.Env = append(cmd.Env, process.MarkerEnv+"="+marker)
+	}
+	for name, value := range container.Env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	for name := range defaultPlaces {
+		cmd.Env = append(cmd.Env, name+"="+environment(container, name))
+	}
+	if container.REST != nil {
+		kubeconfig, err := writeKubeconfig(container)
+		if err != nil {
+			return err
+		}
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+kubeconfig)
+	}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", container.Name, err)
+	}
+	return nil
+}
+
+// writeKubeconfig writes what stands for the service account's files, which a process here does not have at their usual place.
+func writeKubeconfig(container simnode.Container) (string, error) {
+	rest := container.REST
+	config := clientcmdapi.NewConfig()
+	config.Clusters["pod"] = &clientcmdapi.Cluster{Server: rest.Host, CertificateAuthorityData: rest.CAData}
+	config.AuthInfos["pod"] = &clientcmdapi.AuthInfo{TokenFile: rest.BearerTokenFile}
+	config.Contexts["pod"] = &clientcmdapi.Context{Cluster: "pod", AuthInfo: "pod", Namespace: container.Namespace}
+	config.CurrentContext = "pod"
+	path := filepath.Join(filepath.Dir(rest.BearerTokenFile), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("write the container's kubeconfig: %w", err)
+	}
+	return path, nil
+}

@@ -107,3 +107,15 @@ func readOpenNet(dir *sysfile.Dir, name string) (Net, error) {
 	n.OperState, err = sysfile.Optional(dir.Text("operstate"))
 	return n, err
 }
+
+// CarrierLost reports whether the network device name is up and has no carrier. Where that cannot be told, because the device is
+// administratively down or not here, it returns an error.
+func (f FS) CarrierLost(name string) (bool, error) {
+	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", name))
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	carrier, err := dir.Int("carrier")
+	return carrier == 0 && err == nil, err
+}

@@ -1,0 +1,55 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+)
+
+// Port names a port and its network interfaces.
+type Port struct {
+	Device string   // the RDMA device's name: mlx5_0
+	Path   string   // its path under the sysfs root
+	Number int      // from 1
+	Nets   []string // interface names
+}
+
+// Key identifies a port on a node.
+type Key struct {
+	Device string
+	Port   int
+}
+
+// Key returns the port's key.
+func (p Port) Key() Key { return Key{p.Device, p.Number} }
+
+// String is the key as NCCL writes it: mlx5_0:1.
+func (k Key) String() string { return fmt.Sprintf("%s:%d", k.Device, k.Port) }
+
+// gone is the reason of a port that is not in sysfs.
+const gone = "the port is gone"
+
+// read looks at a port and says why it cannot carry traffic, or nothing.
+func read(sysfs infiniband.FS, p Port) string {
+	status, err := sysfs.Status(p.Path, p.Number)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return gone
+	case err != nil:
+		return fmt.Sprintf("the port's status cannot be read: %v", err)
+	case status.State != infiniband.PortActive && status.State != infiniband.PortActiveDefer:
+		return fmt.Sprintf("the port's state is %v (physical state %v)", status.State, status.PhysState)
+	case status.PhysState != infiniband.PhysLinkUp:
+		return fmt.Sprintf("the port's physical state is %v", status.PhysState)
+	}
+	for _, name := range p.Nets {
+		// An interface that is administratively down has no carrier file to read, and says nothing about the link; one that moved into a pod's
+		// network namespace is not here at all.
+		if lost, err := sysfs.CarrierLost(name); err == nil && lost {
+			return fmt.Sprintf("the interface %s has no carrier", name)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,293 @@
+// Package inventory joins what a node's sysfs says of PCI functions, RDMA devices and their network devices into HCAs.
+package inventory
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+	"gpufabric.io/drivers/hardware/pci"
+)
+
+// Inventory is what one discovery found.
+type Inventory struct {
+	HCAs    []HCA     // by RDMA device name
+	Skipped []Skipped // what looks like an HCA and cannot be used, with the reason
+	// GPUDirect says how a GPU's memory can be given to an HCA.
+	GPUDirect GPUDirect
+}
+
+// HCA is an RDMA device with its place on the PCI bus.
+type HCA struct {
+	infiniband.Device
+	Function *pci.Function // nil: a software device (rxe, siw)
+	// PhysicalNets are the network interfaces of the physical function: its own for a physical function.
+	PhysicalNets []string
+	// PKeys are the partition keys of each InfiniBand port, by port number.
+	PKeys map[int][]uint16
+	// Rail is the HCA's number among the physical functions that share a PCIe switch with a GPU, by PCI address; -1: it shares none. NICs of
+	// one rail number on all nodes are cabled to one rail switch.
+	Rail int
+}
+
+// Skipped is a PCI function or an RDMA device that is no HCA of the inventory.
+type Skipped struct {
+	Name   string // mlx5_0, or the PCI address where there is no RDMA device
+	PCI    pci.Address
+	Reason string
+}
+
+// Key names the HCA in what outlives a reboot: its PCI address, else its name. RDMA device names may change between boots.
+func (h *HCA) Key() string {
+	if h.PCI != "" {
+		return string(h.PCI)
+	}
+	return h.Name
+}
+
+// NUMANode is the HCA's NUMA node, pci.NUMAUnknown where none is known.
+func (h *HCA) NUMANode() int {
+	if h.Function == nil {
+		return pci.NUMAUnknown
+	}
+	return h.Function.NUMANode
+}
+
+// Nets are the names of the network interfaces on all ports.
+func (h *HCA) Nets() []string {
+	var names []string
+	for _, port := range h.Ports {
+		for _, net := range port.Nets {
+			names = append(names, net.Name)
+		}
+	}
+	return names
+}
+
+// Nodes are the names under /dev/infiniband of the HCA's character devices: its uverbs, and each port's umad and issm where there are any.
+func (h *HCA) Nodes() []string {
+	var nodes []string
+	add := func(c infiniband.CharDevice) {
+		if c.Name != "" {
+			nodes = append(nodes, c.Name)
+		}
+	}
+	add(h.Verbs)
+	for _, port := range h.Ports {
+		add(port.UMAD)
+		add(port.ISSM)
+	}
+	return nodes
+}
+
+// Roots is where a node's files are.
+type Roots struct {
+	Sysfs string // /sys
+	Proc  string // /proc
+}
+
+// display is the PCI base class of GPUs.
+const display = 0x03
+
+// Discover reads the node. Devices that cannot be read are in Skipped; the error is for a tree that cannot be read at all.
+func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
+	bus, err := pci.NewFS(roots.Sysfs).Scan(ctx, func(c pci.Class) bool { return c.Network() || c>>16 == display })
+	if err != nil {
+		return nil, err
+	}
+	fs := infiniband.NewFS(roots.Sysfs)
+	found, err := fs.Scan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	inventory := &Inventory{GPUDirect: gpuDirect(roots)}
+	for _, s := range found.Skipped {
+		inventory.Skipped = append(inventory.Skipped, Skipped{Name: s.Name, PCI: s.PCI, Reason: s.Reason.Error()})
+	}
+	unreadable := make(map[pci.Address]error)
+	for _, s := range bus.Skipped {
+		unreadable[pci.Address(s.Name)] = s.Reason
+	}
+	nets := make(map[pci.Address][]string) // of functions with RDMA devices
+	for i := range found.Devices {
+		h := HCA{Device: found.Devices[i], Function: bus.Function(found.Devices[i].PCI), Rail: -1}
+		switch {
+		case h.PCI != "" && unreadable[h.PCI] != nil:
+			inventory.skip(h, fmt.Sprintf("its PCI function cannot be read: %v", unreadable[h.PCI]))
+		case h.PCI != "" && h.Function == nil:
+			inventory.skip(h, fmt.Sprintf("its PCI function %s is not on the bus, or is no network controller", h.PCI))
+		case h.Verbs.Name == "":
+			inventory.skip(h, "no program can open it, since it has no uverbs device: is the module ib_uverbs loaded?")
+		default:
+			nets[h.PCI] = h.Nets()
+			inventory.HCAs = append(inventory.HCAs, h)
+		}
+	}
+	inventory.addWithoutRDMA(bus, found)
+	inventory.addPhysicalNets(roots.Sysfs, bus, nets)
+	inventory.addRails(bus)
+	return inventory, inventory.addPKeys(ctx, fs)
+}
+
+func (v *Inventory) skip(h HCA, reason string) {
+	v.Skipped = append(v.Skipped, Skipped{Name: h.Name, PCI: h.PCI, Reason: reason})
+}
+
+// addWithoutRDMA accounts for the network controllers that have no RDMA device.
+func (v *Inventory) addWithoutRDMA(bus *pci.Bus, found *infiniband.Devices) {
+	has := make(map[pci.Address]bool)
+	for _, d := range found.Devices {
+		has[d.PCI] = true
+	}
+	for _, s := range found.Skipped {
+		has[s.PCI] = true
+	}
+	for i := range bus.Functions {
+		f := &bus.Functions[i]
+		if has[f.Address] || !f.Class.Network() {
+			continue
+		}
+		reason := "no RDMA device: the driver " + f.Driver + " made none (is its RDMA module loaded, such as mlx5_ib?)"
+		if f.Driver == "" {
+			reason = "no RDMA device: no driver has the PCI function"
+		}
+		v.Skipped = append(v.Skipped, Skipped{Name: string(f.Address), PCI: f.Address, Reason: reason})
+	}
+	for _, s := range bus.Skipped {
+		if !has[pci.Address(s.Name)] {
+			v.Skipped = append(v.Skipped, Skipped{Name: s.Name, PCI: pci.Address(s.Name), Reason: s.Reason.Error()})
+		}
+	}
+}
+
+// addPhysicalNets finds the interfaces of each HCA's physical function, which pfNames select by.
+func (v *Inventory) addPhysicalNets(sysfs string, bus *pci.Bus, nets map[pci.Address][]string) {
+	for i := range v.HCAs {
+		h := &v.HCAs[i]
+		if h.Function == nil {
+			continue
+		}
+		address := h.PCI
+		if h.Function.Virtual() {
+			address = h.Function.PhysicalFunction
+		}
+		names, known := nets[address]
+		if physical := bus.Function(address); !known && physical != nil {
+			// The physical function has no RDMA device of its own, or one that was skipped.
+			entries, err := os.ReadDir(filepath.Join(sysfs, physical.Path, "net"))
+			if err == nil {
+				for _, e := range entries {
+					names = append(names, e.Name())
+				}
+			}
+			nets[address] = names
+		}
+		h.PhysicalNets = names
+	}
+}
+
+// addRails numbers the physical functions that share a switch with a GPU.
+func (v *Inventory) addRails(bus *pci.Bus) {
+	gpus := make(map[pci.Address]bool)
+	for i := range bus.Functions {
+		if f := &bus.Functions[i]; f.Class>>16 == display && f.Switch != "" {
+			gpus[f.Switch] = true
+		}
+	}
+	var rails []pci.Address
+	for i := range v.HCAs {
+		if f := v.HCAs[i].Function; f != nil && !f.Virtual() && gpus[f.Switch] {
+			rails = append(rails, f.Address)
+		}
+	}
+	slices.Sort(rails)
+	for i := range v.HCAs {
+		h := &v.HCAs[i]
+		if h.Function == nil {
+			continue
+		}
+		address := h.PCI
+		if h.Function.Virtual() {
+			address = h.Function.PhysicalFunction // A virtual function is cabled as its physical one.
+		}
+		h.Rail = slices.Index(rails, address)
+	}
+}
+
+// addPKeys reads the partition keys of the InfiniBand ports. An HCA whose keys cannot be read is skipped.
+func (v *Inventory) addPKeys(ctx context.Context, fs infiniband.FS) error {
+	var group errgroup.Group
+	group.SetLimit(4)
+	failures := make([]error, len(v.HCAs))
+	for i := range v.HCAs {
+		h := &v.HCAs[i]
+		for _, port := range h.Ports {
+			if port.LinkLayer != infiniband.InfiniBand {
+				continue // Ethernet has no partitions.
+			}
+			if h.PKeys == nil {
+				h.PKeys = make(map[int][]uint16)
+				group.Go(func() error {
+					failures[i] = h.readPKeys(fs)
+					return ctx.Err()
+				})
+			}
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	kept := v.HCAs[:0]
+	for i, h := range v.HCAs {
+		if failures[i] != nil {
+			v.skip(h, failures[i].Error())
+			continue
+		}
+		kept = append(kept, h)
+	}
+	v.HCAs = kept
+	return nil
+}
+
+func (h *HCA) readPKeys(fs infiniband.FS) error {
+	for _, port := range h.Ports {
+		if port.LinkLayer != infiniband.InfiniBand {
+			continue
+		}
+		keys, err := fs.PKeys(h.Path, port.Number)
+		if err != nil {
+			return err
+		}
+		h.PKeys[port.Number] = keys
+	}
+	return nil
+}
+
+// GPUDirect says how a GPU's memory can be given to an HCA.
+type GPUDirect string
+
+// The ways of GPUDirect RDMA.
+const (
+	GPUDirectPeerMem GPUDirect = "peermem" // the module nvidia_peermem is loaded
+	GPUDirectDMABuf  GPUDirect = "dmabuf"  // NVIDIA's open kernel modules export memory as dma-buf
+	GPUDirectNone    GPUDirect = "none"
+)
+
+func gpuDirect(roots Roots) GPUDirect {
+	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {
+		if _, err := os.Stat(filepath.Join(roots.Sysfs, "module", module)); err == nil {
+			return GPUDirectPeerMem
+		}
+	}
+	version, err := os.ReadFile(filepath.Join(roots.Proc, "driver/nvidia/version"))
+	if err == nil && strings.Contains(string(version), "Open Kernel Module") {
+		return GPUDirectDMABuf
+	}
+	return GPUDirectNone
+}

@@ -1,0 +1,249 @@
+// Package offer is a pool as the kubelet sees it: units with a health and a NUMA node, and the device nodes that a container gets for them.
+package offer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/pool"
+	"gpufabric.io/drivers/rdma/share"
+)
+
+// Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
+type Offer struct {
+	dev string // the dev root
+
+	mu      sync.Mutex
+	pool    pool.Pool
+	members map[string]*member // by HCA key
+	layout  share.Layout       // of a shared pool
+}
+
+// member is an HCA of the pool.
+type member struct {
+	pool.Member
+	gone bool // it is not there any more, but pods may hold units of it
+}
+
+// New makes an offer of nothing. Device nodes are looked for under dev.
+func New(dev string, layout share.Layout) *Offer {
+	return &Offer{dev: dev, layout: layout, members: make(map[string]*member)}
+}
+
+// Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the same: it
+// comes back after its driver was loaded anew.
+func (o *Offer) Set(p pool.Pool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	members := make(map[string]*member, len(p.Members))
+	for _, m := range p.Members {
+		members[m.HCA.Key()] = &member{Member: m}
+	}
+	if equality.Semantic.DeepEqual(o.pool.RDMAPoolConfig, p.RDMAPoolConfig) {
+		for key, m := range o.members {
+			if members[key] == nil {
+				members[key] = &member{Member: m.Member, gone: true}
+			}
+		}
+	}
+	o.pool, o.members = p, members
+	if !p.Exclusive() {
+		o.layout = o.layout.Divide(int(p.RDMAHCAMax), o.keys())
+	}
+}
+
+// Layout is the division of the units among the HCAs, to be kept across restarts.
+func (o *Offer) Layout() share.Layout {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.layout)
+}
+
+// Devices lists the units with the health that state tells of their HCA's ports.
+func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Device {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	healthy := make(map[string]bool, len(o.members))
+	for key, m := range o.members {
+		healthy[key] = m.healthy(state)
+	}
+	device := func(id, key string) deviceplugin.Device {
+		d := deviceplugin.Device{ID: id, Healthy: healthy[key]}
+		if node := o.members[key].HCA.NUMANode(); node != pci.NUMAUnknown && !o.pool.ExcludeTopology {
+			d.NUMANodes = []int{node}
+		}
+		return d
+	}
+	var devices []deviceplugin.Device
+	if o.pool.Exclusive() {
+		for _, key := range o.keys() {
+			devices = append(devices, device(key, key))
+		}
+		return devices
+	}
+	for i, key := range o.layout {
+		devices = append(devices, device(strconv.Itoa(i), key))
+	}
+	return devices
+}
+
+// healthy reports whether any of the HCA's ports in the pool can carry traffic.
+func (m *member) healthy(state func(health.Key) health.State) bool {
+	return !m.gone && slices.ContainsFunc(m.Ports, func(port int) bool {
+		return state(health.Key{Device: m.HCA.Name, Port: port}).Phase.Healthy()
+	})
+}
+
+// Holding returns the HCA behind a unit; nil: there is no such unit.
+func (o *Offer) Holding(id string) *inventory.HCA {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if m := o.members[o.key(id)]; m != nil {
+		return m.HCA
+	}
+	return nil
+}
+
+// key returns the key of the HCA that the unit id is a share of, or nothing.
+func (o *Offer) key(id string) string {
+	if o.pool.Exclusive() {
+		return id
+	}
+	if i, err := strconv.Atoi(id); err == nil && 0 <= i && i < len(o.layout) {
+		return o.layout[i]
+	}
+	return ""
+}
+
+func (o *Offer) keys() []string {
+	keys := make([]string, 0, len(o.members))
+	for key := range o.members {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// Allocate implements deviceplugin.Backend: the device nodes of the units' HCAs, or of all of the pool's where it says so, and rdma_cm.
+func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	allocated := make(map[string]bool)
+	for _, id := range ids {
+		allocated[o.key(id)] = true
+	}
+	var nodes []string
+	for _, key := range o.keys() {
+		m := o.members[key]
+		if !allocated[key] && (o.pool.DeviceNodes != v1alpha1.RDMANodesAll || m.gone) {
+			continue
+		}
+		if m.gone {
+			return nil, fmt.Errorf("%s (%s) is gone from the node", m.HCA.Name, key)
+		}
+		found, err := o.nodes(m.HCA)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, found...)
+	}
+	if _, err := o.stat("rdma_cm"); err == nil {
+		nodes = append(nodes, "rdma_cm")
+	}
+	response := &pluginapi.ContainerAllocateResponse{}
+	for _, name := range nodes {
+		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
+			ContainerPath: "/dev/infiniband/" + name, HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
+		})
+	}
+	return response, nil
+}
+
+// nodes are the device nodes of an HCA that are there. Only uverbs must be: RoCE has no issm and EFA no umad.
+func (o *Offer) nodes(h *inventory.HCA) ([]string, error) {
+	var nodes []string
+	for _, name := range h.Nodes() {
+		path, err := o.stat(name)
+		switch {
+		case err == nil:
+			nodes = append(nodes, name)
+		case name == h.Verbs.Name:
+			return nil, fmt.Errorf("%s cannot be opened without its device node %s: %w", h.Name, path, err)
+		case !errors.Is(err, os.ErrNotExist):
+			return nil, fmt.Errorf("device node of %s: %w", h.Name, err)
+		}
+	}
+	return nodes, nil
+}
+
+func (o *Offer) stat(name string) (string, error) {
+	path := filepath.Join(o.dev, "infiniband", name)
+	_, err := os.Stat(path)
+	return path, err
+}
+
+// Prefer implements deviceplugin.Preferrer: each unit from another HCA while there are any, and of those from the one with the most free units,
+// so that pods spread over the HCAs.
+func (o *Offer) Prefer(available, required []string, size int) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	taken := make(map[string]int) // units of each HCA in the answer
+	chosen := make(map[string]bool, len(required))
+	answer := make([]string, 0, size)
+	for _, id := range required {
+		answer = append(answer, id)
+		chosen[id] = true
+		taken[o.key(id)]++
+	}
+	free := make(map[string][]string) // free units of each HCA, in the kubelet's order
+	for _, id := range available {
+		if !chosen[id] {
+			free[o.key(id)] = append(free[o.key(id)], id)
+		}
+	}
+	for key := range free {
+		slices.SortFunc(free[key], compareIDs)
+	}
+	keys := o.keys()
+	for len(answer) < size {
+		best := ""
+		for _, key := range keys {
+			if len(free[key]) == 0 {
+				continue
+			}
+			if best == "" || taken[key] < taken[best] || taken[key] == taken[best] && len(free[key]) > len(free[best]) {
+				best = key
+			}
+		}
+		if best == "" {
+			return answer
+		}
+		answer = append(answer, free[best][0])
+		free[best] = free[best][1:]
+		taken[best]++
+	}
+	return answer
+}
+
+// compareIDs orders "2" before "10".
+func compareIDs(a, b string) int {
+	if len(a) != len(b) {
+		return len(a) - len(b)
+	}
+	return strings.Compare(a, b)
+}

@@ -1,0 +1,112 @@
+package plugin
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+)
+
+// settle is how long to wait after the first of several events: a driver that loads makes many devices.
+const settle = 200 * time.Millisecond
+
+// watchDevices asks for a discovery when device nodes of RDMA devices come and go. Where /dev/infiniband cannot be watched, the periodic
+// discovery does alone.
+func (p *plugin) watchDevices(ctx context.Context) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Device nodes are not watched; new devices are found by the periodic discovery")
+		return
+	}
+	defer func() { _ = watcher.Close() }()
+	directory := filepath.Join(p.DevRoot, "infiniband")
+	for {
+		// /dev/infiniband comes with the first RDMA device, so its parent is watched too.
+		_ = watcher.Add(p.DevRoot)
+		_ = watcher.Add(directory)
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-watcher.Events:
+			inside := filepath.Dir(event.Name) == directory || event.Name == directory
+			if !inside || !event.Has(fsnotify.Create) && !event.Has(fsnotify.Remove) {
+				continue
+			}
+		case <-watcher.Errors:
+		}
+		p.askSoon()
+	}
+}
+
+// watchLinks has the ports read again when a link changes, and asks for a discovery when network devices come and go.
+func (p *plugin) watchLinks(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	for ctx.Err() == nil {
+		updates := make(chan netlink.LinkUpdate)
+		done := make(chan struct{})
+		err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
+			ErrorCallback: func(err error) { log.V(2).Info("rtnetlink ended; subscribing again", "err", err) },
+		})
+		if err != nil {
+			close(done)
+			log.Error(err, "rtnetlink cannot be listened to; ports are read every 400 ms and no sooner")
+			return nil
+		}
+		known := make(map[int]string) // interface names by index
+		open := true
+		for open {
+			select {
+			case <-ctx.Done():
+				close(done)
+				return nil
+			case update, more := <-updates:
+				if open = more; !more {
+					break
+				}
+				if !hardware(update.Link) {
+					break
+				}
+				p.ports.Nudge()
+				index, name := int(update.Index), update.Link.Attrs().Name
+				if deleted := update.Header.Type == rtmDelLink; deleted || known[index] != name {
+					known[index] = name
+					if deleted {
+						delete(known, index)
+					}
+					p.askSoon()
+				}
+			}
+		}
+		close(done)
+		wait(ctx, settle)
+	}
+	return nil
+}
+
+// rtmDelLink is RTM_DELLINK.
+const rtmDelLink = 17
+
+// hardware reports whether a link may be an HCA's. Every pod's veth comes and goes on the same socket.
+func hardware(link netlink.Link) bool {
+	return link.Type() == "device" || link.Type() == "ipoib"
+}
+
+// askSoon asks for a discovery after a moment, in which the events that belong together come.
+func (p *plugin) askSoon() {
+	if p.asking.CompareAndSwap(false, true) {
+		time.AfterFunc(settle, func() {
+			p.asking.Store(false)
+			p.ask()
+		})
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

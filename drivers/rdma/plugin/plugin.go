@@ -1,0 +1,198 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/pool"
+	"gpufabric.io/drivers/rdma/share"
+)
+
+const (
+	// defaultRescan is how often devices are discovered without an event, where no file says.
+	defaultRescan = 60 * time.Second
+	// firstHealth is how long serving waits for the first reading of all ports, so that the kubelet's first list is the right one.
+	firstHealth = 2 * time.Second
+	// slowDiscovery is when a discovery that does not end is reported: a read of sysfs hangs with the firmware that it asks.
+	slowDiscovery = 10 * time.Second
+)
+
+// plugin is one running role. Its fields belong to the goroutine of loop, but for what says otherwise.
+type plugin struct {
+	Options
+	registry *metrics.Plugin
+	kubelet  *deviceplugin.Host
+	ports    *health.Watcher
+	layouts  *share.Store
+
+	file      *config.Config // the last good one
+	fileError error          // of the newest, where that is no good
+	devices   *inventory.Inventory
+	selection *pool.Selection
+	served    map[string]*servedPool // by resource
+
+	asking   atomic.Bool      // a discovery will be asked for soon
+	discover chan struct{}    // asks for a discovery; any goroutine may
+	files    chan fileContent // from the configuration's watcher
+	found    chan discovery   // from the discoverer
+}
+
+type fileContent struct {
+	config *config.Config
+	err    error
+}
+
+type discovery struct {
+	devices *inventory.Inventory
+	err     error
+}
+
+// Run serves until ctx ends. An error means that it cannot serve at all; bad configuration, damaged devices and a missing kubelet are waited out.
+func Run(ctx context.Context, o Options) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	layouts, err := share.Open(filepath.Join(o.StateDir, "layouts"))
+	if err != nil {
+		return err
+	}
+	served := deviceplugin.NewMetrics()
+	p := &plugin{
+		Options: o, registry: metrics.New(Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts,
+		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
+	}
+	p.registry.Registry.MustRegister(served.Collectors()...)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
+	group.Go(func() error { return p.kubelet.Run(ctx) })
+	group.Go(func() error { p.ports.Run(ctx); return nil })
+	group.Go(func() error {
+		return config.Watch(ctx, o.ConfigFile, func(c *config.Config, err error) { send(ctx, p.files, fileContent{c, err}) })
+	})
+	group.Go(func() error { p.discoverer(ctx); return nil })
+	group.Go(func() error { p.watchDevices(ctx); return nil })
+	group.Go(func() error { return p.watchLinks(ctx) })
+	group.Go(func() error { return p.loop(ctx) })
+	return group.Wait()
+}
+
+// loop takes events, one at a time, and brings what is served in line with them.
+func (p *plugin) loop(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	p.ask()
+	rescan := p.Clock.NewTicker(defaultRescan)
+	defer func() { rescan.Stop() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case f := <-p.files:
+			p.takeFile(ctx, f)
+			if interval := p.rescanInterval(); interval > 0 {
+				rescan.Stop()
+				rescan = p.Clock.NewTicker(interval)
+			} else {
+				rescan.Stop()
+			}
+			p.apply(ctx)
+			p.ask() // The file may have been written because devices changed.
+		case d := <-p.found:
+			if d.err != nil {
+				log.Error(d.err, "Discovery failed; what was found before stays")
+				break
+			}
+			p.devices = d.devices
+			p.apply(ctx)
+		case <-p.ports.Changed():
+			p.refresh(ctx)
+		case <-rescan.C():
+			p.ask()
+		}
+	}
+}
+
+func (p *plugin) rescanInterval() time.Duration {
+	if p.file == nil {
+		return defaultRescan
+	}
+	return p.file.Rescan
+}
+
+// takeFile keeps the last good configuration.
+func (p *plugin) takeFile(ctx context.Context, f fileContent) {
+	log := klog.FromContext(ctx)
+	p.fileError = f.err
+	switch {
+	case f.err == nil:
+		log.Info("Read the configuration", "file", p.ConfigFile, "pools", len(f.config.Pools))
+		p.file = f.config
+	case errors.Is(f.err, os.ErrNotExist) && p.file == nil:
+		p.fileError = nil
+		log.Info("There is no configuration file; pools come from RDMAPools only", "file", p.ConfigFile)
+	case p.file != nil:
+		log.Error(f.err, "The configuration cannot be used; the last good one stays")
+	default:
+		log.Error(f.err, "The configuration cannot be used; there is no earlier one")
+	}
+}
+
+// ask asks for a discovery.
+func (p *plugin) ask() {
+	select {
+	case p.discover <- struct{}{}:
+	default: // One is asked for already.
+	}
+}
+
+// discoverer discovers when asked. It is a goroutine of its own, since a read may hang.
+func (p *plugin) discoverer(ctx context.Context) {
+	roots := inventory.Roots{Sysfs: p.SysfsRoot, Proc: p.ProcRoot()}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.discover:
+		}
+		slow := time.AfterFunc(slowDiscovery, func() {
+			klog.FromContext(ctx).Error(nil, "Discovery hangs in a read; what was found before stays", "after", slowDiscovery)
+		})
+		devices, err := inventory.Discover(ctx, roots)
+		slow.Stop()
+		send(ctx, p.found, discovery{devices, err})
+	}
+}
+
+// definitions are all pools of this node, the file's first.
+func (p *plugin) definitions() []pool.Definition {
+	var definitions []pool.Definition
+	if p.file != nil {
+		for i, c := range p.file.Pools {
+			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("config.json configList[%d]", i)})
+		}
+	}
+	return definitions
+}
+
+func send[T any](ctx context.Context, c chan<- T, v T) {
+	select {
+	case c <- v:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,437 @@
+package plugin_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/rdma/plugin"
+)
+
+const (
+	shared = "rdma/hca_shared_devices_a"
+
+	seed = `{"periodicUpdateInterval": 300, "configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000,
+		"selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"]}}]}`
+)
+
+// node is a fake node with a kubelet and the role running on it.
+type node struct {
+	t       *testing.T
+	tree    *sysfstest.Tree
+	kubelet *kubelettest.Kubelet
+	config  string
+	options plugin.Options
+	stop    func()
+}
+
+// newNode makes a node of two InfiniBand HCAs on two NUMA nodes, without the role.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, tree: sysfstest.New(t), kubelet: kubelettest.New(t)}
+	state := t.TempDir()
+	n.config = filepath.Join(t.TempDir(), "config.json")
+	n.options = plugin.Options{
+		Node: options.Node{
+			SysfsRoot: n.tree.Sys, DevRoot: n.tree.Dev, ProcDevices: filepath.Join(t.TempDir(), "devices"), CDIRoot: filepath.Join(state, "cdi"),
+			KubeletRoot: n.kubelet.Root(), StateDir: state, NodeName: "node-a",
+		},
+		ConfigFile: n.config, DevicePlugin: true,
+	}
+	n.kubelet.Start()
+	return n
+}
+
+func (n *node) addHCA(bus int, numa string, h sysfstest.HCA) string {
+	h.Function.Parent = fmt.Sprintf("pci0000:%02x/0000:%02x:00.0", bus, bus)
+	h.Function.Address = fmt.Sprintf("0000:%02x:00.0", bus+1)
+	h.Function.NUMANode = numa
+	return n.tree.AddHCA(h)
+}
+
+// configure writes the configuration as the kubelet writes a ConfigMap volume: whole.
+func (n *node) configure(text string) {
+	n.t.Helper()
+	temporary := n.config + ".new"
+	if err := os.WriteFile(temporary, []byte(text), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Rename(temporary, n.config); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// start runs the role until the test ends or n.stop is called.
+func (n *node) start() {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(n.t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := plugin.Run(ctx, n.options); err != nil {
+			n.t.Error(err)
+		}
+	})
+	n.stop = func() { cancel(); group.Wait() }
+	n.t.Cleanup(n.stop)
+}
+
+// two adds two HCAs and configures the seed's pool.
+func (n *node) two() (first, second string) {
+	first = n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp59s0"}})
+	second = n.addHCA(0x5d, "1", sysfstest.HCA{Nets: []string{"ibp94s0"}})
+	n.configure(seed)
+	return first, second
+}
+
+func paths(response *pluginapi.ContainerAllocateResponse) []string {
+	var p []string
+	for _, d := range response.GetDevices() {
+		p = append(p, d.GetContainerPath())
+	}
+	slices.Sort(p)
+	return p
+}
+
+func numa(devices []*pluginapi.Device) map[int64]int {
+	count := make(map[int64]int)
+	for _, d := range devices {
+		for _, node := range d.GetTopology().GetNodes() {
+			count[node.GetID()]++
+		}
+	}
+	return count
+}
+
+func TestTheSeedsPodGetsOnlyItsHCAsDeviceNodes(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	view := n.kubelet.AwaitAllocatable(shared, 1000)
+	if diff := cmp.Diff(map[int64]int{0: 500, 1: 500}, numa(view.Devices)); diff != "" {
+		t.Errorf("units by NUMA node: %s", diff)
+	}
+	var got [][]string
+	for range 2 {
+		ids, response, err := n.kubelet.Allocate(t.Context(), shared, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Log(ids)
+		got = append(got, paths(response))
+		for _, d := range response.GetDevices() {
+			if d.GetPermissions() != "rwm" || !strings.HasPrefix(d.GetHostPath(), n.tree.Dev) {
+				t.Errorf("device %v", d)
+			}
+		}
+		if len(response.GetEnvs())+len(response.GetMounts()) > 0 {
+			t.Errorf("the old plugin gave neither environment nor mounts; this one gave %v", response)
+		}
+	}
+	want := [][]string{
+		{"/dev/infiniband/issm0", "/dev/infiniband/rdma_cm", "/dev/infiniband/umad0", "/dev/infiniband/uverbs0"},
+		{"/dev/infiniband/issm1", "/dev/infiniband/rdma_cm", "/dev/infiniband/umad1", "/dev/infiniband/uverbs1"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("two pods: %s", diff)
+	}
+}
+
+func TestAThousandPodsOnOneHCA(t *testing.T) {
+	n := newNode(t)
+	n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp3s0"}})
+	n.configure(seed)
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	for i := range 1000 {
+		if _, _, err := n.kubelet.Allocate(t.Context(), shared, 1); err != nil {
+			t.Fatalf("pod %d: %v", i, err)
+		}
+	}
+	if _, _, err := n.kubelet.Allocate(t.Context(), shared, 1); err == nil {
+		t.Error("there were more than 1000 units")
+	}
+}
+
+func TestAPodWithSeveralUnitsGetsSeveralHCAs(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	_, response, err := n.kubelet.Allocate(t.Context(), shared, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"issm0", "issm1", "rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"}
+	for i := range want {
+		want[i] = "/dev/infiniband/" + want[i]
+	}
+	if diff := cmp.Diff(want, paths(response)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAPortThatGoesDownTakesItsHCAsUnitsAndComesBack(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		down func(*sysfstest.Tree, string)
+		up   func(*sysfstest.Tree, string)
+	}{
+		{
+			"by its state",
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "1: DOWN") },
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "4: ACTIVE") },
+		},
+		{
+			"by its physical state",
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/phys_state", "2: Polling") },
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/phys_state", "5: LinkUp") },
+		},
+		{
+			"by its interface's carrier",
+			func(tree *sysfstest.Tree, _ string) { tree.Write("class/net/ibp59s0/carrier", "0") },
+			func(tree *sysfstest.Tree, _ string) { tree.Write("class/net/ibp59s0/carrier", "1") },
+		},
+		{
+			"by a state that is garbage",
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "?") },
+			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "4: ACTIVE") },
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			first, _ := n.two()
+			n.start()
+			n.kubelet.AwaitAllocatable(shared, 1000)
+			begin := time.Now()
+			test.down(n.tree, first)
+			view := n.kubelet.AwaitAllocatable(shared, 500)
+			took := time.Since(begin)
+			t.Logf("down to unhealthy: %v", took)
+			if took > time.Second {
+				t.Errorf("unhealthy after %v, which is over 1s", took)
+			}
+			if view.Capacity != 1000 {
+				t.Errorf("the capacity went to %d", view.Capacity)
+			}
+			for range 3 {
+				_, response, err := n.kubelet.Allocate(t.Context(), shared, 1)
+				if err != nil || !slices.Contains(paths(response), "/dev/infiniband/uverbs1") {
+					t.Errorf("got %v, %v while the first HCA is down", paths(response), err)
+				}
+			}
+			test.up(n.tree, first)
+			n.kubelet.AwaitAllocatable(shared, 1000)
+		})
+	}
+}
+
+func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	before := n.kubelet.AwaitAllocatable(shared, 1000)
+	n.kubelet.Stop()
+	begin := time.Now()
+	n.kubelet.Start()
+	after := n.kubelet.AwaitAllocatable(shared, 1000)
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("allocatable after %v, which is over 2s", took)
+	}
+	if diff := cmp.Diff(kubelettest.IDs(before.Devices), kubelettest.IDs(after.Devices)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestARestartedPluginKeepsEachUnitOnItsHCA(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	before := n.kubelet.AwaitAllocatable(shared, 1000)
+	n.stop()
+	n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
+	n.addHCA(0x10, "0", sysfstest.HCA{Nets: []string{"ibp17s0"}})
+	n.start()
+	after := n.kubelet.AwaitAllocatable(shared, 1000)
+	node := func(d *pluginapi.Device) int64 { return d.GetTopology().GetNodes()[0].GetID() }
+	moved := 0
+	for i, d := range before.Devices {
+		if node(d) != node(after.Devices[i]) {
+			moved++
+		}
+	}
+	// A third HCA takes a third of the units: 166 of the second one's 500 moved to its NUMA node.
+	if moved > 167 {
+		t.Errorf("%d units moved to another NUMA node", moved)
+	}
+}
+
+func TestTheConfigurationIsRereadAndTheLastGoodOneStays(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	n.configure(strings.Replace(seed, "1000", "200", 1))
+	n.kubelet.AwaitAllocatable(shared, 200)
+	n.configure(strings.Replace(seed, "1000", "-4", 1))
+	n.configure(`{"configList": [`)
+	n.configure(strings.Replace(strings.Replace(seed, "1000", "30", 1), "_a", "_b", 1))
+	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_b", 30)
+	n.kubelet.Await(shared, "end of the renamed pool", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
+	n.configure("nonsense")
+	n.kubelet.Stop()
+	n.kubelet.Start()
+	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_b", 30)
+}
+
+func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	n.tree.Remove("class/infiniband/mlx5_1")
+	moved := filepath.Join(n.tree.Sys, "devices/pci0000:5d")
+	if err := os.Rename(moved, moved+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	if view := n.kubelet.AwaitAllocatable(shared, 500); view.Capacity != 1000 {
+		t.Errorf("the capacity went to %d", view.Capacity)
+	}
+	if err := os.Rename(moved+".gone", moved); err != nil {
+		t.Fatal(err)
+	}
+	n.tree.Link("class/infiniband/mlx5_1", "devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0/infiniband/mlx5_1")
+	// The driver makes the device nodes anew, which is the event.
+	node := filepath.Join(n.tree.Dev, "infiniband/uverbs1")
+	if err := os.Remove(node); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(node, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.kubelet.AwaitAllocatable(shared, 1000)
+}
+
+func TestPoolsOfEveryKind(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		hcas     []sysfstest.HCA
+		config   string
+		resource string
+		units    int
+		want     []string // device nodes of a pod with one unit
+	}{
+		{
+			"RoCE has no issm",
+			[]sysfstest.HCA{{Ethernet: true, Nets: []string{"ens2f0"}}, {Ethernet: true, Nets: []string{"ens3f0"}}},
+			`{"configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000, "devices": ["ens2f0"]}]}`,
+			shared, 1000, []string{"rdma_cm", "umad0", "uverbs0"},
+		},
+		{
+			"EFA has neither issm nor umad",
+			[]sysfstest.HCA{{Ethernet: true, NoUMAD: true, Function: sysfstest.Function{Vendor: "0x1d0f", Device: "0xefa2", Driver: "efa"}}},
+			`{"configList": [{"resourceName": "efa", "resourcePrefix": "vpc.amazonaws.com", "rdmaHcaMax": 4, "selectors": {"drivers": ["efa"]}}]}`,
+			"vpc.amazonaws.com/efa", 4, []string{"rdma_cm", "uverbs0"},
+		},
+		{
+			"an exclusive pool has as many units as HCAs",
+			[]sysfstest.HCA{{}, {}, {}},
+			`{"configList": [{"resourceName": "hca", "mode": "Exclusive", "selectors": {"vendors": ["15b3"]}}]}`,
+			"rdma/hca", 3, []string{"issm0", "rdma_cm", "umad0", "uverbs0"},
+		},
+		{
+			"all HCAs where the configuration says so",
+			[]sysfstest.HCA{{}, {}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "deviceNodes": "All", "selectors": {"vendors": ["15b3"]}}]}`,
+			"rdma/hca", 10, []string{"issm0", "issm1", "rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"},
+		},
+		{
+			"a two-port HCA brings the umads of both ports",
+			[]sysfstest.HCA{{Ports: 2}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["infiniband"]}}]}`,
+			"rdma/hca", 10, []string{"issm0", "issm1", "rdma_cm", "umad0", "umad1", "uverbs0"},
+		},
+		{
+			"no units where rdmaHcaMax is 0",
+			[]sysfstest.HCA{{}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 0, "selectors": {"vendors": ["15b3"]}}]}`,
+			"rdma/hca", 0, nil,
+		},
+		{
+			"no units where no device matches",
+			[]sysfstest.HCA{{}},
+			`{"configList": [{"resourceName": "hca", "rdmaHcaMax": 5, "selectors": {"vendors": ["8086"]}}]}`,
+			"rdma/hca", 0, nil,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n := newNode(t)
+			for i, h := range test.hcas {
+				vendor, device, driver := h.Vendor, h.Device, h.Driver
+				h.Function = sysfstest.Function{Vendor: vendor, Device: device, Driver: driver}
+				n.addHCA(0x10+2*i, "0", h)
+			}
+			n.configure(test.config)
+			n.start()
+			n.kubelet.AwaitAllocatable(test.resource, test.units)
+			if test.units == 0 {
+				return
+			}
+			_, response, err := n.kubelet.Allocate(t.Context(), test.resource, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range test.want {
+				test.want[i] = "/dev/infiniband/" + test.want[i]
+			}
+			if diff := cmp.Diff(test.want, paths(response)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestTheRoleStartsWithoutAnything(t *testing.T) {
+	n := newNode(t)
+	n.tree.Remove("class/infiniband")
+	if err := os.RemoveAll(n.tree.Dev); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.configure(seed) // after the start
+	n.kubelet.AwaitAllocatable(shared, 0)
+}
+
+func TestADamagedLayoutIsSetAside(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	n.stop()
+	path := filepath.Join(n.options.StateDir, "layouts", "rdma_hca_shared_devices_a.layout")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, bytes.Replace(content, []byte("0000:3b"), []byte("0000:3c"), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	if _, err := os.Stat(path + ".unreadable"); err != nil {
+		t.Error(err)
+	}
+}

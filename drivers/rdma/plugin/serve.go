@@ -1,0 +1,134 @@
+package plugin
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/offer"
+	"gpufabric.io/drivers/rdma/pool"
+)
+
+// servedPool is a pool that the kubelet knows of.
+type servedPool struct {
+	offer    *offer.Offer
+	resource *deviceplugin.Resource
+}
+
+// apply brings the served resources in line with the configuration and the devices.
+func (p *plugin) apply(ctx context.Context) {
+	if p.devices == nil {
+		return // The first discovery is under way.
+	}
+	p.selection = pool.Select(p.definitions(), p.devices)
+	p.report(ctx)
+	p.ports.Set(watchedPorts(p.devices))
+	known, cancel := context.WithTimeout(ctx, firstHealth)
+	defer cancel()
+	p.ports.Known(known)
+	if p.DevicePlugin {
+		p.serve(ctx)
+	}
+}
+
+// serve makes the kubelet's resources those of the selection.
+func (p *plugin) serve(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	wanted := make(map[string]bool)
+	for _, selected := range p.selection.Pools {
+		name := selected.Resource()
+		wanted[name] = true
+		s := p.served[name]
+		if s == nil {
+			layout, err := p.layouts.Load(name)
+			if err != nil {
+				log.Error(err, "The units of a pool are divided anew", "resource", name)
+			}
+			s = &servedPool{offer: offer.New(p.DevRoot, layout)}
+		}
+		s.offer.Set(selected)
+		if !selected.Exclusive() {
+			if err := p.layouts.Save(name, s.offer.Layout()); err != nil {
+				log.Error(err, "The division of a pool's units would not outlive a restart", "resource", name)
+			}
+		}
+		devices := s.offer.Devices(p.ports.State)
+		if s.resource != nil {
+			s.resource.Update(devices)
+			continue
+		}
+		resource, err := p.kubelet.Serve(name, s.offer, devices)
+		if err != nil {
+			log.Error(err, "A pool is not served")
+			continue
+		}
+		s.resource = resource
+		p.served[name] = s
+	}
+	for name, s := range p.served {
+		if !wanted[name] {
+			log.Info("A pool is no longer served", "resource", name)
+			s.resource.Stop()
+			delete(p.served, name)
+		}
+	}
+}
+
+// refresh tells the kubelet of ports that changed.
+func (p *plugin) refresh(ctx context.Context) {
+	for _, s := range p.served {
+		s.resource.Update(s.offer.Devices(p.ports.State))
+	}
+	for i := range p.devices.HCAs {
+		for _, port := range p.devices.HCAs[i].Ports {
+			key := health.Key{Device: p.devices.HCAs[i].Name, Port: port.Number}
+			if state := p.ports.State(key); state.Gone() {
+				klog.FromContext(ctx).V(2).Info("A port is gone; discovering anew", "port", key.String())
+				p.ask()
+				return
+			}
+		}
+	}
+}
+
+// report logs what became of the devices, where it is not what it was.
+func (p *plugin) report(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	for source, reason := range p.selection.Refused {
+		log.Error(nil, "A pool is not served", "pool", source, "reason", reason)
+	}
+	for _, selected := range p.selection.Pools {
+		names := make([]string, len(selected.Members))
+		for i, m := range selected.Members {
+			names[i] = m.HCA.Name
+		}
+		log.Info("Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
+		for _, conflict := range selected.Conflicts {
+			log.Info("Two pools claim one device", "pool", selected.Source, "device", conflict)
+		}
+	}
+	for _, s := range p.devices.Skipped {
+		log.V(2).Info("Skipped", "device", s.Name, "reason", s.Reason)
+	}
+}
+
+// watchedPorts are the ports of all HCAs.
+func watchedPorts(devices *inventory.Inventory) []health.Port {
+	var ports []health.Port
+	for i := range devices.HCAs {
+		h := &devices.HCAs[i]
+		for _, port := range h.Ports {
+			watched := health.Port{Device: h.Name, Path: h.Path, Number: port.Number}
+			for _, net := range port.Nets {
+				watched.Nets = append(watched.Nets, net.Name)
+			}
+			slices.Sort(watched.Nets)
+			ports = append(ports, watched)
+		}
+	}
+	return ports
+}

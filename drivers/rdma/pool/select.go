@@ -1,0 +1,149 @@
+// Package pool decides which HCAs belong to which pool, and says why the others do not.
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/rdma/inventory"
+)
+
+// Definition is a pool as it was configured.
+type Definition struct {
+	v1alpha1.RDMAPoolConfig
+	// Source says where it was configured, for people: "config.json configList[0]", "RDMAPool rail-0".
+	Source string
+	// Object is the RDMAPool's name; empty: it comes from the file.
+	Object string
+	// Generation is the RDMAPool's.
+	Generation int64
+}
+
+// Pool is a pool with its devices on this node.
+type Pool struct {
+	Definition
+	Members []Member // by RDMA device name
+	// Conflicts are the devices that another pool has too, or wanted and did not get, as "mlx5_0: also in RDMAPool b".
+	Conflicts []string
+}
+
+// Member is an HCA of a pool.
+type Member struct {
+	HCA   *inventory.HCA
+	Ports []int // the ports that match the pool's selectors: those whose health counts
+}
+
+// Verdict is what became of one device.
+type Verdict struct {
+	Device   string // mlx5_0, or a PCI address where there is no RDMA device
+	PCI      string
+	Pools    []string          // the resources that took it
+	Refusals map[string]string // by the resource that did not: why
+	Skipped  string            // why no pool was asked; empty: they were
+}
+
+// Selection is the result of Select.
+type Selection struct {
+	Pools    []Pool // as defined, without those that were refused
+	Verdicts []Verdict
+	// Refused are definitions that cannot be served beside an earlier one, with the reason, by Source.
+	Refused map[string]string
+}
+
+// Select gives each pool its devices. Pools that share HCAs may have one in common, which is reported on both; an HCA of an exclusive pool
+// belongs to no other, and whoever is defined first has it. Of two pools with one resource name the first is served.
+func Select(definitions []Definition, devices *inventory.Inventory) *Selection {
+	s := &Selection{Refused: make(map[string]string)}
+	bySource := make(map[string]Definition)
+	for _, d := range definitions {
+		if other, taken := bySource[d.Resource()]; taken {
+			s.Refused[d.Source] = fmt.Sprintf("the resource %s is that of %s already: rename one of the two", d.Resource(), other.Source)
+			continue
+		}
+		bySource[d.Resource()] = d
+		s.Pools = append(s.Pools, Pool{Definition: d})
+	}
+	for i := range devices.HCAs {
+		s.Verdicts = append(s.Verdicts, s.place(&devices.HCAs[i]))
+	}
+	for _, skipped := range devices.Skipped {
+		s.Verdicts = append(s.Verdicts, Verdict{Device: skipped.Name, PCI: string(skipped.PCI), Skipped: skipped.Reason})
+	}
+	return s
+}
+
+// place offers one HCA to every pool.
+func (s *Selection) place(h *inventory.HCA) Verdict {
+	v := Verdict{Device: h.Name, PCI: string(h.PCI), Refusals: make(map[string]string)}
+	var holders []*Pool
+	for i := range s.Pools {
+		p := &s.Pools[i]
+		ports, reason := match(&p.RDMAPoolConfig, h)
+		if reason == "" {
+			for _, holder := range holders {
+				if holder.Exclusive() || p.Exclusive() {
+					reason = fmt.Sprintf("%s has it already, and one of the two pools is exclusive", holder.Source)
+					p.Conflicts = append(p.Conflicts, fmt.Sprintf("%s: %s has it", h.Name, holder.Source))
+					holder.Conflicts = append(holder.Conflicts, fmt.Sprintf("%s: %s wants it", h.Name, p.Source))
+					break
+				}
+			}
+		}
+		if reason != "" {
+			v.Refusals[p.Resource()] = reason
+			continue
+		}
+		for _, holder := range holders {
+			p.Conflicts = append(p.Conflicts, fmt.Sprintf("%s: also in %s", h.Name, holder.Source))
+			holder.Conflicts = append(holder.Conflicts, fmt.Sprintf("%s: also in %s", h.Name, p.Source))
+		}
+		p.Members = append(p.Members, Member{HCA: h, Ports: ports})
+		v.Pools = append(v.Pools, p.Resource())
+		holders = append(holders, p)
+	}
+	return v
+}
+
+// match returns the ports of h that the pool selects, or the selector that refused it.
+func match(c *v1alpha1.RDMAPoolConfig, h *inventory.HCA) ([]int, string) {
+	if len(c.Devices) > 0 {
+		return matchDevices(c.Devices, h)
+	}
+	s := c.Selectors
+	if s == nil {
+		s = &v1alpha1.RDMASelectors{}
+	}
+	if reason := matchFunction(s, h); reason != "" {
+		return nil, reason
+	}
+	var ports []int
+	var reasons []string
+	for i := range h.Ports {
+		if reason := matchPort(s, h, &h.Ports[i]); reason != "" {
+			reasons = append(reasons, reason)
+			continue
+		}
+		ports = append(ports, h.Ports[i].Number)
+	}
+	if len(ports) == 0 {
+		return nil, strings.Join(slices.Compact(reasons), "; ")
+	}
+	return ports, ""
+}
+
+func matchDevices(names []string, h *inventory.HCA) ([]int, string) {
+	var ports []int
+	for _, port := range h.Ports {
+		for _, net := range port.Nets {
+			if slices.Contains(names, net.Name) {
+				ports = append(ports, port.Number)
+			}
+		}
+	}
+	if len(ports) == 0 {
+		return nil, refusal("devices", "its interfaces", h.Nets(), names)
+	}
+	return ports, ""
+}

@@ -1,0 +1,69 @@
+// Package share divides the units of a pool among its HCAs, and keeps the division across restarts and changes: the kubelet remembers a unit by
+// its ID, and a unit that moved to another HCA would give a running pod's HCA, NUMA node and health a wrong name.
+package share
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Layout is the division of a pool: the HCA (by key) of each unit, by unit number.
+type Layout []string
+
+// Divide makes a layout of n units over the HCAs, evenly to within one, moving as few units as it must from their HCA in l. Units of an HCA that
+// is gone are moved. Without HCAs there are no units.
+func (l Layout) Divide(n int, hcas []string) Layout {
+	if len(hcas) == 0 {
+		return nil
+	}
+	hcas = slices.Clone(hcas)
+	slices.Sort(hcas)
+	next := make(Layout, n)
+	count := make(map[string]int, len(hcas))
+	for _, h := range hcas {
+		count[h] = 0
+	}
+	for i := range min(n, len(l)) {
+		if _, here := count[l[i]]; here {
+			next[i] = l[i]
+			count[l[i]]++
+		}
+	}
+	quota := quotas(n, hcas, count)
+	// The highest numbers are given up first: the kubelet hands out low ones first where nobody prefers others.
+	for i := n - 1; i >= 0; i-- {
+		if h := next[i]; h != "" && count[h] > quota[h] {
+			next[i] = ""
+			count[h]--
+		}
+	}
+	// The free units go around the HCAs, so that neighbours are on different ones.
+	turn := 0
+	for i := range next {
+		if next[i] != "" {
+			continue
+		}
+		for count[hcas[turn%len(hcas)]] >= quota[hcas[turn%len(hcas)]] {
+			turn++
+		}
+		next[i] = hcas[turn%len(hcas)]
+		count[next[i]]++
+		turn++
+	}
+	return next
+}
+
+// quotas says how many units each HCA has: n/len, and one more for as many as are left over, first for those that have the most now.
+func quotas(n int, hcas []string, have map[string]int) map[string]int {
+	quota := make(map[string]int, len(hcas))
+	order := slices.Clone(hcas)
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(have[b], have[a]) })
+	extra := n % len(hcas)
+	for i, h := range order {
+		quota[h] = n / len(hcas)
+		if i < extra {
+			quota[h]++
+		}
+	}
+	return quota
+}

@@ -1,0 +1,22 @@
+// Command gpufabric runs one role of the GPU fabric; `gpufabric help` lists them.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"gpufabric.io/drivers/program"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		stop()
+		os.Exit(1) //nolint:gocritic // stop was called
+	}
+}

@@ -1,0 +1,182 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+// lostAfter is when a daemon pod that was to end no longer keeps its domain: its node does not answer, and what is on it ends with
+// the node or when the node comes back.
+const lostAfter = time.Minute
+
+// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; the DaemonSet; the
+// nodes' labels; and when the last daemon has ended, the finalizer.
+func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	if err := r.remove(ctx, domain.UID); err != nil {
+		return ctrl.Result{}, err
+	}
+	waiting, again, err := r.ending(ctx, domain.UID)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if len(waiting) > 0 {
+		before := domain.Status.DeepCopy()
+		p := &pass{domain: domain, problem: &metav1.Condition{
+			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
+			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
+		}}
+		// Usually they end before there is anything to tell.
+		if r.now().Sub(domain.DeletionTimestamp.Time) < lostAfter/4 {
+			return ctrl.Result{RequeueAfter: soonest(again, lostAfter/4)}, nil
+		}
+		after, err := r.writeStatus(ctx, p, before)
+		return ctrl.Result{RequeueAfter: soonest(again, after)}, err
+	}
+	before := domain.DeepCopy()
+	controllerutil.RemoveFinalizer(domain, computedomain.Finalizer)
+	if err := r.client.Patch(ctx, domain, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("remove the finalizer: %w", err)
+	}
+	r.memory.forget(domain.UID)
+	return ctrl.Result{}, nil
+}
+
+// leftovers removes what is left of a domain that no longer exists: something that came into being, or into view, while the domain
+// was going, or whose domain lost its finalizer by force.
+func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result, error) {
+	r.memory.forget(uid)
+	if left, err := r.anythingLeft(ctx, uid); err != nil || !left {
+		return ctrl.Result{}, err
+	}
+	// A cache may know a label before it knows the domain that it speaks of.
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(v1beta1.SchemeGroupVersion().WithKind("ComputeDomainList"))
+	if err := r.live.List(ctx, &list); err != nil {
+		return ctrl.Result{}, fmt.Errorf("look for the ComputeDomain with UID %s: %w", uid, err)
+	}
+	for _, domain := range list.Items {
+		if domain.UID == uid {
+			return ctrl.Result{RequeueAfter: time.Second}, nil
+		}
+	}
+	return ctrl.Result{}, r.remove(ctx, uid)
+}
+
+// anythingLeft says whether the caches know of anything that remove would remove.
+func (r *Reconciler) anythingLeft(ctx context.Context, uid types.UID) (bool, error) {
+	nodes, _, err := r.observe(ctx, uid)
+	if err != nil || len(nodes) > 0 {
+		return true, err
+	}
+	var templates resourceapi.ResourceClaimTemplateList
+	if err := r.client.List(ctx, &templates, client.MatchingFields{byDomain: string(uid)}); err != nil || len(templates.Items) > 0 {
+		return true, err
+	}
+	err = r.client.Get(ctx, client.ObjectKey{Namespace: r.settings.Namespace, Name: daemonName(uid)}, &appsv1.DaemonSet{})
+	return !apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+}
+
+// remove asks for everything that carries the domain's label to be removed.
+func (r *Reconciler) remove(ctx context.Context, uid types.UID) error {
+	var templates resourceapi.ResourceClaimTemplateList
+	if err := r.client.List(ctx, &templates, client.MatchingFields{byDomain: string(uid)}); err != nil {
+		return fmt.Errorf("list the domain's templates: %w", err)
+	}
+	for i := range templates.Items {
+		if err := r.removeObject(ctx, &templates.Items[i]); err != nil {
+			return err
+		}
+	}
+	daemons := &appsv1.DaemonSet{}
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: r.settings.Namespace, Name: daemonName(uid)}, daemons)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("look up the domain's DaemonSet: %w", err)
+	}
+	if err == nil {
+		if err := r.removeObject(ctx, daemons); err != nil {
+			return err
+		}
+	}
+	return r.removeLabels(ctx, uid)
+}
+
+func (r *Reconciler) removeObject(ctx context.Context, object client.Object) error {
+	if object.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	uid := object.GetUID()
+	err := r.client.Delete(ctx, object, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	// A conflict means that another object has the name by now.
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete %T %s/%s: %w", object, object.GetNamespace(), object.GetName(), err)
+	}
+	return nil
+}
+
+// removeLabels takes the domain's label off its nodes.
+func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
+	nodes, _, err := r.observe(ctx, uid)
+	if err != nil {
+		return err
+	}
+	path := "/metadata/labels/" + strings.ReplaceAll(v1beta1.LabelComputeDomain, "/", "~1")
+	// A node that has joined another domain since fails the test, and keeps its label.
+	patch, err := json.Marshal([]map[string]string{
+		{"op": "test", "path": path, "value": string(uid)},
+		{"op": "remove", "path": path},
+	})
+	if err != nil {
+		return fmt.Errorf("take the domain's label off its nodes: %w", err)
+	}
+	var errs []error
+	for i := range nodes {
+		node := &nodes[i]
+		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+		err := r.client.Patch(ctx, node, client.RawPatch(types.JSONPatchType, patch))
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
+			errs = append(errs, fmt.Errorf("take the domain's label off node %s: %w", node.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ending returns the nodes whose daemon has not ended yet, and when to look again for those that never will.
+func (r *Reconciler) ending(ctx context.Context, uid types.UID) (nodes []string, again time.Duration, err error) {
+	_, pods, err := r.observe(ctx, uid)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, pod := range pods {
+		if pod.DeletionTimestamp != nil {
+			left := lostAfter - r.now().Sub(pod.DeletionTimestamp.Time)
+			if left <= 0 {
+				klog.FromContext(ctx).Info("Not waiting for an IMEX daemon that does not end", "pod", klog.KObj(&pod), "node", pod.Spec.NodeName)
+				continue
+			}
+			again = soonest(again, left)
+		}
+		nodes = append(nodes, pod.Spec.NodeName)
+	}
+	return nodes, again, nil
+}

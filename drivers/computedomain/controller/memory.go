@@ -1,0 +1,100 @@
+package controller
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// lag is for how long a created object may be missing from the cache before it is taken for deleted.
+const lag = 10 * time.Second
+
+// memory is what the controller knows before its caches do: what it wrote itself. Without it the reconcile that a write causes
+// would often work on the state from before, and write again. It holds nothing that the cluster does not: losing it is harmless.
+type memory struct {
+	mu      sync.Mutex
+	domains map[types.UID]*remembered
+}
+
+type remembered struct {
+	newest      *v1beta1.ComputeDomain
+	statusWrite time.Time
+	created     map[string]time.Time // by kind and name
+}
+
+func (m *memory) of(uid types.UID) *remembered {
+	if m.domains == nil {
+		m.domains = map[types.UID]*remembered{}
+	}
+	if m.domains[uid] == nil {
+		m.domains[uid] = &remembered{created: map[string]time.Time{}}
+	}
+	return m.domains[uid]
+}
+
+// newest returns the newer of a cached domain and the one that was last written.
+func (m *memory) newest(cached *v1beta1.ComputeDomain) *v1beta1.ComputeDomain {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.of(cached.UID)
+	if known.newest != nil {
+		if order, err := resourceversion.CompareResourceVersion(known.newest.ResourceVersion, cached.ResourceVersion); err == nil && order > 0 {
+			return known.newest.DeepCopy()
+		}
+		known.newest = nil
+	}
+	return cached
+}
+
+// wrote remembers the answer to a write.
+func (m *memory) wrote(domain *v1beta1.ComputeDomain) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(domain.UID).newest = domain.DeepCopy()
+}
+
+// statusWritten remembers when a domain's status was written.
+func (m *memory) statusWritten(uid types.UID, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(uid).statusWrite = at
+}
+
+// sinceStatus is how long ago that was; very long where it never was.
+func (m *memory) sinceStatus(uid types.UID, now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Sub(m.of(uid).statusWrite)
+}
+
+// made remembers that an object was created, and recently says whether it was, so lately that the cache may not have it yet.
+func (m *memory) made(uid types.UID, object string, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of(uid).created[object] = at
+}
+
+func (m *memory) recently(uid types.UID, object string, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, ok := m.of(uid).created[object]
+	return ok && now.Sub(at) < lag
+}
+
+// seen forgets a creation once the cache has it, so that a deletion right after is noticed.
+func (m *memory) seen(uid types.UID, object string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.of(uid).created, object)
+}
+
+// forget drops a domain that is gone.
+func (m *memory) forget(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.domains, uid)
+}

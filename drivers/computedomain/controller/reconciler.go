@@ -1,0 +1,295 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+const (
+	// Domains reconciled side by side. A pass is a look into caches and at most a few writes of some milliseconds each, so a few
+	// are enough for the write limit above.
+	concurrent = 8
+
+	// byDomain is the index of objects by the domain whose label they carry, and of ComputeDomains by their UID.
+	byDomain = "computeDomain"
+)
+
+// Reconciler brings domains into being and out of it. A request is a domain's UID: what belongs to a domain names it by that, and
+// what is left of a domain that no longer exists is found by it too.
+type Reconciler struct {
+	client   client.Client
+	live     client.Reader
+	recorder record.EventRecorder
+	settings Settings
+	now      func() time.Time
+	memory   memory
+}
+
+func newReconciler(cached client.Client, live client.Reader, recorder record.EventRecorder, s Settings) *Reconciler {
+	return &Reconciler{client: cached, live: live, recorder: recorder, settings: s, now: time.Now}
+}
+
+// setup subscribes to everything that changes a domain.
+func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
+	node := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+	indexer := manager.GetFieldIndexer()
+	err := errors.Join(
+		indexer.IndexField(ctx, &v1beta1.ComputeDomain{}, byDomain, func(o client.Object) []string { return []string{string(o.GetUID())} }),
+		indexer.IndexField(ctx, node, byDomain, labelIndex),
+		indexer.IndexField(ctx, &corev1.Pod{}, byDomain, labelIndex),
+		indexer.IndexField(ctx, &resourceapi.ResourceClaimTemplate{}, byDomain, labelIndex),
+	)
+	if err != nil {
+		return err
+	}
+	byUID := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []types.UID { return []types.UID{o.GetUID()} })
+	byLabel := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []types.UID {
+		if uid := o.GetLabels()[v1beta1.LabelComputeDomain]; uid != "" {
+			return []types.UID{types.UID(uid)}
+		}
+		return nil
+	})
+	// Two controllers in one process (a simulation, a test) are none of each other's business.
+	skipNameValidation := true
+	return builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain").
+		Watches(&v1beta1.ComputeDomain{}, byUID).
+		Watches(&appsv1.DaemonSet{}, byLabel).
+		Watches(&resourceapi.ResourceClaimTemplate{}, byLabel).
+		Watches(&corev1.Pod{}, byLabel).
+		WatchesMetadata(&corev1.Node{}, byLabel).
+		WithOptions(controller.TypedOptions[types.UID]{MaxConcurrentReconciles: concurrent, SkipNameValidation: &skipNameValidation}).
+		Complete(r)
+}
+
+func labelIndex(o client.Object) []string {
+	return []string{o.GetLabels()[v1beta1.LabelComputeDomain]}
+}
+
+// pass is one reconcile of one domain.
+type pass struct {
+	// domain is worked on; its status is written once, at the end.
+	domain *v1beta1.ComputeDomain
+	// problem, where there is one, is why the domain cannot be Ready.
+	problem *metav1.Condition
+	// again, where not zero, is when to look once more though nothing may have changed.
+	again time.Duration
+}
+
+// Reconcile brings one domain a step further.
+func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result, error) {
+	domain, err := r.find(ctx, uid)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if domain == nil {
+		return r.leftovers(ctx, uid)
+	}
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("computeDomain", klog.KObj(domain)))
+	if domain.DeletionTimestamp != nil {
+		return r.delete(ctx, domain)
+	}
+	p := &pass{domain: domain}
+	before := domain.Status.DeepCopy()
+	var failed error
+	for _, step := range []func(context.Context, *pass) error{
+		r.ensureFinalizer,
+		r.ensureDaemonTemplate,
+		r.ensureDaemonSet,
+		r.ensureWorkloadTemplate,
+	} {
+		if failed = step(ctx, p); failed != nil {
+			p.problem = &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonFailed, Message: failed.Error()}
+			break
+		}
+	}
+	after, err := r.writeStatus(ctx, p, before)
+	if err := errors.Join(failed, err); err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: soonest(p.again, after)}, nil
+}
+
+// soonest is the earlier of two moments, where zero means never.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// find returns the domain with a UID, or nil.
+func (r *Reconciler) find(ctx context.Context, uid types.UID) (*v1beta1.ComputeDomain, error) {
+	var list v1beta1.ComputeDomainList
+	if err := r.client.List(ctx, &list, client.MatchingFields{byDomain: string(uid)}); err != nil {
+		return nil, fmt.Errorf("find the ComputeDomain with UID %s: %w", uid, err)
+	}
+	if len(list.Items) == 0 {
+		return nil, nil
+	}
+	return r.memory.newest(&list.Items[0]), nil
+}
+
+func (r *Reconciler) ensureFinalizer(ctx context.Context, p *pass) error {
+	before := p.domain.DeepCopy()
+	if !controllerutil.AddFinalizer(p.domain, computedomain.Finalizer) {
+		return nil
+	}
+	status := p.domain.Status.DeepCopy()
+	if err := r.client.Patch(ctx, p.domain, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("add the finalizer: %w", err)
+	}
+	p.domain.Status = *status
+	r.memory.wrote(p.domain)
+	return nil
+}
+
+func (r *Reconciler) ensureDaemonTemplate(ctx context.Context, p *pass) error {
+	template, err := daemonTemplate(p.domain, r.settings.Namespace)
+	if err != nil {
+		return err
+	}
+	_, err = r.ensure(ctx, p.domain.UID, template, &resourceapi.ResourceClaimTemplate{})
+	return err
+}
+
+func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
+	_, err := r.ensure(ctx, p.domain.UID, daemonSet(p.domain, r.settings), &appsv1.DaemonSet{})
+	return err
+}
+
+// ensureWorkloadTemplate makes the template that users name, unless something else has that name already.
+func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error {
+	template, err := workloadTemplate(p.domain)
+	if err != nil {
+		return err
+	}
+	holder, err := r.ensure(ctx, p.domain.UID, template, &resourceapi.ResourceClaimTemplate{})
+	if err != nil || holder == nil {
+		return err
+	}
+	owner := "somebody else's"
+	// A template without our label is not watched, one of an earlier domain is on its way out.
+	p.again = 15 * time.Second
+	if other := holder.GetLabels()[v1beta1.LabelComputeDomain]; other != "" {
+		owner, p.again = "that of the ComputeDomain with UID "+other, time.Second
+	}
+	p.problem = &metav1.Condition{
+		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken,
+		Message: fmt.Sprintf("the namespace has a ResourceClaimTemplate %s already, and it is %s: delete it, or create the ComputeDomain with another spec.channel.resourceClaimTemplate.name", template.Name, owner),
+	}
+	return nil
+}
+
+// ensure creates an object unless it exists. It returns what holds its name where that is not this domain's.
+func (r *Reconciler) ensure(ctx context.Context, uid types.UID, want, found client.Object) (client.Object, error) {
+	name := fmt.Sprintf("%T %s", want, want.GetName())
+	key := client.ObjectKeyFromObject(want)
+	err := r.client.Get(ctx, key, found)
+	switch {
+	case err == nil && found.GetLabels()[v1beta1.LabelComputeDomain] == string(uid):
+		r.memory.seen(uid, name)
+		return nil, nil
+	case err == nil:
+		return found, nil
+	case !apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	case r.memory.recently(uid, name, r.now()):
+		return nil, nil
+	}
+	err = r.client.Create(ctx, want)
+	switch {
+	case err == nil:
+		r.memory.made(uid, name, r.now())
+		return nil, nil
+	case !apierrors.IsAlreadyExists(err):
+		return nil, fmt.Errorf("create %s: %w", name, err)
+	}
+	// The cache holds only what carries the label, so the holder of the name may be anything.
+	if err := r.live.Get(ctx, key, found); err != nil {
+		return nil, fmt.Errorf("look up %s: %w", name, err)
+	}
+	if found.GetLabels()[v1beta1.LabelComputeDomain] == string(uid) {
+		return nil, nil
+	}
+	return found, nil
+}
+
+// writeStatus writes the status if it changed, at the latest when its change may no longer wait; the result is when that is.
+func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.ComputeDomainStatus) (time.Duration, error) {
+	nodes, pods, err := r.observe(ctx, p.domain.UID)
+	if err != nil {
+		return 0, err
+	}
+	setStatus(p.domain, membersOf(nodes, pods), p.problem)
+	pause, changed := pauseBefore(*before, p.domain.Status)
+	if !changed {
+		return 0, nil
+	}
+	if left := pause - r.memory.sinceStatus(p.domain.UID, r.now()); left > 0 {
+		return left, nil
+	}
+	old := p.domain.DeepCopy()
+	old.Status = *before
+	// The indices in the status are made from the indices in the status: a write that was made from an older one must not land.
+	if err := r.client.Status().Patch(ctx, p.domain, client.MergeFromWithOptions(old, client.MergeFromWithOptimisticLock{})); err != nil {
+		return 0, fmt.Errorf("write the status: %w", err)
+	}
+	r.memory.wrote(p.domain)
+	r.memory.statusWritten(p.domain.UID, r.now())
+	r.announce(p.domain, before.Status)
+	return 0, nil
+}
+
+// observe returns the nodes that carry the domain's label, and the domain's daemon pods.
+func (r *Reconciler) observe(ctx context.Context, uid types.UID) ([]metav1.PartialObjectMetadata, []corev1.Pod, error) {
+	nodes := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	if err := r.client.List(ctx, &nodes, client.MatchingFields{byDomain: string(uid)}); err != nil {
+		return nil, nil, fmt.Errorf("list the domain's nodes: %w", err)
+	}
+	var pods corev1.PodList
+	if err := r.client.List(ctx, &pods, client.InNamespace(r.settings.Namespace), client.MatchingFields{byDomain: string(uid)}); err != nil {
+		return nil, nil, fmt.Errorf("list the domain's daemons: %w", err)
+	}
+	return nodes.Items, pods.Items, nil
+}
+
+// announce makes an Event of a domain's becoming Ready, and of its being so no longer.
+func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before v1beta1.Readiness) {
+	condition := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionReady)
+	switch {
+	case domain.Status.Status == before:
+	case domain.Status.Status == v1beta1.Ready:
+		r.recorder.Event(reference(domain), corev1.EventTypeNormal, condition.Reason, condition.Message)
+	case before == v1beta1.Ready || !slices.Contains([]string{reasonJoining, reasonStarting}, condition.Reason):
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, condition.Reason, condition.Message)
+	}
+}
+
+func reference(domain *v1beta1.ComputeDomain) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: v1beta1.SchemeGroupVersion().String(), Kind: "ComputeDomain",
+		Namespace: domain.Namespace, Name: domain.Name, UID: domain.UID,
+	}
+}

@@ -1,0 +1,147 @@
+package controller
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// Reasons of the condition Ready.
+const (
+	reasonAllReady  = "AllNodesReady"
+	reasonNoneAsked = "NoNodesRequired"
+	reasonJoining   = "WaitingForNodes"
+	reasonStarting  = "WaitingForDaemons"
+	reasonTaken     = "TemplateNameTaken"
+	reasonDeleting  = "Deleting"
+	reasonFailed    = "ReconcileFailed"
+)
+
+// namedAtMost is how many nodes a message names; the rest it counts.
+const namedAtMost = 5
+
+// setStatus writes into status what members make of it. problem, where there is one, keeps the domain from being Ready whatever its
+// nodes say.
+func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.Condition) {
+	status := &domain.Status
+	status.Nodes = nodesOf(status.Nodes, members)
+	status.ObservedGeneration = domain.Generation
+	condition := readiness(domain.Spec, status.Nodes, members)
+	if problem != nil {
+		condition = *problem
+	}
+	condition.ObservedGeneration = domain.Generation
+	status.Status = v1beta1.NotReady
+	if condition.Status == metav1.ConditionTrue {
+		status.Status = v1beta1.Ready
+	}
+	meta.SetStatusCondition(&status.Conditions, condition)
+}
+
+// readiness says how far the domain is.
+func readiness(spec v1beta1.ComputeDomainSpec, nodes []v1beta1.ComputeDomainNode, members []member) metav1.Condition {
+	ready := 0
+	for _, node := range nodes {
+		if node.Status == v1beta1.Ready {
+			ready++
+		}
+	}
+	var waiting []string
+	for _, m := range members {
+		if !m.ready {
+			waiting = append(waiting, fmt.Sprintf("%s (%s)", m.name, m.why))
+		}
+	}
+	condition := metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse}
+	total := max(spec.NumNodes, len(members))
+	message := fmt.Sprintf("IMEX ready on %d of %d nodes", ready, total)
+	if spec.NumNodes == 0 && total == 0 {
+		message = "no node has joined yet"
+	}
+	if len(waiting) > 0 {
+		message += "; waiting for " + listed(waiting)
+	}
+	missing := spec.NumNodes - len(members)
+	if missing > 0 {
+		message += fmt.Sprintf("; %d more %s: a node joins when a pod with a claim from template %s starts on it",
+			missing, plural(missing, "node must join", "nodes must join"), spec.Channel.ResourceClaimTemplate.Name)
+	}
+	switch {
+	case spec.NumNodes == 0:
+		condition.Status, condition.Reason = metav1.ConditionTrue, reasonNoneAsked
+		message = "the domain asks for no number of nodes; " + message
+	case ready >= spec.NumNodes:
+		condition.Status, condition.Reason = metav1.ConditionTrue, reasonAllReady
+	case missing > 0:
+		condition.Reason = reasonJoining
+	default:
+		condition.Reason = reasonStarting
+	}
+	condition.Message = message
+	return condition
+}
+
+func listed(names []string) string {
+	if len(names) <= namedAtMost {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:namedAtMost], ", "), len(names)-namedAtMost)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// How long after the last write of a domain's status the next may come, by what it brings. A domain forms in a burst of changes;
+// these bound its writes to a few while nobody waits longer than matters: the daemons for each other's addresses, users for the
+// progress of a domain that is not ready anyway.
+const (
+	// atOnce: the domain became Ready, or is no longer.
+	atOnce time.Duration = 0
+	// addressPause: nodes came, went or changed their address or clique, or were lost; or the last of those known is ready.
+	addressPause = 200 * time.Millisecond
+	// progressPause: further nodes are ready.
+	progressPause = 20 * time.Second
+	// wordsPause: the same in other words.
+	wordsPause = 10 * time.Second
+)
+
+// pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write.
+func pauseBefore(old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
+	if reflect.DeepEqual(old, new) {
+		return 0, false
+	}
+	if old.Status != new.Status || old.ObservedGeneration != new.ObservedGeneration || len(old.Conditions) == 0 {
+		return atOnce, true
+	}
+	if len(old.Nodes) != len(new.Nodes) {
+		return addressPause, true
+	}
+	progress, pending := false, false
+	for i := range new.Nodes {
+		was, is := old.Nodes[i], new.Nodes[i]
+		gained := was.Status == v1beta1.NotReady && is.Status == v1beta1.Ready
+		if was.Status = is.Status; was != is || !gained && old.Nodes[i].Status != is.Status {
+			return addressPause, true
+		}
+		progress = progress || gained
+		pending = pending || is.Status == v1beta1.NotReady
+	}
+	switch {
+	case progress && !pending:
+		return addressPause, true
+	case progress:
+		return progressPause, true
+	default:
+		return wordsPause, true
+	}
+}

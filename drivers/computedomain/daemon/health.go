@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"gpufabric.io/drivers/computedomain/imexd"
+)
+
+// probeHold is how long a probe of a daemon that is not ready is kept waiting for it to become so. The kubelet probes once a
+// second; holding its request for nearly that long tells it within milliseconds, instead of half a second later on average. It
+// must stay below the probe's time-out and period.
+const probeHold = 900 * time.Millisecond
+
+// handler answers the kubelet's probe (/readyz) and scrapes (/metrics).
+func handler(supervisor *imexd.Supervisor) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_daemon_ready", Help: "1 while the IMEX daemon is READY, or none is needed."},
+			func() float64 {
+				if status, _ := supervisor.Status(); status.Ready {
+					return 1
+				}
+				return 0
+			}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_peers", Help: "IMEX daemons in this node's clique of the domain, this one included."},
+			func() float64 { status, _ := supervisor.Status(); return float64(status.Peers) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "gpufabric_imex_daemon_restarts_total", Help: "Times that the IMEX daemon ended by itself."},
+			func() float64 { status, _ := supervisor.Status(); return float64(status.Restarts) }),
+	)
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), probeHold)
+		defer cancel()
+		if status := supervisor.AwaitReady(ctx); !status.Ready {
+			http.Error(w, status.Reason, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+// serveHealth serves until ctx ends.
+func serveHealth(ctx context.Context, address string, supervisor *imexd.Supervisor) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve the readiness probe: %w", err)
+	}
+	server := &http.Server{Handler: handler(supervisor), ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the readiness probe: %w", err)
+	}
+	return nil
+}

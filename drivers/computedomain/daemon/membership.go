@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain/imexd"
+)
+
+type domain = v1beta1.ComputeDomain
+
+// membership turns a domain's status into the group that this node's daemon is part of.
+type membership struct {
+	node, address string
+	uid           types.UID
+	join          func(imexd.Group)
+
+	joined  bool
+	current imexd.Group
+}
+
+// follow is called with the domain whenever it changes, from one goroutine.
+func (m *membership) follow(ctx context.Context, domain *domain) {
+	group, ok := m.groupOf(domain)
+	if !ok || m.joined && group.Clique == m.current.Clique && slices.Equal(group.Peers, m.current.Peers) {
+		return
+	}
+	klog.FromContext(ctx).Info("Peers of the IMEX daemon", "clique", group.Clique, "peers", len(group.Peers))
+	m.joined, m.current = true, group
+	m.join(group)
+}
+
+// groupOf returns the nodes of this node's clique, or false while the domain's status does not speak of this very daemon: its node
+// may stand there with the address that an earlier pod had. A domain that is going away, or that was replaced by another of its
+// name, changes nothing: this pod is going away with it.
+func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
+	if domain == nil || domain.UID != m.uid {
+		return imexd.Group{}, false
+	}
+	nodes := domain.Status.Nodes
+	own := slices.IndexFunc(nodes, func(n v1beta1.ComputeDomainNode) bool { return n.Name == m.node })
+	if own < 0 || nodes[own].IPAddress != m.address {
+		return imexd.Group{}, false
+	}
+	group := imexd.Group{Clique: nodes[own].CliqueID}
+	if group.Clique == "" {
+		return group, true
+	}
+	for _, node := range nodes {
+		if node.CliqueID == group.Clique {
+			group.Peers = append(group.Peers, imexd.Peer{Index: node.Index, Address: node.IPAddress})
+		}
+	}
+	slices.SortFunc(group.Peers, func(a, b imexd.Peer) int { return a.Index - b.Index })
+	return group, true
+}

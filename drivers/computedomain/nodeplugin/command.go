@@ -1,0 +1,170 @@
+// Package nodeplugin is the DRA driver compute-domain.nvidia.com on one node: it labels the node with its NVLink clique, publishes
+// a channel and a daemon, makes the node part of a compute domain when a claim for its channel is prepared, and lets the pod start
+// once the domain's IMEX daemon is ready here.
+package nodeplugin
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/domains"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/program/host"
+)
+
+const role = "compute-domain-plugin"
+
+// Command is `gpufabric compute-domain-plugin`.
+func Command(h host.Host) *cobra.Command {
+	var node options.Node
+	var namespace string
+	command := &cobra.Command{
+		Use:   role,
+		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if namespace == "" {
+				return fmt.Errorf("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set POD_NAMESPACE")
+			}
+			return run(cmd.Context(), h, node, namespace)
+		},
+	}
+	node.Bind(command.Flags(), h.Env, role)
+	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"), "namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
+	return command
+}
+
+func run(ctx context.Context, h host.Host, node options.Node, namespace string) error {
+	if err := node.Validate(); err != nil {
+		return err
+	}
+	config, err := h.Kubernetes()
+	if err != nil {
+		return err
+	}
+	config = apiclient.Tune(config, role)
+	client, err := apiclient.New(config, role)
+	if err != nil {
+		return err
+	}
+	finder, err := domains.New(config)
+	if err != nil {
+		return err
+	}
+	recorder, stopRecorder := apiclient.Recorder(ctx, client, role, node.NodeName)
+	defer stopRecorder()
+
+	p := newPlugin(node, namespace, client, finder)
+	reader := &fabricReader{library: h.Library(node.DriverRoot)}
+	collected := metrics.New(computedomain.Driver)
+	collected.Registry.MustRegister(fabricMetric(&p.fabric))
+
+	group, ctx := errgroup.WithContext(ctx)
+	// Everything the kubelet's first call may need is under way before the kubelet can call.
+	group.Go(func() error { p.node.follow(ctx); return nil })
+	group.Go(func() error { p.daemons.follow(ctx); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric); return nil })
+	// A driver that does not answer must not keep the plugin from serving what is prepared already.
+	group.Go(func() error {
+		reader.follow(ctx, &p.fabric, func(f fabric) { tell(ctx, recorder, node.NodeName, f) })
+		return nil
+	})
+	group.Go(func() error { return metrics.Serve(ctx, node.MetricsAddress, collected.Registry, nil) })
+	group.Go(func() error {
+		plugin, err := draplugin.Start(ctx, draplugin.Config{
+			Driver: computedomain.Driver, Node: node, Client: client, Kind: p, Metrics: collected, Recorder: recorder,
+		})
+		if err != nil {
+			return err
+		}
+		defer plugin.Stop()
+		return publish(ctx, plugin, node.NodeName, &p.fabric)
+	})
+	return group.Wait()
+}
+
+// newPlugin makes the device kind and what it watches.
+func newPlugin(at options.Node, namespace string, client kubernetes.Interface, finder domainFinder) *kind {
+	return &kind{
+		namespace: namespace, stateDir: at.StateDir,
+		node:    &node{name: at.NodeName, client: client},
+		daemons: &daemons{node: at.NodeName, namespace: namespace, client: client},
+		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices},
+	}
+}
+
+// publish keeps the node's ResourceSlice as the fabric says until the plugin stops.
+func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, current *observed.Value[fabric]) error {
+	for {
+		f, changed := current.Get()
+		if f.known {
+			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f)}}},
+			}})
+			if err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-plugin.Done():
+			return plugin.Err()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// tell reports a change of the node's fabric: the log, and for a problem an Event on the node.
+func tell(ctx context.Context, recorder record.EventRecorder, nodeName string, f fabric) {
+	klog.FromContext(ctx).Info("NVLink fabric of this node", "state", f.state, "clique", f.clique, "problem", f.problem)
+	if f.problem != "" {
+		// Node Events name the node in place of its UID, which is what kubectl describe looks for.
+		recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}, corev1.EventTypeWarning, f.problemKind, f.problem)
+	}
+}
+
+// fabricMetric is 1 for the state that the node's fabric is in.
+func fabricMetric(current *observed.Value[fabric]) prometheus.Collector {
+	return &fabricCollector{current: current, description: prometheus.NewDesc("gpufabric_nvlink_fabric",
+		"1 for the state of this node's NVLink fabric: NoFabric, Joining or Joined, or why it cannot be used.", []string{"state", "clique"}, nil)}
+}
+
+type fabricCollector struct {
+	current     *observed.Value[fabric]
+	description *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (c *fabricCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- c.description
+}
+
+// Collect implements prometheus.Collector.
+func (c *fabricCollector) Collect(collected chan<- prometheus.Metric) {
+	f := c.current.Now()
+	if !f.known {
+		return
+	}
+	state := string(f.state)
+	if f.problem != "" {
+		state = f.problemKind
+	}
+	collected <- prometheus.MustNewConstMetric(c.description, prometheus.GaugeValue, 1, state, f.clique)
+}

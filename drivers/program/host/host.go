@@ -1,0 +1,95 @@
+// Package host is what a role may ask of the machine it runs on.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/go-logr/logr"
+
+	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/hardware/nvml"
+)
+
+// Host is what a role may ask of the machine it runs on; the zero value is the real machine.
+type Host struct {
+	Getenv         func(string) string                       // nil: os.Getenv
+	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
+	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on <driverRoot>'s libnvidia-ml.so.1
+	IMEX           imexd.Runner                              // nil: run <driverRoot>/usr/bin/nvidia-imex as a child process
+	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
+}
+
+// Env returns the value of an environment variable.
+func (h Host) Env(name string) string {
+	if h.Getenv != nil {
+		return h.Getenv(name)
+	}
+	return os.Getenv(name)
+}
+
+// Out is where a role's answers go.
+func (h Host) Out() io.Writer {
+	if h.Stdout != nil {
+		return h.Stdout
+	}
+	return os.Stdout
+}
+
+// Err is where a role's log goes.
+func (h Host) Err() io.Writer {
+	if h.Stderr != nil {
+		return h.Stderr
+	}
+	return os.Stderr
+}
+
+// Logger makes a logger of its own for a role, so that roles in one process do not share verbosity or output.
+func (h Host) Logger(role string, verbosity int) logr.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(h.Err()), textlogger.Verbosity(verbosity))).WithName(role)
+}
+
+// Library returns NVML as it is under driverRoot.
+func (h Host) Library(driverRoot string) nvmllib.Interface {
+	if h.NVML != nil {
+		return h.NVML(driverRoot)
+	}
+	return nvml.Load(driverRoot)
+}
+
+// Runner returns what runs IMEX daemons under driverRoot.
+func (h Host) Runner(driverRoot string) imexd.Runner {
+	if h.IMEX != nil {
+		return h.IMEX
+	}
+	return &imexd.Process{DriverRoot: driverRoot, Output: h.Err()}
+}
+
+// Kubernetes returns how to reach the API server.
+func (h Host) Kubernetes() (*rest.Config, error) {
+	if h.RESTConfig != nil {
+		return h.RESTConfig()
+	}
+	if path := h.Env("KUBECONFIG"); path != "" {
+		config, err := clientcmd.BuildConfigFromFlags("", path)
+		if err != nil {
+			return nil, fmt.Errorf("read KUBECONFIG %s: %w", path, err)
+		}
+		return config, nil
+	}
+	config, err := rest.InClusterConfig()
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return nil, errors.New("no way to the API server: neither KUBECONFIG is set nor does this run in a pod with a service account")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pod's service account: %w", err)
+	}
+	return config, nil
+}

@@ -1,0 +1,21 @@
+package program
+
+import (
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/drivers/computedomain/controller"
+	"gpufabric.io/drivers/computedomain/daemon"
+	"gpufabric.io/drivers/computedomain/nodeplugin"
+	"gpufabric.io/drivers/program/host"
+	rdma "gpufabric.io/drivers/rdma/plugin"
+)
+
+// roles are the program's subcommands, one a line.
+func roles() []func(host.Host) *cobra.Command {
+	return []func(host.Host) *cobra.Command{
+		controller.Command,
+		nodeplugin.Command,
+		daemon.Command,
+		rdma.Command,
+	}
+}

@@ -161,3 +161,11 @@ func (b *Book) Len() int {
 	defer b.mu.Unlock()
 	return len(b.holds)
 }
+
+// Holds tells whether the holder of this ID holds shares.
+func (b *Book) Holds(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, holds := b.holds[id]
+	return holds
+}

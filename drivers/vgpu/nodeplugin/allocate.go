@@ -1,0 +1,187 @@
+package nodeplugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/assignment"
+	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/holdings"
+	"gpufabric.io/drivers/vgpu/hook"
+	"gpufabric.io/drivers/vgpu/injection"
+)
+
+// amount serves memory and cores: the kubelet counts them, and what a container may use of which GPU comes with its number.
+type amount struct{}
+
+func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error) {
+	return &pluginapi.ContainerAllocateResponse{}, nil
+}
+
+// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted. Without, the
+// allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
+type number struct {
+	hook *hook.Hook
+	pods *pods
+	// nri tells that a runtime socket is configured, so that shares come through the hook.
+	nri bool
+}
+
+// watchDelay is how long an allocation waits for the pod that it is for: the kubelet may have heard of it a moment before this plugin did.
+const watchDelay = 3 * time.Second
+
+func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	if n.nri {
+		if !n.hook.Connected() {
+			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
+		}
+		return &pluginapi.ContainerAllocateResponse{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, watchDelay)
+	defer cancel()
+	for {
+		changed := n.pods.Changed()
+		all, err := n.pods.All()
+		if err != nil {
+			return nil, err
+		}
+		candidates := n.hook.Resources.Candidates(all, len(ids), n.served)
+		switch {
+		case len(candidates) == 1:
+			return n.give(candidates[0])
+		case len(candidates) > 1:
+			return nil, ambiguous(candidates, len(ids))
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ambiguous(candidates, len(ids))
+		}
+	}
+}
+
+func (n number) served(uid, container string) bool { return n.hook.Book.Holds(heldID(uid, container)) }
+
+// heldID stands in for the runtime's id of a container, which an allocation does not know.
+func heldID(uid, container string) string { return uid + "/" + container }
+
+func ambiguous(candidates []assignment.Candidate, count int) error {
+	if len(candidates) == 0 {
+		return fmt.Errorf("allocate %d shares: no pod that waits on this node has an annotation %s that gives a container %d", count, annotation.PodDevices, count)
+	}
+	var names []string
+	for _, c := range candidates {
+		names = append(names, c.Pod.Namespace+"/"+c.Pod.Name+", container "+c.Container)
+	}
+	return fmt.Errorf("allocate %d shares: without NRI nobody says which of %d containers this is for: %s; enable NRI in the container runtime and set --nri-socket, or start such pods one after another",
+		count, len(candidates), strings.Join(names, "; "))
+}
+
+// recover books what pods on this node have already, after a restart. With NRI the runtime tells; without, the pods' annotations do.
+func (n number) recover(ctx context.Context) error {
+	all, err := n.pods.All()
+	if err != nil {
+		return err
+	}
+	for _, pod := range all {
+		if over(pod) || pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
+			continue
+		}
+		for _, container := range pod.Spec.Containers {
+			shares, err := n.hook.Resources.Of(pod, container.Name)
+			if err == nil && len(shares) > 0 {
+				err = n.hook.Book.Take(n.hook.Deck(), held(pod, container.Name), shares)
+			}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "A running container's share does not fit", "pod", klog.KObj(pod))
+			}
+		}
+	}
+	return nil
+}
+
+func held(pod *corev1.Pod, container string) holdings.Holder {
+	return holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container}
+}
+
+func (n number) give(c assignment.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
+	deck := n.hook.Deck()
+	identity := injection.Container{PodUID: string(c.Pod.UID), Name: c.Container}
+	edits, err := n.hook.Limiter.Edits(identity, injection.Limits(c.Shares, deck.Factor, n.hook.NoCoreLimit))
+	if err != nil {
+		return nil, err
+	}
+	holder := held(c.Pod, c.Container)
+	if err := n.hook.Book.Take(deck, holder, c.Shares); err != nil {
+		n.hook.Outcome.Failed(c.Pod, c.Container, err)
+		return nil, err
+	}
+	if err := n.hook.Limiter.Make(identity); err != nil {
+		n.hook.Book.Release(holder.ID)
+		n.hook.Outcome.Failed(c.Pod, c.Container, err)
+		return nil, err
+	}
+	response := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{}}
+	for _, variable := range edits.Env {
+		key, value, _ := strings.Cut(variable, "=")
+		response.Envs[key] = value
+	}
+	for _, mount := range edits.Mounts {
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{
+			ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, ReadOnly: slices.Contains(mount.Options, "ro"),
+		})
+	}
+	for _, uuid := range distinct(c.Shares) {
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: n.hook.Device(uuid)})
+	}
+	n.hook.Outcome.Served(c.Pod, c.Container)
+	return response, nil
+}
+
+func distinct(shares []annotation.Share) []string {
+	var out []string
+	for _, share := range shares {
+		if !slices.Contains(out, share.UUID) {
+			out = append(out, share.UUID)
+		}
+	}
+	return out
+}
+
+// Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that pods on this
+// node wait for come first. The kubelet's account then agrees with the scheduler's; what a container gets never depends on it.
+func (n number) Prefer(available, required []string, size int) []string {
+	chosen := slices.Clone(required)
+	all, err := n.pods.All()
+	if err != nil {
+		return nil
+	}
+	wanted := map[string]int{}
+	for _, c := range n.hook.Resources.Candidates(all, size, n.served) {
+		for _, share := range c.Shares {
+			wanted[share.UUID]++
+		}
+	}
+	for _, preferred := range []bool{true, false} {
+		for _, id := range available {
+			if len(chosen) == size {
+				return chosen
+			}
+			uuid := cards.UUIDOf(id)
+			if slices.Contains(chosen, id) || preferred && wanted[uuid] == 0 {
+				continue
+			}
+			wanted[uuid]--
+			chosen = append(chosen, id)
+		}
+	}
+	return chosen
+}

@@ -1,0 +1,245 @@
+// Package nodeplugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's scheduler
+// (and HAMi's) knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
+//
+// # What a pod of this role needs
+//
+// Run it on nodes whose GPUs are shared this way, as root, unprivileged, no hostNetwork. Environment: NODE_NAME from spec.nodeName.
+//
+// Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir (/var/lib/gpufabric/vgpu-plugin:
+// the containers' accounting directories are in it, and are mounted into them), --handover-dir, the directory of --nri-socket, --dev-root and
+// --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and volcano-vgpu-node-config, for --device-config and --node-config.
+//
+// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch. A ValidatingAdmissionPolicy keeps it to its own
+// node and the pods on it.
+package nodeplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/vgpu/assignment"
+	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/holdings"
+	"gpufabric.io/drivers/vgpu/hook"
+	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// Role is the subcommand's name.
+const Role = "vgpu-plugin"
+
+const (
+	driver = "vgpu.gpufabric.io"
+	// owner is who asks for GPUs in the handover.
+	owner = "vgpu"
+	// spec names the one CDI spec of all shared GPUs.
+	spec = "gpus"
+)
+
+// Command is the subcommand vgpu-plugin.
+func Command(h host.Host) *cobra.Command {
+	var o Options
+	cmd := &cobra.Command{
+		Use:   Role,
+		Short: "Share a node's GPUs through device plugins, as Volcano's scheduler knows it",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := h.Kubernetes()
+			if err != nil {
+				return err
+			}
+			client, err := apiclient.New(config, Role)
+			if err != nil {
+				return err
+			}
+			return Run(cmd.Context(), &o, h.Library(o.DriverRoot), client)
+		},
+	}
+	o.Bind(cmd.Flags(), h.Env)
+	return cmd
+}
+
+// Run runs the role until ctx ends.
+func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.Interface) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	config, err := o.settings()
+	if err != nil {
+		return err
+	}
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
+	}
+	defer lib.Shutdown()
+	deck, node, err := lay(ctx, o, lib, config)
+	if err != nil {
+		return err
+	}
+	if err := own(ctx, o, deck); err != nil {
+		return err
+	}
+	devices, err := writeDevices(ctx, o, lib, node, deck)
+	if err != nil {
+		return err
+	}
+	book := &holdings.Book{}
+	running, err := watchPods(ctx, client, o.NodeName, func(pod *corev1.Pod) {
+		for _, container := range pod.Spec.Containers {
+			book.Release(heldID(string(pod.UID), container.Name))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
+	told := newOutcome(client, resources, o.NodeName)
+	h := &hook.Hook{
+		Resources: resources, Pods: running, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit,
+		Limiter: injection.Limiter{Directory: o.LimiterDir, Containers: filepath.Join(o.StateDir, "containers"), Locks: filepath.Join(o.StateDir, "locks")},
+		Deck:    func() *cards.Deck { return deck },
+		Device:  func(uuid string) string { return devices.ID(spec, uuid) },
+	}
+	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != ""}
+	if !shares.nri {
+		if err := shares.recover(ctx); err != nil {
+			return err
+		}
+	}
+	plugins := deviceplugin.NewHost(o.KubeletRoot, nil)
+	for _, served := range []struct {
+		resource string
+		backend  deviceplugin.Backend
+		devices  []deviceplugin.Device
+	}{
+		{config.NumberResource, shares, deck.Number()},
+		{config.MemoryResource, amount{}, deck.Memory()},
+		{config.CoresResource, amount{}, deck.Cores()},
+	} {
+		if _, err := plugins.Serve(served.resource, served.backend, served.devices); err != nil {
+			return err
+		}
+	}
+	registers := &registrar{
+		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
+		deck: h.Deck, changed: make(chan struct{}, 1),
+	}
+	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(deck.Cards), "memoryFactorMiB", deck.Factor)
+	return together(ctx,
+		plugins.Run, registers.run,
+		func(ctx context.Context) error { told.run(ctx); return nil },
+		func(ctx context.Context) error { return connect(ctx, o.RuntimeSocket, h) },
+		func(ctx context.Context) error {
+			return metrics.Serve(ctx, o.MetricsAddress, metrics.New(driver).Registry, func() error { return nil })
+		},
+	)
+}
+
+// together runs all of jobs until ctx ends or one of them fails, and waits for every one.
+func together(ctx context.Context, jobs ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group sync.WaitGroup
+	for _, job := range jobs {
+		group.Go(func() {
+			if err := job(ctx); err != nil && ctx.Err() == nil {
+				cancel(err)
+			}
+		})
+	}
+	group.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// lay reads the node's GPUs and lays them out.
+func lay(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings) (*cards.Deck, *inventory.Node, error) {
+	locate, err := inventory.Locator(ctx, o.SysfsRoot)
+	if err != nil {
+		return nil, nil, err
+	}
+	node, err := inventory.Reader{NVML: lib, Locate: locate}.Read()
+	if err != nil {
+		return nil, nil, err
+	}
+	deck, err := cards.Lay(node, config, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, problem := range append(node.Problems, deck.Refused...) {
+		klog.FromContext(ctx).Error(problem, "A GPU is not shared")
+	}
+	return deck, node, nil
+}
+
+// own waits until the shared GPUs are this role's: tainted in DRA by the GPU plugin.
+func own(ctx context.Context, o *Options, deck *cards.Deck) error {
+	if o.Handover == "" {
+		return nil
+	}
+	uuids := make([]string, 0, len(deck.Cards))
+	for _, card := range deck.Cards {
+		uuids = append(uuids, card.GPU.UUID)
+	}
+	directory := handover.Directory(o.Handover)
+	if err := directory.Ask(owner, uuids...); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Waiting for gpu-plugin to taint the shared GPUs in DRA", "gpus", len(uuids))
+	return directory.Await(ctx, uuids...)
+}
+
+// writeDevices writes the CDI spec through which containers get the shared GPUs' device nodes and the driver's files.
+func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, node *inventory.Node, deck *cards.Deck) (*cdi.Dir, error) {
+	found, err := edits.Find(node, edits.Options{
+		NVML: lib, DriverRoot: o.DriverRoot, HostDriverRoot: o.HostDriverRoot, DevRoot: o.DevRoot, HookPath: o.CDIHook, Log: klog.FromContext(ctx),
+	})
+	if err != nil {
+		return nil, err
+	}
+	directory, err := cdi.Open(o.CDIRoot, driver, atomicfile.Writer{})
+	if err != nil {
+		return nil, err
+	}
+	var devices []cdi.Device
+	for _, card := range deck.Cards {
+		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), found.GPU(card.GPU))})
+	}
+	return directory, directory.Write(spec, devices)
+}
+
+// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.
+func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {
+			return strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
+		}),
+		DeviceNodes: slices.Concat(common.DeviceNodes, gpu.DeviceNodes),
+		Hooks:       slices.Concat(common.Hooks, gpu.Hooks),
+		Mounts:      slices.Concat(common.Mounts, gpu.Mounts),
+	}
+}

@@ -1,0 +1,119 @@
+package nodeplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/units"
+)
+
+// unitAnnotation tells people what one unit of memory is on the node.
+const unitAnnotation = "vgpu.gpufabric.io/unit"
+
+// registrar keeps the node's annotations as the scheduler wants them. It writes when something differs and at no other time.
+type registrar struct {
+	client    kubernetes.Interface
+	node      string
+	resource  string // of memory
+	handshake bool
+	now       func() time.Time
+	deck      func() *cards.Deck
+	// changed holds a token when the deck may have changed.
+	changed chan struct{}
+}
+
+// run watches the node and answers, until ctx ends.
+func (r *registrar) run(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(r.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", r.node).String()
+	}))
+	informer := factory.Core().V1().Nodes().Informer()
+	nodes := make(chan *corev1.Node, 1)
+	latest := func(object any) {
+		node, ok := object.(*corev1.Node)
+		if !ok {
+			return
+		}
+		select { // Only the newest matters.
+		case <-nodes:
+		default:
+		}
+		nodes <- node
+	}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: latest, UpdateFunc: func(_, object any) { latest(object) }}); err != nil {
+		return fmt.Errorf("watch node %s: %w", r.node, err)
+	}
+	factory.Start(ctx.Done())
+	defer factory.Shutdown()
+	var node *corev1.Node
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case node = <-nodes:
+		case <-r.changed:
+		}
+		if node == nil {
+			continue
+		}
+		if err := r.register(ctx, node); err != nil && ctx.Err() == nil {
+			// The node's next change, at the latest its next heartbeat, tries again.
+			klog.FromContext(ctx).Error(err, "Registering the node's GPUs with the scheduler")
+		}
+	}
+}
+
+// register patches what differs.
+func (r *registrar) register(ctx context.Context, node *corev1.Node) error {
+	annotations, err := r.wanted(node)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The scheduler's handshake is malformed; answering it")
+	}
+	for key, value := range annotations {
+		if node.Annotations[key] == value {
+			delete(annotations, key)
+		}
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	if _, err := r.client.CoreV1().Nodes().Patch(ctx, r.node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("annotate node %s: %w", r.node, err)
+	}
+	return nil
+}
+
+// wanted are the annotations as they should be. A handshake is answered where the scheduler spoke last, also if it cannot be read: a report is always
+// right.
+func (r *registrar) wanted(node *corev1.Node) (map[string]string, error) {
+	deck := r.deck()
+	out := map[string]string{
+		annotation.NodeRegister: annotation.FormatGPUs(deck.Registered()),
+		unitAnnotation:          units.Describe(r.resource, deck.Factor),
+	}
+	if !r.handshake {
+		return out, nil
+	}
+	state, err := annotation.ParseHandshake(node.Annotations[annotation.NodeHandshake])
+	if err != nil || state != annotation.HandshakeReported {
+		out[annotation.NodeHandshake] = annotation.FormatReport(r.now())
+	}
+	return out, err
+}

@@ -80,9 +80,13 @@ func kindConfiguration(o Options, host Host) (string, error) {
 		ContainerdConfigPatches: []string{
 			"[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/containerd/certs.d\"\n",
 		},
-		// Ordinary pods run on the control plane too: the launcher of an MPI job in the seed has no toleration.
-		Nodes: []node{{Role: "control-plane", KubeadmConfigPatches: []string{"kind: InitConfiguration\nnodeRegistration:\n  taints: []\n"}}},
 	}
+	control := node{Role: "control-plane"}
+	if o.Workers > 0 { // kind itself takes the taint off a lone node, and fails where there is none
+		// Ordinary pods run on the control plane too: the launcher of an MPI job in the seed has no toleration.
+		control.KubeadmConfigPatches = []string{"kind: InitConfiguration\nnodeRegistration:\n  taints: []\n"}
+	}
+	config.Nodes = append(config.Nodes, control)
 	for range o.Workers {
 		config.Nodes = append(config.Nodes, node{Role: "worker"})
 	}

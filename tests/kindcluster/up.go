@@ -71,7 +71,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		// The caller's context may be what ended the bring-up.
 		logs, logsErr := exportLogs(context.WithoutCancel(ctx), root, o.Name)
 		if logsErr != nil {
-			return nil, fmt.Errorf("bring up cluster %s: %w\nits logs could not be exported: %w", o.Name, err, logsErr)
+			return nil, fmt.Errorf("bring up cluster %s: %w\nlogs of its nodes, as far as they could be had (%w): %s", o.Name, err, logsErr, logs)
 		}
 		return nil, fmt.Errorf("bring up cluster %s: %w\nlogs of its nodes: %s", o.Name, err, logs)
 	}

@@ -30,6 +30,7 @@ type Printer struct {
 	w     io.Writer
 	depth int
 	open  bool // a step's name stands on the last line, its seconds are still to come
+	part  bool // other output stands on the last line without its end
 }
 
 // NewPrinter returns a printer that writes to w.
@@ -61,12 +62,18 @@ func (p *Printer) Run(ctx context.Context, list ...Step) ([]Timing, error) {
 func (p *Printer) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.close()
-	indent := p.indent()
+	if p.open {
+		p.close()
+	}
 	for line := range bytes.Lines(b) {
+		indent := p.indent()
+		if p.part {
+			indent = "" // the rest of a line
+		}
 		if _, err := fmt.Fprint(p.w, indent, string(line)); err != nil {
 			return 0, err
 		}
+		p.part = !bytes.HasSuffix(line, []byte("\n"))
 	}
 	return len(b), nil
 }
@@ -86,17 +93,19 @@ func (p *Printer) finish(label, result string) {
 	p.depth--
 	if p.open {
 		fmt.Fprintln(p.w, result)
-	} else {
-		fmt.Fprint(p.w, p.indent(), label, ": ", result, "\n")
+		p.open = false
+		return
 	}
-	p.open = false
+	p.close()
+	fmt.Fprint(p.w, p.indent(), label, ": ", result, "\n")
 }
 
+// close ends the last line if something stands on it.
 func (p *Printer) close() {
-	if p.open {
+	if p.open || p.part {
 		fmt.Fprintln(p.w)
-		p.open = false
 	}
+	p.open, p.part = false, false
 }
 
 func (p *Printer) indent() string { return strings.Repeat("      ", p.depth) }

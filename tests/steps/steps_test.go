@@ -30,7 +30,8 @@ func TestStepsReadLikeATableOfContents(t *testing.T) {
 		step{"Docker", nothing},
 		step{"Node image", func(ctx context.Context) error {
 			_, err := p.Run(ctx, step{"Root file system", nothing}, step{"Import", func(context.Context) error {
-				fmt.Fprintln(p, "unpacking 3 images")
+				fmt.Fprint(p, "unpacking 3 images ... ")
+				fmt.Fprintln(p, "done")
 				return nil
 			}})
 			return err
@@ -43,7 +44,7 @@ func TestStepsReadLikeATableOfContents(t *testing.T) {
 [2/3] Node image ... 
       [1/2] Root file system ... N s
       [2/2] Import ... 
-            unpacking 3 images
+            unpacking 3 images ... done
       [2/2] Import: N s
 [2/3] Node image: N s
 [3/3] Nodes ... N s

@@ -12,6 +12,7 @@ const (
 	Etcd          = "v3.6.8"
 	Containerd    = "v2.3.4"
 	CoreDNS       = "v1.14.3"
+	CRITools      = "v1.36.0"
 	Kind          = "v0.33.0"
 	Helm          = "v3.21.4"
 	OpenTofu      = "v1.12.6"
@@ -72,6 +73,8 @@ func catalogue() map[string]Tool {
 			module: "containerd", main: "github.com/containerd/containerd/v2/cmd/" + name, tags: "no_btrfs,no_zfs,no_devmapper,no_aufs",
 			settings: []string{"github.com/containerd/containerd/v2/version.Version=" + Containerd}})
 	}
+	add(Tool{Name: "crictl", Version: CRITools, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"--version"}, static: true,
+		module: "crictl", main: "sigs.k8s.io/cri-tools/cmd/crictl", settings: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + CRITools}})
 	add(Tool{Name: "coredns", Version: CoreDNS, fits: span{version{1, 14, 3}, version{1, 15, 0}}, askVersion: []string{"-version"}, static: true,
 		module: "coredns", main: "github.com/coredns/coredns"})
 
@@ -108,7 +111,7 @@ func ClusterTools() []string { return []string{"kind", "kubectl", "helm", "terra
 // NodeTools are what the node image is made of.
 func NodeTools() []string {
 	return []string{"kubeadm", "kubelet", "kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy",
-		"etcd", "coredns", "containerd", "ctr", "containerd-shim-runc-v2"}
+		"etcd", "coredns", "containerd", "ctr", "containerd-shim-runc-v2", "crictl"}
 }
 
 // Lookup returns the named tool, or an error that lists the names there are.

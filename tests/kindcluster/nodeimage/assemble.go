@@ -81,7 +81,7 @@ func (a assemble) files(ctx context.Context) ([]entry, error) {
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		list = append(list, entry{path: "usr/bin/" + name, mode: 0o755, from: a.tools[name]})
 	}
-	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2"} {
+	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2", "crictl"} {
 		list = append(list, entry{path: "usr/local/bin/" + name, mode: 0o755, from: a.tools[name]})
 	}
 	kind, err := kindBaseFiles(ctx)

@@ -63,7 +63,7 @@ func reachable(ctx context.Context) bool {
 // OwnName is the name of the image made here. Its tag changes whenever anything that the image is made of does.
 func OwnName() string {
 	hash := sha256.New()
-	fmt.Fprintln(hash, toolchain.Kubernetes, toolchain.Etcd, toolchain.CoreDNS, toolchain.Containerd, toolchain.Kind, runtime.GOARCH)
+	fmt.Fprintln(hash, toolchain.Kubernetes, toolchain.Etcd, toolchain.CoreDNS, toolchain.Containerd, toolchain.CRITools, toolchain.Kind, runtime.GOARCH)
 	fmt.Fprint(hash, rootfs.Node().Key(), rootfs.Base().Key(), setup, imageConfig, storageClass)
 	return "gpufabric/node:" + toolchain.Kubernetes + "-" + hex.EncodeToString(hash.Sum(nil)[:6])
 }

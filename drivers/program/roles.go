@@ -8,6 +8,7 @@ import (
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	"gpufabric.io/drivers/program/host"
 	rdma "gpufabric.io/drivers/rdma/plugin"
+	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
 )
 
 // roles are the program's subcommands, one a line.
@@ -17,5 +18,6 @@ func roles() []func(host.Host) *cobra.Command {
 		nodeplugin.Command,
 		daemon.Command,
 		rdma.Command,
+		vgpu.Command,
 	}
 }

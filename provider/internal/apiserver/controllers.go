@@ -76,6 +76,13 @@ func (s *Server) ServeDomains(t *testing.T, answer func(name string) Domain) (st
 	})
 }
 
+// Serve plays a controller that only writes a status, which answer gives.
+func (s *Server) Serve(t *testing.T, gvr schema.GroupVersionResource, answer func(*unstructured.Unstructured) map[string]any) (stop func()) {
+	return s.play(t, func(ctx context.Context) {
+		s.follow(ctx, gvr, func(obj *unstructured.Unstructured) { s.setStatus(ctx, gvr, obj, answer(obj)) })
+	})
+}
+
 func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured, d Domain) {
 	domains := s.Dynamic.Resource(computeDomains).Namespace(obj.GetNamespace())
 	templates := s.Dynamic.Resource(claimTemplates).Namespace(obj.GetNamespace())

@@ -27,7 +27,9 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"examples", testExamples},
 		{"trouble", testTrouble},
 		{"driver stack", testDriverStack},
+		{"driver stack in trouble", testDriverStackTrouble},
 		{"compute domain", testComputeDomain},
+		{"RDMA pool", testRDMAPool},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

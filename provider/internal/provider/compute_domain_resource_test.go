@@ -2,16 +2,13 @@ package provider
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"testing"
 
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/provider/internal/apiserver"
 )
@@ -28,7 +25,7 @@ func domain(s *apiserver.Server, name, more string) string {
 }
 
 func testComputeDomain(t *testing.T, s *apiserver.Server) {
-	installCRD(t, s)
+	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	node := func(name, status string, index int64) map[string]any {
 		return map[string]any{"name": name, "ipAddress": "10.0.0.1", "cliqueID": "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766", "index": index, "status": status}
 	}
@@ -101,17 +98,6 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionReplace)}},
 			})
 	})
-}
-
-// installCRD applies the test chart's CRD by itself.
-func installCRD(t *testing.T, s *apiserver.Server) {
-	t.Helper()
-	text, err := os.ReadFile("testdata/stack/templates/crd.yaml")
-	must(t, err)
-	crd := &unstructured.Unstructured{}
-	must(t, yaml.Unmarshal(text, &crd.Object))
-	_, err = s.Dynamic.Resource(customResourceDefinitions).Create(t.Context(), crd, metav1.CreateOptions{})
-	must(t, err)
 }
 
 func must(t *testing.T, err error) {

@@ -99,8 +99,8 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	}
 }
 
-// action brings a release to spec; hooks bounds each of the chart's hooks.
-type action func(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error)
+// operation brings a release to spec; hooks bounds each of the chart's hooks.
+type operation func(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error)
 
 func install(ctx context.Context, m *release.Manager, spec release.Spec, hooks time.Duration) (*release.Release, error) {
 	return m.Install(ctx, spec, hooks)
@@ -202,7 +202,7 @@ func (r *driverStackResource) ImportState(ctx context.Context, req resource.Impo
 }
 
 // apply runs install or upgrade and reports what went wrong; the release is nil then.
-func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, act action,
+func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, act operation,
 	hooks time.Duration, diags *diag.Diagnostics) (*release.Manager, *release.Release) {
 	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
 	spec, known := m.wanted(ctx, diags)

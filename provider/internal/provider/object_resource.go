@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/object"
@@ -42,6 +43,8 @@ type definition[M objectModel] struct {
 	kind   object.Kind
 	schema func(ctx context.Context) schema.Schema
 	empty  func() M
+	// validate holds a fully known configuration against the API's own validation; nil: the schema says it all.
+	validate func(ctx context.Context, m M) (field.ErrorList, diag.Diagnostics)
 	// await waits for what the configuration asks and returns the object as last seen, with what is still missing in words.
 	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured, waiting string, err error)
 }
@@ -83,6 +86,21 @@ func (r *objectResource[M]) IdentitySchema(_ context.Context, _ resource.Identit
 
 func (r *objectResource[M]) Configure(_ context.Context, req resource.ConfigureRequest, resp *resource.ConfigureResponse) {
 	r.connection = connectionFrom(req.ProviderData, &resp.Diagnostics)
+}
+
+// ValidateConfig reports at plan time what the API server or the node plugin would refuse later.
+func (r *objectResource[M]) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+	if r.validate == nil || !req.Config.Raw.IsFullyKnown() {
+		return
+	}
+	m := r.empty()
+	resp.Diagnostics.Append(req.Config.Get(ctx, m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	errs, diags := r.validate(ctx, m)
+	resp.Diagnostics.Append(diags...)
+	addFieldErrors(&resp.Diagnostics, r.kind.Name, errs)
 }
 
 // Create applies the object, notes it in the state, then waits. A creation that is only not ready in time ends in a warning: an

@@ -177,6 +177,7 @@ func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
 	return []func() resource.Resource{
 		newDriverStackResource,
 		newComputeDomainResource,
+		newRDMAPoolResource,
 	}
 }
 

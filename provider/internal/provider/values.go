@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/attr"
@@ -106,4 +107,16 @@ func capital(s string) string {
 		return s
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+// int32Of returns a number, cut to what the API holds; validation reports one that does not fit.
+func int32Of(n types.Int64) int32 {
+	return int32(min(max(n.ValueInt64(), math.MinInt32), math.MaxInt32))
+}
+
+func or(value, otherwise string) string {
+	if value == "" {
+		return otherwise
+	}
+	return value
 }

@@ -1,0 +1,123 @@
+package provider
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework/attr"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+)
+
+type rdmaSelectorsModel struct {
+	Vendors      types.List  `tfsdk:"vendors"`
+	DeviceIDs    types.List  `tfsdk:"device_ids"`
+	Drivers      types.List  `tfsdk:"drivers"`
+	IfNames      types.List  `tfsdk:"if_names"`
+	LinkTypes    types.List  `tfsdk:"link_types"`
+	PCIAddresses types.List  `tfsdk:"pci_addresses"`
+	PFNames      types.List  `tfsdk:"pf_names"`
+	RootDevices  types.List  `tfsdk:"root_devices"`
+	PKeys        types.List  `tfsdk:"p_keys"`
+	LinkLayers   types.List  `tfsdk:"link_layers"`
+	NUMANodes    types.List  `tfsdk:"numa_nodes"`
+	MinRateGbps  types.Int64 `tfsdk:"min_rate_gbps"`
+}
+
+// lists names the selectors that are lists of strings, with where they stand in the model and in the API.
+func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
+	name  string
+	value *types.List
+	api   *[]string
+	what  string
+} {
+	return []struct {
+		name  string
+		value *types.List
+		api   *[]string
+		what  string
+	}{
+		{"vendors", &m.Vendors, &s.Vendors, "PCI vendor ids, four hexadecimal digits, for example `15b3`"},
+		{"device_ids", &m.DeviceIDs, &s.DeviceIDs, "PCI device ids, for example `1021`"},
+		{"drivers", &m.Drivers, &s.Drivers, "Kernel drivers, for example `mlx5_core`"},
+		{"if_names", &m.IfNames, &s.IfNames, "Names of network interfaces"},
+		{"link_types", &m.LinkTypes, &s.LinkTypes, "Types of the network interface, `ether` or `infiniband`"},
+		{"pci_addresses", &m.PCIAddresses, &s.PCIAddresses, "Addresses of PCI functions, for example `0000:3b:00.0`"},
+		{"pf_names", &m.PFNames, &s.PFNames, "Network interfaces of physical functions, each with an optional range of virtual functions, for example `ens2f0#0,2-7`"},
+		{"root_devices", &m.RootDevices, &s.RootDevices, "PCI addresses of physical functions, with ranges as in `pf_names`"},
+		{"p_keys", &m.PKeys, &s.PKeys, "InfiniBand partition keys, `0x0001` to `0xffff`"},
+		{"link_layers", &m.LinkLayers, &s.LinkLayers, "Link layers of a port, `InfiniBand` or `Ethernet`"},
+	}
+}
+
+func rdmaSelectorsAttribute() schema.Attribute {
+	attributes := map[string]schema.Attribute{
+		"numa_nodes":    schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
+		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Least rate of a port, in Gb/s."},
+	}
+	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
+		attributes[l.name] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: l.what + "."}
+	}
+	return schema.SingleNestedAttribute{Optional: true, Attributes: attributes,
+		MarkdownDescription: "Which devices the pool has: a device must match every selector given, and matches one by matching any of its values. Function `rdma_selector` reads them from a config.json."}
+}
+
+func rdmaSelectorsType() map[string]attr.Type {
+	attributes := map[string]attr.Type{"numa_nodes": types.ListType{ElemType: types.Int64Type}, "min_rate_gbps": types.Int64Type}
+	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
+		attributes[l.name] = types.ListType{ElemType: types.StringType}
+	}
+	return attributes
+}
+
+// rdmaSelectors converts to the API's form; null is nil.
+func rdmaSelectors(ctx context.Context, from types.Object, diags *diag.Diagnostics) *v1alpha1.RDMASelectors {
+	if from.IsNull() || from.IsUnknown() {
+		return nil
+	}
+	var m rdmaSelectorsModel
+	diags.Append(from.As(ctx, &m, objectAsOptions)...)
+	s := &v1alpha1.RDMASelectors{MinRateGbps: int32Of(m.MinRateGbps)}
+	for _, l := range m.lists(s) {
+		*l.api = stringsOf(ctx, *l.value, diags)
+	}
+	if !m.NUMANodes.IsNull() {
+		diags.Append(m.NUMANodes.ElementsAs(ctx, &s.NUMANodes, false)...)
+	}
+	return s
+}
+
+// rdmaSelectorsValue converts from the API's form, keeping what the configuration wrote as an empty list.
+func rdmaSelectorsValue(ctx context.Context, configured types.Object, s *v1alpha1.RDMASelectors, diags *diag.Diagnostics) types.Object {
+	if s == nil {
+		return types.ObjectNull(rdmaSelectorsType())
+	}
+	var m rdmaSelectorsModel
+	if configured.IsNull() || configured.IsUnknown() {
+		m = rdmaSelectorsModel{}
+	} else {
+		diags.Append(configured.As(ctx, &m, objectAsOptions)...)
+	}
+	for _, l := range m.lists(s) {
+		*l.value = listOrNull(*l.value, *l.api)
+	}
+	if len(s.NUMANodes) > 0 || m.NUMANodes.IsNull() {
+		m.NUMANodes = types.ListNull(types.Int64Type)
+		if len(s.NUMANodes) > 0 {
+			list, more := types.ListValueFrom(ctx, types.Int64Type, s.NUMANodes)
+			diags.Append(more...)
+			m.NUMANodes = list
+		}
+	}
+	if s.MinRateGbps != 0 || m.MinRateGbps.IsNull() {
+		m.MinRateGbps = types.Int64Null()
+		if s.MinRateGbps != 0 {
+			m.MinRateGbps = types.Int64Value(int64(s.MinRateGbps))
+		}
+	}
+	value, more := types.ObjectValueFrom(ctx, rdmaSelectorsType(), m)
+	diags.Append(more...)
+	return value
+}

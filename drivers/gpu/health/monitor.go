@@ -19,7 +19,7 @@ import (
 
 const (
 	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end when told to.
-	waitMilliseconds = 1000
+	waitMilliseconds = 500
 	// recheck is how often a GPU with a fault is asked whether it is healthy again, where no event says so.
 	recheck = 15 * time.Second
 	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it told of the error.

@@ -117,6 +117,40 @@ type healthServer struct {
 	watchers map[chan struct{}]struct{}
 }
 
+// onChange calls f in a goroutine of its own whenever some device's health changed, until stop is called.
+func (s *healthServer) onChange(f func()) (stop func()) {
+	w, end, ended := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	s.watch(w)
+	go func() { // Ends when stop closes end.
+		defer close(ended)
+		for {
+			select {
+			case <-w:
+				f()
+			case <-end:
+				return
+			}
+		}
+	}()
+	return func() {
+		s.unwatch(w)
+		close(end)
+		<-ended
+	}
+}
+
+func (s *healthServer) watch(w chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers[w] = struct{}{}
+}
+
+func (s *healthServer) unwatch(w chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.watchers, w)
+}
+
 func (s *healthServer) changed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,14 +165,8 @@ func (s *healthServer) changed() {
 // NodeWatchResources sends the health of all devices at once, on every change, and often enough for the kubelet to believe it.
 func (s *healthServer) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
 	w := make(chan struct{}, 1)
-	s.mu.Lock()
-	s.watchers[w] = struct{}{}
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.watchers, w)
-		s.mu.Unlock()
-	}()
+	s.watch(w)
+	defer s.unwatch(w)
 	ticker := time.NewTicker(healthPeriod)
 	defer ticker.Stop()
 	for {

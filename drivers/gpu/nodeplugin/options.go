@@ -26,7 +26,11 @@ type Options struct {
 	UnknownMIG string
 	// ShareMemory and ShareCores are what a share of a GPU gets that asks for nothing: a quantity ("" is a tenth) and percent (0 is 10).
 	ShareMemory string
-	ShareCores  int64
+	// HandoverDir is shared with device plugins that hand out some of this node's GPUs; empty: there are none.
+	HandoverDir string
+	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
+	DevicePlugin []string
+	ShareCores   int64
 }
 
 // Bind adds the flags to a flag set, with defaults from the environment.
@@ -44,6 +48,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
+	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
+	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil, "UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
 	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
 }
 
@@ -60,6 +66,9 @@ func (o *Options) Validate() error {
 	}
 	oneOf("mig", o.MIG, "dynamic", "static")
 	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")
+	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {
+		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
+	}
 	if o.ShareCores < 1 || o.ShareCores > 100 {
 		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))
 	}

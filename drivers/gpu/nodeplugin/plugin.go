@@ -9,7 +9,7 @@
 // Environment: NODE_NAME from spec.nodeName. Every flag can be given by an environment variable too (--driver-root: DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
-// plugins_registry directories, --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
+// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
 // Where the driver's root cannot be mounted at its own path, mount it elsewhere and give the host's path with --host-driver-root.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
@@ -38,6 +38,7 @@ import (
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/node/apiclient"
@@ -83,6 +84,7 @@ type plugin struct {
 	dra      *draplugin.Plugin
 	monitor  *health.Monitor
 	health   *healthServer
+	given    given
 	// dirty holds a token while what is published is not what there is.
 	dirty chan struct{}
 }
@@ -98,7 +100,8 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	defer lib.Shutdown()
 	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
 	defer stop()
-	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1)}
+	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 	return p.run(ctx)
 }
 
@@ -126,7 +129,11 @@ func (p *plugin) run(ctx context.Context) error {
 		return err
 	}
 	defer p.dra.Stop()
-	p.changed() // for the first time
+	// The first thing published has the taints of GPUs that others have: there is no moment without.
+	if _, err := p.given.read(); err != nil {
+		return err
+	}
+	p.changed()
 	wg.Go(func() { p.publishChanges(ctx, cancel) })
 	wg.Go(func() {
 		if err := p.monitor.Run(ctx); err != nil {
@@ -134,6 +141,13 @@ func (p *plugin) run(ctx context.Context) error {
 			p.report("GPUHealthNotFollowed", err.Error())
 		}
 	})
+	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin} {
+		wg.Go(func() {
+			if err := part(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
 	wg.Go(func() {
 		if err := metrics.Serve(ctx, p.options.MetricsAddress, p.metrics.Registry, p.dra.Err); err != nil {
 			cancel(err)

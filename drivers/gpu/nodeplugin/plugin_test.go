@@ -32,7 +32,7 @@ import (
 
 // bench is the role running against a machine of its own and a fake API server, spoken to as the kubelet does.
 type bench struct {
-	*testing.T
+	testing.TB
 	machine *gputest.Machine
 	client  *fake.Clientset
 	kubelet drapb.DRAPluginClient
@@ -40,21 +40,24 @@ type bench struct {
 	stop    func()
 }
 
-func newBench(t *testing.T, machine *gputest.Machine) *bench {
+func newBench(t testing.TB, machine *gputest.Machine, change ...func(*Options)) *bench {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gpu") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b := &bench{T: t, machine: machine, options: Options{
+	b := &bench{TB: t, machine: machine, options: Options{
 		Node: options.Node{
 			DriverRoot: machine.Path("driver"), SysfsRoot: machine.Path("sys"), DevRoot: machine.Path("dev"),
 			ProcDevices: machine.Path("proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
 			StateDir: filepath.Join(dir, "state"), NodeName: "n1",
 		},
-		MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10,
+		MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, HandoverDir: filepath.Join(dir, "handover"),
 	}}
+	for _, c := range change {
+		c(&b.options)
+	}
 	b.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid"}})
 	// The fake API server gives no names to objects that ask for one by generateName.
 	var named atomic.Int32
@@ -182,6 +185,20 @@ func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]string, string) {
 		ids = append(ids, d.CdiDeviceIds...)
 	}
 	return ids, result.Error
+}
+
+// prepareWithin asks for a claim with less patience than the kubelet has, and returns the error.
+func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceClaim) string {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second+patience) // the plugin answers three seconds early
+	defer cancel()
+	answer, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{
+		{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)},
+	}})
+	if err != nil {
+		return err.Error()
+	}
+	return answer.Claims[string(c.UID)].Error
 }
 
 func (b *bench) mustPrepare(c *resourceapi.ResourceClaim) []string {

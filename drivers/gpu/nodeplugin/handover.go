@@ -1,0 +1,200 @@
+package nodeplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// retryHold is how long a GPU that claims still hold is left before it is tried again; the ledger tells nobody of a release but who waits in it.
+const retryHold = time.Second
+
+// given knows which GPUs device plugins asked for. A GPU is theirs in this order: its taint is published, no claim holds any form of it, the
+// ledger holds it for them, and only then are they told.
+type given struct {
+	directory handover.Directory
+
+	mu     sync.Mutex
+	owners map[string]string // by UUID
+	held   map[string]bool   // by UUID: the ledger holds it for its owner
+}
+
+// read takes over the requests that stand, and says whether they changed.
+func (g *given) read() (bool, error) {
+	if g.directory == "" {
+		return false, nil
+	}
+	owners, err := g.directory.Requests()
+	if err != nil {
+		return false, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	changed := !maps.Equal(owners, g.owners)
+	g.owners = owners
+	return changed, nil
+}
+
+func (g *given) snapshot() map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.owners)
+}
+
+// taints adds the taint of every GPU that was asked for to all its forms.
+func (g *given) taints(into map[string][]resourceapi.DeviceTaint, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
+	owners := g.snapshot()
+	for _, d := range all {
+		if owner, ok := owners[d.GPU.UUID]; ok {
+			into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: handover.Taint, Value: owner, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+	}
+	return into
+}
+
+// handOver keeps the handover going until ctx ends.
+func (p *plugin) handOver(ctx context.Context) error {
+	if p.given.directory == "" {
+		return nil
+	}
+	changes, stop, err := p.given.directory.Watch()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for {
+		changed, err := p.given.read()
+		if err != nil {
+			return err
+		}
+		if changed {
+			p.changed()
+		}
+		again, err := p.settleHandover(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "GPUs not handed to a device plugin yet")
+			again = true
+		}
+		var timer <-chan time.Time
+		if again {
+			timer = time.After(retryHold)
+		}
+		select {
+		case <-changes:
+		case <-timer:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// settleHandover confirms every GPU that may be confirmed and takes back what was given up. again says that some GPU has to wait.
+func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
+	owners := p.given.snapshot()
+	for uuid := range p.given.held {
+		if _, ok := owners[uuid]; !ok {
+			p.dra.Ledger().Release(holderID(uuid))
+			delete(p.given.held, uuid)
+		}
+	}
+	if len(owners) > 0 {
+		if err := p.awaitTaints(ctx, owners); err != nil {
+			return true, err
+		}
+	}
+	var ready []string
+	for _, uuid := range slices.Sorted(maps.Keys(owners)) {
+		g := p.kind.Hardware().Node.ByUUID(uuid)
+		if g == nil {
+			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node", owners[uuid], uuid))
+			continue
+		}
+		if err := p.take(g, owners[uuid]); err != nil {
+			var conflict *ledger.ConflictError
+			if !errors.As(err, &conflict) {
+				return true, err
+			}
+			klog.FromContext(ctx).Info("A device plugin waits for a GPU", "gpu", uuid, "plugin", owners[uuid], "reason", err.Error())
+			again = true
+			continue
+		}
+		p.given.held[uuid] = true
+		ready = append(ready, uuid)
+	}
+	return again, p.given.directory.Confirm(ready...)
+}
+
+func holderID(uuid string) string { return "handover/" + uuid }
+
+// take holds every form of a GPU for a device plugin, or says which claim has it.
+func (p *plugin) take(g *inventory.GPU, owner string) error {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	all := &devices.Device{Form: devices.Whole, GPU: g}
+	return p.dra.Ledger().Acquire(now, ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
+}
+
+// awaitTaints waits until the API server has every form of the GPUs with their taint, or the requests change.
+func (p *plugin) awaitTaints(ctx context.Context, owners map[string]string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.options.NodeName + "," + resourceapi.ResourceSliceSelectorDriver + "=" + devices.Driver}
+	slicesOf := p.client.ResourceV1().ResourceSlices()
+	for {
+		list, err := slicesOf.List(ctx, own)
+		if err != nil {
+			return fmt.Errorf("looking whether the taints are published: %w", err)
+		}
+		if p.tainted(list.Items, owners) {
+			return nil
+		}
+		own.ResourceVersion = list.ResourceVersion
+		w, err := slicesOf.Watch(ctx, own)
+		own.ResourceVersion = ""
+		if err != nil {
+			return fmt.Errorf("watching for the taints to be published: %w", err)
+		}
+		select {
+		case <-w.ResultChan():
+		case <-ctx.Done():
+			w.Stop()
+			return fmt.Errorf("waiting for the taints to be published: %w", context.Cause(ctx))
+		}
+		w.Stop()
+	}
+}
+
+// tainted says whether the slices are the pool whole, with the taint on every form of the GPUs.
+func (p *plugin) tainted(published []resourceapi.ResourceSlice, owners map[string]string) bool {
+	seen := map[string]bool{}
+	for _, s := range published {
+		for _, d := range s.Spec.Devices {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == handover.Taint }) {
+				seen[d.Name] = true
+			}
+		}
+	}
+	for _, d := range p.kind.Hardware().Pool.Devices() {
+		if _, asked := owners[d.GPU.UUID]; asked && !seen[d.Name()] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,100 @@
+package nodeplugin
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+)
+
+const taken = "gpufabric.io/device-plugin=volcano:NoSchedule"
+
+func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	holder := b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-0"})
+	b.mustPrepare(holder)
+	directory := handover.Directory(b.options.HandoverDir)
+	if err := directory.Ask("volcano", m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"gpu-1", "gpu-1-shared", "gpu-1-mig-3g20gb-9-4"} {
+		b.taints(name, taken)
+	}
+	b.taints("gpu-0", "")
+	confirmed := filepath.Join(b.options.HandoverDir, m.GPUs[1].UUID+".tainted")
+	if _, err := os.Stat(confirmed); err == nil {
+		t.Fatal("the GPU was handed over while a claim held a part of it")
+	}
+	if problem := b.unprepare(holder); problem != "" {
+		t.Fatal(problem)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := directory.Await(ctx, m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	// A claim that slipped through is refused by name. The kubelet's patience is 45 s; the test's is a second.
+	late := b.claim("u2", nil, device{name: "gpu-1"})
+	if problem := b.prepareWithin(time.Second, late); !strings.Contains(problem, "the device plugin volcano") {
+		t.Errorf("the late claim got %q", problem)
+	}
+	// Given back, it is handed out again.
+	if err := directory.Ask("volcano"); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u3", nil, device{name: "gpu-1"}))
+}
+
+func TestARestartHandsNothingBack(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	directory := handover.Directory(b.options.HandoverDir)
+	if err := directory.Ask("volcano", m.GPUs[0].UUID); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-0", taken)
+	b.stop()
+	b.client.ClearActions()
+	b.start()
+	b.taints("gpu-0", taken)
+	for _, action := range b.client.Actions() {
+		if action.GetResource().Resource == "resourceslices" && action.GetVerb() == "update" {
+			t.Errorf("the restart changed what is published: %v", action)
+		}
+	}
+}
+
+func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
+	m := gputest.New(t, 2)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{"all"} })
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
+	b.taints("gpu-0", "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule")
+	ids, response, err := kubelet.Allocate(t.Context(), "nvidia.com/gpu", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "k8s.gpu.nvidia.com/gpu=" + ids[0]
+	if len(response.CdiDevices) != 1 || response.CdiDevices[0].Name != want {
+		t.Errorf("CDI devices %v, want %s", response.CdiDevices, want)
+	}
+	spec, err := os.ReadFile(filepath.Join(b.options.CDIRoot, "k8s.gpu.nvidia.com-gpu.json"))
+	if err != nil || !strings.Contains(string(spec), ids[0]) {
+		t.Errorf("CDI spec %s, %v", spec, err)
+	}
+	// An unhealthy GPU is no longer counted.
+	m.GPUs[1].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET))
+	m.Event(1, nvml.EventTypeXidCriticalError, 48)
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
+}

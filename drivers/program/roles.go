@@ -6,6 +6,7 @@ import (
 	"gpufabric.io/drivers/computedomain/controller"
 	"gpufabric.io/drivers/computedomain/daemon"
 	"gpufabric.io/drivers/computedomain/nodeplugin"
+	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/host"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
@@ -17,6 +18,7 @@ func roles() []func(host.Host) *cobra.Command {
 		controller.Command,
 		nodeplugin.Command,
 		daemon.Command,
+		gpu.Command,
 		rdma.Command,
 		vgpu.Command,
 	}

@@ -27,7 +27,7 @@ prerequisites:
 ##@ Everyday
 
 .PHONY: demo
-demo: prerequisites build ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
+demo: prerequisites simcluster ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
 	@tests/demo/run $(DEMO)
 
 .PHONY: demo-down
@@ -75,6 +75,10 @@ build: prerequisites fakes ## Build gpufabric, fakefabric and the Terraform prov
 	@mkdir -p bin
 	cd drivers && $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o ../bin/gpufabric ./cmd/gpufabric
 	cd provider && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/terraform-provider-gpufabric .
+
+.PHONY: simcluster
+simcluster: build
+	cd tests/simcluster && GOWORK=off $(GO) build -o ../../bin/simcluster ./cmd/simcluster
 
 .PHONY: fakes
 fakes: prerequisites

@@ -1,10 +1,12 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,6 +105,10 @@ func (r *Reconciler) remove(ctx context.Context, uid types.UID) error {
 	if err := r.client.List(ctx, &templates, client.MatchingFields{byDomain: string(uid)}); err != nil {
 		return fmt.Errorf("list the domain's templates: %w", err)
 	}
+	// The users' first.
+	slices.SortStableFunc(templates.Items, func(a, b resourceapi.ResourceClaimTemplate) int {
+		return cmp.Compare(rank(a.Namespace == r.settings.Namespace), rank(b.Namespace == r.settings.Namespace))
+	})
 	for i := range templates.Items {
 		if err := r.removeObject(ctx, &templates.Items[i]); err != nil {
 			return err
@@ -119,6 +125,13 @@ func (r *Reconciler) remove(ctx context.Context, uid types.UID) error {
 		}
 	}
 	return r.removeLabels(ctx, uid)
+}
+
+func rank(last bool) int {
+	if last {
+		return 1
+	}
+	return 0
 }
 
 func (r *Reconciler) removeObject(ctx context.Context, object client.Object) error {

@@ -177,6 +177,16 @@ const struct ff_header *ff_state_header(void)
 	return m ? m->header : NULL;
 }
 
+bool ff_state_root(char *path)
+{
+	size_t n = strlen(state_path), tail = strlen("/state/node");
+	if (n <= tail)
+		return false;
+	memcpy(path, state_path, n - tail);
+	path[n - tail] = 0;
+	return true;
+}
+
 static char *body(const struct mapping *m, uint64_t sequence)
 {
 	return (char *)m->header + m->header->body_offset + (sequence & 1) * m->header->body_size;

@@ -90,6 +90,8 @@ type NodeNIC struct {
 	// LID is zero on Ethernet.
 	LID    int
 	Serial string
+	// Physical is the index of the NIC that this is a virtual function of, -1 for a physical function; VF is its number there.
+	Physical, VF int
 }
 
 // Node derives the machine with that index; the same index always gives the same machine.
@@ -104,10 +106,55 @@ func (p *Profile) Node(index int) *Node {
 			n.GPUs = append(n.GPUs, p.gpu(g, index, i))
 		}
 	}
-	for i, nic := range p.NICs {
-		n.NICs = append(n.NICs, p.nic(nic, index, i))
+	all := p.functions()
+	for i, f := range all {
+		n.NICs = append(n.NICs, p.nic(f, index, i, len(all)))
 	}
 	return n
+}
+
+// function is a NIC of the profile, or a virtual function of one.
+type function struct {
+	NIC
+	physical, vf int
+}
+
+// functions lists the profile's NICs, then their virtual functions, which continue the numbering of the devices (mlx5_N).
+func (p *Profile) functions() []function {
+	var all []function
+	for _, n := range p.NICs {
+		all = append(all, function{n, -1, 0})
+	}
+	for i, n := range p.NICs {
+		for k := range n.VirtualFunctions() {
+			v := n
+			v.SRIOV, v.Bond = nil, ""
+			v.Device = fmt.Sprintf("mlx5_%d", len(all))
+			v.Netdev = fmt.Sprintf("%sv%d", n.Netdev, k)
+			v.PCI = n.vfAddress(k).String()
+			all = append(all, function{v, i, k})
+		}
+	}
+	return all
+}
+
+// VirtualFunctions is how many the NIC has enabled.
+func (n NIC) VirtualFunctions() int {
+	if n.SRIOV == nil {
+		return 0
+	}
+	return n.SRIOV.Enabled
+}
+
+// vfAddress is the address of the VF with that number: offset 2 and stride 1, as mlx5 has them.
+func (n NIC) vfAddress(k int) PCIAddress {
+	a, err := ParsePCI(n.PCI)
+	if err != nil {
+		return a // the profile's check has seen to the form
+	}
+	id := a.Bus<<8 | a.Device<<3 | a.Function
+	id += uint32(2 + k)
+	return PCIAddress{a.Domain, id >> 8 & 0xff, id >> 3 & 0x1f, id & 7}
 }
 
 func (p *Profile) hostname(index int) string {
@@ -152,11 +199,11 @@ func (p *Profile) gpu(g GPU, node, i int) NodeGPU {
 	return out
 }
 
-func (p *Profile) nic(nic NIC, node, i int) NodeNIC {
+func (p *Profile) nic(nic function, node, i, count int) NodeNIC {
 	d := p.derive("nic", node, i)
 	// An odd factor permutes the 24 bits, so that no two NICs of up to 16 million share an address; the offset tells models apart.
-	serial := (binary.BigEndian.Uint32(p.derive("nics")) + uint32(node*len(p.NICs)+i)*0x9e3779b1) & 0xffffff
-	out := NodeNIC{NIC: nic, Index: i}
+	serial := (binary.BigEndian.Uint32(p.derive("nics")) + uint32(node*count+i)*0x9e3779b1) & 0xffffff
+	out := NodeNIC{NIC: nic.NIC, Index: i, Physical: nic.physical, VF: nic.vf}
 	out.Address, _ = ParsePCI(nic.PCI)
 	// 7c:8c:09 is one of the vendor's address blocks; GUIDs put 03:00 in the middle of the MAC, as the recorded machine does.
 	out.MAC = [6]byte{0x7c, 0x8c, 0x09, byte(serial >> 16), byte(serial >> 8), byte(serial)}
@@ -164,7 +211,7 @@ func (p *Profile) nic(nic NIC, node, i int) NodeNIC {
 	out.PortGUID = out.NodeGUID
 	out.Serial = fmt.Sprintf("MT2%03dX%05d", int(d[3])%1000, binary.BigEndian.Uint32(d[4:])%100000)
 	if nic.Link == "InfiniBand" {
-		out.LID = 1 + (node*len(p.NICs)+i)%0xbffe
+		out.LID = 1 + (node*count+i)%0xbffe
 	}
 	return out
 }

@@ -22,7 +22,6 @@ type rdma struct {
 	node  *profile.Node
 	bonds map[string][]profile.NodeNIC
 	order []string
-	umads int
 }
 
 func newRDMA(n *profile.Node) *rdma {
@@ -37,6 +36,9 @@ func nicFunction(nic profile.NodeNIC) pciFunction {
 	}
 	f := pciFunction{address: nic.Address, bridges: nic.Place().Bridges, class: class, id: m.ID, subsystem: profile.PCIID{Vendor: 0x15b3, Device: 0x0026},
 		driver: "mlx5_core", numa: nic.NUMA, generation: 5, width: 16}
+	if nic.Physical >= 0 {
+		f.id = m.VFID
+	}
 	if nic.SRIOV != nil {
 		f.extra = map[string]string{
 			"sriov_totalvfs": fmt.Sprint(nic.SRIOV.Total), "sriov_numvfs": fmt.Sprint(nic.SRIOV.Enabled),
@@ -87,7 +89,7 @@ func (r *rdma) port(w *writer, nic profile.NodeNIC, dir string) {
 	}
 	w.files(dir, texts)
 	r.gids(w, nic, dir)
-	w.file(filepath.Join(dir, "pkeys/0"), pkey(ib)+"\n")
+	w.file(filepath.Join(dir, "pkeys/0"), "0xffff\n") // the default partition, as a full member
 	for _, name := range portCounters {
 		w.file(filepath.Join(dir, "counters", name), "0\n")
 	}
@@ -99,9 +101,6 @@ func (r *rdma) port(w *writer, nic profile.NodeNIC, dir string) {
 		w.file(filepath.Join(dir, "hw_counters", name), text)
 	}
 }
-
-// pkey is the default partition: full member, on InfiniBand and RoCE alike.
-func pkey(bool) string { return "0xffff" }
 
 // portState gives the texts of state and phys_state.
 func portState(up bool) (state, phys string) {

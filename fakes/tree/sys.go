@@ -21,13 +21,10 @@ func writeSys(w *writer, n *profile.Node) {
 		f := nicFunction(nic)
 		bus.add(f)
 		rdma.add(w, nic, f)
-		for _, v := range virtualFunctions(nic) {
-			bus.add(v)
-		}
 	}
 	bus.write(w)
 	rdma.finish(w)
-	writeVirtualFunctionLinks(w, n)
+	linkVirtualFunctions(w, n)
 	writeHost(w, n)
 }
 

@@ -1,0 +1,193 @@
+/* Field values: the ones that monitoring asks for. Each answers for itself, so an unknown field fails alone. */
+#include <string.h>
+#include <sys/time.h>
+
+#include "target.h"
+
+static void number(nvmlFieldValue_t *f, uint64_t v)
+{
+	f->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+	f->value.ullVal = v;
+}
+
+static void small(nvmlFieldValue_t *f, uint32_t v)
+{
+	f->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+	f->value.uiVal = v;
+}
+
+struct source {
+	const struct ff_core *core;
+	const struct ff_model *model;
+	struct ff_link links[FF_MAX_LINKS];
+};
+
+/* Adds one counter up over all links. */
+static uint64_t sum(const struct source *s, size_t member)
+{
+	uint64_t total = 0;
+	for (unsigned int i = 0; i < s->model->link_count; i++)
+		total += *(const uint64_t *)((const char *)&s->links[i] + member);
+	return total;
+}
+
+static nvmlReturn_t link_field(const struct source *s, nvmlFieldValue_t *f)
+{
+	if (!s->model->link_count)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (f->fieldId == NVML_FI_DEV_NVLINK_GET_STATE || f->fieldId == NVML_FI_DEV_NVLINK_GET_SPEED || f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION ||
+	    f->fieldId == NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID) {
+		if (f->scopeId >= s->model->link_count)
+			return NVML_ERROR_INVALID_ARGUMENT;
+		const struct ff_link *l = &s->links[f->scopeId];
+		if (f->fieldId == NVML_FI_DEV_NVLINK_GET_STATE)
+			small(f, l->active);
+		else if (f->fieldId == NVML_FI_DEV_NVLINK_GET_SPEED)
+			small(f, l->active ? s->model->link_speed : 0);
+		else if (f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION)
+			small(f, s->model->link_version);
+		else
+			small(f, l->remote_link);
+		return NVML_SUCCESS;
+	}
+	switch (f->fieldId) {
+	case NVML_FI_DEV_NVLINK_LINK_COUNT:
+		small(f, s->model->link_count);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON:
+		small(f, s->model->link_speed);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL:
+	case NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL:
+		number(f, sum(s, offsetof(struct ff_link, crc_errors)));
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL:
+		number(f, sum(s, offsetof(struct ff_link, replays)));
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL:
+		number(f, sum(s, offsetof(struct ff_link, recoveries)));
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_BANDWIDTH_C0_TOTAL:
+	case NVML_FI_DEV_NVLINK_BANDWIDTH_C1_TOTAL:
+	case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX:
+	case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX:
+		number(f, 0);
+		return NVML_SUCCESS;
+	}
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+static nvmlReturn_t ecc_field(const struct source *s, nvmlFieldValue_t *f)
+{
+	const struct ff_ecc *e = &s->core->ecc;
+	if (!s->model->ecc)
+		return NVML_ERROR_NOT_SUPPORTED;
+	switch (f->fieldId) {
+	case NVML_FI_DEV_ECC_CURRENT:
+		small(f, 1);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_ECC_PENDING:
+		small(f, s->core->ecc_pending);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_ECC_SBE_VOL_TOTAL:
+	case NVML_FI_DEV_ECC_SBE_VOL_DEV:
+		number(f, e->volatile_corrected);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_ECC_DBE_VOL_TOTAL:
+	case NVML_FI_DEV_ECC_DBE_VOL_DEV:
+		number(f, e->volatile_uncorrected);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_ECC_SBE_AGG_TOTAL:
+	case NVML_FI_DEV_ECC_SBE_AGG_DEV:
+		number(f, e->aggregate_corrected);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_ECC_DBE_AGG_TOTAL:
+	case NVML_FI_DEV_ECC_DBE_AGG_DEV:
+		number(f, e->aggregate_uncorrected);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_REMAPPED_COR:
+		small(f, e->remapped_correctable);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_REMAPPED_UNC:
+		small(f, e->remapped_uncorrectable);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_REMAPPED_PENDING:
+		small(f, e->remap_pending);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_REMAPPED_FAILURE:
+		small(f, e->remap_failed);
+		return NVML_SUCCESS;
+	}
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+static nvmlReturn_t other_field(const struct source *s, nvmlFieldValue_t *f)
+{
+	switch (f->fieldId) {
+	case NVML_FI_DEV_MEMORY_TEMP:
+		small(f, s->core->temperature_mem);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
+		number(f, s->core->energy);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_AVERAGE:
+	case NVML_FI_DEV_POWER_INSTANT:
+		small(f, s->core->power);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_MIN_LIMIT:
+		small(f, s->model->power_min);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_MAX_LIMIT:
+		small(f, s->model->power_max);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_DEFAULT_LIMIT:
+		small(f, s->model->power_default);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_POWER_CURRENT_LIMIT:
+	case NVML_FI_DEV_POWER_REQUESTED_LIMIT:
+		small(f, s->core->power_limit);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
+		small(f, s->core->pcie_replays);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+		small(f, s->core->lost ? NVML_GPU_RECOVERY_ACTION_GPU_RESET : NVML_GPU_RECOVERY_ACTION_NONE);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
+		if (!s->model->mig_profile_count)
+			return NVML_ERROR_NOT_SUPPORTED;
+		small(f, s->model->architecture >= NVML_DEVICE_ARCH_HOPPER);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_C2C_LINK_COUNT:
+		if (!s->model->coherent)
+			return NVML_ERROR_NOT_SUPPORTED;
+		small(f, 1);
+		return NVML_SUCCESS;
+	}
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t impl_nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+	struct ff_model model;
+	struct timeval now;
+	OUT(values && count > 0);
+	TARGET(ff_whole_gpu);
+	struct source s = {.core = &t.core, .model = &model};
+	if ((r = ff_model(&model)) != NVML_SUCCESS)
+		return r;
+	if (!ff_state_copy(ff_gpu_offset(t.gpu) + offsetof(struct ff_gpu, links), s.links, sizeof s.links))
+		return NVML_ERROR_UNKNOWN;
+	gettimeofday(&now, NULL);
+	for (int i = 0; i < count; i++) {
+		nvmlFieldValue_t *f = &values[i];
+		f->timestamp = (long long)now.tv_sec * 1000000 + now.tv_usec;
+		f->latencyUsec = 0;
+		f->nvmlReturn = link_field(&s, f);
+		if (f->nvmlReturn == NVML_ERROR_NOT_SUPPORTED)
+			f->nvmlReturn = ecc_field(&s, f);
+		if (f->nvmlReturn == NVML_ERROR_NOT_SUPPORTED)
+			f->nvmlReturn = other_field(&s, f);
+	}
+	return NVML_SUCCESS;
+}

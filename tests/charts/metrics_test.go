@@ -28,23 +28,34 @@ func TestThePodMonitorFindsEveryRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "podMetricsEndpoints")
-	if err != nil || len(endpoints) != 1 {
-		t.Fatalf("endpoints %v, %v", endpoints, err)
+	if err != nil {
+		t.Fatal(err)
 	}
-	endpoint := endpoints[0].(map[string]any)
-	if endpoint["interval"] != "5s" {
-		t.Errorf("interval %v", endpoint["interval"])
+	asked := map[string]bool{}
+	for _, endpoint := range endpoints {
+		endpoint := endpoint.(map[string]any)
+		asked[endpoint["port"].(string)] = true
+		if endpoint["interval"] != "5s" {
+			t.Errorf("interval %v of port %v", endpoint["interval"], endpoint["port"])
+		}
+	}
+	// The controller's DaemonSets of IMEX daemons carry these labels and this port (drivers/computedomain/controller).
+	daemon := labels.Set{"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/component": "imex-daemon"}
+	if !labels.SelectorFromSet(selector).Matches(daemon) || !asked["health"] {
+		t.Errorf("IMEX daemons are not found by %v on %v", selector, asked)
 	}
 	for name, pod := range pods(t, objects) {
 		if !labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels)) {
 			t.Errorf("%s is not selected by %v", name, selector)
 		}
-		found := false
+		count := 0
 		for _, port := range pod.Spec.Containers[0].Ports {
-			found = found || port.Name == endpoint["port"]
+			if asked[port.Name] {
+				count++
+			}
 		}
-		if !found {
-			t.Errorf("%s has no port %v", name, endpoint["port"])
+		if count != 1 {
+			t.Errorf("%s is asked on %d ports, want one", name, count)
 		}
 	}
 }

@@ -73,6 +73,9 @@ func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
 	}
 	for _, name := range []string{"node-a", "node-b"} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "old"}}}
+		if name == "node-b" {
+			node.Labels["resource.nvidia.com/computeDomain"] = "uid"
+		}
 		if _, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -95,11 +98,14 @@ func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
 			return err
 		}
 	}
-	const plugin = "gpufabric-compute-domain-plugin"
+	const plugin, controller = "gpufabric-compute-domain-plugin", "gpufabric-controller"
 	awaitPolicies(t, func() error {
 		return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, plugin, "node-a"))
 	},
-		func() error { return create(slice("s", "node-b", driver, "p"))(as(t, live.config, plugin, "node-a")) })
+		func() error { return create(slice("s", "node-b", driver, "p"))(as(t, live.config, plugin, "node-a")) },
+		func() error {
+			return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, controller, "node-c"))
+		})
 	for _, test := range []struct {
 		name    string
 		account string
@@ -131,11 +137,19 @@ func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
 		{"taking a fabric label off its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"nvidia.com/gpu.clique":null}}}`), ""},
 		{"another node's labels", plugin, "node-a", patch("node-b", `{"metadata":{"labels":{"nvidia.com/gpu.clique":"new"}}}`),
 			"a plugin on node node-a may change that node only, not node-b"},
-		{"a foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":"z2"}}}`), "may change the labels"},
-		{"taking a foreign label off its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":null}}}`), "may change the labels"},
-		{"a new foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`), "may change the labels"},
-		{"its own node's taints", plugin, "node-a", patch("node-a", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`), "neither its spec nor its status"},
+		{"a foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":"z2"}}}`), "may change no label of a node but nvidia.com/gpu.clique and resource.nvidia.com/computeDomain"},
+		{"taking a foreign label off its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":null}}}`), "may change no label of a node but nvidia.com/gpu.clique and resource.nvidia.com/computeDomain"},
+		{"a new foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`), "may change no label of a node but nvidia.com/gpu.clique and resource.nvidia.com/computeDomain"},
+		{"its own node's taints", plugin, "node-a", patch("node-a", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`), "neither the spec nor the status"},
+		{"its own node's annotations", plugin, "node-a", patch("node-a", `{"metadata":{"annotations":{"a":"b"}}}`), "neither annotations nor finalizers"},
 		{"its own node's capacity", plugin, "node-a", patch("node-a", `{"status":{"capacity":{"cpu":"1"}}}`, "status"), "cannot patch resource"},
+		{"the controller takes a domain's label off", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":null}}}`), ""},
+		{"the controller puts a domain's label on", controller, "node-c", patch("node-a", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":"uid"}}}`),
+			"may take a compute domain's label off a node, and not put one on"},
+		{"the controller moves a node to another domain", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":"other"}}}`),
+			"may take a compute domain's label off a node, and not put one on"},
+		{"the controller changes a clique", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"nvidia.com/gpu.clique":"new"}}}`), "may change no label of a node but"},
+		{"the controller taints a node", controller, "node-c", patch("node-b", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`), "neither the spec nor the status"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := test.do(as(t, live.config, test.account, test.node))

@@ -27,3 +27,26 @@
     mounts into its pod
   reason: Forbidden
 {{- end }}
+
+{{/* Label maps of the Node object before and after. */}}
+{{- define "gpufabric.policy.labels" -}}
+- name: before
+  expression: "oldObject.metadata.?labels.orValue({})"
+- name: after
+  expression: "object.metadata.?labels.orValue({})"
+{{- end }}
+
+{{/* Nothing of a Node but some of its metadata's labels may change. Called with (dict "who" WORDS "keys" LIST). */}}
+{{- define "gpufabric.policy.onlyLabels" -}}
+- expression: >-
+    variables.after.all(key, key in {{ .keys | toJson }} || (key in variables.before && variables.before[key] == variables.after[key])) &&
+    variables.before.all(key, key in {{ .keys | toJson }} || key in variables.after)
+  message: {{ .who }} may change no label of a node but {{ join " and " .keys }}
+  reason: Forbidden
+- expression: "object.metadata.?annotations.orValue({}) == oldObject.metadata.?annotations.orValue({}) && object.metadata.?finalizers == oldObject.metadata.?finalizers"
+  message: {{ .who }} may change neither annotations nor finalizers of a node
+  reason: Forbidden
+- expression: "object.spec == oldObject.spec && object.?status == oldObject.?status"
+  message: {{ .who }} may change neither the spec nor the status of a node
+  reason: Forbidden
+{{- end }}

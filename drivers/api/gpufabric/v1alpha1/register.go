@@ -15,6 +15,8 @@ func SchemeGroupVersion() schema.GroupVersion {
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion(),
 		&RDMAPool{}, &RDMAPoolList{},
+		&MIGLayout{}, &MIGLayoutList{},
+		&VGPUProfile{}, &VGPUProfileList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion())
 	return nil

@@ -44,11 +44,11 @@ type Server struct {
 	Typed      kubernetes.Interface
 	Dynamic    dynamic.Interface
 
-	dir  string
-	args []string
-	etcd *process
-	api  *process
-	path string
+	dir     string
+	args    []string
+	path    string
+	api     *process
+	cleanup func(func()) // of the test that started the server: a server that a part of it resumed outlives the part
 }
 
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver are not built.
@@ -66,8 +66,8 @@ func Start(t *testing.T) *Server {
 	ports, err := freePorts(3)
 	must(t, err)
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[0]), fmt.Sprintf("http://127.0.0.1:%d", ports[1])
-	s := &Server{dir: dir, path: apiPath, URL: fmt.Sprintf("https://127.0.0.1:%d", ports[2])}
-	s.etcd = run(t, etcdPath, "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
+	s := &Server{dir: dir, path: apiPath, cleanup: t.Cleanup, URL: fmt.Sprintf("https://127.0.0.1:%d", ports[2])}
+	s.run(t, etcdPath, "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
 	s.args = []string{"--etcd-servers=" + client, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[2]),
@@ -110,7 +110,7 @@ func (s *Server) Pause() { s.api.stop() }
 // Resume starts the API server, at the start and after Pause, and returns when it is ready.
 func (s *Server) Resume(t *testing.T) {
 	t.Helper()
-	s.api = run(t, s.path, s.args...)
+	s.api = s.run(t, s.path, s.args...)
 	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
 	defer cancel()
 	for {
@@ -129,6 +129,16 @@ func (s *Server) Resume(t *testing.T) {
 }
 
 func (s *Server) connect(ctx context.Context) error {
+	if s.Typed == nil {
+		if err := s.makeClients(); err != nil {
+			return err
+		}
+	}
+	_, err := s.Typed.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	return err
+}
+
+func (s *Server) makeClients() error {
 	// The server makes its certificate at the first start, with the authority that signed it in the same file.
 	ca, err := os.ReadFile(filepath.Join(s.dir, "certificates", "apiserver.crt"))
 	if err != nil {
@@ -136,13 +146,7 @@ func (s *Server) connect(ctx context.Context) error {
 	}
 	s.CA = string(ca)
 	s.Config = &rest.Config{Host: s.URL, BearerToken: AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: ca}, QPS: -1}
-	if s.Typed, err = kubernetes.NewForConfig(s.Config); err != nil {
-		return err
-	}
 	if s.Dynamic, err = dynamic.NewForConfig(s.Config); err != nil {
-		return err
-	}
-	if _, err := s.Typed.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
 		return err
 	}
 	s.Kubeconfig = filepath.Join(s.dir, "kubeconfig")
@@ -151,7 +155,11 @@ func (s *Server) connect(ctx context.Context) error {
 	config.AuthInfos["admin"] = &api.AuthInfo{Token: AdminToken}
 	config.Contexts["test"] = &api.Context{Cluster: "test", AuthInfo: "admin"}
 	config.CurrentContext = "test"
-	return clientcmd.WriteToFile(*config, s.Kubeconfig)
+	if err := clientcmd.WriteToFile(*config, s.Kubeconfig); err != nil {
+		return err
+	}
+	s.Typed, err = kubernetes.NewForConfig(s.Config)
+	return err
 }
 
 // process is a running program and what it said.
@@ -161,7 +169,7 @@ type process struct {
 	ended  chan struct{}
 }
 
-func run(t *testing.T, path string, args ...string) *process {
+func (s *Server) run(t *testing.T, path string, args ...string) *process {
 	t.Helper()
 	p := &process{output: &bytes.Buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(path, args...)
@@ -172,7 +180,7 @@ func run(t *testing.T, path string, args ...string) *process {
 		_ = p.cmd.Wait() // a killed program always ends with an error
 		close(p.ended)
 	}()
-	t.Cleanup(p.stop)
+	s.cleanup(p.stop)
 	return p
 }
 

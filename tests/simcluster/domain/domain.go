@@ -95,20 +95,8 @@ func List(ctx context.Context, objects dynamic.Interface) ([]Domain, error) {
 
 // Await watches a domain until done says so, and returns it as it then is. The error tells how far it was.
 func Await(ctx context.Context, objects dynamic.Interface, namespace, name string, done func(Domain) bool) (Domain, error) {
-	selector := fields.OneTermEqualSelector("metadata.name", name).String()
-	resource := objects.Resource(Resource).Namespace(namespace)
-	list := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = selector
-			return resource.List(ctx, options)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = selector
-			return resource.Watch(ctx, options)
-		},
-	}
 	var last Domain
-	_, err := watchtools.UntilWithSync(ctx, list, &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
+	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
 		object, ok := event.Object.(*unstructured.Unstructured)
 		if !ok || event.Type == watch.Deleted {
 			return false, nil
@@ -120,4 +108,37 @@ func Await(ctx context.Context, objects dynamic.Interface, namespace, name strin
 		return last, fmt.Errorf("wait for compute domain %s/%s: %w; it is %q with %d of %d nodes ready %v", namespace, name, context.Cause(ctx), last.Status, last.Ready, last.Wanted, last.Conditions)
 	}
 	return last, nil
+}
+
+// AwaitGone watches until a domain's object is gone. The error tells what it says of itself.
+func AwaitGone(ctx context.Context, objects dynamic.Interface, namespace, name string) error {
+	var last Domain
+	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{},
+		func(store cache.Store) (bool, error) { return len(store.List()) == 0, nil },
+		func(event watch.Event) (bool, error) {
+			if object, ok := event.Object.(*unstructured.Unstructured); ok {
+				last = Read(object)
+			}
+			return event.Type == watch.Deleted, nil
+		})
+	if err != nil {
+		return fmt.Errorf("wait for the end of compute domain %s/%s: %w; it is %q %v", namespace, name, context.Cause(ctx), last.Status, last.Conditions)
+	}
+	return nil
+}
+
+// one lists and watches a single domain.
+func one(objects dynamic.Interface, namespace, name string) cache.ListerWatcher {
+	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	resource := objects.Resource(Resource).Namespace(namespace)
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector
+			return resource.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
+			return resource.Watch(ctx, options)
+		},
+	}
 }

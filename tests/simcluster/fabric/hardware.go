@@ -20,8 +20,16 @@ const hardwareDir = "f"
 // FakeRoot is where a node's fake tree appears on the node, as the chart fake-hardware puts it in kind.
 const FakeRoot = "/var/lib/fakefabric"
 
-// Hardware renders each node from a profile (a name or a file).
-func Hardware(name string, nodes int) (cluster.Hardware, error) {
+// Values are the chart's values for nodes whose hardware is at FakeRoot.
+func Values() map[string]any {
+	return map[string]any{"hardware": map[string]any{
+		"driverRoot": FakeRoot + "/driver", "sysfsRoot": FakeRoot + "/sys", "devRoot": FakeRoot + "/dev",
+		"procDevices": FakeRoot + "/proc/devices", "hostMounts": []any{FakeRoot}, "privileged": false,
+	}}
+}
+
+// hardware renders each node from a profile.
+func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 	p, err := profile.Load(name)
 	if err != nil {
 		return nil, err
@@ -29,7 +37,7 @@ func Hardware(name string, nodes int) (cluster.Hardware, error) {
 	return func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
 		root := filepath.Join(dir, hardwareDir)
 		if _, err := tree.ReadRendered(root); err != nil { // a node that only reboots keeps its hardware
-			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, PlainDevices: true}); err != nil {
+			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools, PlainDevices: true}); err != nil {
 				return nil, nil, err
 			}
 		}

@@ -16,6 +16,15 @@ import (
 // imexVersion is what the fake daemons tell each other; only that it is the same everywhere matters.
 const imexVersion = "580.95.05"
 
+const (
+	// rack is how many nodes of a GB200 NVL72 share an NVLink domain.
+	rack = 18
+	// defaultHeartbeat is the fake daemon's own.
+	defaultHeartbeat = 500 * time.Millisecond
+	// slowHeartbeat is for clusters of many racks. A connection that is closed is noticed at once all the same.
+	slowHeartbeat = 15 * time.Second
+)
+
 // imexDaemons runs fake IMEX daemons as goroutines. They speak over loopback addresses, each on its pod's own.
 type imexDaemons struct {
 	heartbeat time.Duration

@@ -20,30 +20,29 @@ import (
 // processGrace is how long a role may take to end when its container is stopped.
 const processGrace = 10 * time.Second
 
-// Processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon
+// processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon
 // of the node's driver root. They can be killed as containers can: with no time for a last word.
-type Processes struct {
-	// Program is the path of gpufabric.
-	Program string
+type processes struct {
+	program string // the path of gpufabric
 }
 
-var _ simnode.Runtime = (*Processes)(nil)
+var _ simnode.Runtime = (*processes)(nil)
 
 // Owns tells whether the image is gpufabric's.
-func (p *Processes) Owns(image string) bool { return ownImage(image) }
+func (p *processes) Owns(image string) bool { return ownImage(image) }
 
 // Run runs the role that the container's arguments name.
-func (p *Processes) Run(ctx context.Context, container simnode.Container) error {
+func (p *processes) Run(ctx context.Context, container simnode.Container) error {
 	return p.call(ctx, container, container.Args)
 }
 
 // Exec runs a probe's command, which is gpufabric itself with other arguments.
-func (p *Processes) Exec(ctx context.Context, container simnode.Container, command []string) error {
+func (p *processes) Exec(ctx context.Context, container simnode.Container, command []string) error {
 	return p.call(ctx, container, command)
 }
 
-func (p *Processes) call(ctx context.Context, container simnode.Container, args []string) error {
-	cmd := exec.CommandContext(ctx, p.Program, Arguments(container, args)...)
+func (p *processes) call(ctx context.Context, container simnode.Container, args []string) error {
+	cmd := exec.CommandContext(ctx, p.program, arguments(container, args)...)
 	cmd.Stdout, cmd.Stderr = container.Output, container.Output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error {

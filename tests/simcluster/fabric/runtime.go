@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"strings"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/computedomain"
@@ -21,31 +20,38 @@ import (
 // Repository is the image whose containers really run.
 const Repository = "ghcr.io/gpufabric/gpufabric"
 
-// Goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
-type Goroutines struct {
-	// NVML reads a node's fake GPUs; driverRoot is the fake driver root's real path.
-	NVML func(driverRoot string) nvml.Interface
-	// IMEX runs the fake IMEX daemons.
-	IMEX imexd.Runner
+// goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
+type goroutines struct {
+	imex imexd.Runner
 }
 
-var _ simnode.Runtime = (*Goroutines)(nil)
+var _ simnode.Runtime = (*goroutines)(nil)
+
+// newGoroutines makes the runtime for a cluster of that many nodes.
+func newGoroutines(nodes int) *goroutines {
+	daemons := imexDaemons{heartbeat: defaultHeartbeat}
+	if nodes > 2*rack {
+		// 1,008 nodes in racks of 18 keep some 17,000 connections; at two messages a second each they would take both cores.
+		daemons.heartbeat = slowHeartbeat
+	}
+	return &goroutines{imex: daemons}
+}
 
 // Owns tells whether the image is gpufabric's.
-func (g *Goroutines) Owns(image string) bool { return ownImage(image) }
+func (g *goroutines) Owns(image string) bool { return ownImage(image) }
 
 // Run runs the role that the container's arguments name. A role cannot be killed as a process can: simnode.ErrKilled only
 // cancels it, and what it does then is its orderly end.
-func (g *Goroutines) Run(ctx context.Context, container simnode.Container) error {
+func (g *goroutines) Run(ctx context.Context, container simnode.Container) error {
 	return g.call(ctx, container, container.Args)
 }
 
 // Exec runs a probe's command, which is gpufabric itself with other arguments.
-func (g *Goroutines) Exec(ctx context.Context, container simnode.Container, command []string) error {
+func (g *goroutines) Exec(ctx context.Context, container simnode.Container, command []string) error {
 	return g.call(ctx, container, command)
 }
 
-func (g *Goroutines) call(ctx context.Context, container simnode.Container, args []string) (err error) {
+func (g *goroutines) call(ctx context.Context, container simnode.Container, args []string) (err error) {
 	defer func() {
 		if r := recover(); r != nil { // of this goroutine only; a panic elsewhere ends the simulator, as it should
 			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
@@ -54,7 +60,7 @@ func (g *Goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: g.NVML, IMEX: g.IMEX,
+		IMEX: g.imex,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")
@@ -62,7 +68,7 @@ func (g *Goroutines) call(ctx context.Context, container simnode.Container, args
 			return rest.CopyConfig(container.REST), nil
 		},
 	}
-	return program.Run(ctx, host, Arguments(container, args)...)
+	return program.Run(ctx, host, arguments(container, args)...)
 }
 
 // defaultPlaces are flags' environment variables and what the roles take where neither is given: a container's own file system
@@ -89,9 +95,9 @@ func environment(container simnode.Container, name string) string {
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.
 var everywhere = regexp.MustCompile(`^(--[a-z-]+=)(?:0\.0\.0\.0)?(:[0-9]+)$`)
 
-// Arguments are a role's arguments as the simulation needs them: without the program's own name, and listening on the pod's
+// arguments are a role's arguments as the simulation needs them: without the program's own name, and listening on the pod's
 // address where the pod would have a network namespace to itself.
-func Arguments(container simnode.Container, args []string) []string {
+func arguments(container simnode.Container, args []string) []string {
 	if len(args) > 0 && path.Base(args[0]) == "gpufabric" {
 		args = args[1:]
 	}

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
@@ -20,6 +18,7 @@ const longestDir = 25
 type upFlags struct {
 	nodes   int
 	profile string
+	mode    string
 	port    int
 	audit   bool
 }
@@ -27,6 +26,7 @@ type upFlags struct {
 func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.nodes, "nodes", 18, "how many nodes")
 	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
+	cmd.Flags().StringVar(&f.mode, "containers", string(fabric.AsGoroutines), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
 	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
 	cmd.Flags().BoolVar(&f.audit, "audit", false, "have the API server write DIR/audit.log")
 }
@@ -58,7 +58,7 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 	if len(dir) > longestDir {
 		return fmt.Errorf("--dir %s has %d bytes; more than %d leave no room for the unix sockets below it", dir, len(dir), longestDir)
 	}
-	if _, err := fabric.Hardware(flags.profile, flags.nodes); err != nil { // before anything is started
+	if _, err := fabric.New(fabric.Mode(flags.mode), flags.profile, flags.nodes); err != nil { // before anything is started
 		return err
 	}
 	binaries, err := controlplane.Binaries(ctx)
@@ -66,7 +66,7 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 		return err
 	}
 	return cluster.UpDetached(ctx, cluster.DetachedOptions{
-		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Binaries: binaries, Port: flags.port, Audit: flags.audit, Progress: progress,
+		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Mode: flags.mode, Binaries: binaries, Port: flags.port, Audit: flags.audit, Progress: progress,
 	})
 }
 
@@ -88,7 +88,7 @@ func downCommand(dir *string) *cobra.Command {
 
 // nodesCommand is a shard of a cluster that `up` started: some of its nodes, in one process.
 func nodesCommand(dir *string) *cobra.Command {
-	var profile string
+	var profile, mode string
 	var nodes int
 	options := cluster.FleetOptions{}
 	cmd := &cobra.Command{
@@ -97,16 +97,15 @@ func nodesCommand(dir *string) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			klog.SetOutput(io.Discard)
-			klog.LogToStderr(false)
 			access, err := controlplane.OpenAccess(*dir)
 			if err != nil {
 				return err
 			}
-			options.Dir, options.Access, options.Runtime = *dir, access, fabric.NewGoroutines()
-			if options.Hardware, err = fabric.Hardware(profile, nodes); err != nil {
+			setup, err := fabric.New(fabric.Mode(mode), profile, nodes)
+			if err != nil {
 				return err
 			}
+			options.Dir, options.Access, options.Runtime, options.Hardware = *dir, access, setup.Runtime, setup.Hardware
 			fleet, err := cluster.NewFleet(cmd.Context(), options)
 			if err != nil {
 				return err
@@ -115,6 +114,7 @@ func nodesCommand(dir *string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&profile, "profile", "", "as in up")
+	cmd.Flags().StringVar(&mode, "containers", "", "as in up")
 	cmd.Flags().IntVar(&nodes, "nodes", 0, "how many the whole cluster has")
 	cmd.Flags().IntVar(&options.First, "first", 0, "number of the first")
 	cmd.Flags().IntVar(&options.Count, "count", 0, "how many")

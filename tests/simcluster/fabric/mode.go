@@ -1,0 +1,73 @@
+package fabric
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/simnode"
+)
+
+// Mode says how the containers of gpufabric's image run.
+type Mode string
+
+const (
+	// AsGoroutines runs them in the simulator, with fakes in Go: a thousand nodes fit in a machine.
+	AsGoroutines Mode = "goroutines"
+	// AsProcesses runs them as processes of bin/gpufabric, with the fake C library and the fake nvidia-imex: as real as it gets
+	// without containers, for a rack or so. It needs `make build`.
+	AsProcesses Mode = "processes"
+)
+
+// Modes lists the modes there are.
+func Modes() []Mode { return []Mode{AsGoroutines, AsProcesses} }
+
+// Setup is a cluster's hardware and the runtime of its containers.
+type Setup struct {
+	Hardware cluster.Hardware
+	Runtime  simnode.Runtime
+}
+
+// New makes the setup of a cluster of nodes of a profile (a name or a file).
+func New(mode Mode, profileName string, nodes int) (Setup, error) {
+	switch mode {
+	case AsGoroutines:
+		hardware, err := hardware(profileName, nodes, built{})
+		return Setup{Hardware: hardware, Runtime: newGoroutines(nodes)}, err
+	case AsProcesses:
+		assets, err := findBuilt()
+		if err != nil {
+			return Setup{}, err
+		}
+		hardware, err := hardware(profileName, nodes, assets)
+		return Setup{Hardware: hardware, Runtime: &processes{program: assets.program}}, err
+	}
+	return Setup{}, fmt.Errorf("containers as %q: a simulated cluster runs them as one of %v", mode, Modes())
+}
+
+// built are the files of this checkout's build that processes need; empty for goroutines.
+type built struct {
+	program    string // gpufabric
+	libraryDir string // of libnvidia-ml.so.1
+	tools      string // fakefabric, which nvidia-smi and nvidia-imex are names of
+}
+
+func findBuilt() (built, error) {
+	root, err := repository.Root()
+	if err != nil {
+		return built{}, err
+	}
+	b := built{
+		program:    filepath.Join(root, "bin/gpufabric"),
+		libraryDir: filepath.Join(root, "fakes/build/lib"),
+		tools:      filepath.Join(root, "fakes/build/fakefabric"),
+	}
+	for _, path := range []string{b.program, filepath.Join(b.libraryDir, "libnvidia-ml.so.1"), b.tools} {
+		if _, err := os.Stat(path); err != nil {
+			return built{}, fmt.Errorf("containers as processes need what `make build` makes: %w", err)
+		}
+	}
+	return b, nil
+}

@@ -15,7 +15,8 @@ type Tree struct {
 	t   testing.TB
 	Sys string // the sysfs root
 	Dev string // the dev root; character devices are plain files here
-	n   int    // HCAs so far, which numbers uverbs, umad and issm
+	n   int    // HCAs so far, which numbers uverbs
+	mad int    // ports so far, which numbers umad and issm
 }
 
 // New makes an empty tree.
@@ -142,7 +143,8 @@ func (t *Tree) AddHCA(h HCA) string {
 	}
 	for port := 1; port <= max(h.Ports, 1); port++ {
 		t.addPort(device, port, h)
-		index := n*max(h.Ports, 1) + port - 1
+		index := t.mad
+		t.mad++
 		if !h.NoUMAD {
 			t.char(function, "infiniband_mad", fmt.Sprintf("umad%d", index), index, h.Name, port)
 		}

@@ -80,7 +80,7 @@ func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Devi
 	defer o.mu.Unlock()
 	healthy := make(map[string]bool, len(o.members))
 	for key, m := range o.members {
-		healthy[key] = m.healthy(state)
+		healthy[key] = !m.gone && m.Trouble(state) == ""
 	}
 	device := func(id, key string) deviceplugin.Device {
 		d := deviceplugin.Device{ID: id, Healthy: healthy[key]}
@@ -100,13 +100,6 @@ func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Devi
 		devices = append(devices, device(strconv.Itoa(i), key))
 	}
 	return devices
-}
-
-// healthy reports whether any of the HCA's ports in the pool can carry traffic.
-func (m *member) healthy(state func(health.Key) health.State) bool {
-	return !m.gone && slices.ContainsFunc(m.Ports, func(port int) bool {
-		return state(health.Key{Device: m.HCA.Name, Port: port}).Phase.Healthy()
-	})
 }
 
 // Holding returns the HCA behind a unit; nil: there is no such unit.

@@ -2,43 +2,84 @@
 package plugin
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
+	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/objects"
 )
-
-// Driver is the DRA driver's name.
-const Driver = "rdma.gpufabric.io"
 
 // Options are what the role is started with.
 type Options struct {
 	options.Node
 	// ConfigFile is the config.json; a file that is not there is one without pools.
 	ConfigFile string
-	// DevicePlugin serves pools to the kubelet as extended resources, DRA as devices of the driver rdma.gpufabric.io.
-	DevicePlugin, DRA bool
-	// RESTConfig says how to reach the API server; nil: RDMAPools and DRA are not served.
-	RESTConfig func() (*rest.Config, error)
+	// DevicePlugin serves pools to the kubelet as extended resources.
+	DevicePlugin bool
+	// Slots is how many claims can share a device that is in no pool.
+	Slots int
+	// Client reaches the API server for Dynamic Resource Allocation, as driver rdma.gpufabric.io; nil: it is not served.
+	Client kubernetes.Interface
+	// Pools are the RDMAPools; nil: there are only the file's pools.
+	Pools Pools
 	// Clock is time; nil: the real one.
 	Clock clock.WithTicker
 }
 
 // Command is the role as a subcommand.
 func Command(h host.Host) *cobra.Command {
-	o := Options{RESTConfig: h.Kubernetes}
+	var o Options
+	var serveDRA, readPools bool
 	command := &cobra.Command{
-		Use:   "rdma-plugin",
+		Use:   role,
 		Short: "Hand RDMA devices to pods: shared or whole, by pools, with the health of their ports",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if serveDRA || readPools {
+				if err := o.connect(h, serveDRA, readPools); err != nil {
+					return err
+				}
+			}
+			return Run(cmd.Context(), o)
+		},
 	}
-	o.Bind(command.Flags(), h.Env, "rdma-plugin")
+	o.Bind(command.Flags(), h.Env, role)
 	command.Flags().StringVar(&o.ConfigFile, "config", config.DefaultFile, "config.json of pools, reread when it changes")
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
-	command.Flags().BoolVar(&o.DRA, "dra", true, "publish devices under Dynamic Resource Allocation")
+	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
+	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
+	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")
 	return command
+}
+
+// defaultSlots is how many claims can share a device that is in no pool.
+const defaultSlots = 64
+
+// connect makes the clients of what needs the API server.
+func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
+	reach, err := h.Kubernetes()
+	if err != nil {
+		return fmt.Errorf("%w (with --dra=false --rdma-pools=false no API server is needed)", err)
+	}
+	client, err := apiclient.New(reach, role)
+	if err != nil {
+		return err
+	}
+	if serveDRA {
+		o.Client = client
+	}
+	if readPools {
+		pools, err := objects.New(apiclient.Tune(reach, role), client, o.NodeName)
+		if err != nil {
+			return err
+		}
+		o.Pools = pools
+	}
+	return nil
 }

@@ -3,21 +3,25 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/pool"
 	"gpufabric.io/drivers/rdma/share"
 )
@@ -37,6 +41,7 @@ type plugin struct {
 	registry *metrics.Plugin
 	kubelet  *deviceplugin.Host
 	ports    *health.Watcher
+	kind     *dra.Kind
 	layouts  *share.Store
 
 	file      *config.Config // the last good one
@@ -44,11 +49,17 @@ type plugin struct {
 	devices   *inventory.Inventory
 	selection *pool.Selection
 	served    map[string]*servedPool // by resource
+	objects   []objects.Pool         // the RDMAPools that select the node
+	dra       *draplugin.Plugin      // nil: starting, or not served
+	published [][]resourceapi.Device
 
 	asking   atomic.Bool      // a discovery will be asked for soon
 	discover chan struct{}    // asks for a discovery; any goroutine may
 	files    chan fileContent // from the configuration's watcher
 	found    chan discovery   // from the discoverer
+	listed   chan []objects.Pool
+	started  chan *draplugin.Plugin
+	reports  chan map[string]v1alpha1.RDMAPoolNode // holds the newest reports, by RDMAPool
 }
 
 type fileContent struct {
@@ -75,8 +86,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
-		Options: o, registry: metrics.New(Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts,
+		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
+		kind: dra.NewKind(o.DevRoot), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 	}
 	p.registry.Registry.MustRegister(served.Collectors()...)
 	group, ctx := errgroup.WithContext(ctx)
@@ -89,6 +101,13 @@ func Run(ctx context.Context, o Options) error {
 	group.Go(func() error { p.discoverer(ctx); return nil })
 	group.Go(func() error { p.watchDevices(ctx); return nil })
 	group.Go(func() error { return p.watchLinks(ctx) })
+	if p.Client != nil {
+		group.Go(func() error { return p.serveDRA(ctx, p.started) })
+	}
+	if p.Pools != nil {
+		group.Go(func() error { return p.Pools.Watch(ctx, func(pools []objects.Pool) { send(ctx, p.listed, pools) }) })
+		group.Go(func() error { p.reporter(ctx); return nil })
+	}
 	group.Go(func() error { return p.loop(ctx) })
 	return group.Wait()
 }
@@ -120,6 +139,10 @@ func (p *plugin) loop(ctx context.Context) error {
 			}
 			p.devices = d.devices
 			p.apply(ctx)
+		case p.objects = <-p.listed:
+			p.apply(ctx)
+		case p.dra = <-p.started:
+			p.publish(ctx)
 		case <-p.ports.Changed():
 			p.refresh(ctx)
 		case <-rescan.C():
@@ -177,17 +200,6 @@ func (p *plugin) discoverer(ctx context.Context) {
 		slow.Stop()
 		send(ctx, p.found, discovery{devices, err})
 	}
-}
-
-// definitions are all pools of this node, the file's first.
-func (p *plugin) definitions() []pool.Definition {
-	var definitions []pool.Definition
-	if p.file != nil {
-		for i, c := range p.file.Pools {
-			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("config.json configList[%d]", i)})
-		}
-	}
-	return definitions
 }
 
 func send[T any](ctx context.Context, c chan<- T, v T) {

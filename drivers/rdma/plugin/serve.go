@@ -25,7 +25,7 @@ func (p *plugin) apply(ctx context.Context) {
 		return // The first discovery is under way.
 	}
 	p.selection = pool.Select(p.definitions(), p.devices)
-	p.report(ctx)
+	p.tell(ctx)
 	p.ports.Set(watchedPorts(p.devices))
 	known, cancel := context.WithTimeout(ctx, firstHealth)
 	defer cancel()
@@ -33,6 +33,8 @@ func (p *plugin) apply(ctx context.Context) {
 	if p.DevicePlugin {
 		p.serve(ctx)
 	}
+	p.publish(ctx)
+	p.report()
 }
 
 // serve makes the kubelet's resources those of the selection.
@@ -78,8 +80,13 @@ func (p *plugin) serve(ctx context.Context) {
 	}
 }
 
-// refresh tells the kubelet of ports that changed.
+// refresh tells the kubelet and the API server of ports that changed.
 func (p *plugin) refresh(ctx context.Context) {
+	if p.devices == nil {
+		return
+	}
+	p.publish(ctx)
+	defer p.report()
 	for _, s := range p.served {
 		s.resource.Update(s.offer.Devices(p.ports.State))
 	}
@@ -95,8 +102,8 @@ func (p *plugin) refresh(ctx context.Context) {
 	}
 }
 
-// report logs what became of the devices, where it is not what it was.
-func (p *plugin) report(ctx context.Context) {
+// tell logs what became of the devices.
+func (p *plugin) tell(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	for source, reason := range p.selection.Refused {
 		log.Error(nil, "A pool is not served", "pool", source, "reason", reason)

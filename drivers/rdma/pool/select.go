@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
@@ -33,6 +34,26 @@ type Pool struct {
 type Member struct {
 	HCA   *inventory.HCA
 	Ports []int // the ports that match the pool's selectors: those whose health counts
+}
+
+// Trouble says why the member cannot carry traffic: why each of its ports cannot. It is empty if any of them can.
+func (m *Member) Trouble(state func(health.Key) health.State) string {
+	var reasons []string
+	for _, port := range m.Ports {
+		s := state(health.Key{Device: m.HCA.Name, Port: port})
+		if s.Phase.Healthy() {
+			return ""
+		}
+		reason := s.Reason
+		switch s.Phase {
+		case health.Unknown:
+			reason = "the port was not read yet"
+		case health.Recovering:
+			reason = "the port is up again, but not for long (before: " + s.Reason + ")"
+		}
+		reasons = append(reasons, reason)
+	}
+	return strings.Join(slices.Compact(reasons), "; ")
 }
 
 // Verdict is what became of one device.

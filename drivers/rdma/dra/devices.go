@@ -1,0 +1,273 @@
+// Package dra is a node's RDMA ports as devices of Dynamic Resource Allocation: what is published of them, and what a container gets.
+package dra
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/pool"
+	"gpufabric.io/drivers/rdma/share"
+)
+
+// Driver is the driver's name, and the domain of the attributes below that have none.
+const Driver = "rdma.gpufabric.io"
+
+// Attributes. Those of other domains are published by the GPU driver too, so that a claim's constraints match a GPU with a port.
+const (
+	AttrInterface  resourceapi.QualifiedName = "ifName"     // network interface; the first by name where there are several
+	AttrRDMADevice resourceapi.QualifiedName = "rdmaDevice" // mlx5_0
+	AttrPort       resourceapi.QualifiedName = "port"       // from 1
+	AttrLinkLayer  resourceapi.QualifiedName = "linkLayer"  // InfiniBand, Ethernet, Unspecified
+	AttrRate       resourceapi.QualifiedName = "rateGbps"   // whole Gb/s, as negotiated when published
+	AttrPortGUID   resourceapi.QualifiedName = "portGUID"   // InfiniBand only
+	AttrNodeGUID   resourceapi.QualifiedName = "nodeGUID"
+	AttrPKeys      resourceapi.QualifiedName = "pkeys" // 0x7fff,0x0012: without the membership bit, as many as 64 characters hold
+	AttrLID        resourceapi.QualifiedName = "lid"   // InfiniBand only
+	AttrFirmware   resourceapi.QualifiedName = "fwVersion"
+	AttrPSID       resourceapi.QualifiedName = "psid"
+	AttrRail       resourceapi.QualifiedName = "rail"      // inventory.HCA.Rail; absent where there is none
+	AttrSRIOV      resourceapi.QualifiedName = "sriov"     // none, physical, virtual
+	AttrGPUDirect  resourceapi.QualifiedName = "gpudirect" // none, peermem, dmabuf
+	AttrPool       resourceapi.QualifiedName = "pool"      // the resource of the pool that has the device; absent where none has
+	AttrVendor     resourceapi.QualifiedName = "vendor"    // PCI vendor ID: 15b3
+	AttrDeviceID   resourceapi.QualifiedName = "deviceID"  // PCI device ID: 1021
+	AttrDriver     resourceapi.QualifiedName = "driver"    // mlx5_core
+	AttrMTU        resourceapi.QualifiedName = "mtu"       // of the interface, in octets
+
+	AttrNUMANode   resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
+	AttrPCIeRoot   resourceapi.QualifiedName = "resource.kubernetes.io/pcieRoot"
+	AttrPCIBusID   resourceapi.QualifiedName = "resource.kubernetes.io/pciBusID"
+	AttrPCIeSwitch resourceapi.QualifiedName = "gpufabric.io/pcieSwitch"
+)
+
+// Capacities.
+const (
+	CapSlots     resourceapi.QualifiedName = "slots"     // claims that can share the device; a request without it takes 1
+	CapBandwidth resourceapi.QualifiedName = "bandwidth" // Gb/s; a request without it takes 0
+)
+
+// Taints.
+const (
+	// TaintPortDown is on a device whose port cannot carry traffic; its value is the reason in short.
+	TaintPortDown = Driver + "/port-down"
+	// TaintDevicePlugin is on a device that the kubelet's device plugin API hands out; its value is the resource's name.
+	TaintDevicePlugin = Driver + "/device-plugin"
+)
+
+// devicesPerSlice is the most that a ResourceSlice takes of devices that have taints or capacities to consume.
+const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// Options say what is published of a node.
+type Options struct {
+	// Slots is how many claims can share a device that is in no pool.
+	Slots int
+	// DevicePlugin: the pools are handed out by the device plugin API, so their devices are tainted here.
+	DevicePlugin bool
+}
+
+// Port is a device as it is published, and the HCA behind it.
+type Port struct {
+	Name  string // of the device
+	HCA   *inventory.HCA
+	Ports []int // of the HCA: one, or all that an exclusive pool has of it
+	Pool  *pool.Pool
+	slots int // 0: the device is given whole
+}
+
+// Ports lists the devices of a node: one for each port, but one for all ports of an HCA that an exclusive pool gives whole.
+func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
+	taken := make(map[string]*pool.Pool) // by HCA
+	members := make(map[string]pool.Member)
+	slots := make(map[string]int)
+	for i := range pools {
+		p := &pools[i]
+		var keys []string
+		for _, m := range p.Members {
+			if key := m.HCA.Key(); taken[key] == nil {
+				taken[key], members[key] = p, m
+				keys = append(keys, key)
+			}
+		}
+		for _, key := range (share.Layout{}).Divide(int(p.RDMAHCAMax), keys) {
+			slots[key]++
+		}
+	}
+	var ports []Port
+	for i := range devices.HCAs {
+		h := &devices.HCAs[i]
+		key := h.Key()
+		p := taken[key]
+		if p != nil && p.Exclusive() {
+			ports = append(ports, Port{Name: deviceName(h, members[key].Ports[0]), HCA: h, Ports: members[key].Ports, Pool: p})
+			continue
+		}
+		for _, port := range h.Ports {
+			device := Port{Name: deviceName(h, port.Number), HCA: h, Ports: []int{port.Number}, slots: o.Slots}
+			if p != nil && slices.Contains(members[key].Ports, port.Number) {
+				// What the pool gives the HCA is for all of its ports in the pool. A device needs a slot to be a device.
+				device.Pool, device.slots = p, max(1, slots[key]/len(members[key].Ports))
+			}
+			ports = append(ports, device)
+		}
+	}
+	return ports
+}
+
+// deviceName makes a name of the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port 1.
+func deviceName(h *inventory.HCA, port int) string {
+	name := strings.NewReplacer(":", "-", ".", "-", "_", "-").Replace(strings.ToLower(h.Key()))
+	if h.PCI != "" {
+		name = "pci-" + name
+	}
+	return fmt.Sprintf("%s-%d", name, port)
+}
+
+// Slices makes the content of the node's ResourceSlices.
+func Slices(ports []Port, devices *inventory.Inventory, state func(health.Key) health.State, o Options) [][]resourceapi.Device {
+	published := make([]resourceapi.Device, len(ports))
+	for i := range ports {
+		published[i] = ports[i].device(devices, state, o)
+	}
+	return slices.Collect(slices.Chunk(published, devicesPerSlice))
+}
+
+// device describes the port.
+func (p *Port) device(devices *inventory.Inventory, state func(health.Key) health.State, o Options) resourceapi.Device {
+	first := p.port()
+	d := resourceapi.Device{Name: p.Name, Attributes: attributes{}}
+	a := attributes(d.Attributes)
+	a.text(AttrRDMADevice, p.HCA.Name)
+	a.number(AttrPort, first.Number)
+	a.text(AttrLinkLayer, string(first.LinkLayer))
+	a.number(AttrRate, int(first.Rate))
+	a.text(AttrNodeGUID, p.HCA.NodeGUID)
+	if first.LinkLayer == infiniband.InfiniBand {
+		a.text(AttrPortGUID, first.GUID)
+		a.number(AttrLID, int(first.LID))
+		a.text(AttrPKeys, pkeys(p.HCA.PKeys[first.Number]))
+	}
+	a.text(AttrFirmware, p.HCA.Firmware)
+	a.text(AttrPSID, p.HCA.BoardID)
+	if p.HCA.Rail >= 0 {
+		a.number(AttrRail, p.HCA.Rail)
+	}
+	a.text(AttrSRIOV, sriov(p.HCA.Function))
+	a.text(AttrGPUDirect, string(devices.GPUDirect))
+	if p.Pool != nil {
+		a.text(AttrPool, p.Pool.Resource())
+	}
+	if len(first.Nets) > 0 {
+		a.text(AttrInterface, first.Nets[0].Name)
+		a.number(AttrMTU, first.Nets[0].MTU)
+	}
+	if f := p.HCA.Function; f != nil {
+		a.text(AttrVendor, fmt.Sprintf("%04x", f.Vendor))
+		a.text(AttrDeviceID, fmt.Sprintf("%04x", f.Device))
+		a.text(AttrDriver, f.Driver)
+		a.text(AttrPCIBusID, string(f.Address))
+		a.text(AttrPCIeRoot, f.Root)
+		a.text(AttrPCIeSwitch, string(f.Switch))
+		if f.NUMANode != pci.NUMAUnknown {
+			a.number(AttrNUMANode, f.NUMANode)
+		}
+	}
+	d.Capacity = capacities(p.slots, int64(first.Rate))
+	if p.slots > 0 {
+		shared := true
+		d.AllowMultipleAllocations = &shared
+	}
+	d.Taints = p.taints(state, o)
+	return d
+}
+
+// port is the first of the HCA's ports that the device stands for.
+func (p *Port) port() infiniband.Port {
+	for _, port := range p.HCA.Ports {
+		if port.Number == p.Ports[0] {
+			return port
+		}
+	}
+	return infiniband.Port{Number: p.Ports[0]}
+}
+
+// taints say why the scheduler must not give the device to a new pod. Pods that run keep it.
+func (p *Port) taints(state func(health.Key) health.State, o Options) []resourceapi.DeviceTaint {
+	var taints []resourceapi.DeviceTaint
+	down := ""
+	for _, port := range p.Ports {
+		s := state(health.Key{Device: p.HCA.Name, Port: port})
+		if s.Phase.Healthy() {
+			down = ""
+			break
+		}
+		down = string(s.Phase)
+	}
+	if down != "" {
+		taints = append(taints, resourceapi.DeviceTaint{Key: TaintPortDown, Value: down, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	if p.Pool != nil && o.DevicePlugin {
+		taints = append(taints, resourceapi.DeviceTaint{Key: TaintDevicePlugin, Value: p.Pool.ResourceName, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	return taints
+}
+
+// capacities are slots and bandwidth: to be consumed by shares of the device, or, with no slots, as properties of a device given whole.
+func capacities(slots int, rate int64) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	quantity := func(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+	if slots == 0 {
+		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapSlots: {Value: quantity(1)}, CapBandwidth: {Value: quantity(rate)}}
+	}
+	// Without a policy a request that names no amount would consume all of it.
+	policy := func(least, most int64) *resourceapi.CapacityRequestPolicy {
+		low, high, fallback, step := quantity(least), quantity(most), quantity(least), quantity(1)
+		return &resourceapi.CapacityRequestPolicy{Default: &fallback, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &low, Max: &high, Step: &step}}
+	}
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		CapSlots:     {Value: quantity(int64(slots)), RequestPolicy: policy(1, int64(slots))},
+		CapBandwidth: {Value: quantity(rate), RequestPolicy: policy(0, rate)},
+	}
+}
+
+func sriov(f *pci.Function) string {
+	switch {
+	case f == nil || !f.Virtual() && f.TotalVFs == 0:
+		return "none"
+	case f.Virtual():
+		return "virtual"
+	}
+	return "physical"
+}
+
+// pkeys lists partition keys without the membership bit, as many as an attribute holds.
+func pkeys(keys []uint16) string {
+	var texts []string
+	for _, key := range keys {
+		text := fmt.Sprintf("0x%04x", key&0x7fff)
+		if !slices.Contains(texts, text) && (len(texts)+1)*len("0x0000,") <= resourceapi.DeviceAttributeMaxValueLength {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, ",")
+}
+
+// attributes are a device's. Empty values, and those that the API would refuse, are left out.
+type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+func (a attributes) text(name resourceapi.QualifiedName, value string) {
+	if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
+		a[name] = resourceapi.DeviceAttribute{StringValue: &value}
+	}
+}
+
+func (a attributes) number(name resourceapi.QualifiedName, value int) {
+	v := int64(value)
+	a[name] = resourceapi.DeviceAttribute{IntValue: &v}
+}

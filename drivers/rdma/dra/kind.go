@@ -1,0 +1,163 @@
+package dra
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/draplugin"
+)
+
+// Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
+type Kind struct {
+	nodes func(names []string) ([]string, error) // which device nodes are there
+
+	mu    sync.Mutex
+	ports map[string]Port // by device name
+	known chan struct{}   // closed at the first Set
+}
+
+var _ draplugin.Kind = &Kind{}
+
+// NewKind makes a kind for a node whose device nodes are under dev.
+func NewKind(dev string) *Kind {
+	return &Kind{nodes: existing(filepath.Join(dev, "infiniband")), known: make(chan struct{})}
+}
+
+// Set replaces the devices.
+func (k *Kind) Set(ports []Port) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ports == nil {
+		close(k.known)
+	}
+	k.ports = make(map[string]Port, len(ports))
+	for _, p := range ports {
+		k.ports[p.Name] = p
+	}
+}
+
+// Prepare implements draplugin.Kind. A claim that comes before the first discovery waits for it.
+func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+	select {
+	case <-k.known:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the node's RDMA devices to be found: %w", context.Cause(ctx))
+	}
+	prepared := &draplugin.Prepared{}
+	names := make([]string, len(claim.Devices))
+	environment := true
+	for i, d := range claim.Devices {
+		config, err := readConfig(d.Configs)
+		if err != nil {
+			return nil, err
+		}
+		environment = environment && config.Environment != EnvironmentNone
+		port, err := k.port(d.Device)
+		if err != nil {
+			return nil, err
+		}
+		edits, err := k.edits(port)
+		if err != nil {
+			return nil, err
+		}
+		for _, number := range port.Ports {
+			names[i] += fmt.Sprintf(",%s:%d", port.HCA.Name, number)
+		}
+		names[i] = strings.TrimPrefix(names[i], ",")
+		prepared.Edits = append(prepared.Edits, edits)
+	}
+	if environment {
+		// Every device of the claim says the same, since of a variable that is set twice the last value counts. "=" has NCCL compare whole names.
+		list := slices.Clone(names)
+		slices.Sort(list)
+		for i := range prepared.Edits {
+			prepared.Edits[i].Env = []string{"NCCL_IB_HCA==" + strings.Join(slices.Compact(list), ",")}
+		}
+	}
+	return prepared, nil
+}
+
+// Unprepare implements draplugin.Kind: nothing outlives the container.
+func (k *Kind) Unprepare(context.Context, claimstate.Record) error { return nil }
+
+func (k *Kind) port(name string) (Port, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p, found := k.ports[name]
+	if !found {
+		return Port{}, draplugin.Refuse("DeviceGone", "the RDMA device %s is not on this node any more; delete the pod so that it is scheduled anew", name)
+	}
+	return p, nil
+}
+
+// edits are the device nodes of a port: the HCA's uverbs, the port's umad and issm, and rdma_cm.
+func (k *Kind) edits(p Port) (specs.ContainerEdits, error) {
+	wanted := []string{p.HCA.Verbs.Name}
+	for _, port := range p.HCA.Ports {
+		if slices.Contains(p.Ports, port.Number) {
+			wanted = append(wanted, port.UMAD.Name, port.ISSM.Name)
+		}
+	}
+	found, err := k.nodes(append(wanted, "rdma_cm"))
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if !slices.ContainsFunc(found, func(path string) bool { return filepath.Base(path) == p.HCA.Verbs.Name }) {
+		return specs.ContainerEdits{}, fmt.Errorf("%s cannot be opened: its device node %s is not there", p.HCA.Name, p.HCA.Verbs.Name)
+	}
+	var edits specs.ContainerEdits
+	for _, path := range found {
+		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
+			Path: "/dev/infiniband/" + filepath.Base(path), HostPath: path, Permissions: "rwm",
+		})
+	}
+	return edits, nil
+}
+
+// Config is the opaque configuration of a device: {"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "None"}.
+type Config struct {
+	APIVersion  string      `json:"apiVersion"`
+	Kind        string      `json:"kind"`
+	Environment Environment `json:"environment,omitempty"`
+}
+
+// Environment says what a container is told in its environment.
+type Environment string
+
+// The environments.
+const (
+	// EnvironmentNCCL sets NCCL_IB_HCA to the claim's ports. It is the default.
+	EnvironmentNCCL Environment = "NCCL"
+	// EnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others' ports.
+	EnvironmentNone Environment = "None"
+)
+
+// readConfig takes the strongest configuration.
+func readConfig(configs []draplugin.OpaqueConfig) (Config, error) {
+	var config Config
+	for _, c := range configs {
+		config = Config{}
+		decoder := json.NewDecoder(strings.NewReader(string(c.Raw)))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&config); err != nil {
+			return Config{}, draplugin.Refuse("InvalidConfig", "%s: %v; known are apiVersion, kind and environment", c.Path, err)
+		}
+		if config.APIVersion != "gpufabric.io/v1alpha1" || config.Kind != "RDMAConfig" {
+			return Config{}, draplugin.Refuse("InvalidConfig", "%s: apiVersion %q and kind %q must be gpufabric.io/v1alpha1 and RDMAConfig", c.Path, config.APIVersion, config.Kind)
+		}
+		switch config.Environment {
+		case "", EnvironmentNCCL, EnvironmentNone:
+		default:
+			return Config{}, draplugin.Refuse("InvalidConfig", "%s.environment: %q must be NCCL or None", c.Path, config.Environment)
+		}
+	}
+	return config, nil
+}

@@ -1,0 +1,161 @@
+// Package objects is a node's view of the API server: the RDMAPools that select the node, and the node's entries in their status.
+package objects
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+)
+
+// resource is RDMAPool's in paths of the API.
+const resource = "rdmapools"
+
+// Client reads RDMAPools for one node, and reports on them.
+type Client struct {
+	node  string
+	core  kubernetes.Interface
+	pools rest.Interface
+}
+
+// New makes a client for the node of that name.
+func New(config *rest.Config, core kubernetes.Interface, node string) (*Client, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	version := v1alpha1.SchemeGroupVersion()
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &version, "/apis"
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	pools, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for RDMAPools: %w", err)
+	}
+	return &Client{node: node, core: core, pools: pools}, nil
+}
+
+// Pool is an RDMAPool that selects the node.
+type Pool struct {
+	Name       string
+	Generation int64
+	Config     v1alpha1.RDMAPoolConfig
+	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks let some mistakes through.
+	Mistake error
+}
+
+// Watch calls changed with the pools that select the node, sorted by name, when they are first known and whenever they change, until ctx ends.
+// Without the CRD there are none, and Watch waits for it.
+func (c *Client) Watch(ctx context.Context, changed func([]Pool)) error {
+	view := &view{changed: changed, last: []Pool{{}}}
+	poolInformer := cache.NewSharedIndexInformer(cache.NewListWatchFromClient(c.pools, resource, "", fields.Everything()), &v1alpha1.RDMAPool{}, 0, nil)
+	nodeInformer := cache.NewSharedIndexInformer(
+		cache.NewListWatchFromClient(c.core.CoreV1().RESTClient(), "nodes", "", fields.OneTermEqualSelector("metadata.name", c.node)), &corev1.Node{}, 0, nil)
+	for _, informer := range []cache.SharedIndexInformer{poolInformer, nodeInformer} {
+		err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
+			if apierrors.IsNotFound(err) {
+				klog.FromContext(ctx).V(2).Info("RDMAPools are not known to the API server; waiting for their CRD")
+				return
+			}
+			cache.DefaultWatchErrorHandler(ctx, reflector, err)
+		})
+		if err != nil {
+			return err
+		}
+		handler := cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { view.update(c.node, poolInformer, nodeInformer) },
+			UpdateFunc: func(any, any) { view.update(c.node, poolInformer, nodeInformer) },
+			DeleteFunc: func(any) { view.update(c.node, poolInformer, nodeInformer) },
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return err
+		}
+	}
+	var group sync.WaitGroup
+	group.Go(func() { nodeInformer.RunWithContext(ctx) })
+	group.Go(func() { poolInformer.RunWithContext(ctx) })
+	group.Wait()
+	return nil
+}
+
+// view is what was last told of the pools.
+type view struct {
+	changed func([]Pool)
+
+	mu   sync.Mutex
+	last []Pool
+}
+
+// update tells the pools if they differ from what was told. Informers call it on every event, a node's heartbeats among them.
+func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexInformer) {
+	if !poolInformer.HasSynced() || !nodeInformer.HasSynced() {
+		return // A later event finds both lists whole.
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var labels map[string]string
+	if object, found, _ := nodeInformer.GetStore().GetByKey(node); found {
+		labels = object.(*corev1.Node).Labels
+	}
+	var pools []Pool
+	for _, object := range poolInformer.GetStore().List() {
+		p := object.(*v1alpha1.RDMAPool)
+		if p.DeletionTimestamp != nil || !p.Spec.Selects(labels) {
+			continue
+		}
+		pools = append(pools, Pool{
+			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(), Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
+		})
+	}
+	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	if slices.EqualFunc(pools, v.last, func(a, b Pool) bool { return a.Name == b.Name && a.Generation == b.Generation }) {
+		return
+	}
+	v.last = pools
+	v.changed(pools)
+}
+
+// Report writes the node's entry in the status of an RDMAPool, by server-side apply with a manager of the node's own: nodes do not contend for the
+// object, and none writes another's entry. A nil entry removes it.
+func (c *Client) Report(ctx context.Context, pool string, entry *v1alpha1.RDMAPoolNode) error {
+	status := map[string]any{}
+	if entry != nil {
+		entry.Name = c.node
+		status["nodes"] = []*v1alpha1.RDMAPoolNode{entry}
+	}
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.SchemeGroupVersion().String(), "kind": "RDMAPool", "metadata": map[string]any{"name": pool}, "status": status,
+	})
+	if err != nil {
+		return err
+	}
+	force := true
+	err = c.pools.Patch(types.ApplyPatchType).Resource(resource).Name(pool).SubResource("status").
+		VersionedParams(&metav1.PatchOptions{FieldManager: "rdma-plugin/" + c.node, Force: &force}, metav1.ParameterCodec).
+		Body(body).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return nil // The pool was deleted; its status went with it.
+	}
+	if err != nil {
+		return fmt.Errorf("report on RDMAPool %s: %w", pool, err)
+	}
+	return nil
+}

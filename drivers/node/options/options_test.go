@@ -1,0 +1,59 @@
+package options
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func bind(t *testing.T, env map[string]string, args ...string) Node {
+	t.Helper()
+	var node Node
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	node.Bind(flags, func(name string) string { return env[name] }, "gpu-plugin")
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+func TestAFlagWinsOverTheEnvironmentWhichWinsOverTheDefault(t *testing.T) {
+	env := map[string]string{"CDI_ROOT": "/env/cdi", "NODE_NAME": "from-env"}
+	node := bind(t, env, "--node-name=from-flag")
+	if node.CDIRoot != "/env/cdi" || node.NodeName != "from-flag" || node.SysfsRoot != "/sys" || node.StateDir != "/var/lib/gpufabric/gpu-plugin" {
+		t.Errorf("%+v", node)
+	}
+	if err := node.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEveryFlagThatCannotWorkIsNamed(t *testing.T) {
+	node := bind(t, nil, "--cdi-root=cdi", "--state-dir=")
+	err := node.Validate()
+	for _, flag := range []string{"--node-name", "--cdi-root", "--state-dir"} {
+		if err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%v does not name %s", err, flag)
+		}
+	}
+}
+
+func TestTheBootIsReadBesideProcDevices(t *testing.T) {
+	proc := t.TempDir()
+	node := Node{ProcDevices: filepath.Join(proc, "devices")}
+	if id := node.BootID(); id != "" {
+		t.Errorf("without a file: %q", id)
+	}
+	if err := os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(proc, "sys/kernel/random/boot_id"), []byte("b\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if id := node.BootID(); id != "b" {
+		t.Errorf("got %q", id)
+	}
+}

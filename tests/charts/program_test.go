@@ -14,12 +14,7 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; -short does not")
 	}
-	program := filepath.Join(t.TempDir(), "gpufabric")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/gpufabric")
-	build.Dir = Dir("../drivers")
-	if said, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the program: %v\n%s", err, said)
-	}
+	program := buildProgram(t)
 	for _, values := range []map[string]any{nil, everything()} {
 		for name, pod := range pods(t, renderValues(t, "gpufabric", values)) {
 			for _, container := range pod.Spec.Containers {
@@ -31,4 +26,16 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 			}
 		}
 	}
+}
+
+// buildProgram builds gpufabric as it stands.
+func buildProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "gpufabric")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/gpufabric")
+	build.Dir = Dir("../drivers")
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the program: %v\n%s", err, said)
+	}
+	return program
 }

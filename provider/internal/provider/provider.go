@@ -26,7 +26,7 @@ func New(version string) func() provider.Provider {
 	return func() provider.Provider { return &fabricProvider{version: version, getenv: os.Getenv} }
 }
 
-var _ provider.Provider = (*fabricProvider)(nil)
+var _ provider.ProviderWithFunctions = (*fabricProvider)(nil)
 
 type fabricProvider struct {
 	version string

@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"gpufabric.io/provider/internal/feed"
 )
 
 // probeTimeout bounds the first request to an API server, so that an address where packets vanish is reported in seconds.
@@ -26,6 +28,7 @@ type Client struct {
 	Dynamic dynamic.Interface
 	Typed   kubernetes.Interface
 	Version *version.Info
+	Feeds   *feed.Set // shared watches, one for each kind
 }
 
 // Connection is a cluster that may not be known or reachable yet. It connects when first asked, because a provider is configured
@@ -104,5 +107,5 @@ func connect(ctx context.Context, s Settings) (*Client, error) {
 	if err != nil {
 		return nil, &ConnectError{Host: config.Host, Source: source, Err: err}
 	}
-	return &Client{Config: config, Source: source, Dynamic: dyn, Typed: typed, Version: info}, nil
+	return &Client{Config: config, Source: source, Dynamic: dyn, Typed: typed, Version: info, Feeds: feed.NewSet(dyn)}, nil
 }

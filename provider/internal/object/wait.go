@@ -15,10 +15,11 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/feed"
 )
 
 // Condition looks at an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
-type Condition func(obj *unstructured.Unstructured) (done bool, err error)
+type Condition = feed.Condition
 
 // Gone is the condition that an object does not exist.
 func Gone(obj *unstructured.Unstructured) (bool, error) { return obj == nil, nil }
@@ -44,6 +45,20 @@ const rewatchDelay = time.Second
 // object is still returned, so that the caller can say what was missing.
 func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstructured.Unstructured, error) {
 	return follow(ctx, s.resource(key), key.Name, condition)
+}
+
+// Await is Wait over the watch that all waiters for the kind share, for objects that come in hundreds. since is the object as last read or written
+// (nil: none was). Where the kind may not be watched over all namespaces, the object is watched alone.
+func (s *Store) Await(ctx context.Context, key Key, since *unstructured.Unstructured, condition Condition) (*unstructured.Unstructured, error) {
+	version := ""
+	if since != nil {
+		version = since.GetResourceVersion()
+	}
+	last, err := s.client.Feeds.Wait(ctx, s.kind.GVR(), feed.Key(key), version, condition)
+	if err != nil && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
+		return s.Wait(ctx, key, condition)
+	}
+	return last, err
 }
 
 // ErrGone is returned by conditions that cannot come true any more because the object was deleted.
@@ -131,7 +146,14 @@ func (s *Store) Delete(ctx context.Context, key Key) (*unstructured.Unstructured
 	if err != nil {
 		return nil, err
 	}
-	last, err := s.Wait(ctx, key, Gone)
+	// Most objects have no finalizer and are gone at once; only the others are watched.
+	left, err := s.Get(ctx, key)
+	if err != nil || left == nil {
+		return nil, err
+	}
+	last, err := s.Await(ctx, key, left, func(obj *unstructured.Unstructured) (bool, error) {
+		return obj == nil || obj.GetUID() != left.GetUID(), nil // another one of the same name is not ours to wait for
+	})
 	if apierrors.IsNotFound(err) { // the CRD went away, and the object with it
 		return nil, nil
 	}

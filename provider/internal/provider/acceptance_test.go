@@ -30,6 +30,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
+		{"requests", testRequests},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

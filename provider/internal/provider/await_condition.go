@@ -23,7 +23,7 @@ func awaitCondition[M speaker](kind object.Kind) func(context.Context, *cluster.
 		if m.settled() {
 			return obj, "", nil
 		}
-		last, err := object.NewStore(client, kind).Wait(ctx, m.key(), func(obj *unstructured.Unstructured) (bool, error) {
+		last, err := object.NewStore(client, kind).Await(ctx, m.key(), obj, func(obj *unstructured.Unstructured) (bool, error) {
 			if obj == nil || obj.GetDeletionTimestamp() != nil {
 				return false, object.ErrGone
 			}

@@ -157,7 +157,7 @@ var claimTemplateKind = object.Kind{Group: "resource.k8s.io", Version: "v1", Nam
 
 func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 	key := m.key()
-	last, err := object.NewStore(client, computeDomainKind).Wait(ctx, key, func(obj *unstructured.Unstructured) (bool, error) {
+	last, err := object.NewStore(client, computeDomainKind).Await(ctx, key, obj, func(obj *unstructured.Unstructured) (bool, error) {
 		if obj == nil || obj.GetDeletionTimestamp() != nil {
 			return false, object.ErrGone
 		}
@@ -172,7 +172,7 @@ func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeD
 		return last, readDomain(last).missing(), err
 	}
 	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
-	_, err = object.NewStore(client, claimTemplateKind).Wait(ctx, object.Key{Namespace: key.Namespace, Name: template}, func(obj *unstructured.Unstructured) (bool, error) {
+	_, err = object.NewStore(client, claimTemplateKind).Await(ctx, object.Key{Namespace: key.Namespace, Name: template}, nil, func(obj *unstructured.Unstructured) (bool, error) {
 		return obj != nil, nil
 	})
 	return last, fmt.Sprintf("the controller has not created the ResourceClaimTemplate %s/%s", key.Namespace, template), err

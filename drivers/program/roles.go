@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/program/host"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
+	"gpufabric.io/drivers/webhook"
 )
 
 // roles are the program's subcommands, one a line.
@@ -21,5 +22,6 @@ func roles() []func(host.Host) *cobra.Command {
 		gpu.Command,
 		rdma.Command,
 		vgpu.Command,
+		webhook.Command,
 	}
 }

@@ -4,6 +4,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/api/resource/validation"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/node/draplugin"
 )
@@ -25,7 +26,7 @@ func ordinary() share {
 func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, error) {
 	result := ordinary()
 	for _, c := range configs {
-		decoded, err := v1beta1.Decode(c.Raw)
+		decoded, err := validation.Decode(devices.Driver, c.Raw)
 		if err != nil {
 			return result, draplugin.Refuse("InvalidConfig", "%s (from the %s): %w", c.Path, author(c), err)
 		}
@@ -44,10 +45,6 @@ func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, erro
 				continue // for the claim's MIG devices
 			}
 			result = share{strategy: config.Sharing.Strategy, mps: config.Sharing.MpsConfig, interval: v1beta1.DefaultTimeSlice}
-		case *v1beta1.VfioDeviceConfig:
-			return result, draplugin.Refuse("PassthroughUnsupported", "%s (from the %s): VfioDeviceConfig asks for a GPU to be passed through to a virtual machine, which this driver does not do: use GpuConfig, or the device class of a driver for virtual machines", c.Path, author(c))
-		default:
-			return result, draplugin.Refuse("InvalidConfig", "%s (from the %s): kind %T configures another driver; allowed for %s are GpuConfig and MigDeviceConfig", c.Path, author(c), decoded, devices.Driver)
 		}
 	}
 	return result, nil

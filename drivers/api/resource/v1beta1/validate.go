@@ -135,7 +135,8 @@ func validateMps(path *field.Path, strategy SharingStrategy, config *MpsConfig) 
 	}
 	for key, limit := range config.DefaultPerDevicePinnedMemoryLimit {
 		entry := at.Child("defaultPerDevicePinnedMemoryLimit").Key(key)
-		if index, err := strconv.Atoi(key); (err != nil || index < 0) && !gpuUUIDPattern.MatchString(key) {
+		// 00 and +1 are refused: one device could then have two limits.
+		if index, err := strconv.Atoi(key); (err != nil || index < 0 || strconv.Itoa(index) != key) && !gpuUUIDPattern.MatchString(key) {
 			errs = append(errs, field.Invalid(entry, key, "must be a device's UUID (GPU-...) or its index in the claim, from 0"))
 		}
 		errs = append(errs, validateMemory(entry, limit)...)

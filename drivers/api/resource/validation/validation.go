@@ -1,0 +1,180 @@
+// Package validation checks the configurations that claims and device classes hand to this project's drivers. The webhook and the node plugins
+// use it alike, so that what the API lets pass is what a node can do.
+package validation
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// The drivers whose configurations are known here.
+const (
+	GPUDriver           = "gpu.nvidia.com"
+	ComputeDomainDriver = "compute-domain.nvidia.com"
+	RDMADriver          = "rdma.gpufabric.io"
+)
+
+// kinds are the kinds of configuration that a driver takes.
+func kinds(driver string) ([]string, bool) {
+	switch driver {
+	case GPUDriver:
+		return []string{"GpuConfig", "MigDeviceConfig"}, true
+	case ComputeDomainDriver:
+		return []string{"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"}, true
+	case RDMADriver:
+		return nil, true
+	default:
+		return nil, false
+	}
+}
+
+// Decode reads a configuration for a driver strictly and says what is wrong with it: the field, its value, and what is allowed.
+func Decode(driver string, raw []byte) (v1beta1.Config, error) {
+	allowed, known := kinds(driver)
+	if !known {
+		return nil, fmt.Errorf("driver %.80q is not one of this project's", driver)
+	}
+	if len(allowed) == 0 {
+		return nil, fmt.Errorf("the driver %s takes no configuration: leave it out", driver)
+	}
+	config, err := v1beta1.Decode(raw)
+	if err != nil {
+		return nil, locate(raw, err)
+	}
+	kind := kindOf(config)
+	if kind == "VfioDeviceConfig" && driver == GPUDriver {
+		return nil, fmt.Errorf("kind: %q asks for a GPU to be passed through to a virtual machine, which %s does not do: use %s, or the device class of a driver for virtual machines", kind, driver, strings.Join(allowed, " or "))
+	}
+	if !slices.Contains(allowed, kind) {
+		return nil, fmt.Errorf("kind: %q configures another driver; %s takes %s", kind, driver, strings.Join(allowed, " and "))
+	}
+	return config, nil
+}
+
+// locate names the field of a quantity that could not be read: the decoder's own error says neither field nor value.
+func locate(raw []byte, err error) error {
+	var c struct {
+		Sharing struct {
+			MPS struct {
+				Limit  json.RawMessage            `json:"defaultPinnedDeviceMemoryLimit"`
+				Limits map[string]json.RawMessage `json:"defaultPerDevicePinnedMemoryLimit"`
+			} `json:"mpsConfig"`
+		} `json:"sharing"`
+	}
+	if json.Unmarshal(raw, &c) != nil {
+		return err
+	}
+	at := field.NewPath("sharing", "mpsConfig")
+	check := func(path *field.Path, value json.RawMessage) error {
+		var q resource.Quantity
+		if len(value) == 0 || q.UnmarshalJSON(value) == nil {
+			return nil
+		}
+		return field.Invalid(path, string(value[:min(len(value), 40)]), "must be a quantity, such as 10Gi")
+	}
+	found := check(at.Child("defaultPinnedDeviceMemoryLimit"), c.Sharing.MPS.Limit)
+	for _, key := range slices.Sorted(maps.Keys(c.Sharing.MPS.Limits)) {
+		if found == nil {
+			found = check(at.Child("defaultPerDevicePinnedMemoryLimit").Key(key[:min(len(key), 60)]), c.Sharing.MPS.Limits[key])
+		}
+	}
+	if found != nil {
+		return found
+	}
+	return err
+}
+
+// kindOf is the kind of a decoded configuration.
+func kindOf(config v1beta1.Config) string {
+	name := fmt.Sprintf("%T", config)
+	return name[strings.LastIndexByte(name, '.')+1:]
+}
+
+// DeviceClass returns every mistake in the configurations of a device class.
+func DeviceClass(spec *resourceapi.DeviceClassSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, c := range spec.Config {
+		at := path.Child("config").Index(i).Child("opaque", "parameters")
+		_, problems := opaque(c.Opaque, at)
+		errs = append(errs, problems...)
+	}
+	return errs
+}
+
+// Claim returns every mistake in the configurations of a claim, and where two of them contradict each other.
+func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	type decoded struct {
+		config   v1beta1.Config
+		requests []string
+		at       *field.Path
+	}
+	var earlier []decoded
+	for i, c := range spec.Devices.Config {
+		at := path.Child("devices", "config").Index(i).Child("opaque", "parameters")
+		config, problems := opaque(c.Opaque, at)
+		errs = append(errs, problems...)
+		if config == nil {
+			continue
+		}
+		for _, other := range earlier {
+			if both := shared(other.requests, c.Requests); both != "" && kindOf(config) == kindOf(other.config) && !equal(config, other.config) {
+				errs = append(errs, field.Invalid(at, kindOf(config), fmt.Sprintf("contradicts %s for %s: a device is shared in one way; give the two different requests, or leave one out", other.at, both)))
+			}
+		}
+		earlier = append(earlier, decoded{config, c.Requests, at})
+	}
+	return errs
+}
+
+// opaque checks one configuration; those of other drivers are theirs to check.
+func opaque(c *resourceapi.OpaqueDeviceConfiguration, at *field.Path) (v1beta1.Config, field.ErrorList) {
+	if c == nil {
+		return nil, nil
+	}
+	if _, ours := kinds(c.Driver); !ours {
+		return nil, nil
+	}
+	config, err := Decode(c.Driver, c.Parameters.Raw)
+	if err != nil {
+		return nil, field.ErrorList{field.Invalid(at, field.OmitValueType{}, err.Error())}
+	}
+	return config, nil
+}
+
+// shared names what two lists of requests have in common, empty where they have nothing. An empty list is all requests; a subrequest belongs to
+// its request.
+func shared(a, b []string) string {
+	if len(a) == 0 || len(b) == 0 {
+		for _, list := range [][]string{a, b} {
+			if len(list) > 0 {
+				return "request " + list[0]
+			}
+		}
+		return "every request"
+	}
+	for _, x := range a {
+		for _, y := range b {
+			if x == y || strings.HasPrefix(x, y+"/") || strings.HasPrefix(y, x+"/") {
+				return "request " + x
+			}
+		}
+	}
+	return ""
+}
+
+// equal says whether two configurations say the same.
+func equal(a, b v1beta1.Config) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && string(x) == string(y)
+}

@@ -1,0 +1,242 @@
+package validation
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// gpu is a GpuConfig with this for its sharing.
+func gpu(sharing string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":` + sharing + `}`
+}
+
+func mig(sharing string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":` + sharing + `}`
+}
+
+// mps is a GpuConfig with this for its mpsConfig.
+func mps(config string) string { return gpu(`{"strategy":"MPS","mpsConfig":` + config + `}`) }
+
+func channel(rest string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"ComputeDomainChannelConfig"` + rest + `}`
+}
+
+func daemon(rest string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"ComputeDomainDaemonConfig"` + rest + `}`
+}
+
+const domain = `,"domainID":"0f1c5d5e-9a5b-4f6e-8c39-5b2d6b0f8a11"`
+
+// wrong are configurations that must be refused, each with what the refusal has to say: the field, the value or what is allowed.
+var wrong = []struct {
+	name, driver, raw string
+	want              []string
+}{
+	// What is not a configuration at all.
+	{"nothing", GPUDriver, ``, []string{"not a JSON object"}},
+	{"null", GPUDriver, `null`, []string{"apiVersion", `"resource.nvidia.com/v1beta1"`}},
+	{"an empty object", GPUDriver, `{}`, []string{"apiVersion", `""`, `"resource.nvidia.com/v1beta1"`}},
+	{"a list", GPUDriver, `[]`, []string{"not a JSON object"}},
+	{"a string", GPUDriver, `"GpuConfig"`, []string{"not a JSON object"}},
+	{"a number", GPUDriver, `7`, []string{"not a JSON object"}},
+	{"half an object", GPUDriver, `{"apiVersion":`, []string{"not a JSON object"}},
+	{"two objects", GPUDriver, gpu(`{"strategy":"MPS"}`) + `{}`, []string{"after top-level value"}},
+	{"YAML", GPUDriver, "kind: GpuConfig", []string{"not a JSON object"}},
+	{"text that is not UTF-8", GPUDriver, gpu("{\"strategy\":\"\xff\xfe\"}"), []string{"not UTF-8"}},
+	{"more than 10 KiB", GPUDriver, gpu(`{"strategy":"` + strings.Repeat("x", 11<<10) + `"}`), []string{"bytes", "10240"}},
+	{"a thousand nested lists", GPUDriver, gpu(strings.Repeat("[", 1000) + strings.Repeat("]", 1000)), []string{"sharing"}},
+
+	// Kinds and versions.
+	{"no kind", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1"}`, []string{"kind", "GpuConfig", "MigDeviceConfig"}},
+	{"an unknown kind", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"TpuConfig"}`, []string{"kind", `"TpuConfig"`, "GpuConfig"}},
+	{"a kind in lower case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"gpuconfig"}`, []string{`"gpuconfig"`, "GpuConfig"}},
+	{"an unknown version", GPUDriver, `{"apiVersion":"resource.nvidia.com/v9","kind":"GpuConfig"}`, []string{`"resource.nvidia.com/v9"`, "v1beta1"}},
+	{"another group", GPUDriver, `{"apiVersion":"gpu.example.com/v1beta1","kind":"GpuConfig"}`, []string{"gpu.example.com", "resource.nvidia.com/v1beta1"}},
+	{"a version without a group", GPUDriver, `{"apiVersion":"v1beta1","kind":"GpuConfig"}`, []string{`"v1beta1"`}},
+	{"a kind that is a number", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`, []string{"kind"}},
+	{"a channel for a GPU", GPUDriver, channel(domain), []string{"ComputeDomainChannelConfig", "GpuConfig and MigDeviceConfig"}},
+	{"a daemon for a GPU", GPUDriver, daemon(domain), []string{"ComputeDomainDaemonConfig", "GpuConfig and MigDeviceConfig"}},
+	{"a GPU for a channel", ComputeDomainDriver, gpu(`{"strategy":"MPS"}`), []string{"GpuConfig", "ComputeDomainChannelConfig"}},
+	{"passthrough", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, []string{"virtual machine", "GpuConfig"}},
+	{"anything for RDMA", RDMADriver, gpu(`{"strategy":"MPS"}`), []string{"takes no configuration"}},
+
+	// Fields that do not exist, or not like that.
+	{"an unknown field", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","share":{}}`, []string{`unknown field "share"`}},
+	{"an unknown field within", GPUDriver, gpu(`{"strategy":"MPS","mpsconfig":{}}`), []string{`unknown field "sharing.mpsconfig"`}},
+	{"a field in another case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","Sharing":{"strategy":"MPS"}}`, []string{`"Sharing"`}},
+	{"a field twice", GPUDriver, gpu(`{"strategy":"MPS","strategy":"TimeSlicing"}`), []string{"duplicate field", "strategy"}},
+	{"metadata", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","metadata":{"name":"x"}}`, []string{`unknown field "metadata"`}},
+	{"sharing that is a word", GPUDriver, gpu(`"MPS"`), []string{"sharing"}},
+	{"sharing that is a list", GPUDriver, gpu(`[{"strategy":"MPS"}]`), []string{"sharing"}},
+	{"MIG devices with an interval", GPUDriver, mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), []string{`unknown field "sharing.timeSlicingConfig"`}},
+
+	// Strategies.
+	{"sharing without a strategy", GPUDriver, gpu(`{}`), []string{"sharing.strategy", "TimeSlicing and MPS"}},
+	{"an empty strategy", GPUDriver, gpu(`{"strategy":""}`), []string{"sharing.strategy", "TimeSlicing and MPS"}},
+	{"an unknown strategy", GPUDriver, gpu(`{"strategy":"Magic"}`), []string{"sharing.strategy", `"Magic"`, "TimeSlicing", "MPS"}},
+	{"a strategy in lower case", GPUDriver, gpu(`{"strategy":"mps"}`), []string{`"mps"`, "MPS"}},
+	{"a strategy that is a number", GPUDriver, gpu(`{"strategy":1}`), []string{"strategy"}},
+	{"a MIG device's unknown strategy", GPUDriver, mig(`{"strategy":"None"}`), []string{"sharing.strategy", `"None"`}},
+	{"a MIG device's sharing without a strategy", GPUDriver, mig(`{}`), []string{"sharing.strategy"}},
+	{"MPS with time slices", GPUDriver, gpu(`{"strategy":"MPS","timeSlicingConfig":{"interval":"Long"}}`), []string{"sharing.timeSlicingConfig", "TimeSlicing"}},
+	{"time slices with MPS", GPUDriver, gpu(`{"strategy":"TimeSlicing","mpsConfig":{"defaultActiveThreadPercentage":10}}`), []string{"sharing.mpsConfig", "MPS"}},
+	{"a MIG device's time slices with MPS", GPUDriver, mig(`{"strategy":"TimeSlicing","mpsConfig":{}}`), []string{"sharing.mpsConfig", "MPS"}},
+
+	// Time slices.
+	{"an unknown interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Eternal"}}`), []string{"sharing.timeSlicingConfig.interval", `"Eternal"`, "Short"}},
+	{"an empty interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":""}}`), []string{"sharing.timeSlicingConfig.interval", "Default"}},
+	{"an interval in milliseconds", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":30}}`), []string{"interval"}},
+	{"time slices that are a word", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":"Long"}`), []string{"timeSlicingConfig"}},
+
+	// MPS.
+	{"more than all threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":101}`), []string{"defaultActiveThreadPercentage", "101", "between 0 and 100"}},
+	{"fewer than no threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":-1}`), []string{"defaultActiveThreadPercentage", "-1", "between 0 and 100"}},
+	{"half a percent", GPUDriver, mps(`{"defaultActiveThreadPercentage":0.5}`), []string{"defaultActiveThreadPercentage"}},
+	{"threads in words", GPUDriver, mps(`{"defaultActiveThreadPercentage":"50"}`), []string{"defaultActiveThreadPercentage"}},
+	{"threads beyond any number", GPUDriver, mps(`{"defaultActiveThreadPercentage":99999999999999999999}`), []string{"defaultActiveThreadPercentage"}},
+	{"a negative memory limit", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"-1Gi"}`), []string{"defaultPinnedDeviceMemoryLimit", "-1Gi", "1Mi"}},
+	{"no memory", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"0"}`), []string{"defaultPinnedDeviceMemoryLimit", "1Mi"}},
+	{"a byte of memory", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"1"}`), []string{"defaultPinnedDeviceMemoryLimit", "1Mi"}},
+	{"memory that is no quantity", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"lots"}`), []string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "lots", "10Gi"}},
+	{"memory that is an object", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":{}}`), []string{"sharing.mpsConfig", "defaultPinnedDeviceMemoryLimit"}},
+	{"a limit for a negative index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"-1":"1Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[-1]", "index"}},
+	{"a limit for a device by name", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"gpu-0":"1Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[gpu-0]", "UUID"}},
+	{"a limit for half a UUID", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"GPU-4404041a":"1Gi"}}`), []string{"GPU-4404041a", "UUID"}},
+	{"an index twice in two spellings", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","00":"2Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[00]"}},
+	{"an index twice", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}}`), []string{"duplicate field"}},
+	{"an index with a sign", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"+1":"1Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[+1]"}},
+	{"a negative limit for an index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"-5Mi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "1Mi"}},
+	{"limits that are a list", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":["1Gi"]}`), []string{"defaultPerDevicePinnedMemoryLimit"}},
+	{"MPS that is a word", GPUDriver, mps(`"yes"`), []string{"mpsConfig"}},
+	{"a MIG device's threads", GPUDriver, mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":500}}`), []string{"defaultActiveThreadPercentage", "500"}},
+
+	// Compute domains.
+	{"a channel of no domain", ComputeDomainDriver, channel(``), []string{"domainID", "Required"}},
+	{"a channel of an empty domain", ComputeDomainDriver, channel(`,"domainID":""`), []string{"domainID", "Required"}},
+	{"a channel of a domain by name", ComputeDomainDriver, channel(`,"domainID":"my-domain"`), []string{"domainID", `"my-domain"`, "UID"}},
+	{"a domain that leaves its directory", ComputeDomainDriver, daemon(`,"domainID":"../../etc"`), []string{"domainID", "UID"}},
+	{"an unknown allocation mode", ComputeDomainDriver, channel(domain + `,"allocationMode":"Some"`), []string{"allocationMode", `"Some"`, "Single", "All"}},
+	{"a daemon with an allocation mode", ComputeDomainDriver, daemon(domain + `,"allocationMode":"All"`), []string{`unknown field "allocationMode"`}},
+	{"a domain that is a number", ComputeDomainDriver, channel(`,"domainID":7`), []string{"domainID"}},
+}
+
+func TestAWrongConfigurationIsRefusedByFieldAndValue(t *testing.T) {
+	if len(wrong) < 60 {
+		t.Errorf("%d cases", len(wrong))
+	}
+	for _, c := range wrong {
+		t.Run(c.name, func(t *testing.T) {
+			config, err := Decode(c.driver, []byte(c.raw))
+			if err == nil {
+				t.Fatalf("accepted as %+v", config)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the refusal %q does not say %q", err, want)
+				}
+			}
+			if len(err.Error()) > 800 {
+				t.Errorf("the refusal has %d bytes", len(err.Error()))
+			}
+		})
+	}
+}
+
+// right are configurations as existing manifests write them.
+var right = map[string]string{
+	"nothing said":                 gpu(`null`),
+	"no sharing":                   `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`,
+	"time slices":                  gpu(`{"strategy":"TimeSlicing"}`),
+	"time slices with nothing":     gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`),
+	"time slices with null":        gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":null}`),
+	"time slices with null inside": gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":null}}`),
+	"long time slices":             gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
+	"MPS":                          gpu(`{"strategy":"MPS"}`),
+	"MPS with null":                gpu(`{"strategy":"MPS","mpsConfig":null}`),
+	"MPS with everything":          mps(`{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c":"6Gi"}}`),
+	"MPS with all threads":         mps(`{"defaultActiveThreadPercentage":100}`),
+	"a MIG device":                 mig(`null`),
+	"a MIG device with MPS":        mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10}}`),
+}
+
+func TestAConfigurationOfExistingManifestsIsAccepted(t *testing.T) {
+	for name, raw := range right {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Decode(GPUDriver, []byte(raw)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func claim(configs ...resourceapi.DeviceClaimConfiguration) *resourceapi.ResourceClaimSpec {
+	return &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Config: configs}}
+}
+
+func config(driver, raw string, requests ...string) resourceapi.DeviceClaimConfiguration {
+	return resourceapi.DeviceClaimConfiguration{Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(raw)}},
+	}}
+}
+
+func TestAClaimsConfigurationsMustNotContradictEachOther(t *testing.T) {
+	long, short := gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`)
+	for name, c := range map[string]struct {
+		spec *resourceapi.ResourceClaimSpec
+		want string
+	}{
+		"two ways for every request":        {claim(config(GPUDriver, long), config(GPUDriver, short)), "config[1].opaque.parameters"},
+		"two ways for one request":          {claim(config(GPUDriver, long, "a"), config(GPUDriver, short, "b", "a")), "request a"},
+		"one way for all, another for one":  {claim(config(GPUDriver, long), config(GPUDriver, short, "b")), "request b"},
+		"a request and its subrequest":      {claim(config(GPUDriver, long, "a"), config(GPUDriver, short, "a/big")), "request a"},
+		"two ways for two requests":         {claim(config(GPUDriver, long, "a"), config(GPUDriver, short, "b")), ""},
+		"the same way twice":                {claim(config(GPUDriver, long), config(GPUDriver, long)), ""},
+		"GPUs one way, MIG devices another": {claim(config(GPUDriver, long), config(GPUDriver, mig(`{"strategy":"MPS"}`))), ""},
+		"another driver's configuration":    {claim(config("other.example.com", `{"anything":1}`)), ""},
+		"no opaque part":                    {claim(resourceapi.DeviceClaimConfiguration{}), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := Claim(c.spec, field.NewPath("spec"))
+			switch {
+			case c.want == "" && len(errs) > 0:
+				t.Error(errs.ToAggregate())
+			case c.want != "" && (len(errs) != 1 || !strings.Contains(errs[0].Error(), c.want)):
+				t.Errorf("got %v, want one error that says %s", errs, c.want)
+			}
+		})
+	}
+}
+
+func TestADeviceClassIsCheckedToo(t *testing.T) {
+	spec := &resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: config(GPUDriver, gpu(`{}`)).DeviceConfiguration}}}
+	errs := DeviceClass(spec, field.NewPath("spec"))
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "spec.config[0].opaque.parameters") || !strings.Contains(errs[0].Error(), "sharing.strategy") {
+		t.Errorf("got %v", errs)
+	}
+}
+
+// FuzzDecode holds that no configuration, however wrong, does more than be refused; and that what is accepted has all that a driver reads.
+func FuzzDecode(f *testing.F) {
+	for _, c := range wrong {
+		f.Add(c.driver, []byte(c.raw))
+	}
+	for _, raw := range right {
+		f.Add(GPUDriver, []byte(raw))
+	}
+	f.Fuzz(func(t *testing.T, driver string, raw []byte) {
+		config, err := Decode(driver, raw)
+		if (err == nil) == (config == nil) {
+			t.Fatalf("%v and %v", config, err)
+		}
+		if err != nil {
+			return
+		}
+		if errs := config.Validate(); len(errs) > 0 {
+			t.Fatalf("accepted, but not valid: %v", errs)
+		}
+	})
+}

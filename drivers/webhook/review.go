@@ -1,0 +1,77 @@
+// Package webhook is the role webhook: it refuses claims, claim templates, device classes and this project's own objects whose configuration no
+// node could act on, when they are written rather than when a pod waits for them. It asks the validators that the node plugins ask.
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/resource/validation"
+)
+
+// maxReason bounds a refusal: the API server hands it to the user as it is.
+const maxReason = 4 << 10
+
+// Reviewer answers admission reviews.
+type Reviewer struct{}
+
+var _ admission.Handler = Reviewer{}
+
+// Handle answers one review. What it does not know it lets pass.
+func (Reviewer) Handle(ctx context.Context, request admission.Request) admission.Response {
+	if request.Operation != admissionv1.Create && request.Operation != admissionv1.Update {
+		return admission.Allowed("")
+	}
+	errs, err := review(request.Kind.Group, request.Kind.Version, request.Kind.Kind, request.Object.Raw)
+	if err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if len(errs) == 0 {
+		return admission.Allowed("")
+	}
+	reason := errs.ToAggregate().Error()
+	if len(reason) > maxReason {
+		reason = reason[:maxReason] + "…"
+	}
+	klog.FromContext(ctx).Info("Refused", "kind", request.Kind.Kind, "namespace", request.Namespace, "name", request.Name, "user", request.UserInfo.Username, "reason", reason)
+	return admission.Denied(reason)
+}
+
+// review decodes an object and returns its mistakes; the error is for an object that cannot be decoded.
+func review(group, version, kind string, raw []byte) (field.ErrorList, error) {
+	spec := field.NewPath("spec")
+	switch group + "/" + version + "/" + kind {
+	case "resource.k8s.io/v1/ResourceClaim":
+		return decoded(raw, func(o *resourceapi.ResourceClaim) field.ErrorList { return validation.Claim(&o.Spec, spec) })
+	case "resource.k8s.io/v1/ResourceClaimTemplate":
+		return decoded(raw, func(o *resourceapi.ResourceClaimTemplate) field.ErrorList {
+			return validation.Claim(&o.Spec.Spec, spec.Child("spec"))
+		})
+	case "resource.k8s.io/v1/DeviceClass":
+		return decoded(raw, func(o *resourceapi.DeviceClass) field.ErrorList { return validation.DeviceClass(&o.Spec, spec) })
+	case "gpufabric.io/v1alpha1/RDMAPool":
+		return decoded(raw, func(o *v1alpha1.RDMAPool) field.ErrorList { return o.Spec.Validate(spec) })
+	case "gpufabric.io/v1alpha1/MIGLayout":
+		return decoded(raw, func(o *v1alpha1.MIGLayout) field.ErrorList { return o.Spec.Validate(spec) })
+	case "gpufabric.io/v1alpha1/VGPUProfile":
+		return decoded(raw, func(o *v1alpha1.VGPUProfile) field.ErrorList { return o.Spec.Validate(spec) })
+	default:
+		return nil, nil
+	}
+}
+
+func decoded[T any](raw []byte, validate func(*T) field.ErrorList) (field.ErrorList, error) {
+	object := new(T)
+	if err := json.Unmarshal(raw, object); err != nil {
+		return nil, err
+	}
+	return validate(object), nil
+}

@@ -1,0 +1,91 @@
+package webhook
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	logf "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/program/host"
+)
+
+// Path is where reviews are answered.
+const Path = "/validate"
+
+// Options are the role's flags.
+type Options struct {
+	// Address and Port are what it listens on; an empty address is every one.
+	Address string
+	Port    int
+	// CertDir holds tls.crt and tls.key; they are read again when they change.
+	CertDir string
+	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
+	MetricsAddress string
+	Verbosity      int
+}
+
+// Command is the subcommand webhook.
+//
+// A pod of this role needs no rights in the API, no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for
+// --port, and a ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and deviceclasses
+// (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may have several
+// replicas. failurePolicy Ignore is safe: the node plugins check everything again.
+func Command(h host.Host) *cobra.Command {
+	var o Options
+	cmd := &cobra.Command{
+		Use:   "webhook",
+		Short: "Refuse claims and configurations that no node could act on",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.Address, "address", "", "address to listen on; empty: every one")
+	flags.IntVar(&o.Port, "port", 9443, "port to listen on")
+	flags.StringVar(&o.CertDir, "cert-dir", "/etc/gpufabric/webhook", "directory with tls.crt and tls.key")
+	flags.StringVar(&o.MetricsAddress, "metrics-address", h.Env("METRICS_ADDRESS"), "host:port that serves /metrics and /healthz; empty: nowhere")
+	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	return cmd
+}
+
+// setLogger gives controller-runtime, which logs by a logger of the process, one for the first role that needs it.
+var setLogger = sync.OnceFunc(func() { logf.SetLogger(logr.FromSlogHandler(logr.ToSlogHandler(klog.Background()))) })
+
+// Run answers reviews until ctx ends.
+func Run(ctx context.Context, o Options) error {
+	setLogger()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	server := webhook.NewServer(webhook.Options{
+		Host: o.Address, Port: o.Port, CertDir: o.CertDir,
+		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS12 }},
+	})
+	server.Register(Path, &admission.Webhook{Handler: Reviewer{}, RecoverPanic: ptr(true)})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		healthy := func() error { return server.StartedChecker()(nil) }
+		if err := metrics.Serve(ctx, o.MetricsAddress, prometheus.NewRegistry(), healthy); err != nil {
+			cancel(err)
+		}
+	})
+	if err := server.Start(ctx); err != nil {
+		cancel(err)
+		return fmt.Errorf("webhook on port %d with the certificate in %s: %w", o.Port, o.CertDir, err)
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+func ptr[T any](v T) *T { return &v }

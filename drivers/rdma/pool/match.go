@@ -20,16 +20,16 @@ func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 		return ""
 	}
 	if vendor := fmt.Sprintf("%04x", f.Vendor); !allows(s.Vendors, vendor) {
-		return refusal("selectors.vendors", "its vendor", []string{vendor}, s.Vendors)
+		return refusal("selectors.vendors", "vendor", []string{vendor}, s.Vendors)
 	}
 	if device := fmt.Sprintf("%04x", f.Device); !allows(s.DeviceIDs, device) {
-		return refusal("selectors.deviceIDs", "its device ID", []string{device}, s.DeviceIDs)
+		return refusal("selectors.deviceIDs", "device ID", []string{device}, s.DeviceIDs)
 	}
 	if len(s.Drivers) > 0 && !slices.Contains(s.Drivers, f.Driver) {
-		return refusal("selectors.drivers", "its driver", []string{f.Driver}, s.Drivers)
+		return refusal("selectors.drivers", "driver", []string{f.Driver}, s.Drivers)
 	}
 	if len(s.PCIAddresses) > 0 && !slices.ContainsFunc(s.PCIAddresses, func(a string) bool { return sameAddress(a, string(f.Address)) }) {
-		return refusal("selectors.pciAddresses", "its address", []string{string(f.Address)}, s.PCIAddresses)
+		return refusal("selectors.pciAddresses", "address", []string{string(f.Address)}, s.PCIAddresses)
 	}
 	if len(s.NUMANodes) > 0 && !slices.Contains(s.NUMANodes, int32(f.NUMANode)) {
 		return fmt.Sprintf("selectors.numaNodes: its NUMA node %d is not among %v", f.NUMANode, s.NUMANodes)
@@ -81,17 +81,17 @@ func matchPort(s *v1alpha1.RDMASelectors, h *inventory.HCA, p *infiniband.Port) 
 			names[i] = net.Name
 		}
 		if !slices.ContainsFunc(names, func(name string) bool { return slices.Contains(s.IfNames, name) }) {
-			return refusal("selectors.ifNames", "its interfaces", names, s.IfNames)
+			return refusal("selectors.ifNames", "interface", names, s.IfNames)
 		}
 	}
 	if len(s.LinkTypes) > 0 {
 		types := linkTypes(p)
 		if !slices.ContainsFunc(types, func(t string) bool { return slices.Contains(s.LinkTypes, t) }) {
-			return refusal("selectors.linkTypes", "its link type", types, s.LinkTypes)
+			return refusal("selectors.linkTypes", "link type", types, s.LinkTypes)
 		}
 	}
 	if len(s.LinkLayers) > 0 && !slices.Contains(s.LinkLayers, string(p.LinkLayer)) {
-		return refusal("selectors.linkLayers", "its link layer", []string{string(p.LinkLayer)}, s.LinkLayers)
+		return refusal("selectors.linkLayers", "link layer", []string{string(p.LinkLayer)}, s.LinkLayers)
 	}
 	if p.Rate < float64(s.MinRateGbps) {
 		return fmt.Sprintf("selectors.minRateGbps: its rate of %g Gb/s is less than %d", p.Rate, s.MinRateGbps)
@@ -115,7 +115,7 @@ func matchPKeys(wanted []string, keys []uint16, p *infiniband.Port) string {
 			}
 		}
 	}
-	return refusal("selectors.pKeys", "its partition keys", have, wanted)
+	return refusal("selectors.pKeys", "partition key", have, wanted)
 }
 
 // linkTypes are the types of the port's interfaces as the ip command names them; a port without one goes by its link layer.
@@ -155,9 +155,9 @@ func sameAddress(a, b string) bool {
 func refusal(selector, what string, have, wanted []string) string {
 	switch {
 	case len(have) == 0 || len(have) == 1 && have[0] == "":
-		return fmt.Sprintf("%s: it has none, and %v is wanted", selector, wanted)
+		return fmt.Sprintf("%s: it has no %s, and %v is wanted", selector, what, wanted)
 	case len(have) == 1:
-		return fmt.Sprintf("%s: %s %s is not among %v", selector, what, have[0], wanted)
+		return fmt.Sprintf("%s: its %s %s is not among %v", selector, what, have[0], wanted)
 	}
-	return fmt.Sprintf("%s: none of %s %v is among %v", selector, what, have, wanted)
+	return fmt.Sprintf("%s: none of its %ss %v is among %v", selector, what, have, wanted)
 }

@@ -164,7 +164,7 @@ func matchDevices(names []string, h *inventory.HCA) ([]int, string) {
 		}
 	}
 	if len(ports) == 0 {
-		return nil, refusal("devices", "its interfaces", h.Nets(), names)
+		return nil, refusal("devices", "interface", h.Nets(), names)
 	}
 	return ports, ""
 }

@@ -8,6 +8,7 @@ import (
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
 	"gpufabric.io/drivers/webhook"
@@ -23,5 +24,6 @@ func roles() []func(host.Host) *cobra.Command {
 		rdma.Command,
 		vgpu.Command,
 		webhook.Command,
+		explain.Command,
 	}
 }

@@ -53,3 +53,6 @@ func read(sysfs infiniband.FS, p Port) string {
 	}
 	return ""
 }
+
+// Read looks once at a port in the sysfs tree at root and says why it cannot carry traffic; empty: it can. Nothing bounds the read.
+func Read(root string, p Port) string { return read(infiniband.NewFS(root), p) }

@@ -1,0 +1,91 @@
+package explain_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/rdma/explain"
+)
+
+// run runs the command on a node of one InfiniBand HCA with a dead port, one RoCE HCA and a network card without RDMA.
+func run(t *testing.T, config string, args ...string) (string, error) {
+	t.Helper()
+	tree := sysfstest.New(t)
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}, Nets: []string{"ibp3s0"}, State: "1: DOWN", PhysState: "2: Polling"})
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0", Device: "0x101d"}, Ethernet: true, Nets: []string{"ens2f0"}})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:10/0000:10:00.0", Address: "0000:11:00.0", Vendor: "0x8086", Device: "0x1572", Driver: "i40e"})
+	file := filepath.Join(t.TempDir(), "config.json")
+	if config != "" {
+		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	command := explain.Command(host.Host{Stdout: &out})
+	command.SilenceUsage, command.SilenceErrors = true, true
+	command.SetArgs(append([]string{"rdma", "--sysfs-root", tree.Sys, "--config", file}, args...))
+	err := command.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+const two = `{"configList": [
+	{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000, "selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"], "ifNames": ["ibp3s0"]}},
+	{"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`
+
+func TestEveryDeviceIsExplained(t *testing.T) {
+	got, err := run(t, two)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `
+DEVICE        PCI           PORTS                                                                                            POOL                       ANSWER
+mlx5_0        0000:3b:00.0  1: InfiniBand 400 Gb/s [ibp3s0] (the port's state is DOWN (physical state Polling))              rdma/hca_shared_devices_a  taken
+                                                                                                                             rdma/roce                  refused by selectors.linkTypes: its link type infiniband is not among [ether]
+mlx5_1        0000:5e:00.0  1: Ethernet 400 Gb/s [ens2f0]                                                                    rdma/hca_shared_devices_a  refused by selectors.deviceIDs: its device ID 101d is not among [1021]
+                                                                                                                             rdma/roce                  taken
+0000:11:00.0  0000:11:00.0  -                                                                                                -                          skipped: no RDMA device: the driver i40e made none (is its RDMA module loaded, such as mlx5_ib?)
+`
+	squeeze := func(s string) []string {
+		var lines []string
+		for _, line := range strings.Split(strings.TrimSpace(s), "\n") {
+			lines = append(lines, strings.Join(strings.Fields(line), " "))
+		}
+		return lines
+	}
+	if diff := cmp.Diff(squeeze(want), squeeze(got)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestExplainWritesJSON(t *testing.T) {
+	out, err := run(t, two, "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []explain.Device
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 3 || got[0].Pools[0] != "rdma/hca_shared_devices_a" || got[0].Ports[0].Trouble == "" || got[1].Ports[0].Trouble != "" || got[2].Skipped == "" {
+		t.Errorf("got %s", out)
+	}
+}
+
+func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
+	out, err := run(t, "")
+	if err != nil || !strings.Contains(out, "has no pools") || !strings.Contains(out, "mlx5_1") {
+		t.Errorf("without a file: %v\n%s", err, out)
+	}
+	_, err = run(t, `{"configList": [{"resourceName": "a b"}]}`)
+	if err == nil || !strings.Contains(err.Error(), "configList[0].resourceName") || !strings.Contains(err.Error(), "configList[0].selectors") {
+		t.Errorf("with two mistakes: %v", err)
+	}
+}

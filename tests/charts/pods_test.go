@@ -113,14 +113,14 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
 		"gpufabric on fake hardware":        nil,
 		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
-		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin"},
+		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-vgpu-plugin"},
 		"fake-hardware as it comes":         {"fake-hardware"},
 	}
 	for _, rendering := range renderings(t) {
 		t.Run(rendering.name, func(t *testing.T) {
 			var got []string
 			for name, pod := range pods(t, rendering.objects) {
-				if pod.Spec.HostNetwork || pod.Spec.HostPID || pod.Spec.HostIPC {
+				if pod.Spec.HostPID || pod.Spec.HostIPC || pod.Spec.HostNetwork && name != "gpufabric-rdma-plugin" {
 					t.Errorf("%s shares a namespace of the host", name)
 				}
 				for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {

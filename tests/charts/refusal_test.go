@@ -25,6 +25,15 @@ func daemonSet(space, name, image string, labels map[string]any) unstructured.Un
 	return object
 }
 
+// pluginOf is a DaemonSet in a namespace that a release of ours made.
+func pluginOf(release, releaseNamespace, space string) unstructured.Unstructured {
+	object := daemonSet(space, "gpufabric-rdma-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
+		"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "rdma-plugin",
+	})
+	object.SetAnnotations(map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": releaseNamespace})
+	return object
+}
+
 func crd(labels, annotations map[string]any) unstructured.Unstructured {
 	return existing("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "computedomains.resource.nvidia.com", labels, annotations)
 }
@@ -75,12 +84,12 @@ func TestTheChartRefusesWhatWouldClash(t *testing.T) {
 		{"Volcano's vGPU plugin, with slices on", everything(), Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "volcano-device-plugin", "docker.io/projecthami/volcano-vgpu-device-plugin:v1.11.0", nil)}}, []string{"volcano-device-plugin"}},
 		{"another release of ours", nil, Cluster{Release: "second", Objects: []unstructured.Unstructured{
-			daemonSet(namespace, "gpufabric-compute-domain-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
-				"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/instance": "gpufabric", "app.kubernetes.io/component": "compute-domain-plugin"})}},
-			[]string{`installed already, as release "gpufabric" in namespace "gpufabric-system"`}},
-		{"this release, on upgrade, is fine", nil, Cluster{Objects: []unstructured.Unstructured{
-			daemonSet(namespace, "gpufabric-compute-domain-plugin", "ghcr.io/gpufabric/gpufabric:0.1.0", map[string]any{
-				"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/instance": "gpufabric", "app.kubernetes.io/component": "compute-domain-plugin"})}}, nil},
+			pluginOf("gpufabric", namespace, namespace)}}, []string{`installed already, as release "gpufabric" in namespace "gpufabric-system"`}},
+		{"a release of the same name elsewhere", nil, Cluster{Objects: []unstructured.Unstructured{
+			pluginOf("gpufabric", "elsewhere", "elsewhere")}}, []string{`installed already, as release "gpufabric" in namespace "elsewhere"`}},
+		{"this release, on upgrade, is fine", nil, Cluster{Objects: []unstructured.Unstructured{pluginOf("gpufabric", namespace, namespace)}}, nil},
+		{"a plugin of this release in a namespace of its own is fine", nil, Cluster{Objects: []unstructured.Unstructured{
+			pluginOf("gpufabric", namespace, "kube-system")}}, nil},
 		{"a daemon of a compute domain is no other release", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet(namespace, "computedomain-daemon-x", "ghcr.io/gpufabric/gpufabric:0.1.0", ours)}}, nil},
 		{"a DaemonSet of somebody else is fine", nil, Cluster{Objects: []unstructured.Unstructured{

@@ -20,11 +20,12 @@
 {{- define "gpufabric.check.installed" -}}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
 {{- $labels := .metadata.labels | default dict }}
-{{- if eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric" }}
-{{- $owner := dig "app.kubernetes.io/instance" "" $labels }}
-{{- $component := dig "app.kubernetes.io/component" "" $labels }}
-{{- if and (hasSuffix "-plugin" $component) (or (ne $owner $.Release.Name) (ne .metadata.namespace $.Release.Namespace)) }}
-{{- fail (printf "gpufabric is installed already, as release %q in namespace %q, and its drivers and CRDs serve the whole cluster: upgrade that release, or uninstall it first" $owner .metadata.namespace) }}
+{{- $annotations := .metadata.annotations | default dict }}
+{{- if and (eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric") (hasSuffix "-plugin" (dig "app.kubernetes.io/component" "" $labels)) }}
+{{- $name := dig "meta.helm.sh/release-name" "" $annotations }}
+{{- $namespace := dig "meta.helm.sh/release-namespace" "" $annotations }}
+{{- if or (ne $name $.Release.Name) (ne $namespace $.Release.Namespace) }}
+{{- fail (printf "gpufabric is installed already, as release %q in namespace %q, and its drivers and CRDs serve the whole cluster: upgrade that release, or uninstall it first" $name $namespace) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -79,7 +80,18 @@
 {{- if .Values.gpus.enabled }}
 {{- $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}
 {{- end }}
+{{- if .Values.rdma.enabled }}
+{{- $names = append $names "rdma.gpufabric.io" }}
+{{- range .Values.rdma.extendedResources }}
+{{- $names = append $names (include "gpufabric.rdmaClass" .) }}
+{{- end }}
+{{- end }}
 {{- $names | toJson }}
+{{- end }}
+
+{{/* Name of the DeviceClass of an extended resource: rdma/hca_shared_devices_a is rdma-hca-shared-devices-a.rdma.gpufabric.io. */}}
+{{- define "gpufabric.rdmaClass" -}}
+{{ regexReplaceAll "[^a-z0-9]+" (lower .) "-" }}.rdma.gpufabric.io
 {{- end }}
 
 {{/* Name prefixes and image names of DaemonSets that hand out the same devices. */}}

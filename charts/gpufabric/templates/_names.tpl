@@ -19,7 +19,16 @@ app.kubernetes.io/component: {{ .role }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{/*
+Namespace of a role. The RDMA and vGPU plugins can stand where existing ConfigMaps of theirs do, since a pod reads ConfigMaps of
+its own namespace only. Called with (dict "root" $ "role" "controller").
+*/}}
+{{- define "gpufabric.namespaceOf" -}}
+{{- $own := dict "rdma-plugin" .root.Values.rdma.namespace "vgpu-plugin" .root.Values.vgpu.namespace }}
+{{- get $own .role | default .root.Release.Namespace }}
+{{- end }}
+
 {{/* Username of a role's service account, as the API server sees it. */}}
 {{- define "gpufabric.username" -}}
-system:serviceaccount:{{ .root.Release.Namespace }}:gpufabric-{{ .role }}
+system:serviceaccount:{{ include "gpufabric.namespaceOf" . }}:gpufabric-{{ .role }}
 {{- end }}

@@ -1,21 +1,30 @@
 {{/*
 A node plugin's DaemonSet. Called with a dict:
-  root     the template's $
-  role     the subcommand, such as compute-domain-plugin
-  values   the values of this plugin
-  kubelet  directories under the kubelet's root through which the two speak; a plugin sees no other plugin's sockets
-  args     further flags
-  files    name of a ConfigMap of the release, mounted on /etc/gpufabric; "" for none
+  root         the template's $
+  role         the subcommand, such as compute-domain-plugin
+  values       the values of this plugin
+  privileged   whether it needs what only a privileged container has
+  hostNetwork  whether it runs in the node's network namespace
+  port         of /metrics and /healthz
+  kubelet      directories under the kubelet's root through which the two speak; a plugin sees no other plugin's sockets
+  shared       further directories of the node that are made where they are missing, at the same path in the pod
+  configMaps   ConfigMaps of its namespace as a list of {name, path}; one that is missing is waited for by none
+  args         further flags
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
 {{- $hardware := include "gpufabric.hardwareMounts" .root | fromJsonArray }}
+{{- $own := list $values.cdi.root (printf "%s/%s" $values.stateDir .role) }}
+{{- range .kubelet }}
+{{- $own = append $own (printf "%s/%s" $values.kubelet.root .) }}
+{{- end }}
+{{- $own = concat $own .shared }}
 ---
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
   name: gpufabric-{{ .role }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ include "gpufabric.namespaceOf" . }}
   labels:
     {{- include "gpufabric.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
@@ -40,6 +49,11 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       priorityClassName: {{ $values.nodePlugins.priorityClassName }}
+      {{- if .hostNetwork }}
+      # The kernel tells of links in the namespace that asks.
+      hostNetwork: true
+      dnsPolicy: ClusterFirstWithHostNet
+      {{- end }}
       {{- with $values.nodePlugins.nodeSelector }}
       nodeSelector:
         {{- toYaml . | nindent 8 }}
@@ -63,7 +77,7 @@ spec:
             - --kubelet-root={{ $values.kubelet.root }}
             - --cdi-root={{ $values.cdi.root }}
             - --state-dir={{ $values.stateDir }}/{{ .role }}
-            - --metrics-address=:{{ $values.metrics.port }}
+            - --metrics-address=:{{ .port }}
             - --v={{ $values.log.verbosity }}
             {{- range .args }}
             - {{ . | quote }}
@@ -79,7 +93,7 @@ spec:
                   fieldPath: metadata.namespace
           ports:
             - name: metrics
-              containerPort: {{ $values.metrics.port }}
+              containerPort: {{ .port }}
           livenessProbe:
             httpGet:
               path: /healthz
@@ -93,7 +107,7 @@ spec:
             runAsUser: 0
             runAsGroup: 0
             readOnlyRootFilesystem: true
-            {{- if $values.hardware.privileged }}
+            {{- if and .privileged $values.hardware.privileged }}
             # NVML opens /dev/nvidiactl and /dev/nvidia<n>, which the device cgroup denies to any other container.
             privileged: true
             {{- else }}
@@ -105,14 +119,10 @@ spec:
               type: RuntimeDefault
             {{- end }}
           volumeMounts:
-            {{- range $i, $_ := .kubelet }}
-            - name: kubelet-{{ $i }}
-              mountPath: {{ $values.kubelet.root }}/{{ . }}
+            {{- range $i, $path := $own }}
+            - name: own-{{ $i }}
+              mountPath: {{ $path }}
             {{- end }}
-            - name: cdi
-              mountPath: {{ $values.cdi.root }}
-            - name: state
-              mountPath: {{ $values.stateDir }}/{{ .role }}
             {{- range $i, $mount := $hardware }}
             - name: hardware-{{ $i }}
               mountPath: {{ $mount.inside }}
@@ -120,26 +130,18 @@ spec:
               # What is mounted on the node later (a driver container's root) has to show up here.
               mountPropagation: HostToContainer
             {{- end }}
-            {{- with .files }}
-            - name: files
-              mountPath: /etc/gpufabric
+            {{- range $i, $map := .configMaps }}
+            - name: configuration-{{ $i }}
+              mountPath: {{ $map.path }}
               readOnly: true
             {{- end }}
       volumes:
-        {{- range $i, $_ := .kubelet }}
-        - name: kubelet-{{ $i }}
+        {{- range $i, $path := $own }}
+        - name: own-{{ $i }}
           hostPath:
-            path: {{ $values.kubelet.root }}/{{ . }}
+            path: {{ $path }}
             type: DirectoryOrCreate
         {{- end }}
-        - name: cdi
-          hostPath:
-            path: {{ $values.cdi.root }}
-            type: DirectoryOrCreate
-        - name: state
-          hostPath:
-            path: {{ $values.stateDir }}/{{ .role }}
-            type: DirectoryOrCreate
         {{- range $i, $mount := $hardware }}
         - name: hardware-{{ $i }}
           hostPath:
@@ -149,9 +151,10 @@ spec:
             type: DirectoryOrCreate
             {{- end }}
         {{- end }}
-        {{- with .files }}
-        - name: files
+        {{- range $i, $map := .configMaps }}
+        - name: configuration-{{ $i }}
           configMap:
-            name: {{ . }}
+            name: {{ $map.name }}
+            optional: true
         {{- end }}
 {{- end }}

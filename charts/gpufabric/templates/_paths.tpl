@@ -48,3 +48,13 @@ another one of the list is left out: it is there already.
 - --dev-root={{ .Values.hardware.devRoot }}
 - --proc-devices={{ .Values.hardware.procDevices }}
 {{- end }}
+
+{{/* The flag that tells where the container runtime finds the driver, where that is not where the pod finds it; else empty. */}}
+{{- define "gpufabric.hostDriverRootFlag" -}}
+{{- if ne (include "gpufabric.driverRoot" .) .Values.hardware.driverRoot }}--host-driver-root={{ .Values.hardware.driverRoot }}{{ end }}
+{{- end }}
+
+{{/* Directory through which the vGPU plugin asks the GPU plugin for GPUs. */}}
+{{- define "gpufabric.handoverDir" -}}
+{{ .Values.stateDir }}/handover
+{{- end }}

@@ -1,5 +1,5 @@
 {{/* Node roles that publish slices: role to its driver and the ending of its pool's name. */}}
-{{- define "gpufabric.nodeRoles" -}}
+{{- define "gpufabric.sliceRoles" -}}
 {{- $roles := dict }}
 {{- if .Values.computeDomains.enabled }}
 {{- $_ := set $roles "compute-domain-plugin" (dict "driver" "compute-domain.nvidia.com" "pool" "-compute-domain") }}
@@ -28,25 +28,74 @@
   reason: Forbidden
 {{- end }}
 
-{{/* Label maps of the Node object before and after. */}}
-{{- define "gpufabric.policy.labels" -}}
-- name: before
-  expression: "oldObject.metadata.?labels.orValue({})"
-- name: after
-  expression: "object.metadata.?labels.orValue({})"
+{{- define "gpufabric.policy.ownNode" -}}
+- expression: "object.metadata.name == variables.node"
+  messageExpression: "'a plugin on node ' + variables.node + ' may change that node only, not ' + object.metadata.name"
+  reason: Forbidden
 {{- end }}
 
-{{/* Nothing of a Node but some of its metadata's labels may change. Called with (dict "who" WORDS "keys" LIST). */}}
-{{- define "gpufabric.policy.onlyLabels" -}}
+{{/* Labels and annotations before and after. */}}
+{{- define "gpufabric.policy.metadata" -}}
+- name: labelsBefore
+  expression: "oldObject.metadata.?labels.orValue({})"
+- name: labels
+  expression: "object.metadata.?labels.orValue({})"
+- name: annotationsBefore
+  expression: "oldObject.metadata.?annotations.orValue({})"
+- name: annotations
+  expression: "object.metadata.?annotations.orValue({})"
+{{- end }}
+
+{{/*
+Nothing of an object but some labels and annotations may change. (Its status cannot: that is a subresource, to which RBAC gives no right.)
+Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST).
+*/}}
+{{- define "gpufabric.policy.only" -}}
+{{- $rule := . }}
+{{- range $kind := list "labels" "annotations" }}
+{{- $keys := get $rule $kind }}
 - expression: >-
-    variables.after.all(key, key in {{ .keys | toJson }} || (key in variables.before && variables.before[key] == variables.after[key])) &&
-    variables.before.all(key, key in {{ .keys | toJson }} || key in variables.after)
-  message: {{ .who }} may change no label of a node but {{ join " and " .keys }}
+    variables.{{ $kind }}.all(key, key in {{ $keys | toJson }} || (key in variables.{{ $kind }}Before && variables.{{ $kind }}Before[key] == variables.{{ $kind }}[key])) &&
+    variables.{{ $kind }}Before.all(key, key in {{ $keys | toJson }} || key in variables.{{ $kind }})
+  message: {{ $rule.who }} may change {{ if $keys }}no {{ $kind }} of {{ $rule.what }} but {{ join ", " $keys }}{{ else }}no {{ $kind }} of {{ $rule.what }}{{ end }}
   reason: Forbidden
-- expression: "object.metadata.?annotations.orValue({}) == oldObject.metadata.?annotations.orValue({}) && object.metadata.?finalizers == oldObject.metadata.?finalizers"
-  message: {{ .who }} may change neither annotations nor finalizers of a node
+{{- end }}
+- expression: "object.spec == oldObject.spec && object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences"
+  message: {{ .who }} may change neither the spec nor the finalizers nor the owners of {{ .what }}
   reason: Forbidden
-- expression: "object.spec == oldObject.spec && object.?status == oldObject.?status"
-  message: {{ .who }} may change neither the spec nor the status of a node
-  reason: Forbidden
+{{- end }}
+
+{{/* A policy's head and its binding. Called with (dict "root" $ "name" NAME). */}}
+{{- define "gpufabric.policy.head" }}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: gpufabric-{{ .name }}
+  labels:
+    {{- include "gpufabric.labels" .root | nindent 4 }}
+spec:
+  policyName: gpufabric-{{ .name }}
+  validationActions: [Deny]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: gpufabric-{{ .name }}
+  labels:
+    {{- include "gpufabric.labels" .root | nindent 4 }}
+{{- end }}
+
+{{/* Whom a policy speaks of, and where. Called with (dict "root" $ "users" LIST "group" "" "resource" "nodes" "operations" LIST). */}}
+{{- define "gpufabric.policy.match" -}}
+failurePolicy: Fail
+matchConstraints:
+  resourceRules:
+    - apiGroups: [{{ .group | quote }}]
+      apiVersions: ["*"]
+      operations: {{ .operations | toJson }}
+      resources: [{{ .resource }}]
+matchConditions:
+  - name: this-role-asks
+    expression: request.userInfo.username in {{ .users | toJson }}
 {{- end }}

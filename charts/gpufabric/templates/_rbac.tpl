@@ -14,7 +14,7 @@ roleRef:
 subjects:
   - kind: ServiceAccount
     name: gpufabric-{{ .role }}
-    namespace: {{ .root.Release.Namespace }}
+    namespace: {{ include "gpufabric.namespaceOf" . }}
 {{- end }}
 
 {{/* The same in the release's namespace. */}}

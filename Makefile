@@ -11,6 +11,9 @@ GO ?= go
 LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
 ARCH ?= $(shell $(GO) env GOARCH)
 
+# go-nvml binds deprecated NVML functions too, and gcc says so at length.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
 # need PROGRAM,REMEDY: one sentence where a prerequisite is missing.
 need = command -v $(1) >/dev/null 2>&1 || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
 

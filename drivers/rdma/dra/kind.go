@@ -13,6 +13,7 @@ import (
 
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/health"
 )
 
 // Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
@@ -87,6 +88,18 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 
 // Unprepare implements draplugin.Kind: nothing outlives the container.
 func (k *Kind) Unprepare(context.Context, claimstate.Record) error { return nil }
+
+// Ports returns the ports that a device stands for; nil: there is no such device.
+func (k *Kind) Ports(device string) []health.Key {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.ports[device]
+	var keys []health.Key
+	for _, number := range p.Ports {
+		keys = append(keys, health.Key{Device: p.HCA.Name, Port: number})
+	}
+	return keys
+}
 
 func (k *Kind) port(name string) (Port, error) {
 	k.mu.Lock()

@@ -19,6 +19,7 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/dra"
+	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/objects"
@@ -42,6 +43,7 @@ type plugin struct {
 	kubelet  *deviceplugin.Host
 	ports    *health.Watcher
 	kind     *dra.Kind
+	exporter *exporter.Exporter
 	layouts  *share.Store
 
 	file      *config.Config // the last good one
@@ -88,9 +90,10 @@ func Run(ctx context.Context, o Options) error {
 	p := &plugin{
 		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
-		kind: dra.NewKind(o.DevRoot), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
+		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
+		kind:     dra.NewKind(o.DevRoot), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 	}
-	p.registry.Registry.MustRegister(served.Collectors()...)
+	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
 	group.Go(func() error { return p.kubelet.Run(ctx) })

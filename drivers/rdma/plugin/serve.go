@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/offer"
@@ -35,6 +36,24 @@ func (p *plugin) apply(ctx context.Context) {
 	}
 	p.publish(ctx)
 	p.report()
+	p.export()
+}
+
+// export gives the metrics what is served now.
+func (p *plugin) export() {
+	offers := make(map[string]*offer.Offer, len(p.served))
+	for name, s := range p.served {
+		offers[name] = s.offer
+	}
+	p.exporter.Set(exporter.View{
+		Devices: p.devices, State: p.ports.State, Device: p.kind.Ports,
+		Unit: func(resource, id string) *inventory.HCA {
+			if o := offers[resource]; o != nil {
+				return o.Holding(id)
+			}
+			return nil
+		},
+	})
 }
 
 // serve makes the kubelet's resources those of the selection.

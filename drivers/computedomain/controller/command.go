@@ -138,6 +138,8 @@ func Run(ctx context.Context, config *rest.Config, s Settings) error {
 }
 
 func newManager(ctx context.Context, config *rest.Config, s Settings) (ctrl.Manager, error) {
+	// The library's caches log through a logger of the process, and complain where there is none.
+	ctrl.SetLogger(klog.FromContext(ctx))
 	config = rest.AddUserAgent(rest.CopyConfig(config), role)
 	config.QPS, config.Burst = queriesPerSecond, burst
 	scheme := runtime.NewScheme()

@@ -223,6 +223,9 @@ func (r *Reconciler) ensure(ctx context.Context, uid types.UID, want, found clie
 	case err == nil:
 		r.memory.made(uid, name, r.now())
 		return nil, nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		// The domain goes with its namespace, only a moment later.
+		return nil, nil
 	case !apierrors.IsAlreadyExists(err):
 		return nil, fmt.Errorf("create %s: %w", name, err)
 	}

@@ -31,6 +31,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},
+		{"data sources", testDataSources},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

@@ -182,5 +182,5 @@ func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
 }
 
 func (p *fabricProvider) DataSources(context.Context) []func() datasource.DataSource {
-	return nil
+	return []func() datasource.DataSource{newNodesDataSource, newDevicesDataSource, newTopologyDataSource, newCapacityDataSource}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"gpufabric.io/provider/internal/fabric"
 	"gpufabric.io/provider/internal/release"
 )
 
@@ -83,4 +84,20 @@ func (valuesDocument) ValidateString(_ context.Context, req validator.StringRequ
 // absolutePath checks that a string is an absolute path on a node.
 func absolutePath() []validator.String {
 	return []validator.String{stringvalidator.RegexMatches(regexp.MustCompile(`^/`), "must be an absolute path on the nodes")}
+}
+
+// migProfile checks the form of a MIG profile's name.
+type migProfile struct{}
+
+func (migProfile) Description(context.Context) string { return "must be a MIG profile such as 1g.10gb" }
+
+func (v migProfile) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (migProfile) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if _, err := fabric.ParseMIGProfile(req.ConfigValue.ValueString()); err != nil {
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid MIG profile", capital(err.Error())+".")
+	}
 }

@@ -1,0 +1,120 @@
+package inventory
+
+import (
+	resourcev1 "k8s.io/api/resource/v1"
+)
+
+// Request is what one claim asks of one device.
+type Request struct {
+	Driver string
+	Type   string // the attribute type: gpu, mig or shared; empty: any
+	// Profile is a MIG profile's name; empty: any.
+	Profile string
+	// Capacity is what a share takes, in the units of the capacity (memory in bytes, cores in percent); empty for a device taken whole.
+	Capacity map[resourcev1.QualifiedName]int64
+}
+
+// Free counts, by node, how many claims with the request could be allocated now, on top of what is. It follows the scheduler's rules: a device is
+// taken once unless it allows several allocations, draws on the counters of its pool, and is left out when tainted. Equal placements are taken from the
+// lowest on, which is the best order for equal sizes.
+func (inv *Inventory) Free(r Request) map[string]int64 {
+	left := inv.countersLeft()
+	free := map[string]int64{}
+	for _, d := range inv.Devices {
+		if d.Driver != r.Driver || (r.Type != "" && d.Text("type") != r.Type) || (r.Profile != "" && d.Text("profile") != r.Profile) {
+			continue
+		}
+		if _, known := free[d.Node]; !known {
+			free[d.Node] = 0
+		}
+		if len(d.Troubles()) > 0 {
+			continue
+		}
+		shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		counters := left[poolKey{d.Driver, d.Pool}]
+		switch {
+		case len(d.Claims) > 0 && !shared, len(d.Claims) == 0 && !counters.covers(d.ConsumesCounters):
+			continue
+		case shared && len(r.Capacity) > 0:
+			n := d.sharesLeft(r.Capacity)
+			if n > 0 && len(d.Claims) == 0 {
+				counters.draw(d.ConsumesCounters)
+			}
+			free[d.Node] += n
+		default:
+			if len(d.Claims) == 0 {
+				counters.draw(d.ConsumesCounters)
+			}
+			free[d.Node]++
+		}
+	}
+	return free
+}
+
+// sharesLeft counts how many more shares of a size the device has room for.
+func (d *Device) sharesLeft(size map[resourcev1.QualifiedName]int64) int64 {
+	n := int64(-1)
+	for name, amount := range size {
+		capacity, ok := d.Capacity[name]
+		if !ok {
+			return 0
+		}
+		if amount <= 0 {
+			continue
+		}
+		rest := capacity.Value.Value()
+		for _, c := range d.Claims {
+			rest -= c.Consumed[name]
+		}
+		if fit := max(rest, 0) / amount; n < 0 || fit < n {
+			n = fit
+		}
+	}
+	return max(n, 0)
+}
+
+// counters are what is left of a pool's counter sets: set, counter.
+type counters map[string]map[string]int64
+
+func (inv *Inventory) countersLeft() map[poolKey]counters {
+	left := map[poolKey]counters{}
+	for key, sets := range inv.pools {
+		c := counters{}
+		for _, set := range sets {
+			if c[set.Name] == nil {
+				c[set.Name] = map[string]int64{}
+			}
+			for name, counter := range set.Counters {
+				c[set.Name][name] = counter.Value.Value()
+			}
+		}
+		left[key] = c
+	}
+	for _, d := range inv.Devices {
+		if len(d.Claims) > 0 { // once, however many shares stand
+			left[poolKey{d.Driver, d.Pool}].draw(d.ConsumesCounters)
+		}
+	}
+	return left
+}
+
+func (c counters) covers(draws []resourcev1.DeviceCounterConsumption) bool {
+	for _, d := range draws {
+		for name, counter := range d.Counters {
+			if c[d.CounterSet][name] < counter.Value.Value() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (c counters) draw(draws []resourcev1.DeviceCounterConsumption) {
+	for _, d := range draws {
+		for name, counter := range d.Counters {
+			if c[d.CounterSet] != nil {
+				c[d.CounterSet][name] -= counter.Value.Value()
+			}
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
@@ -38,6 +39,8 @@ type Kind struct {
 	locks    keylock.Locks // by GPU UUID
 
 	mu sync.Mutex
+	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then claim.
+	sharing map[string]map[types.UID]share
 	// made says which claim the MIG instance at a placement was made for, or is about to be.
 	made map[place]types.UID
 }
@@ -52,6 +55,8 @@ type place struct {
 type Options struct {
 	// Capabilities finds the nodes that open MIG devices.
 	Capabilities edits.Capabilities
+	// SetTimeSlice sets the length of a GPU's time slices.
+	SetTimeSlice func(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
 	// Report tells something about the node as a whole: an Event on its Node object. reason is a CamelCase word.
@@ -66,7 +71,7 @@ var (
 
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
-	k := &Kind{options: o, made: map[place]types.UID{}}
+	k := &Kind{options: o, made: map[place]types.UID{}, sharing: map[string]map[types.UID]share{}}
 	k.hardware.Store(h)
 	return k
 }

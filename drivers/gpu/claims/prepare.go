@@ -9,6 +9,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/partition"
@@ -20,6 +21,14 @@ type data struct {
 	// Partitions are the MIG instances that were made for the claim, or are about to be: nothing stood at their placements before, so
 	// whatever stands there is the claim's.
 	Partitions []partitionData `json:"partitions,omitempty"`
+	// Sharing is how the claim's GPUs are shared where that is not the ordinary way.
+	Sharing []sharingData `json:"sharing,omitempty"`
+}
+
+type sharingData struct {
+	GPU      string                    `json:"gpu"`
+	Strategy v1beta1.SharingStrategy   `json:"strategy"`
+	Interval v1beta1.TimeSliceInterval `json:"interval,omitempty"`
 }
 
 func (p partitionData) place() place { return place{gpu: p.GPU, profile: p.Profile, start: p.Start} }
@@ -42,6 +51,8 @@ type preparation struct {
 	// shares say how each device is shared, by index.
 	shares []share
 	data   data
+	// intended says that data was announced in the claim's record.
+	intended bool
 	// instances are the MIG instances behind devices, by index.
 	instances map[int]partition.Instance
 }
@@ -62,6 +73,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	}
 	defer unlock()
 	if err := k.prepare(ctx, p); err != nil {
+		if !p.intended {
+			k.forgetSharing(claim.UID) // no record, so no unprepare will come
+		}
 		return nil, err
 	}
 	made, err := p.containerEdits(k.options.Capabilities)
@@ -100,6 +114,9 @@ func (p *preparation) gpus() []string {
 
 // prepare brings the hardware into the state that each device needs.
 func (k *Kind) prepare(ctx context.Context, p *preparation) error {
+	if err := k.planSharing(p); err != nil {
+		return err
+	}
 	if err := k.planPartitions(p); err != nil {
 		return err
 	}
@@ -114,7 +131,10 @@ func (k *Kind) prepare(ctx context.Context, p *preparation) error {
 			return err
 		}
 	}
-	return p.makePartitions(ctx)
+	if err := p.makePartitions(ctx); err != nil {
+		return err
+	}
+	return k.setSharing(ctx, p)
 }
 
 // undivided sees to it that a GPU handed out whole or by shares is not in MIG mode: CUDA finds no device on one that is.
@@ -169,12 +189,13 @@ func (k *Kind) planPartitions(p *preparation) error {
 		}
 		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID, Start: d.Placement.Start})
 	}
-	if len(p.data.Partitions) == 0 {
+	if len(p.data.Partitions) == 0 && len(p.data.Sharing) == 0 {
 		return nil
 	}
 	if err := p.claim.Intend(p.data); err != nil {
 		return err
 	}
+	p.intended = true
 	for _, made := range p.data.Partitions {
 		k.own(made.place(), p.claim.UID)
 	}

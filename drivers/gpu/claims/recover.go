@@ -25,6 +25,14 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 		for _, made := range kept.Partitions {
 			k.own(made.place(), record.UID)
 		}
+		for _, held := range record.Devices {
+			if d := k.Hardware().Pool.Device(held.Device); d != nil && d.Form != devices.MIG && !held.AdminAccess {
+				k.note(d.GPU.UUID, record.UID, ordinary())
+			}
+		}
+		for _, s := range kept.Sharing {
+			k.note(s.GPU, record.UID, share{strategy: s.Strategy, interval: s.Interval})
+		}
 	}
 	k.layOut(ctx)
 	return nil

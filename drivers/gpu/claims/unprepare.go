@@ -37,7 +37,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 		}
 		k.own(made.place(), "")
 	}
-	return nil
+	return k.endSharing(ctx, record.UID, kept.Sharing)
 }
 
 func decode(record claimstate.Record) (data, error) {

@@ -41,6 +41,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
@@ -119,6 +120,7 @@ func (p *plugin) run(ctx context.Context) error {
 	p.follow(ctx)
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
+		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.options.DriverRoot}.Set,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Report:        p.report,
 	})

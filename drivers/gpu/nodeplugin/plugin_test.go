@@ -187,6 +187,16 @@ func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]string, string) {
 	return ids, result.Error
 }
 
+// get reads a claim that was made before.
+func (b *bench) get(uid string) *resourceapi.ResourceClaim {
+	b.Helper()
+	c, err := b.client.ResourceV1().ResourceClaims("default").Get(context.Background(), "claim-"+uid, metav1.GetOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
 // prepareWithin asks for a claim with less patience than the kubelet has, and returns the error.
 func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceClaim) string {
 	b.Helper()

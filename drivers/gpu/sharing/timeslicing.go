@@ -4,7 +4,6 @@ package sharing
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,24 +26,21 @@ func policies() map[v1beta1.TimeSliceInterval]string {
 	}
 }
 
-// Set gives every GPU a time slice.
-func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval, gpus ...string) error {
+// Set gives a GPU a time slice.
+func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error {
 	policy, ok := policies()[interval]
 	if !ok {
 		return fmt.Errorf("time slice %q: allowed are Default, Short, Medium, Long", interval)
 	}
 	program := filepath.Join(t.DriverRoot, "usr/bin/nvidia-smi")
-	var errs []error
-	for _, gpu := range gpus {
-		var out bytes.Buffer
-		cmd := exec.CommandContext(ctx, program, "compute-policy", "-i", gpu, "--set-timeslice", policy)
-		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libraryPath(t.DriverRoot))
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			errs = append(errs, fmt.Errorf("setting the time slice of %s to %s with %s: %w: %s", gpu, interval, program, err, firstLine(out.String())))
-		}
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, "compute-policy", "-i", gpu, "--set-timeslice", policy)
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libraryPath(t.DriverRoot))
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("setting the time slice of %s to %s with %s: %w: %s", gpu, interval, program, err, firstLine(out.String()))
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // libraryPath is where a driver root keeps its libraries.

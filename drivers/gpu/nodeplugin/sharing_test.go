@@ -1,0 +1,133 @@
+package nodeplugin
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+func gpuConfig(sharing string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":` + sharing + `}`
+}
+
+// smi puts a stand-in for nvidia-smi under the driver's root that notes how it was called, and returns what reads the notes.
+func smi(t *testing.T, m *gputest.Machine) func() string {
+	t.Helper()
+	log := m.Path("smi.log")
+	script := "#!/bin/sh\necho \"$@\" >> " + log + "\n"
+	program := m.Path("driver/usr/bin/nvidia-smi")
+	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return func() string {
+		text, _ := os.ReadFile(log)
+		_ = os.Remove(log)
+		return strings.TrimSpace(string(text))
+	}
+}
+
+func TestATimeSliceIsSetWithTheClaimAndBackWithIt(t *testing.T) {
+	m := gputest.New(t, 1)
+	calls := smi(t, m)
+	b := newBench(t, m)
+	c := b.claim("u1", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-0"})
+	b.mustPrepare(c)
+	uuid := m.GPUs[0].UUID
+	if got, want := calls(), "compute-policy -i "+uuid+" --set-timeslice 3"; got != want {
+		t.Errorf("prepare called nvidia-smi %s, want %s", got, want)
+	}
+	// A restart in between changes nothing of what unprepare does.
+	b.stop()
+	b.start()
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if got, want := calls(), "compute-policy -i "+uuid+" --set-timeslice 0"; got != want {
+		t.Errorf("unprepare called nvidia-smi %s, want %s", got, want)
+	}
+	b.mustPrepare(b.claim("u2", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`)}, device{name: "gpu-0"}))
+	if got := calls(); got != "" {
+		t.Errorf("a claim with nothing to set called nvidia-smi %s", got)
+	}
+}
+
+func TestOneGPUIsSharedInOneWay(t *testing.T) {
+	m := gputest.New(t, 1)
+	smi(t, m)
+	b := newBench(t, m)
+	long := []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}
+	share := func(id string) device {
+		return device{name: "gpu-0-shared", share: id, capacity: map[string]string{"memory": "10Gi", "cores": "30"}}
+	}
+	first := b.claim("u1", long, share("s1"))
+	b.mustPrepare(first)
+	b.mustPrepare(b.claim("u2", long, share("s2")))
+	b.stop()
+	b.start()
+	other := b.claim("u3", nil, share("s3"))
+	if _, problem := b.prepare(other); !strings.Contains(problem, "one way") || !strings.Contains(problem, "Long") {
+		t.Errorf("another way on the same GPU: %q", problem)
+	}
+	for _, c := range []string{"u1", "u2"} {
+		if problem := b.unprepare(b.get(c)); problem != "" {
+			t.Error(problem)
+		}
+	}
+	b.mustPrepare(other)
+}
+
+func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	c := b.claim("u1", nil,
+		device{name: "gpu-1-shared", share: "s1", request: "a", capacity: map[string]string{"memory": "10Gi", "cores": "30"}},
+		device{name: "gpu-1-shared", share: "s2", request: "b", capacity: map[string]string{"memory": "512Mi", "cores": "50"}},
+	)
+	ids := b.mustPrepare(c)
+	if len(ids) != 2 || ids[0] == ids[1] {
+		t.Fatalf("two shares of one GPU have CDI ids %v", ids)
+	}
+	first, second := strings.Join(b.edits(c, ids[0]).Env, " "), strings.Join(b.edits(c, ids[1]).Env, " ")
+	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "CUDA_DEVICE_SM_LIMIT=30"} {
+		if !strings.Contains(first, want) {
+			t.Errorf("the first share's environment %s lacks %s", first, want)
+		}
+	}
+	if want := "CUDA_DEVICE_MEMORY_LIMIT_1=512m"; !strings.Contains(second, want) {
+		t.Errorf("the second share's environment %s lacks %s", second, want)
+	}
+}
+
+func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	for name, c := range map[string]struct {
+		config string
+		device string
+		want   string
+	}{
+		"null":                         {"null", "gpu-0", "apiVersion"},
+		"an unknown kind":              {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"X"}`, "gpu-0", "GpuConfig"},
+		"passthrough":                  {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, "gpu-0", "virtual machine"},
+		"sharing without a strategy":   {gpuConfig("{}"), "gpu-0", "sharing.strategy"},
+		"a wrong MIG config for a GPU": {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{}}`, "gpu-0", "sharing.strategy"},
+		"a device that is not there":   {gpuConfig("null"), "gpu-7", "not on this node"},
+		"a MIG profile the GPU lacks":  {gpuConfig("null"), "gpu-0-mig-9g90gb-99-0", "not on this node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wrong := b.claim("u-"+strings.ReplaceAll(name, " ", "-"), []string{c.config}, device{name: c.device})
+			if _, problem := b.prepare(wrong); !strings.Contains(problem, c.want) {
+				t.Errorf("got %q, want it to say %s", problem, c.want)
+			}
+			if problem := b.unprepare(wrong); problem != "" {
+				t.Error(problem)
+			}
+			next := b.claim("next-"+strings.ReplaceAll(name, " ", "-"), nil, device{name: "gpu-0"})
+			b.mustPrepare(next)
+			if problem := b.unprepare(next); problem != "" {
+				t.Error(problem)
+			}
+		})
+	}
+}

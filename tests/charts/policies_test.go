@@ -2,22 +2,35 @@ package charts
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 )
 
-// as returns a client that asks as a service account of the release whose pod runs on a node ("": a token without that claim).
-func as(t *testing.T, server *rest.Config, account, node string) kubernetes.Interface {
+var (
+	nodeResource  = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	podResource   = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	poolResource  = schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "rdmapools"}
+	sliceResource = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}
+)
+
+// attempt is one request, tried without effect.
+type attempt func(context.Context, dynamic.Interface) error
+
+// as asks as a service account of the release whose pod runs on a node ("": with a token that does not say).
+func (s *server) as(t *testing.T, account, node string) dynamic.Interface {
 	t.Helper()
-	config := rest.CopyConfig(server)
+	config := rest.CopyConfig(s.config)
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + namespace + ":" + account,
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
@@ -25,134 +38,186 @@ func as(t *testing.T, server *rest.Config, account, node string) kubernetes.Inte
 	if node != "" {
 		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
 	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client
 }
 
-// slice is a ResourceSlice with no devices.
-func slice(name, node, driver, pool string) *resourcev1.ResourceSlice {
-	return &resourcev1.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       resourcev1.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: pool, ResourceSliceCount: 1}},
+// object reads an object from JSON.
+func object(text string) *unstructured.Unstructured {
+	out := &unstructured.Unstructured{}
+	if err := json.Unmarshal([]byte(text), &out.Object); err != nil {
+		panic(err) // a mistake in this file
+	}
+	return out
+}
+
+// slice is a ResourceSlice with no devices; placed says where, as `"nodeName": "node-a"`.
+func slice(name, placed, driver, pool string) *unstructured.Unstructured {
+	return object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "` + name + `"},
+		"spec": {` + placed + `, "driver": "` + driver + `", "pool": {"name": "` + pool + `", "generation": 1, "resourceSliceCount": 1}}}`)
+}
+
+func createSlice(placed, driver, pool string) attempt {
+	return func(ctx context.Context, client dynamic.Interface) error {
+		_, err := client.Resource(sliceResource).Create(ctx, slice("tried", placed, driver, pool), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
 	}
 }
 
-// awaitPolicies returns when each probe is refused: the server takes new policies up within a second or two, and says nowhere when.
-func awaitPolicies(t *testing.T, probes ...func() error) {
+func deleteSlice(name string) attempt {
+	return func(ctx context.Context, client dynamic.Interface) error {
+		return client.Resource(sliceResource).Delete(ctx, name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	}
+}
+
+func patch(resource schema.GroupVersionResource, space, name, change string, subresources ...string) attempt {
+	return func(ctx context.Context, client dynamic.Interface) error {
+		options := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+		_, err := client.Resource(resource).Namespace(space).Patch(ctx, name, types.MergePatchType, []byte(change), options, subresources...)
+		return err
+	}
+}
+
+func patchNode(name, change string, subresources ...string) attempt {
+	return patch(nodeResource, "", name, change, subresources...)
+}
+
+// awaitPolicies returns when each attempt is refused: the server takes new policies up within a second or two, and says nowhere when.
+func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
-	for _, probe := range probes {
-		for probe() == nil {
+	client := s.as(t, account, "node-a")
+	for _, try := range attempts {
+		for {
+			err := try(ctx, client)
+			if apierrors.IsForbidden(err) {
+				break
+			}
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("an attempt of %s failed otherwise than by a policy: %v", account, err)
+			}
 			select {
 			case <-ctx.Done():
-				t.Fatal("an admission policy of the chart is not in force after 30 s")
+				t.Fatalf("a policy that speaks of %s is not in force after a minute", account)
 			case <-again.C:
 			}
 		}
 	}
 }
 
-func TestANodePluginWritesOnlyItsOwnNodesObjects(t *testing.T) {
+func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
 	live := startServer(t)
-	ctx := t.Context()
-	admin, err := kubernetes.NewForConfig(live.config)
-	if err != nil {
+	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), everything()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), nil); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"node-a", "node-b"} {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "old"}}}
-		if name == "node-b" {
-			node.Labels["resource.nvidia.com/computeDomain"] = "uid"
+	const domain = "compute-domain.nvidia.com"
+	for resource, objects := range map[schema.GroupVersionResource][]*unstructured.Unstructured{
+		nodeResource: {
+			object(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "labels": {"zone": "z1", "nvidia.com/gpu.clique": "old"}}}`),
+			object(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b", "labels": {"zone": "z1", "resource.nvidia.com/computeDomain": "uid"}}}`),
+		},
+		podResource: {
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "here", "namespace": "default"}, "spec": {"nodeName": "node-a", "containers": [{"name": "c", "image": "i"}]}}`),
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}, "spec": {"nodeName": "node-b", "containers": [{"name": "c", "image": "i"}]}}`),
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nowhere", "namespace": "default"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}`),
+		},
+		poolResource: {
+			object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
+		},
+		sliceResource: {slice("of-node-b", `"nodeName": "node-b"`, domain, "node-b-compute-domain")},
+	} {
+		for _, one := range objects {
+			if _, err := live.client.Resource(resource).Namespace(one.GetNamespace()).Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
 	}
-	const driver = "compute-domain.nvidia.com"
-	if _, err := admin.ResourceV1().ResourceSlices().Create(ctx, slice("of-node-b", "node-b", driver, "node-b-compute-domain"), metav1.CreateOptions{}); err != nil {
+	entry := func(name, devices string) string {
+		return `{"name": "` + name + `", "observedGeneration": 1, "devices": ` + devices + `, "healthyDevices": 0, "units": 0}`
+	}
+	status := func(body string) attempt { return patch(poolResource, "", "pool", `{"status": `+body+`}`, "status") }
+	stands := []byte(`{"status": {"nodes": [` + entry("node-b", "2") + `], "nodeCount": 1}}`)
+	if _, err := live.client.Resource(poolResource).Patch(t.Context(), "pool", types.MergePatchType, stands, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 
-	create := func(s *resourcev1.ResourceSlice) func(kubernetes.Interface) error {
-		return func(client kubernetes.Interface) error {
-			_, err := client.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			return err
-		}
-	}
-	patch := func(node, json string, subresources ...string) func(kubernetes.Interface) error {
-		return func(client kubernetes.Interface) error {
-			options := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
-			_, err := client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(json), options, subresources...)
-			return err
-		}
-	}
-	const plugin, controller = "gpufabric-compute-domain-plugin", "gpufabric-controller"
-	awaitPolicies(t, func() error {
-		return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, plugin, "node-a"))
-	},
-		func() error { return create(slice("s", "node-b", driver, "p"))(as(t, live.config, plugin, "node-a")) },
-		func() error {
-			return patch("node-b", `{"metadata":{"labels":{"a":"b"}}}`)(as(t, live.config, controller, "node-c"))
-		})
+	const domains, controller, rdma, vgpu = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin"
+	foreign := `{"metadata": {"labels": {"a": "b"}}}`
+	live.awaitPolicies(t, domains, patchNode("node-b", foreign), createSlice(`"nodeName": "node-b"`, domain, "p"))
+	live.awaitPolicies(t, controller, patchNode("node-b", foreign))
+	live.awaitPolicies(t, rdma, status(`{"nodeCount": 9}`))
+	live.awaitPolicies(t, vgpu, patchNode("node-b", foreign), patch(podResource, "default", "there", foreign))
+
+	const (
+		otherNode    = "a plugin on node node-a may change that node only, not node-b"
+		otherSlices  = "a plugin on node node-a may write ResourceSlices of that node only, not of node-b"
+		unsaid       = "carries no claim authentication.kubernetes.io/node-name"
+		domainLabels = "may change no labels of a node but nvidia.com/gpu.clique, resource.nvidia.com/computeDomain"
+		putsOn       = "may take a compute domain's label off a node, and not put one on"
+	)
 	for _, test := range []struct {
-		name    string
-		account string
-		node    string
-		do      func(kubernetes.Interface) error
-		refused string // a part of the refusal; "" means allowed
+		name, account, node string
+		try                 attempt
+		refused             string // a part of the refusal; "" means allowed
 	}{
-		{"its own slice", plugin, "node-a", create(slice("s", "node-a", driver, "node-a-compute-domain")), ""},
-		{"another node's slice", plugin, "node-a", create(slice("s", "node-b", driver, "node-b-compute-domain")),
-			"a plugin on node node-a may write ResourceSlices of that node only, not of node-b"},
-		{"another driver's slice", plugin, "node-a", create(slice("s", "node-a", "gpu.nvidia.com", "node-a-gpu")),
+		{"its own slice", domains, "node-a", createSlice(`"nodeName": "node-a"`, domain, "node-a-compute-domain"), ""},
+		{"another node's slice", domains, "node-a", createSlice(`"nodeName": "node-b"`, domain, "node-b-compute-domain"), otherSlices},
+		{"another driver's slice", domains, "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"),
 			"may write slices of driver compute-domain.nvidia.com only, not of gpu.nvidia.com"},
-		{"a pool of another name", plugin, "node-a", create(slice("s", "node-a", driver, "node-b-compute-domain")),
+		{"a pool of another name", domains, "node-a", createSlice(`"nodeName": "node-a"`, domain, "node-b-compute-domain"),
 			"the pool is named node-a-compute-domain, not node-b-compute-domain"},
-		{"a slice for all nodes", plugin, "node-a", func(client kubernetes.Interface) error {
-			everywhere, all := slice("s", "", driver, "node-a-compute-domain"), true
-			everywhere.Spec.NodeName, everywhere.Spec.AllNodes = nil, &all
-			return create(everywhere)(client)
-		}, "not of no node"},
-		{"a slice with a token of no node", plugin, "", create(slice("s", "node-a", driver, "node-a-compute-domain")),
-			"carries no claim authentication.kubernetes.io/node-name"},
-		{"deleting another node's slice", plugin, "node-a", func(client kubernetes.Interface) error {
-			return client.ResourceV1().ResourceSlices().Delete(ctx, "of-node-b", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
-		}, "a plugin on node node-a may write ResourceSlices of that node only, not of node-b"},
-		{"deleting its own slice", plugin, "node-b", func(client kubernetes.Interface) error {
-			return client.ResourceV1().ResourceSlices().Delete(ctx, "of-node-b", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
-		}, ""},
-		{"its own node's fabric labels", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"nvidia.com/gpu.clique":"new","resource.nvidia.com/computeDomain":"uid"}}}`), ""},
-		{"taking a fabric label off its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"nvidia.com/gpu.clique":null}}}`), ""},
-		{"another node's labels", plugin, "node-a", patch("node-b", `{"metadata":{"labels":{"nvidia.com/gpu.clique":"new"}}}`),
-			"a plugin on node node-a may change that node only, not node-b"},
-		{"a foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":"z2"}}}`), "may change no labels of a node but nvidia.com/gpu.clique, resource.nvidia.com/computeDomain"},
-		{"taking a foreign label off its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"zone":null}}}`), "may change no labels of a node but nvidia.com/gpu.clique, resource.nvidia.com/computeDomain"},
-		{"a new foreign label of its own node", plugin, "node-a", patch("node-a", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`), "may change no labels of a node but nvidia.com/gpu.clique, resource.nvidia.com/computeDomain"},
-		{"its own node's taints", plugin, "node-a", patch("node-a", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`), "neither the spec nor"},
-		{"its own node's annotations", plugin, "node-a", patch("node-a", `{"metadata":{"annotations":{"a":"b"}}}`), "may change no annotations of a node"},
-		{"its own node's capacity", plugin, "node-a", patch("node-a", `{"status":{"capacity":{"cpu":"1"}}}`, "status"), "cannot patch resource"},
-		{"the controller takes a domain's label off", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":null}}}`), ""},
-		{"the controller puts a domain's label on", controller, "node-c", patch("node-a", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":"uid"}}}`),
-			"may take a compute domain's label off a node, and not put one on"},
-		{"the controller moves a node to another domain", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"resource.nvidia.com/computeDomain":"other"}}}`),
-			"may take a compute domain's label off a node, and not put one on"},
-		{"the controller changes a clique", controller, "node-c", patch("node-b", `{"metadata":{"labels":{"nvidia.com/gpu.clique":"new"}}}`), "may change no labels of a node but"},
-		{"the controller taints a node", controller, "node-c", patch("node-b", `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`), "neither the spec nor"},
+		{"a slice for all nodes", domains, "node-a", createSlice(`"allNodes": true`, domain, "node-a-compute-domain"), "not of no node"},
+		{"a slice with a token of no node", domains, "", createSlice(`"nodeName": "node-a"`, domain, "node-a-compute-domain"), unsaid},
+		{"deleting another node's slice", domains, "node-a", deleteSlice("of-node-b"), otherSlices},
+		{"deleting its own slice", domains, "node-b", deleteSlice("of-node-b"), ""},
+		{"the GPU plugin's own slice", "gpufabric-gpu-plugin", "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"), ""},
+		{"the RDMA plugin's own slice", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "rdma.gpufabric.io", "node-a-rdma"), ""},
+		{"the RDMA plugin's slice of GPUs", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"), "may write slices of driver rdma.gpufabric.io only"},
+
+		{"its own node's fabric labels", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new", "resource.nvidia.com/computeDomain": "uid"}}}`), ""},
+		{"taking a fabric label off its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": null}}}`), ""},
+		{"another node's labels", domains, "node-a", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), otherNode},
+		{"a node's labels with a token of no node", domains, "", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), unsaid},
+		{"a foreign label of its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`), domainLabels},
+		{"taking a foreign label off its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": null}}}`), domainLabels},
+		{"a new foreign label of its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`), domainLabels},
+		{"its own node's taints", domains, "node-a", patchNode("node-a", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
+		{"its own node's finalizers", domains, "node-a", patchNode("node-a", `{"metadata": {"finalizers": ["a.b/c"]}}`), "nor the finalizers"},
+		{"its own node's annotations", domains, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"a": "b"}}}`), "may change no annotations of a node"},
+		{"its own node's capacity", domains, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "cannot patch resource"},
+
+		{"the controller takes a domain's label off", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},
+		{"the controller puts a domain's label on", controller, "node-c", patchNode("node-a", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "uid"}}}`), putsOn},
+		{"the controller moves a node to another domain", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "other"}}}`), putsOn},
+		{"the controller changes a clique", controller, "node-c", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node but resource.nvidia.com/computeDomain"},
+		{"the controller taints a node", controller, "node-c", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
+
+		{"its entry in a pool's status", rdma, "node-a", status(`{"nodes": [` + entry("node-b", "2") + `, ` + entry("node-a", "1") + `]}`), ""},
+		{"another node's entry in a pool's status", rdma, "node-a", status(`{"nodes": [` + entry("node-b", "0") + `]}`), "may write the entry of that node only"},
+		{"taking another node's entry away", rdma, "node-a", status(`{"nodes": [` + entry("node-a", "1") + `]}`), "may write the entry of that node only"},
+		{"what sums a pool up", rdma, "node-a", status(`{"nodeCount": 5}`), "and not what sums the nodes up"},
+		{"a pool's spec", rdma, "node-a", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "cannot patch resource"},
+
+		{"registering its node's GPUs", vgpu, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y"}}}`), ""},
+		{"registering GPUs on another node", vgpu, "node-a", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), otherNode},
+		{"a fabric label", vgpu, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node"},
+		{"telling the scheduler of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success", "volcano.sh/devices-to-allocate": null}}}`), ""},
+		{"an annotation of a pod there", vgpu, "node-a", patch(podResource, "default", "there", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "may change pods on that node only, not on node-b"},
+		{"an annotation of a pod that is nowhere yet", vgpu, "node-a", patch(podResource, "default", "nowhere", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "not on no node"},
+		{"another annotation of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "x"}}}`), "may change no annotations of a pod but"},
+		{"the image of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"spec": {"containers": [{"name": "c", "image": "other"}]}}`), "neither the spec nor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			err := test.do(as(t, live.config, test.account, test.node))
+			err := test.try(t.Context(), live.as(t, test.account, test.node))
 			switch {
 			case test.refused == "" && err != nil:
 				t.Errorf("refused: %v", err)

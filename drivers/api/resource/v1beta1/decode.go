@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
@@ -62,6 +63,9 @@ func Decode(raw []byte) (Config, error) {
 	config := newConfig()
 	strict, err := kjson.UnmarshalStrict(raw, config)
 	if err != nil {
+		if errs := wrongQuantities(raw); len(errs) > 0 {
+			err = errs.ToAggregate()
+		}
 		return nil, fmt.Errorf("%s: %w", meta.Kind, shorten(err))
 	}
 	if err := errors.Join(strict...); err != nil {
@@ -72,6 +76,36 @@ func Decode(raw []byte) (Config, error) {
 		return nil, fmt.Errorf("%s: %w", meta.Kind, shorten(errs.ToAggregate()))
 	}
 	return config, nil
+}
+
+// wrongQuantities names the memory limits that are no quantities, which a quantity's own error does not.
+func wrongQuantities(raw []byte) field.ErrorList {
+	var loose struct {
+		Sharing struct {
+			MpsConfig struct {
+				DefaultPinnedDeviceMemoryLimit    any            `json:"defaultPinnedDeviceMemoryLimit"`
+				DefaultPerDevicePinnedMemoryLimit map[string]any `json:"defaultPerDevicePinnedMemoryLimit"`
+			} `json:"mpsConfig"`
+		} `json:"sharing"`
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &loose); err != nil {
+		return nil
+	}
+	var errs field.ErrorList
+	check := func(path *field.Path, value any) {
+		if value == nil {
+			return
+		}
+		if _, err := resource.ParseQuantity(fmt.Sprint(value)); err != nil {
+			errs = append(errs, field.Invalid(path, value, "must be a quantity of memory, like 1Gi"))
+		}
+	}
+	at, mps := field.NewPath("sharing", "mpsConfig"), loose.Sharing.MpsConfig
+	check(at.Child("defaultPinnedDeviceMemoryLimit"), mps.DefaultPinnedDeviceMemoryLimit)
+	for _, key := range slices.Sorted(maps.Keys(mps.DefaultPerDevicePinnedMemoryLimit)) {
+		check(at.Child("defaultPerDevicePinnedMemoryLimit").Key(key), mps.DefaultPerDevicePinnedMemoryLimit[key])
+	}
+	return errs
 }
 
 // shorten keeps an author's input from filling Events and logs through an error that quotes it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -41,6 +42,7 @@ var ErrReplaced = errors.New("the node's state file was replaced")
 // Next waits for the event after the given number and returns it. Where the ring has gone round since, the oldest event still there
 // is returned; its Number tells how many were missed.
 func (f *File) Next(ctx context.Context, after uint64) (Event, error) {
+	defer runtime.KeepAlive(f)
 	for {
 		if err := f.alive(); err != nil {
 			return Event{}, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -34,9 +35,10 @@ func (b *Body) GPU(i int) (*GPU, error) {
 
 // File is an open state file. Its methods may be called from many goroutines and many processes at once.
 type File struct {
-	path string
-	file *os.File
-	data []byte
+	path    string
+	file    *os.File
+	data    []byte
+	cleanup runtime.Cleanup
 	// write keeps this process's writers one after the other; the file lock does so among processes.
 	write sync.Mutex
 }
@@ -122,6 +124,8 @@ func Open(root string) (*File, error) {
 		return nil, errors.Join(fmt.Errorf("map node state %s: %w", path, err), f.Close())
 	}
 	s := &File{path: path, file: f, data: data}
+	// A file that nobody closes is unmapped with its last reference.
+	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	if err := validate(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("node state %s: %w; render the node again", path, err), s.Close())
 	}
@@ -158,6 +162,7 @@ func validate(data []byte) error {
 
 // Close gives the mapping up.
 func (f *File) Close() error {
+	f.cleanup.Stop()
 	err := unix.Munmap(f.data)
 	f.data = nil
 	return errors.Join(err, f.file.Close())
@@ -202,6 +207,7 @@ func (f *File) Replaced() bool {
 
 // Read copies the current body, so that the result stays as it was.
 func (f *File) Read() (*Body, error) {
+	defer runtime.KeepAlive(f)
 	if err := f.alive(); err != nil {
 		return nil, err
 	}
@@ -218,6 +224,7 @@ func (f *File) Read() (*Body, error) {
 
 // View runs fn on the current body in place, again if it changed meanwhile: fn must only copy values out. It saves Read's copy.
 func (f *File) View(fn func(*Body)) error {
+	defer runtime.KeepAlive(f)
 	if err := f.alive(); err != nil {
 		return err
 	}
@@ -253,6 +260,7 @@ func (f *File) Update(fn func(*Body) error) error {
 
 // locked runs fn as the only writer.
 func (f *File) locked(fn func(*Header) error) error {
+	defer runtime.KeepAlive(f)
 	f.write.Lock()
 	defer f.write.Unlock()
 	if err := f.alive(); err != nil {

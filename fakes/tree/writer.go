@@ -90,3 +90,12 @@ func makeDevice(path string, major, minor int, plain bool) error {
 	}
 	return os.WriteFile(path, nil, 0o666)
 }
+
+// charMajor gives the major of a device node; char is false for a plain file.
+func charMajor(path string) (major int, char bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, false, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return int(unix.Major(st.Rdev)), st.Mode&unix.S_IFMT == unix.S_IFCHR, nil
+}

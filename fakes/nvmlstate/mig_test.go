@@ -1,0 +1,213 @@
+package nvmlstate_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/fakes/mig"
+	"gpufabric.io/fakes/state"
+)
+
+// TestTheCAndTheGoRulesOfMIGAgree makes the same random change through both libraries, from the same state, and compares the code and
+// the state that each leaves.
+func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
+	for _, name := range []string{"gb200-nvl72", "a100-40", "h100-hgx"} {
+		t.Run(name, func(t *testing.T) {
+			c, g := both(t, name)
+			f, err := state.Open(sharedRoot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			random := rand.New(rand.NewPCG(1, 2))
+			outcomes := map[nvml.Return]int{}
+			for step := range 1500 {
+				op := randomChange(random)
+				before := snapshot(t, f)
+				wantCode := op(c)
+				want := snapshot(t, f)
+				restore(t, f, before)
+				gotCode := op(g)
+				if got := snapshot(t, f); got != want || wantCode != gotCode {
+					t.Fatalf("step %d: C %v, Go %v; state (-C +Go):\n%s", step, wantCode, gotCode, cmp.Diff(want, got))
+				}
+				outcomes[gotCode]++
+			}
+			for _, code := range []nvml.Return{nvml.SUCCESS, nvml.ERROR_INSUFFICIENT_RESOURCES, nvml.ERROR_IN_USE, nvml.ERROR_INVALID_ARGUMENT} {
+				if outcomes[code] == 0 {
+					t.Errorf("no step ended in %v: %v", code, outcomes)
+				}
+			}
+		})
+	}
+}
+
+func snapshot(t *testing.T, f *state.File) state.GPU {
+	t.Helper()
+	b, err := f.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *b.GPUs[0]
+}
+
+func restore(t *testing.T, f *state.File, g state.GPU) {
+	t.Helper()
+	if err := f.Update(func(b *state.Body) error { *b.GPUs[0] = g; return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// randomChange picks a change of GPU 0's layout; what it refers to may not exist.
+func randomChange(r *rand.Rand) func(nvml.Interface) nvml.Return {
+	ids := []uint32{19, 20, 15, 14, 9, 5, 0, 99}
+	id, start, gi, ci, compute := ids[r.IntN(len(ids))], uint32(r.IntN(8)), r.IntN(15), r.IntN(8), uint32(r.IntN(6))
+	instance := func(l nvml.Interface, fn func(nvml.GpuInstance) nvml.Return) nvml.Return {
+		d, _ := l.DeviceGetHandleByIndex(0)
+		g, code := d.GetGpuInstanceById(gi)
+		if code != nvml.SUCCESS {
+			return code
+		}
+		return fn(g)
+	}
+	switch r.IntN(12) {
+	case 0:
+		mode := r.IntN(5) // mostly on
+		return func(l nvml.Interface) nvml.Return {
+			d, _ := l.DeviceGetHandleByIndex(0)
+			activation, code := d.SetMigMode(min(mode, 1))
+			return max(activation, code)
+		}
+	case 1, 2, 3:
+		return func(l nvml.Interface) nvml.Return {
+			d, _ := l.DeviceGetHandleByIndex(0)
+			_, code := d.CreateGpuInstance(&nvml.GpuInstanceProfileInfo{Id: id})
+			return code
+		}
+	case 4:
+		return func(l nvml.Interface) nvml.Return {
+			d, _ := l.DeviceGetHandleByIndex(0)
+			info := nvml.GpuInstanceProfileInfo{Id: id}
+			places, code := d.GetGpuInstancePossiblePlacements(&info)
+			if code != nvml.SUCCESS {
+				return code
+			}
+			_, code = d.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: start, Size: places[0].Size})
+			return code
+		}
+	case 5, 6, 7:
+		return func(l nvml.Interface) nvml.Return {
+			return instance(l, func(g nvml.GpuInstance) nvml.Return {
+				_, code := g.CreateComputeInstance(&nvml.ComputeInstanceProfileInfo{Id: compute})
+				return code
+			})
+		}
+	case 8, 9:
+		return func(l nvml.Interface) nvml.Return {
+			return instance(l, func(g nvml.GpuInstance) nvml.Return {
+				c, code := g.GetComputeInstanceById(ci)
+				if code != nvml.SUCCESS {
+					return code
+				}
+				return c.Destroy()
+			})
+		}
+	default:
+		return func(l nvml.Interface) nvml.Return {
+			return instance(l, func(g nvml.GpuInstance) nvml.Return { return g.Destroy() })
+		}
+	}
+}
+
+func TestAMIGLayoutIsSeenByEveryClient(t *testing.T) {
+	c, g := both(t, "a100-40")
+	d, _ := c.DeviceGetHandleByIndex(2)
+	if activation, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE); r != nvml.SUCCESS || activation != nvml.SUCCESS {
+		t.Fatal(activation, r)
+	}
+	for _, kind := range []int{nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE} {
+		info, _ := d.GetGpuInstanceProfileInfo(kind)
+		gi, r := d.CreateGpuInstance(&info)
+		if r != nvml.SUCCESS {
+			t.Fatalf("profile %d: %v", kind, r)
+		}
+		slices, _ := gi.GetComputeInstanceProfileInfo(kind, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if _, r := gi.CreateComputeInstance(&slices); r != nvml.SUCCESS {
+			t.Fatalf("compute instance of profile %d: %v", kind, r)
+		}
+	}
+	// NVIDIA's user guide shows these instance IDs for this order of creation.
+	var ids []int
+	other, _ := g.DeviceGetHandleByIndex(2)
+	most, _ := other.GetMaxMigDeviceCount()
+	for i := range most {
+		m, r := other.GetMigDeviceHandleByIndex(i)
+		if r != nvml.SUCCESS {
+			break
+		}
+		id, _ := m.GetGpuInstanceId()
+		ids = append(ids, id)
+		uuid, _ := m.GetUUID()
+		viaC, r := c.DeviceGetHandleByUUID(uuid)
+		if r != nvml.SUCCESS {
+			t.Fatalf("%s: %v", uuid, r)
+		}
+		wantName, _ := m.GetName()
+		if name, _ := viaC.GetName(); name != wantName {
+			t.Errorf("C %q, Go %q", name, wantName)
+		}
+		access := filepath.Join(sharedRoot, "proc/driver/nvidia/capabilities/gpu2/mig", "gi"+string(rune('0'+id)), "access")
+		if _, err := os.Stat(access); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]int{2, 3, 9}, ids); diff != "" {
+		t.Errorf("GPU instances:\n%s", diff)
+	}
+	compareGetters(t, "GPU", valueOf(d), valueOf(other), deviceType)
+}
+
+func TestMIGIsNotPossibleOnAT4(t *testing.T) {
+	c, g := both(t, "t4-edge")
+	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
+		d, _ := l.DeviceGetHandleByIndex(0)
+		if _, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE); r != nvml.ERROR_NOT_SUPPORTED {
+			t.Errorf("%s: SetMigMode: %v", name, r)
+		}
+		if n, r := d.GetMaxMigDeviceCount(); r != nvml.SUCCESS || n != 0 {
+			t.Errorf("%s: GetMaxMigDeviceCount: %d %v", name, n, r)
+		}
+	}
+}
+
+func TestCapacityFallsWithEveryInstance(t *testing.T) {
+	_, _ = both(t, "gb200-nvl72")
+	f, err := state.Open(sharedRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := f.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, gpu := &b.Node.Model, b.GPUs[0]
+	gpu.Core.MIGCurrent = 1
+	smallest := mig.ProfileIndex(m, 19)
+	for left := 7; left > 0; left-- {
+		if n := mig.Capacity(m, gpu, smallest); n != left {
+			t.Fatalf("capacity %d; want %d", n, left)
+		}
+		if _, err := mig.CreateGPUInstance(m, gpu, smallest, mig.Anywhere); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := mig.CreateGPUInstance(m, gpu, smallest, mig.Anywhere); err == nil {
+		t.Error("an eighth instance was made")
+	}
+}

@@ -12,7 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	apitypes "k8s.io/apimachinery/pkg/types"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -62,6 +64,9 @@ func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, h
 	}
 	if err := m.removeSlices(ctx, drivers); err != nil {
 		notes = append(notes, fmt.Sprintf("ResourceSlices of the removed drivers may be left: %v", err))
+	}
+	if err := m.removeLabels(ctx, drivers); err != nil {
+		notes = append(notes, fmt.Sprintf("Nodes may still be labelled with what the removed drivers found on them: %v", err))
 	}
 	if removal.CRDs {
 		if err := m.removeCRDs(ctx, slices.Concat(left, removed)); err != nil {
@@ -125,6 +130,30 @@ func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 		err := m.client.Typed.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + d})
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nodeLabels are what each driver's node plugin writes on its node. A plugin that ends cannot tell an uninstall from an upgrade, so it leaves them.
+var nodeLabels = map[string][]string{"compute-domain.nvidia.com": {v1beta1.LabelClique, v1beta1.LabelComputeDomain}}
+
+// removeLabels takes off the nodes what the drivers wrote on them.
+func (m *Manager) removeLabels(ctx context.Context, drivers []string) error {
+	var errs []error
+	for _, d := range drivers {
+		for _, label := range nodeLabels[d] {
+			nodes, err := m.client.Typed.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: label})
+			if err != nil {
+				return err
+			}
+			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, label)
+			for _, node := range nodes.Items {
+				_, err := m.client.Typed.CoreV1().Nodes().Patch(ctx, node.Name, apitypes.MergePatchType, patch, metav1.PatchOptions{})
+				if err != nil && !apierrors.IsNotFound(err) {
+					errs = append(errs, err)
+				}
+			}
 		}
 	}
 	return errors.Join(errs...)

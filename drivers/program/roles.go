@@ -8,6 +8,7 @@ import (
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/host"
+	rdmapools "gpufabric.io/drivers/rdma/controller"
 	"gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
@@ -17,7 +18,7 @@ import (
 // roles are the program's subcommands, one a line.
 func roles() []func(host.Host) *cobra.Command {
 	return []func(host.Host) *cobra.Command{
-		controller.Command,
+		func(h host.Host) *cobra.Command { return controller.Command(h, rdmapools.Add) },
 		nodeplugin.Command,
 		daemon.Command,
 		gpu.Command,

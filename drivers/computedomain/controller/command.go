@@ -52,11 +52,13 @@ type Settings struct {
 
 	metricsAddress, healthAddress string
 	leaderElection                bool
+
+	others []func(context.Context, ctrl.Manager) error
 }
 
-// Command is `gpufabric controller`.
-func Command(h host.Host) *cobra.Command {
-	var s Settings
+// Command is `gpufabric controller`. The other controllers run in the same process, under the same lease.
+func Command(h host.Host, others ...func(context.Context, ctrl.Manager) error) *cobra.Command {
+	s := Settings{others: others}
 	command := &cobra.Command{
 		Use:   role,
 		Short: "Form compute domains (one a cluster; further ones stand by)",
@@ -130,6 +132,11 @@ func Run(ctx context.Context, config *rest.Config, s Settings) error {
 	defer stopRecorder()
 	if err := newReconciler(manager.GetClient(), manager.GetAPIReader(), recorder, s).setup(ctx, manager); err != nil {
 		return fmt.Errorf("set the controller up: %w", err)
+	}
+	for _, add := range s.others {
+		if err := add(ctx, manager); err != nil {
+			return fmt.Errorf("set another controller up: %w", err)
+		}
 	}
 	if err := manager.Start(ctx); err != nil {
 		return fmt.Errorf("run the controller: %w", err)

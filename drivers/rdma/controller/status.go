@@ -1,0 +1,105 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+)
+
+// Reasons of the conditions.
+const (
+	reasonInvalid    = "InvalidSpec"       // the spec has mistakes
+	reasonWaiting    = "WaitingForNodes"   // no node has reported on this generation
+	reasonNoDevices  = "NoMatchingDevices" // nodes have reported, and none has a device
+	reasonDown       = "DevicesDown"       // a node has devices, and none of them can carry traffic
+	reasonDegraded   = "SomeDevicesDown"   // every node has a healthy device, and some have others too
+	reasonHealthy    = "AllDevicesHealthy"
+	reasonConflict   = "ClaimedByOthers"
+	reasonNoConflict = "NoConflicts"
+)
+
+// named bounds the nodes that a message names.
+const named = 3
+
+// summarise makes the status, but for the nodes' entries, of what the nodes reported.
+func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
+	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(), Conditions: slices.Clone(p.Status.Conditions)}
+	var conflicts, down, none []string
+	current := 0
+	for _, n := range p.Status.Nodes {
+		if n.ObservedGeneration == p.Generation {
+			current++
+		}
+		status.Devices += n.Devices
+		status.HealthyDevices += n.HealthyDevices
+		switch {
+		case n.Devices == 0:
+			none = append(none, n.Name+" ("+n.Message+")")
+		case n.HealthyDevices == 0:
+			down = append(down, n.Name+" ("+n.Message+")")
+			fallthrough
+		default:
+			status.NodeCount++
+		}
+		for _, c := range n.Conflicts {
+			conflicts = append(conflicts, n.Name+": "+c)
+		}
+	}
+	set := func(kind string, is bool, reason, message string) {
+		value := metav1.ConditionFalse
+		if is {
+			value = metav1.ConditionTrue
+		}
+		c := metav1.Condition{Type: kind, Status: value, Reason: reason, Message: message, ObservedGeneration: p.Generation}
+		if meta.SetStatusCondition(&status.Conditions, c) {
+			if set := meta.FindStatusCondition(status.Conditions, kind); set.LastTransitionTime.IsZero() {
+				set.LastTransitionTime = metav1.NewTime(now)
+			}
+		}
+	}
+	counts := fmt.Sprintf("%d of %d devices can carry traffic, on %s", status.HealthyDevices, status.Devices, count(status.NodeCount, "node"))
+	mistakes := p.Spec.Validate(field.NewPath("spec")).ToAggregate()
+	switch {
+	case mistakes != nil:
+		set(v1alpha1.RDMAPoolReady, false, reasonInvalid, mistakes.Error())
+	case current == 0:
+		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, "no node that nodeSelector selects has reported on this pool yet: is the rdma-plugin running there?")
+	case status.Devices == 0:
+		set(v1alpha1.RDMAPoolReady, false, reasonNoDevices, fmt.Sprintf("no device matches on %s: %s", count(int32(len(none)), "node"), list(none)))
+	case len(down) > 0:
+		set(v1alpha1.RDMAPoolReady, false, reasonDown, counts+"; none on "+list(down))
+	case status.HealthyDevices < status.Devices:
+		set(v1alpha1.RDMAPoolReady, true, reasonDegraded, counts)
+	default:
+		set(v1alpha1.RDMAPoolReady, true, reasonHealthy, counts)
+	}
+	if len(conflicts) > 0 {
+		set(v1alpha1.RDMAPoolConflicting, true, reasonConflict, list(conflicts))
+	} else {
+		set(v1alpha1.RDMAPoolConflicting, false, reasonNoConflict, "no other pool claims this one's devices or its resource name")
+	}
+	return status
+}
+
+// list joins a few of the texts and counts the rest.
+func list(texts []string) string {
+	text := strings.Join(texts[:min(len(texts), named)], "; ")
+	if more := len(texts) - named; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+func count(n int32, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

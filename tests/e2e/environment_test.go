@@ -22,9 +22,9 @@ const (
 	// keepVariable keeps the cluster after the tests, and takes the one that is up already before them.
 	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
 
-	// What a claim leaves on a node goes some time after the API forgot it; no event tells of it.
-	leftoverPatience = 60 * time.Second
-	leftoverInterval = 500 * time.Millisecond
+	// What is on a node's disk has no event to wait for; it is looked at this often, for this long.
+	patience = 60 * time.Second
+	interval = 500 * time.Millisecond
 )
 
 // environment is the cluster that all tests share.
@@ -135,18 +135,27 @@ func (e *environment) traces(ctx context.Context, names ...string) ([]string, er
 // vanish waits until list returns nothing, and fails the test with what is left otherwise.
 func vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), leftoverPatience)
+	eventually(t, what+" to be gone", func(ctx context.Context) (bool, string, error) {
+		left, err := list(ctx)
+		return err == nil && len(left) == 0, strings.Join(left, ", "), err
+	})
+}
+
+// eventually waits until look is satisfied, and fails the test with what look saw last otherwise.
+func eventually(t *testing.T, what string, look func(ctx context.Context) (good bool, saw string, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for {
-		left, err := list(ctx)
-		if err == nil && len(left) == 0 {
+		good, saw, err := look(t.Context())
+		if good {
 			return
 		}
 		select {
 		case <-ctx.Done():
-			t.Errorf("%s: still there after %s: %s (error: %v)", what, leftoverPatience, strings.Join(left, ", "), err)
+			t.Errorf("waited %s for %s; last seen: %s (error: %v)", patience, what, saw, err)
 			return
-		case <-time.After(leftoverInterval):
+		case <-time.After(interval):
 		}
 	}
 }

@@ -54,20 +54,15 @@ spec:
   resourceClaims: [{name: channel, resourceClaimName: stolen}]
 `, tenant, uid, e.Workers()[0]))
 
-	// The kubelet reports the refusal as an Event on the pod, the driver one on the claim and in the claim's status.
+	const reason = "NotInDomainNamespace"
 	for what, args := range map[string][]string{
-		"an Event":           {"get", "events", "--output", `jsonpath={range .items[*]}{.involvedObject.kind} {.message}{"\n"}{end}`},
-		"the claim's status": {"get", "resourceclaim/stolen", "--output", "jsonpath={.status.devices}"},
+		"an Event on the claim": {"get", "events", "--field-selector", "involvedObject.kind=ResourceClaim", "--output", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
+		"an Event on the pod":   {"get", "events", "--field-selector", "involvedObject.kind=Pod", "--output", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
+		"the claim's status":    {"get", "resourceclaim/stolen", "--output", "jsonpath={.status.devices}"},
 	} {
-		vanish(t, what+" that says why there is no channel", func(ctx context.Context) ([]string, error) {
+		eventually(t, what+" to say why there is no channel", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, append([]string{"--namespace", tenant}, args...)...)
-			if err != nil {
-				return nil, err
-			}
-			if strings.Contains(out, "namespace") && strings.Contains(out, "default") {
-				return nil, nil
-			}
-			return []string{out}, nil
+			return strings.Contains(out, reason) && strings.Contains(out, uid), out, err
 		})
 	}
 	if phase := e.kubectl(t, "--namespace", tenant, "get", "pod/thief", "--output", "jsonpath={.status.phase}"); phase != "Pending" {

@@ -81,6 +81,8 @@ func Select(definitions []Definition, devices *inventory.Inventory) *Selection {
 	for _, d := range definitions {
 		if other, taken := bySource[d.Resource()]; taken {
 			s.Refused[d.Source] = fmt.Sprintf("the resource %s is that of %s already: rename one of the two", d.Resource(), other.Source)
+			first := &s.Pools[slices.IndexFunc(s.Pools, func(p Pool) bool { return p.Source == other.Source })]
+			first.Conflicts = append(first.Conflicts, fmt.Sprintf("%s wants the resource %s too", d.Source, d.Resource()))
 			continue
 		}
 		bySource[d.Resource()] = d

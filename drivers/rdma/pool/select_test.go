@@ -150,7 +150,7 @@ func TestPoolsThatWantOneDevice(t *testing.T) {
 		{
 			"of two pools with one resource the first is served",
 			[]pool.Definition{make("a", "", "ibp3s0"), {RDMAPoolConfig: make("a", "", "ibp94s0").RDMAPoolConfig, Source: "RDMAPool x"}},
-			[][]string{{"mlx5_0"}}, [][]string{nil},
+			[][]string{{"mlx5_0"}}, [][]string{{"RDMAPool x wants the resource rdma/a too"}},
 			map[string]string{"RDMAPool x": "the resource rdma/a is that of pool a already: rename one of the two"},
 		},
 	} {

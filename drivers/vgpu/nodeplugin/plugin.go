@@ -93,7 +93,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
 	}
-	defer lib.Shutdown()
+	defer func() { _ = lib.Shutdown() }()
 	deck, node, err := lay(ctx, o, lib, config)
 	if err != nil {
 		return err

@@ -65,7 +65,7 @@ func start(t *testing.T, flags ...string) *node {
 }
 
 // annotation waits until an annotation of the node satisfies want.
-func (n *node) annotation(key string, want func(string) bool) string {
+func (n *node) annotation(key string, want func(string) bool) {
 	n.t.Helper()
 	watcher, err := n.api.CoreV1().Nodes().Watch(n.t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", nodeName).String()})
 	if err != nil {
@@ -86,7 +86,6 @@ func (n *node) annotation(key string, want func(string) bool) string {
 			n.t.Fatalf("the role ended: %v", err)
 		}
 	}
-	return got.Annotations[key]
 }
 
 func (n *node) schedule(name, devices string, containers ...string) *corev1.Pod {

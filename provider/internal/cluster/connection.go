@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/provider/internal/feed"
+	"gpufabric.io/provider/internal/inventory"
 )
 
 // probeTimeout bounds the first request to an API server, so that an address where packets vanish is reported in seconds.
@@ -29,6 +30,8 @@ type Client struct {
 	Typed   kubernetes.Interface
 	Version *version.Info
 	Feeds   *feed.Set // shared watches, one for each kind
+
+	Inventory *inventory.Cache // what nodes have, for advice at plan time
 }
 
 // Connection is a cluster that may not be known or reachable yet. It connects when first asked, because a provider is configured
@@ -107,5 +110,5 @@ func connect(ctx context.Context, s Settings) (*Client, error) {
 	if err != nil {
 		return nil, &ConnectError{Host: config.Host, Source: source, Err: err}
 	}
-	return &Client{Config: config, Source: source, Dynamic: dyn, Typed: typed, Version: info, Feeds: feed.NewSet(dyn)}, nil
+	return &Client{Config: config, Source: source, Dynamic: dyn, Typed: typed, Version: info, Feeds: feed.NewSet(dyn), Inventory: inventory.NewCache(typed)}, nil
 }

@@ -3,11 +3,13 @@ package fabric
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
@@ -37,4 +39,21 @@ func PoolOfConfig(text, resourceName string) (*v1alpha1.RDMAPoolConfig, error) {
 		return nil, errs.ToAggregate()
 	}
 	return entry, nil
+}
+
+// ParseMIGParted reads a configuration file of mig-parted. Unknown keys are errors, every mistake is reported.
+func ParseMIGParted(text string) (*v1alpha1.MIGPartedConfig, error) {
+	config := &v1alpha1.MIGPartedConfig{}
+	if err := yaml.UnmarshalStrict([]byte(text), config); err != nil {
+		return nil, fmt.Errorf("not a configuration file of mig-parted: %w", err)
+	}
+	for name := range config.Layouts {
+		// The validation wants one layout chosen; which one does not matter to the others.
+		spec := v1alpha1.MIGLayoutSpec{Layout: name, Config: *config}
+		if errs := spec.Validate(nil); len(errs) > 0 {
+			return nil, errs.ToAggregate()
+		}
+		return config, nil
+	}
+	return nil, errors.New("mig-configs has no layout")
 }

@@ -32,6 +32,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},
 		{"data sources", testDataSources},
+		{"vGPU profile", testVGPUProfile},
+		{"MIG layout", testMIGLayout},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}
@@ -66,5 +68,5 @@ func check(t *testing.T, steps ...resource.TestStep) {
 
 // as returns a provider block for the server's administrator.
 func as(s *apiserver.Server) string {
-	return fmt.Sprintf("provider \"gpufabric\" {\n  config_path = %q\n}\n", s.Kubeconfig)
+	return fmt.Sprintf("terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\nprovider \"gpufabric\" {\n  config_path = %q\n}\n", s.Kubeconfig)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64default"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/inventory"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -31,22 +33,13 @@ var (
 	_ resource.ResourceWithIdentity    = (*objectResource[*computeDomainModel])(nil)
 )
 
-// What a compute domain is waited for.
-const (
-	waitAccepted = "accepted"
-	waitReady    = "ready"
-)
-
 type computeDomainModel struct {
 	namespacedMeta
 	NumNodes types.Int64  `tfsdk:"num_nodes"`
 	Channel  types.Object `tfsdk:"channel"`
-	WaitFor  types.String `tfsdk:"wait_for"`
 
-	Accepted types.Bool   `tfsdk:"accepted"`
-	Ready    types.Bool   `tfsdk:"ready"`
-	Message  types.String `tfsdk:"message"`
-	Nodes    types.List   `tfsdk:"nodes"`
+	readiness
+	Nodes types.List `tfsdk:"nodes"`
 }
 
 type channelModel struct {
@@ -67,6 +60,7 @@ func newComputeDomainResource() resource.Resource {
 		kind:   computeDomainKind,
 		schema: computeDomainSchema,
 		empty:  func() *computeDomainModel { return &computeDomainModel{} },
+		advise: adviseComputeDomain,
 		await:  awaitComputeDomain,
 	})
 }
@@ -86,12 +80,9 @@ func computeDomainSchema(ctx context.Context) schema.Schema {
 				Validators:          []validator.String{stringvalidator.OneOf("Single", "All")},
 				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the domain."},
 		}}
-	attributes["wait_for"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(waitAccepted), Validators: []validator.String{stringvalidator.OneOf(waitAccepted, waitReady)},
-		MarkdownDescription: "`accepted`, the default, waits until the controller has taken the domain up and its claim template is there, so that pods can be created. " +
-			"`ready` waits until the domain is Ready. A domain with `num_nodes` = N > 0 becomes Ready only when the pods that use it have brought N nodes in, so use `ready` only where those pods do not depend on this resource."}
-	attributes["accepted"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the controller has taken the domain up."}
+	addReadiness(attributes, "the controller has taken the domain up and its claim template is there, so that pods can be created",
+		"the domain is Ready. A domain with `num_nodes` = N > 0 becomes so only when pods that use it have brought N nodes in: wait for it only where those pods do not depend on this resource")
 	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the domain is Ready."}
-	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What the controller says about the domain, for example how many nodes have joined and which one is waited for."}
 	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "Nodes in the domain.", NestedObject: schema.NestedAttributeObject{
 		Attributes: map[string]schema.Attribute{
 			"name":       schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
@@ -126,10 +117,8 @@ func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstru
 	}
 	channel, diags := types.ObjectValue(channelType, map[string]attr.Value{"resource_claim_template": types.StringValue(template), "allocation_mode": types.StringValue(mode)})
 	m.Channel = channel
-	if m.WaitFor.ValueString() == "" {
-		m.WaitFor = types.StringValue(waitAccepted) // imported
-	}
 	state := readDomain(obj)
+	m.WaitFor = types.StringValue(or(m.WaitFor.ValueString(), waitAccepted)) // none after an import
 	m.Accepted, m.Ready, m.Message = types.BoolValue(state.accepted), types.BoolValue(state.ready), types.StringValue(state.message)
 	nodes := make([]attr.Value, 0, len(state.nodes))
 	for _, n := range state.nodes {
@@ -145,18 +134,33 @@ func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstru
 }
 
 func (m *computeDomainModel) forget() {
-	m.Accepted, m.Ready, m.Message = types.BoolUnknown(), types.BoolUnknown(), types.StringUnknown()
+	m.forgetReadiness()
 	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: nodeType})
 }
 
-func (m *computeDomainModel) settled() bool {
-	return m.Ready.ValueBool() || (m.WaitFor.ValueString() == waitAccepted && m.Accepted.ValueBool())
+// adviseComputeDomain warns of a domain with more nodes than the cluster's fabric has.
+func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *computeDomainModel) diag.Diagnostics {
+	var diags diag.Diagnostics
+	fabric := int64(0)
+	for _, labels := range now.Labels {
+		if labels[inventory.CliqueLabel] != "" {
+			fabric++
+		}
+	}
+	if wanted := plan.NumNodes.ValueInt64(); fabric > 0 && wanted > fabric {
+		diags.AddAttributeWarning(path.Root("num_nodes"), "More nodes than the fabric has", fmt.Sprintf("num_nodes = %d, but now only %d nodes of the cluster have an NVLink clique. "+
+			"The domain will not become Ready before there are more.", wanted, fabric))
+	}
+	return diags
 }
 
 var claimTemplateKind = object.Kind{Group: "resource.k8s.io", Version: "v1", Name: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Namespaced: true}
 
 func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 	key := m.key()
+	if m.WaitFor.ValueString() == waitNone {
+		return obj, "", nil
+	}
 	last, err := object.NewStore(client, computeDomainKind).Await(ctx, key, obj, func(obj *unstructured.Unstructured) (bool, error) {
 		if obj == nil || obj.GetDeletionTimestamp() != nil {
 			return false, object.ErrGone

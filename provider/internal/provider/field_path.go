@@ -10,32 +10,67 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// addFieldErrors reports what the API's own validation says at the attributes of the configuration. The specs and the schemas differ only in how
-// names are written (pciAddresses, pci_addresses).
-func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList) {
+// addFieldErrors reports what the API's own validation says at the attributes of the configuration.
+func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList, at func(fieldPath string) path.Path) {
 	for _, err := range errs {
-		at := attributePath(err.Field)
-		diags.AddAttributeError(at, "Invalid "+kind, at.String()+": "+err.ErrorBody()+".")
+		where := at(err.Field)
+		diags.AddAttributeError(where, "Invalid "+kind, where.String()+": "+err.ErrorBody()+".")
 	}
 }
 
-// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0].
+// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0]: the schemas of most resources differ from the API's only in how
+// names are written.
 func attributePath(fieldPath string) path.Path {
 	at := path.Empty()
-	for _, part := range strings.Split(strings.TrimPrefix(fieldPath, "spec."), ".") {
-		name, index, indexed := strings.Cut(part, "[")
-		at = at.AtName(snakeCase(name))
-		if i, err := strconv.Atoi(strings.TrimSuffix(index, "]")); indexed && err == nil {
-			at = at.AtListIndex(i)
-		}
+	for _, s := range fieldSteps(fieldPath) {
+		at = s.append(at)
 	}
 	return at
+}
+
+// fieldStep is one step of a field path: a field's name, or what stood in brackets.
+type fieldStep struct {
+	text    string
+	bracket bool
+}
+
+func (s fieldStep) append(at path.Path) path.Path {
+	if !s.bracket {
+		return at.AtName(snakeCase(s.text))
+	}
+	if i, err := strconv.Atoi(s.text); err == nil {
+		return at.AtListIndex(i)
+	}
+	return at.AtMapKey(s.text)
+}
+
+// fieldSteps takes spec.a[0].b[k.e.y] apart, without spec.
+func fieldSteps(fieldPath string) []fieldStep {
+	var steps []fieldStep
+	rest := fieldPath
+	for rest != "" {
+		if inside, ok := strings.CutPrefix(rest, "["); ok {
+			text, after, _ := strings.Cut(inside, "]")
+			steps, rest = append(steps, fieldStep{text, true}), strings.TrimPrefix(after, ".")
+			continue
+		}
+		end := strings.IndexAny(rest, ".[")
+		if end < 0 {
+			end = len(rest)
+		}
+		steps = append(steps, fieldStep{rest[:end], false})
+		rest = strings.TrimPrefix(rest[end:], ".")
+	}
+	if len(steps) > 0 && steps[0].text == "spec" {
+		steps = steps[1:]
+	}
+	return steps
 }
 
 // snakeCase writes an API field's name as an attribute's: a run of capitals is one word (deviceIDs: device_ids, pciAddresses: pci_addresses).
 func snakeCase(name string) string {
 	var out strings.Builder
-	runes := []rune(name)
+	runes := []rune(strings.ReplaceAll(name, "-", "_"))
 	for i, r := range runes {
 		if unicode.IsUpper(r) && i > 0 && !unicode.IsUpper(runes[i-1]) {
 			out.WriteByte('_')

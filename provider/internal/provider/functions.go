@@ -39,7 +39,7 @@ func (f *pureFunction) Run(ctx context.Context, req function.RunRequest, resp *f
 }
 
 func (p *fabricProvider) Functions(context.Context) []func() function.Function {
-	return []func() function.Function{newParseCliqueID, newParseMIGProfile, newMIGLayouts, newVGPUFit, newRDMASelector}
+	return []func() function.Function{newParseCliqueID, newParseMIGProfile, newMIGLayouts, newVGPUFit, newRDMASelector, newMIGParted}
 }
 
 func text(name, what string) function.Parameter {
@@ -201,6 +201,31 @@ func newRDMASelector() function.Function {
 			}
 			var diags diag.Diagnostics
 			value := rdmaSelectorsValue(ctx, types.ObjectNull(rdmaSelectorsType()), selectors, &diags)
+			return value, function.FuncErrorFromDiags(ctx, diags)
+		},
+	}
+}
+
+func newMIGParted() function.Function {
+	return &pureFunction{
+		name: "mig_parted",
+		definition: function.Definition{
+			Summary:             "Reads MIG layouts from a configuration file of mig-parted",
+			MarkdownDescription: "Reads the layouts (`mig-configs`) of a configuration file of mig-parted in the form of `gpufabric_mig_layout`'s attribute `layouts`. Unknown keys are errors.",
+			Parameters:          []function.Parameter{text("config_yaml", "The text of the file, for example `file(\"mig.yaml\")`.")},
+			Return:              function.MapReturn{ElementType: layoutType},
+		},
+		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
+			var config string
+			if err := args.Get(ctx, &config); err != nil {
+				return nil, err
+			}
+			parsed, err := fabric.ParseMIGParted(config)
+			if err != nil {
+				return nil, function.NewArgumentFuncError(0, err.Error())
+			}
+			var diags diag.Diagnostics
+			value := layoutsValue(ctx, *parsed, &diags)
 			return value, function.FuncErrorFromDiags(ctx, diags)
 		},
 	}

@@ -14,10 +14,12 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-log/tflog"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/inventory"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -45,6 +47,10 @@ type definition[M objectModel] struct {
 	empty  func() M
 	// validate holds a fully known configuration against the API's own validation; nil: the schema says it all.
 	validate func(ctx context.Context, m M) (field.ErrorList, diag.Diagnostics)
+	// attribute finds the attribute of an API field; nil: attributePath.
+	attribute func(fieldPath string) path.Path
+	// advise looks at a planned creation (state is nil) or change with what the cluster has now; nil: nothing to say.
+	advise func(ctx context.Context, now *inventory.Snapshot, state, plan M) diag.Diagnostics
 	// await waits for what the configuration asks and returns the object as last seen, with what is still missing in words.
 	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured, waiting string, err error)
 }
@@ -100,7 +106,11 @@ func (r *objectResource[M]) ValidateConfig(ctx context.Context, req resource.Val
 	}
 	errs, diags := r.validate(ctx, m)
 	resp.Diagnostics.Append(diags...)
-	addFieldErrors(&resp.Diagnostics, r.kind.Name, errs)
+	at := r.attribute
+	if at == nil {
+		at = attributePath
+	}
+	addFieldErrors(&resp.Diagnostics, r.kind.Name, errs, at)
 }
 
 // Create applies the object, notes it in the state, then waits. A creation that is only not ready in time ends in a warning: an
@@ -230,24 +240,56 @@ func (r *objectResource[M]) ImportState(ctx context.Context, req resource.Import
 	importKey(ctx, r.kind.Namespaced, r.kind.Name, req, resp)
 }
 
-// ModifyPlan plans to go on with a wait that ran out.
+// ModifyPlan says what a change disturbs, and plans to go on with a wait that ran out.
 func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
-	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
+	if req.Plan.Raw.IsNull() {
+		return
+	}
+	var state M
+	plan := r.empty()
+	resp.Diagnostics.Append(req.Plan.Get(ctx, plan)...)
+	if !req.State.Raw.IsNull() {
+		state = r.empty()
+		resp.Diagnostics.Append(req.State.Get(ctx, state)...)
+	}
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if !req.Plan.Raw.Equal(req.State.Raw) && req.Config.Raw.IsFullyKnown() {
+		resp.Diagnostics.Append(r.advice(ctx, state, plan)...)
+	}
+	if req.State.Raw.IsNull() {
 		return
 	}
 	mark, diags := req.Private.GetKey(ctx, unfinishedKey)
 	resp.Diagnostics.Append(diags...)
-	if string(mark) != "true" {
-		return
-	}
-	state, plan := r.empty(), r.empty()
-	resp.Diagnostics.Append(req.State.Get(ctx, state)...)
-	resp.Diagnostics.Append(req.Plan.Get(ctx, plan)...)
-	if resp.Diagnostics.HasError() || state.settled() {
+	if string(mark) != "true" || state.settled() {
 		return
 	}
 	plan.forget()
 	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
+}
+
+// adviceTimeout bounds what a plan may wait for a cluster that does not answer.
+const adviceTimeout = 5 * time.Second
+
+// advice asks the cluster; one that does not answer, or has no such kinds yet, is no reason to fail a plan.
+func (r *objectResource[M]) advice(ctx context.Context, state, plan M) diag.Diagnostics {
+	if r.advise == nil || r.connection == nil || !r.connection.Known() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, adviceTimeout)
+	defer cancel()
+	client, err := r.connection.Client(ctx)
+	if err != nil {
+		return nil
+	}
+	now, err := client.Inventory.Snapshot(ctx)
+	if err != nil {
+		tflog.Debug(ctx, "planning without live capacity", map[string]any{"because": err.Error()})
+		return nil
+	}
+	return r.advise(ctx, now, state, plan)
 }
 
 func (r *objectResource[M]) title(m M) string { return r.kind.Name + " " + m.key().String() }

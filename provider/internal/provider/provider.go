@@ -178,6 +178,8 @@ func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
 		newDriverStackResource,
 		newComputeDomainResource,
 		newRDMAPoolResource,
+		newVGPUProfileResource,
+		newMIGLayoutResource,
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
@@ -13,11 +12,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/int64default"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringdefault"
-	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -36,12 +32,9 @@ type rdmaPoolModel struct {
 	Mode            types.String `tfsdk:"mode"`
 	DeviceNodes     types.String `tfsdk:"device_nodes"`
 	ExcludeTopology types.Bool   `tfsdk:"exclude_topology"`
-	WaitFor         types.String `tfsdk:"wait_for"`
 
+	readiness
 	Resource       types.String `tfsdk:"resource"`
-	Accepted       types.Bool   `tfsdk:"accepted"`
-	Ready          types.Bool   `tfsdk:"ready"`
-	Message        types.String `tfsdk:"message"`
 	HealthyDevices types.Int64  `tfsdk:"healthy_devices"`
 	Nodes          types.List   `tfsdk:"nodes"`
 }
@@ -72,11 +65,8 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 	attributes["mode"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMAShared)), MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs."}
 	attributes["device_nodes"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)), MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool."}
 	attributes["exclude_topology"] = schema.BoolAttribute{Optional: true, Computed: true, Default: booldefault.StaticBool(false), MarkdownDescription: "Leave the NUMA node out of what the kubelet is told. Default `false`."}
-	attributes["wait_for"] = waitForAttribute("the controller has looked at the pool", "every selected node has a healthy device in the pool")
+	addReadiness(attributes, "the controller has looked at the pool", "every selected node has a healthy device in the pool")
 	attributes["resource"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What pods ask for: `resource_prefix/resource_name`."}
-	attributes["accepted"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the controller has looked at the pool."}
-	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether every selected node has a healthy device in the pool."}
-	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What the controller says about the pool."}
 	attributes["healthy_devices"] = schema.Int64Attribute{Computed: true, MarkdownDescription: "How many devices of the pool can carry traffic, on all nodes."}
 	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "What each node has of the pool.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 		"name":            schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
@@ -86,12 +76,6 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 		"message":         schema.StringAttribute{Computed: true, MarkdownDescription: "Why there are no devices, or fewer healthy ones than devices."},
 	}}}
 	return schema.Schema{Attributes: attributes, MarkdownDescription: "A pool of RDMA NICs handed out under one resource name. It is the resource `RDMAPool` of `gpufabric.io/v1alpha1` and says what an entry of the RDMA device plugin's config.json says, per node selector."}
-}
-
-// waitForAttribute is the wait_for of resources that have no better default than acceptance.
-func waitForAttribute(accepted, ready string) schema.Attribute {
-	return schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(waitAccepted), Validators: []validator.String{stringvalidator.OneOf(waitNone, waitAccepted, waitReady)},
-		MarkdownDescription: fmt.Sprintf("`accepted`, the default, waits until %s; `ready` until %s; `none` does not wait.", accepted, ready)}
 }
 
 func (m *rdmaPoolModel) api(ctx context.Context) (*v1alpha1.RDMAPoolSpec, diag.Diagnostics) {
@@ -112,18 +96,13 @@ func validateRDMAPool(ctx context.Context, m *rdmaPoolModel) (field.ErrorList, d
 
 func (m *rdmaPoolModel) spec(ctx context.Context) (map[string]any, diag.Diagnostics) {
 	spec, diags := m.api(ctx)
-	out, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec)
-	if err != nil {
-		diags.AddError("Cannot write the RDMAPool", err.Error())
-	}
-	return out, diags
+	return toMap(spec, &diags), diags
 }
 
 func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
 	pool := &v1alpha1.RDMAPool{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, pool); err != nil {
-		diags.AddError("Cannot read the RDMAPool", fmt.Sprintf("RDMAPool %s in the cluster has another form than this provider knows: %v.", obj.GetName(), err))
+	if !fromObject(obj, pool, &diags) {
 		return diags
 	}
 	s := pool.Spec
@@ -136,12 +115,8 @@ func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructu
 	m.Mode = types.StringValue(or(string(s.Mode), string(v1alpha1.RDMAShared)))
 	m.DeviceNodes = types.StringValue(or(string(s.DeviceNodes), string(v1alpha1.RDMANodesAllocated)))
 	m.ExcludeTopology = types.BoolValue(s.ExcludeTopology)
-	m.WaitFor = types.StringValue(or(m.WaitFor.ValueString(), waitAccepted))
-
+	m.observeConditions(pool.Generation, pool.Status.ObservedGeneration, pool.Status.Conditions)
 	m.Resource = types.StringValue(s.Resource())
-	condition := conditionOf(pool.Status.Conditions, v1alpha1.RDMAPoolReady)
-	m.Accepted = types.BoolValue(pool.Status.ObservedGeneration >= pool.Generation && pool.Generation > 0)
-	m.Ready, m.Message = types.BoolValue(condition.Status == metav1.ConditionTrue), types.StringValue(condition.Message)
 	m.HealthyDevices = types.Int64Value(int64(pool.Status.HealthyDevices))
 	nodes := make([]attr.Value, 0, len(pool.Status.Nodes))
 	for _, n := range pool.Status.Nodes {
@@ -155,12 +130,9 @@ func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructu
 }
 
 func (m *rdmaPoolModel) forget() {
-	m.Accepted, m.Ready, m.Message, m.HealthyDevices = types.BoolUnknown(), types.BoolUnknown(), types.StringUnknown(), types.Int64Unknown()
+	m.forgetReadiness()
+	m.HealthyDevices = types.Int64Unknown()
 	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: poolNodeType})
-}
-
-func (m *rdmaPoolModel) settled() bool {
-	return m.WaitFor.ValueString() == waitNone || m.Ready.ValueBool() || (m.WaitFor.ValueString() == waitAccepted && m.Accepted.ValueBool())
 }
 
 // waiting names the nodes that lack a healthy device.

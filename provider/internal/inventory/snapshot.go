@@ -1,0 +1,70 @@
+package inventory
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Snapshot is the inventory with the nodes' labels.
+type Snapshot struct {
+	*Inventory
+	Labels map[string]map[string]string // by node
+}
+
+// Selects reports whether a node has the labels; a nil selector selects all, an invalid one none.
+func (s *Snapshot) Selects(selector *metav1.LabelSelector, node string) bool {
+	if selector == nil {
+		return true
+	}
+	compiled, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && compiled.Matches(labels.Set(s.Labels[node]))
+}
+
+// freshFor is how long a snapshot serves: one plan asks it for each of its resources.
+const freshFor = 30 * time.Second
+
+// Cache takes a snapshot at most every half a minute, whoever asks.
+type Cache struct {
+	client kubernetes.Interface
+
+	mu   sync.Mutex
+	last *Snapshot
+	err  error
+	at   time.Time
+}
+
+// NewCache returns a cache without a snapshot.
+func NewCache(client kubernetes.Interface) *Cache { return &Cache{client: client} }
+
+// Snapshot returns what the cluster has, not older than half a minute. A failure is remembered as long.
+func (c *Cache) Snapshot(ctx context.Context) (*Snapshot, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.at) < freshFor {
+		return c.last, c.err
+	}
+	c.last, c.err = take(ctx, c.client)
+	c.at = time.Now()
+	return c.last, c.err
+}
+
+func take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
+	nodes, err := Nodes(ctx, client, nil)
+	if err != nil {
+		return nil, err
+	}
+	inv, err := Read(ctx, client, "")
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{Inventory: inv, Labels: map[string]map[string]string{}}
+	for _, n := range nodes {
+		s.Labels[n.Name] = n.Labels
+	}
+	return s, nil
+}

@@ -34,12 +34,12 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 			k.note(s.GPU, record.UID, share{strategy: s.Strategy, interval: s.Interval})
 		}
 	}
-	k.layOut(ctx)
+	k.LayOut(ctx)
 	return nil
 }
 
-// layOut looks what stands on every GPU and makes the pool from it.
-func (k *Kind) layOut(ctx context.Context) {
+// LayOut looks what stands on every GPU and makes the pool from it. It is called again when an administrator's layout changed.
+func (k *Kind) LayOut(ctx context.Context) {
 	h := *k.Hardware()
 	h.Offer.Static = map[string][]devices.Instance{}
 	for _, g := range h.Node.GPUs {

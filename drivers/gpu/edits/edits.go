@@ -65,6 +65,9 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 	s.common.Env = slices.DeleteFunc(s.common.Env, func(e string) bool { return strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=") })
 	// Tells a container runtime that injects GPUs by environment to leave this container alone.
 	s.common.Env = append(s.common.Env, "NVIDIA_VISIBLE_DEVICES=void")
+	if o.HookPath == "" {
+		s.common.Mounts = append(s.common.Mounts, links(s.common.Mounts)...)
+	}
 	for _, g := range n.GPUs {
 		s.gpus[g.UUID] = s.find(lib, o, g)
 	}
@@ -153,6 +156,42 @@ func (o Options) parts() specs.ContainerEdits {
 		}
 	}
 	return e
+}
+
+// links are mounts in place of the symbolic links that a hook would make: programs look for libnvidia-ml.so.1, and what is mounted is
+// libnvidia-ml.so.570.158.01.
+func links(mounts []*specs.Mount) []*specs.Mount {
+	var out []*specs.Mount
+	there := map[string]bool{}
+	for _, m := range mounts {
+		there[m.ContainerPath] = true
+	}
+	for _, m := range mounts {
+		stem, _, isLibrary := strings.Cut(filepath.Base(m.HostPath), ".so.")
+		if !isLibrary {
+			continue
+		}
+		library, err := os.Stat(m.HostPath)
+		if err != nil {
+			continue
+		}
+		names, err := filepath.Glob(filepath.Join(filepath.Dir(m.HostPath), stem+".so*"))
+		if err != nil {
+			continue
+		}
+		for _, name := range names {
+			path := filepath.Join(filepath.Dir(m.ContainerPath), filepath.Base(name))
+			target, err := os.Stat(name)
+			if err != nil || there[path] || !os.SameFile(library, target) {
+				continue
+			}
+			there[path] = true
+			link := *m
+			link.HostPath, link.ContainerPath = name, path
+			out = append(out, &link)
+		}
+	}
+	return out
 }
 
 // toHost rewrites host paths from where this process sees the driver to where the container runtime does.

@@ -32,7 +32,9 @@ func newGPU(minor int) *GPU {
 	g.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 8, 0, nvml.SUCCESS }
 	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, nvml.SUCCESS }
 	g.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
-		return pciInfo(fmt.Sprintf("00000000:%02X:00.0", minor+0x10)), nvml.SUCCESS
+		info := pciInfo(fmt.Sprintf("00000000:%02X:00.0", minor+0x10))
+		info.PciDeviceId = 0x20B010DE
+		return info, nvml.SUCCESS
 	}
 	g.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 	g.GetGpuFabricInfoFunc = func() (nvml.GpuFabricInfo, nvml.Return) { return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED }

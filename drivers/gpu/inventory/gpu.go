@@ -32,6 +32,8 @@ type GPU struct {
 	ComputeCapability [2]int
 	// AddressingMode is HMM, ATS or None, empty where the driver does not say.
 	AddressingMode string
+	// PCIDevice is the model as PCI knows it: the device ID in the upper half, the vendor's in the lower (0x20B010DE).
+	PCIDevice uint32
 	// Place is where the GPU sits on the PCI bus.
 	Place Place
 	// MemoryBytes is the frame buffer's total.

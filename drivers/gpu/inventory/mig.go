@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -55,7 +56,7 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 			problems = append(problems, fmt.Errorf("asking for profile %d: %w", number, ret))
 			continue
 		}
-		name, err := names.NewMigProfile(number, ComputeProfile(int(info.SliceCount)), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, g.MemoryBytes)
+		name, err := profileName(lib, names, g, number, info)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("naming profile %d: %w", number, err))
 			continue
@@ -66,7 +67,7 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 			continue
 		}
 		p := Profile{
-			Name: name.String(), Number: number, ID: int(info.Id), MaxInstances: int(info.InstanceCount), Slices: int(info.SliceCount),
+			Name: name, Number: number, ID: int(info.Id), MaxInstances: int(info.InstanceCount), Slices: int(info.SliceCount),
 			MemoryBytes: info.MemorySizeMB << 20, Multiprocessors: int(info.MultiprocessorCount), CopyEngines: int(info.CopyEngineCount),
 			Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount), JPEGEngines: int(info.JpegCount), OFAEngines: int(info.OfaCount),
 		}
@@ -78,4 +79,33 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 		m.Profiles = append(m.Profiles, p)
 	}
 	return m, errors.Join(problems...)
+}
+
+// profileName is the driver's own name for a profile. Drivers before 525 give none; then it is worked out as their tools do, which is off for
+// parts whose slices are not eighths (a GB200's 3g.93gb).
+func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int, info nvml.GpuInstanceProfileInfo) (string, error) {
+	if has(lib, "nvmlDeviceGetGpuInstanceProfileInfoV") {
+		if v2, ret := g.Handle.GetGpuInstanceProfileInfoV(number).V2(); ret == nvml.SUCCESS {
+			if name := strings.TrimPrefix(text(v2.Name[:]), "MIG "); name != "" {
+				return name, nil
+			}
+		}
+	}
+	worked, err := names.NewMigProfile(number, ComputeProfile(int(info.SliceCount)), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, g.MemoryBytes)
+	if err != nil {
+		return "", err
+	}
+	return worked.String(), nil
+}
+
+// text is a C string.
+func text(chars []int8) string {
+	var b []byte
+	for _, c := range chars {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	return string(b)
 }

@@ -66,12 +66,5 @@ func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 
 // remoteBusID is the link's far end as sysfs writes an address: NVML gives the domain eight digits.
 func remoteBusID(info nvml.PciInfo) string {
-	var b []byte
-	for _, c := range info.BusId {
-		if c == 0 {
-			break
-		}
-		b = append(b, byte(c))
-	}
-	return normalBusID(string(b))
+	return normalBusID(text(info.BusId[:]))
 }

@@ -91,6 +91,9 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 	note("compute capability", failure(ret))
 	g.AddressingMode, err = addressingMode(r.NVML, dev)
 	note("addressing mode", err)
+	if info, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
+		g.PCIDevice = info.PciDeviceId
+	}
 	g.Place = Place{NUMANode: -1}
 	if busID, err := busID(dev); err != nil {
 		note("PCI address", err)

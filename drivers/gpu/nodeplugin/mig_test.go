@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// standing says what an administrator made before the plugin started.
-func standing(t *testing.T, g *gputest.GPU, profile, start int) {
+// administered makes what an administrator made before the plugin started.
+func administered(t *testing.T, g *gputest.GPU, profile, start int) {
 	t.Helper()
 	gpu := read(t, g)
 	if err := partition.SetMode(gpu, true); err != nil {
@@ -133,8 +133,8 @@ func TestARebootMakesTheInstanceAgain(t *testing.T) {
 
 func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 	m := gputest.New(t, 2)
-	standing(t, m.GPUs[0], 9, 0)
-	standing(t, m.GPUs[0], 19, 4)
+	administered(t, m.GPUs[0], 9, 0)
+	administered(t, m.GPUs[0], 19, 4)
 	b := newBench(t, m)
 	var got []string
 	for _, s := range b.slices() {
@@ -159,7 +159,7 @@ func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 
 func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	m := gputest.New(t, 1)
-	standing(t, m.GPUs[0], 9, 0)
+	administered(t, m.GPUs[0], 9, 0)
 	b := newBench(t, m)
 	held := b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"})
 	b.mustPrepare(held) // static: nothing was made for it
@@ -173,7 +173,7 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 
 func TestAnInstanceThatAppearsLaterIsNeitherTakenNorRemoved(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
-	standing(t, b.machine.GPUs[0], 19, 0)
+	administered(t, b.machine.GPUs[0], 19, 0)
 	for _, name := range []string{"gpu-0-mig-1g5gb-19-0", "gpu-0-mig-2g10gb-14-0", "gpu-0", "gpu-0-shared"} {
 		c := b.claim("u-"+name, nil, device{name: name})
 		_, problem := b.prepare(c)

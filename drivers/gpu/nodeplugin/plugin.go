@@ -16,7 +16,8 @@
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
 //   - resource.k8s.io resourceclaims: get
 //   - resource.k8s.io resourceclaims/status: get, patch, update, and resourceclaims/driver: associated-node:patch, associated-node:update
-//   - core nodes: get
+//   - core nodes: get, list, watch (its own)
+//   - gpufabric.io miglayouts: get, list, watch; miglayouts/status: patch
 //   - core and events.k8s.io events: create, patch, update
 package nodeplugin
 
@@ -31,6 +32,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -67,7 +69,11 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return Run(cmd.Context(), o, h.Library(o.DriverRoot), client)
+			objects, err := dynamic.NewForConfig(apiclient.Tune(config, role))
+			if err != nil {
+				return fmt.Errorf("make a client for MIGLayouts: %w", err)
+			}
+			return Run(cmd.Context(), o, h.Library(o.DriverRoot), client, objects)
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env, role)
@@ -79,6 +85,7 @@ type plugin struct {
 	options  Options
 	nvml     nvml.Interface
 	client   kubernetes.Interface
+	dynamic  dynamic.Interface
 	recorder record.EventRecorder
 	metrics  *metrics.Plugin
 	kind     *claims.Kind
@@ -86,12 +93,15 @@ type plugin struct {
 	monitor  *health.Monitor
 	health   *healthServer
 	given    given
+	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
+	awaited nameSet
+	waiters sync.WaitGroup
 	// dirty holds a token while what is published is not what there is.
 	dirty chan struct{}
 }
 
-// Run runs the role until ctx ends.
-func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface) error {
+// Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
+func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
@@ -101,7 +111,7 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	defer lib.Shutdown()
 	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
 	defer stop()
-	p := &plugin{options: o, nvml: lib, client: client, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+	p := &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 	return p.run(ctx)
 }
@@ -110,7 +120,10 @@ func (p *plugin) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	defer func() {
+		wg.Wait()
+		p.waiters.Wait()
+	}()
 	defer cancel(nil)
 
 	hardware, err := p.read(ctx)
@@ -143,7 +156,7 @@ func (p *plugin) run(ctx context.Context) error {
 			p.report("GPUHealthNotFollowed", err.Error())
 		}
 	})
-	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin} {
+	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followLayouts} {
 		wg.Go(func() {
 			if err := part(ctx); err != nil {
 				cancel(err)

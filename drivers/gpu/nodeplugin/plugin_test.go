@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,7 +20,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -34,7 +37,9 @@ import (
 type bench struct {
 	testing.TB
 	machine *gputest.Machine
+	lib     nvml.Interface
 	client  *fake.Clientset
+	objects *dynamicfake.FakeDynamicClient
 	kubelet drapb.DRAPluginClient
 	options Options
 	stop    func()
@@ -42,15 +47,23 @@ type bench struct {
 
 func newBench(t testing.TB, machine *gputest.Machine, change ...func(*Options)) *bench {
 	t.Helper()
+	b := benchOn(t, machine, machine.Root, change...)
+	b.machine = machine
+	return b
+}
+
+// benchOn runs the role against an NVML and a tree of files.
+func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Options)) *bench {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "gpu") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b := &bench{TB: t, machine: machine, options: Options{
+	b := &bench{TB: t, lib: lib, options: Options{
 		Node: options.Node{
-			DriverRoot: machine.Path("driver"), SysfsRoot: machine.Path("sys"), DevRoot: machine.Path("dev"),
-			ProcDevices: machine.Path("proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
+			DriverRoot: filepath.Join(root, "driver"), SysfsRoot: filepath.Join(root, "sys"), DevRoot: filepath.Join(root, "dev"),
+			ProcDevices: filepath.Join(root, "proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
 			StateDir: filepath.Join(dir, "state"), NodeName: "n1",
 		},
 		MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, HandoverDir: filepath.Join(dir, "handover"),
@@ -59,6 +72,9 @@ func newBench(t testing.TB, machine *gputest.Machine, change ...func(*Options)) 
 		c(&b.options)
 	}
 	b.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid"}})
+	b.objects = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}: "MIGLayoutList",
+	})
 	// The fake API server gives no names to objects that ask for one by generateName.
 	var named atomic.Int32
 	b.client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -78,7 +94,7 @@ func (b *bench) start() {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, b.options, b.machine, b.client) }()
+	go func() { ended <- Run(ctx, b.options, b.lib, b.client, b.objects) }()
 	b.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -1,0 +1,146 @@
+// Package layout works out which MIG instances a GPU shall have by a MIGLayout, and changes the GPU to have them.
+package layout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Wanted is one instance that a GPU shall have.
+type Wanted struct {
+	Profile   inventory.Profile
+	Placement inventory.Placement
+}
+
+// Plan is what a GPU shall be.
+type Plan struct {
+	GPU *inventory.GPU
+	// MIG says whether its MIG mode is on.
+	MIG bool
+	// Instances are where they shall stand.
+	Instances []Wanted
+}
+
+// Plans works out what a node's GPUs shall be by a layout. GPUs that no entry means are left out. standing says which instances stand on a GPU
+// already; they keep their places where the layout has room for them there.
+func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing func(*inventory.GPU) []Wanted) ([]Plan, error) {
+	var plans []Plan
+	for _, g := range gpus {
+		entry, err := entryFor(g, entries)
+		if err != nil {
+			return nil, err
+		}
+		if entry == nil {
+			continue
+		}
+		if !entry.MIGEnabled {
+			plans = append(plans, Plan{GPU: g})
+			continue
+		}
+		if g.MIG == nil {
+			return nil, fmt.Errorf("GPU %d (%s, %s) cannot be cut: it has no MIG; leave it out by device-filter or devices", g.Index, g.ProductName, g.UUID)
+		}
+		wanted, err := place(g, entry.MIGDevices, standing(g))
+		if err != nil {
+			return nil, err
+		}
+		plans = append(plans, Plan{GPU: g, MIG: true, Instances: wanted})
+	}
+	return plans, nil
+}
+
+// entryFor finds the one entry that means a GPU, nil where none does.
+func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MIGPartedEntry, error) {
+	var found *v1alpha1.MIGPartedEntry
+	for i := range entries {
+		e := &entries[i]
+		if !e.Devices.All && !slices.Contains(e.Devices.Indices, int32(g.Index)) { //nolint:gosec // GPUs are counted in tens
+			continue
+		}
+		if len(e.DeviceFilter) > 0 && !slices.ContainsFunc(e.DeviceFilter, func(id string) bool {
+			return strings.EqualFold(id, fmt.Sprintf("0x%08X", g.PCIDevice))
+		}) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("two entries of the layout mean GPU %d (%s): narrow one by devices or device-filter", g.Index, g.UUID)
+		}
+		found = e
+	}
+	return found, nil
+}
+
+// place finds a placement for every instance, those that stand first where they stand, then the largest first, each as low as it fits.
+func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Wanted, error) {
+	var want []inventory.Profile
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		i := slices.IndexFunc(g.MIG.Profiles, func(p inventory.Profile) bool { return p.Name == name })
+		if i < 0 {
+			var names []string
+			for _, p := range g.MIG.Profiles {
+				names = append(names, p.Name)
+			}
+			return nil, fmt.Errorf("mig-devices %q: GPU %d (%s) has no such profile; it has %s", name, g.Index, g.ProductName, strings.Join(names, ", "))
+		}
+		for range counts[name] {
+			want = append(want, g.MIG.Profiles[i])
+		}
+	}
+	slices.SortStableFunc(want, func(a, b inventory.Profile) int { return size(b) - size(a) })
+	var kept []Wanted
+	left := slices.Clone(want)
+	for _, s := range standing {
+		if i := slices.IndexFunc(left, func(p inventory.Profile) bool { return p.ID == s.Profile.ID }); i >= 0 {
+			kept = append(kept, s)
+			left = slices.Delete(left, i, i+1)
+		}
+	}
+	if placed, ok := fit(left, kept); ok {
+		return placed, nil
+	}
+	if placed, ok := fit(want, nil); ok {
+		return placed, nil
+	}
+	return nil, fmt.Errorf("mig-devices %v do not fit on GPU %d (%s) together", counts, g.Index, g.ProductName)
+}
+
+func size(p inventory.Profile) int {
+	if len(p.Placements) == 0 {
+		return 0
+	}
+	return p.Placements[0].Size
+}
+
+// fit places profiles beside what is placed, trying every way.
+func fit(left []inventory.Profile, placed []Wanted) ([]Wanted, bool) {
+	if len(left) == 0 {
+		return placed, true
+	}
+	p := left[0]
+	number := 0
+	for _, w := range placed {
+		if w.Profile.ID == p.ID {
+			number++
+		}
+	}
+	if p.MaxInstances > 0 && number >= p.MaxInstances {
+		return nil, false
+	}
+	for _, at := range p.Placements {
+		free := !slices.ContainsFunc(placed, func(w Wanted) bool {
+			return w.Placement.Start < at.Start+at.Size && at.Start < w.Placement.Start+w.Placement.Size
+		})
+		if !free {
+			continue
+		}
+		if out, ok := fit(left[1:], append(slices.Clone(placed), Wanted{p, at})); ok {
+			return out, true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,211 @@
+package nodeplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/layout"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// layoutRetry is how long a layout waits for GPUs that something runs on, where nothing tells when it ends.
+const layoutRetry = 5 * time.Second
+
+// followLayouts gives the node's GPUs the layout of the one MIGLayout that selects the node, until ctx ends.
+func (p *plugin) followLayouts(ctx context.Context) error {
+	if p.dynamic == nil {
+		return nil
+	}
+	objects := layout.Objects{Node: p.options.NodeName, Core: p.client, Dynamic: p.dynamic}
+	told := make(chan []v1alpha1.MIGLayout)
+	ended := make(chan error, 1)
+	go func() { // Ends with ctx.
+		ended <- objects.Watch(ctx, func(l []v1alpha1.MIGLayout) {
+			select {
+			case told <- l:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	var selected []v1alpha1.MIGLayout
+	var retry <-chan time.Time
+	free := make(chan struct{}, 1) // a GPU that was waited for is held by nobody
+	reported := map[string]v1alpha1.MIGLayoutNode{}
+	for {
+		select {
+		case selected = <-told:
+		case <-retry:
+		case <-free:
+		case err := <-ended:
+			return err
+		}
+		retry = nil
+		for name, entry := range p.applyLayouts(ctx, selected, free) {
+			if entry.State == v1alpha1.MIGLayoutWaiting {
+				retry = time.After(layoutRetry)
+			}
+			if reported[name] == entry {
+				continue
+			}
+			if err := objects.Report(ctx, name, entry); err != nil {
+				klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
+				retry = time.After(layoutRetry)
+				continue
+			}
+			reported[name] = entry
+		}
+	}
+}
+
+// applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.
+func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout, free chan struct{}) map[string]v1alpha1.MIGLayoutNode {
+	out := map[string]v1alpha1.MIGLayoutNode{}
+	for i := range selected {
+		l := &selected[i]
+		entry := v1alpha1.MIGLayoutNode{Name: p.options.NodeName, ObservedGeneration: l.Generation}
+		if len(selected) > 1 {
+			entry.State, entry.Reason = v1alpha1.MIGLayoutFailed, "SeveralLayouts"
+			entry.Message = fmt.Sprintf("the node keeps what it has: the MIGLayouts %s all select it; narrow their nodeSelectors", names(selected))
+		} else {
+			entry.State, entry.Reason, entry.Message = p.applyLayout(ctx, l, free)
+		}
+		out[l.Name] = entry
+	}
+	return out
+}
+
+func names(layouts []v1alpha1.MIGLayout) string {
+	var out []string
+	for _, l := range layouts {
+		out = append(out, l.Name)
+	}
+	return strings.Join(out, ", ")
+}
+
+func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free chan struct{}) (state v1alpha1.MIGLayoutState, reason, message string) {
+	if err := layout.Mistake(l); err != nil {
+		return v1alpha1.MIGLayoutFailed, "InvalidSpec", err.Error()
+	}
+	plans, err := layout.Plans(p.kind.Hardware().Node.GPUs, l.Spec.Config.Layouts[l.Spec.Layout], standing)
+	if err != nil {
+		return v1alpha1.MIGLayoutFailed, "LayoutImpossible", err.Error()
+	}
+	var waiting, failed []string
+	changed := false
+	for _, plan := range plans {
+		done, err := p.applyPlan(ctx, plan, l.Name)
+		var held *ledger.ConflictError
+		switch {
+		case err == nil:
+			changed = changed || done
+		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
+			if held != nil {
+				p.tellWhenFree(ctx, plan.GPU, free)
+			}
+			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
+		default:
+			failed = append(failed, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
+		}
+	}
+	if changed {
+		p.kind.LayOut(ctx)
+		p.changed()
+	}
+	applied := fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))
+	switch {
+	case len(failed) > 0:
+		return v1alpha1.MIGLayoutFailed, "ApplyFailed", applied + "; " + strings.Join(slices.Concat(failed, waiting), "; ")
+	case len(waiting) > 0:
+		return v1alpha1.MIGLayoutWaiting, "InUse", applied + "; waiting for " + strings.Join(waiting, "; ")
+	default:
+		return v1alpha1.MIGLayoutApplied, "Applied", applied
+	}
+}
+
+// tellWhenFree sends into free once nothing holds a part of a GPU. At most one waits for a GPU.
+func (p *plugin) tellWhenFree(ctx context.Context, g *inventory.GPU, free chan struct{}) {
+	if !p.awaited.add(g.UUID) {
+		return
+	}
+	owner := ledger.Owner{ID: "miglayout-waiting/" + g.UUID, Name: "a waiting MIGLayout"}
+	p.waiters.Go(func() {
+		defer p.awaited.remove(g.UUID)
+		if p.dra.Ledger().Acquire(ctx, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...) != nil {
+			return
+		}
+		p.dra.Ledger().Release(owner.ID)
+		select {
+		case free <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// nameSet is a set that several goroutines use.
+type nameSet struct {
+	mu   sync.Mutex
+	held map[string]bool
+}
+
+// add says whether the name was not there.
+func (s *nameSet) add(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[name] {
+		return false
+	}
+	if s.held == nil {
+		s.held = map[string]bool{}
+	}
+	s.held[name] = true
+	return true
+}
+
+func (s *nameSet) remove(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, name)
+}
+
+// standing is what the layout may keep where it is.
+func standing(g *inventory.GPU) []layout.Wanted {
+	now, err := layout.Standing(g)
+	if err != nil {
+		return nil // what cannot be listed cannot be kept; applying says why
+	}
+	return now
+}
+
+// applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was.
+func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
+	if done, err := plan.Done(); err != nil || done {
+		return false, err
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
+	if err := p.dra.Ledger().Acquire(now, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
+		return false, err
+	}
+	defer p.dra.Ledger().Release(owner.ID)
+	unlock, err := p.kind.Lock(ctx, plan.GPU.UUID)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances", len(plan.Instances))
+	// Whatever came of it, what stands now is to be published.
+	return true, plan.Apply()
+}

@@ -1,0 +1,126 @@
+package nodeplugin
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+// layouts makes MIGLayouts in the API and returns what waits for the node's reports on one.
+func (b *bench) reports() chan v1alpha1.MIGLayoutNode {
+	out := make(chan v1alpha1.MIGLayoutNode, 16)
+	b.objects.PrependReactor("patch", "miglayouts", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		var l v1alpha1.MIGLayout
+		if err := json.Unmarshal(action.(k8stesting.PatchAction).GetPatch(), &l); err != nil || len(l.Status.Nodes) != 1 {
+			b.Errorf("report %s: %v", action.(k8stesting.PatchAction).GetPatch(), err)
+			return true, nil, err
+		}
+		out <- l.Status.Nodes[0]
+		return true, &unstructured.Unstructured{Object: map[string]any{}}, nil
+	})
+	return out
+}
+
+func (b *bench) layout(name, config, use string) {
+	b.Helper()
+	object := map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "MIGLayout", "metadata": map[string]any{"name": name, "generation": int64(1)}}
+	var parsed map[string]any
+	if err := json.Unmarshal([]byte(config), &parsed); err != nil {
+		b.Fatal(err)
+	}
+	object["spec"] = map[string]any{"layout": use, "config": parsed}
+	gvr := schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}
+	if _, err := b.objects.Resource(gvr).Create(context.Background(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func await(t *testing.T, reports chan v1alpha1.MIGLayoutNode, state v1alpha1.MIGLayoutState, message string) {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	var last v1alpha1.MIGLayoutNode
+	for {
+		select {
+		case last = <-reports:
+		case <-timeout:
+			t.Fatalf("the last report is %+v, want %s with %q", last, state, message)
+		}
+		if last.State == state && strings.Contains(last.Message, message) {
+			return
+		}
+	}
+}
+
+const twoLayouts = `{"version":"v1","mig-configs":{
+	"cut":[{"devices":[1],"mig-enabled":true,"mig-devices":{"3g.20gb":1,"1g.5gb":2}}],
+	"impossible":[{"devices":"all","mig-enabled":true,"mig-devices":{"7g.40gb":2}}]}}`
+
+func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	reports := b.reports()
+	holder := b.claim("u1", nil, device{name: "gpu-1"})
+	b.mustPrepare(holder)
+	b.layout("training", twoLayouts, "cut")
+	await(t, reports, v1alpha1.MIGLayoutWaiting, "claim default/claim-u1")
+	if left := m.GPUs[1].Instances(); len(left) > 0 {
+		t.Fatalf("a GPU in use was cut: %v", left)
+	}
+	if problem := b.unprepare(holder); problem != "" {
+		t.Fatal(problem)
+	}
+	await(t, reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
+	if diff := cmp.Diff([]string{"9@0", "19@4", "19@5"}, sortedAs(m.GPUs[1].Instances(), "9@0", "19@4", "19@5")); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+	// What stands now is what is offered, and is never removed with a claim.
+	b.taints("gpu-1-mig-1g5gb-19-5", "")
+	c := b.claim("u2", nil, device{name: "gpu-1-mig-1g5gb-19-5"})
+	b.mustPrepare(c)
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if len(m.GPUs[1].Instances()) != 3 {
+		t.Errorf("instances %v", m.GPUs[1].Instances())
+	}
+}
+
+func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	reports := b.reports()
+	b.layout("wish", twoLayouts, "impossible")
+	await(t, reports, v1alpha1.MIGLayoutFailed, "do not fit on GPU 0")
+}
+
+func TestTwoLayoutsForOneNodeChangeNothing(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	reports := b.reports()
+	b.layout("a", twoLayouts, "impossible")
+	await(t, reports, v1alpha1.MIGLayoutFailed, "do not fit")
+	b.layout("b", twoLayouts, "cut")
+	await(t, reports, v1alpha1.MIGLayoutFailed, "a, b all select it")
+	if left := m.GPUs[1].Instances(); len(left) > 0 {
+		t.Errorf("instances %v", left)
+	}
+}
+
+// sortedAs is got where it holds the same as want in another order.
+func sortedAs(got []string, want ...string) []string {
+	if strings.Join(sorted(append([]string{}, got...)), " ") == strings.Join(sorted(append([]string{}, want...)), " ") {
+		return want
+	}
+	return got
+}

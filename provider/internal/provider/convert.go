@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
@@ -70,10 +71,10 @@ func (quantity) ValidateString(_ context.Context, req validator.StringRequest, r
 		return
 	}
 	if _, err := apiresource.ParseQuantity(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.AddAttributeError(req.Path, "Invalid quantity", notAQuantity(req.ConfigValue.ValueString()))
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid quantity", notAQuantity(req.Path, req.ConfigValue.ValueString()))
 	}
 }
 
-func notAQuantity(text string) string {
-	return fmt.Sprintf("%q is no quantity: write a number with a unit of Ki, Mi, Gi or Ti, for example 10Gi.", text)
+func notAQuantity(at path.Path, text string) string {
+	return fmt.Sprintf("%s: %q is no quantity: write a number with a unit of Ki, Mi, Gi or Ti, for example 10Gi.", at, text)
 }

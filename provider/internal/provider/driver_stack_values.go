@@ -24,7 +24,8 @@ func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnost
 	for i, text := range texts {
 		parsed, err := release.ParseValues(text)
 		if err != nil {
-			diags.AddAttributeError(path.Root("values").AtListIndex(i), "Invalid chart values", fmt.Sprintf("This document of chart values is %v.", err))
+			at := path.Root("values").AtListIndex(i)
+			diags.AddAttributeError(at, "Invalid chart values", fmt.Sprintf("%s: %v.", at, err))
 			return nil, true
 		}
 		documents = append(documents, parsed)

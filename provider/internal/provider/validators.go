@@ -50,7 +50,7 @@ func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, re
 	for key, value := range req.ConfigValue.Elements() {
 		at := req.Path.AtMapKey(key)
 		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
-			resp.Diagnostics.AddAttributeError(at, "Invalid key", fmt.Sprintf("%q is no label or annotation key: %s.", key, strings.Join(problems, "; ")))
+			resp.Diagnostics.AddAttributeError(at, "Invalid key", fmt.Sprintf("%s: %q is no label or annotation key: %s.", at, key, strings.Join(problems, "; ")))
 		}
 		if !v.labels || value.IsUnknown() || value.IsNull() {
 			continue
@@ -60,7 +60,7 @@ func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, re
 			continue
 		}
 		if problems := validation.IsValidLabelValue(text.ValueString()); len(problems) > 0 {
-			resp.Diagnostics.AddAttributeError(at, "Invalid label value", fmt.Sprintf("%q is no label value: %s.", text.ValueString(), strings.Join(problems, "; ")))
+			resp.Diagnostics.AddAttributeError(at, "Invalid label value", fmt.Sprintf("%s: %q is no label value: %s.", at, text.ValueString(), strings.Join(problems, "; ")))
 		}
 	}
 }
@@ -77,7 +77,7 @@ func (valuesDocument) ValidateString(_ context.Context, req validator.StringRequ
 		return
 	}
 	if _, err := release.ParseValues(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.AddAttributeError(req.Path, "Invalid chart values", fmt.Sprintf("This document of chart values is %v.", err))
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid chart values", fmt.Sprintf("%s: %v.", req.Path, err))
 	}
 }
 
@@ -98,6 +98,6 @@ func (migProfile) ValidateString(_ context.Context, req validator.StringRequest,
 		return
 	}
 	if _, err := fabric.ParseMIGProfile(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.AddAttributeError(req.Path, "Invalid MIG profile", capital(err.Error())+".")
+		resp.Diagnostics.AddAttributeError(req.Path, "Invalid MIG profile", fmt.Sprintf("%s: %v.", req.Path, err))
 	}
 }

@@ -80,7 +80,7 @@ func (m *vgpuProfileModel) api(ctx context.Context) (*v1alpha1.VGPUProfileSpec, 
 	if !m.Memory.IsNull() {
 		memory, err := apiresource.ParseQuantity(m.Memory.ValueString())
 		if err != nil {
-			diags.AddAttributeError(path.Root("memory"), "Invalid quantity", notAQuantity(m.Memory.ValueString()))
+			diags.AddAttributeError(path.Root("memory"), "Invalid quantity", notAQuantity(path.Root("memory"), m.Memory.ValueString()))
 		}
 		spec.Memory = &memory
 	}

@@ -23,7 +23,7 @@ func ParseValues(text string) (map[string]any, error) {
 	case map[string]any:
 		return v, nil
 	}
-	return nil, fmt.Errorf("chart values are a YAML mapping (key: value), this is %s", describe(parsed))
+	return nil, fmt.Errorf("chart values are a YAML mapping (key: value), but this is %s", describe(parsed))
 }
 
 func describe(v any) string {

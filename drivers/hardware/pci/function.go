@@ -32,12 +32,13 @@ type Function struct {
 	SubsystemDevice uint16 // subsystem_device
 	Class           Class  // class
 	Driver          string // driver (a link); empty: no driver has the function
-	NUMANode        int    // numa_node; NUMAUnknown where the kernel or the firmware knows none
+	NUMANode        int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
 	LocalCPUs       string // local_cpulist, as in 0-47,96-143
 
 	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
 	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
-	// Switch is the upstream port of the PCIe switch that the function shares with other cards; empty: it sits on a root port of its own.
+	// Switch is the upstream port of the PCIe switch that the function shares with other cards; without a switch its root port, or, directly on
+	// the root complex, the function itself. Two cards with one Switch are never further apart than below one switch.
 	Switch Address
 
 	PhysicalFunction Address // physfn (a link); empty: this is no virtual function

@@ -29,13 +29,36 @@ func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	want := []pci.Function{{
 		Address: "0000:3b:00.0", Path: "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
 		Vendor: 0x15b3, Device: 0x1021, SubsystemVendor: 0x15b3, SubsystemDevice: 0x41, Class: 0x020000, Driver: "mlx5_core",
-		NUMANode: 1, LocalCPUs: "0-47", Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, VirtualIndex: -1, TotalVFs: 8,
+		NUMANode: 1, LocalCPUs: "0-47", Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
 	}}
 	if diff := cmp.Diff(want, bus.Functions); diff != "" {
 		t.Error(diff)
 	}
 	if len(bus.Skipped) > 0 {
 		t.Errorf("skipped %v", bus.Skipped)
+	}
+}
+
+func TestAnUnknownNUMANodeIsTheOnlyOneThereIs(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		nodes []string
+		want  int
+	}{
+		{"on a machine with one", []string{"node0"}, 0},
+		{"but not on one with two", []string{"node0", "node1"}, pci.NUMAUnknown},
+		{"nor where the kernel has none", nil, pci.NUMAUnknown},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tree := sysfstest.New(t)
+			tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "-1"})
+			for _, node := range test.nodes {
+				tree.Write("devices/system/node/"+node+"/cpulist", "0-47")
+			}
+			if got := scan(t, tree, nil).Functions[0].NUMANode; got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
 	}
 }
 
@@ -69,9 +92,14 @@ func TestTheSwitchIsTheOneSharedWithOtherCards(t *testing.T) {
 			map[pci.Address]pci.Address{"0000:18:00.0": "0000:16:00.0", "0000:19:00.0": "0000:16:00.0"},
 		},
 		{
-			"a function on a root port has no switch",
+			"a function on a root port has that one",
 			map[string]string{"0000:3b:00.0": "pci0000:3a/0000:3a:00.0"},
-			map[pci.Address]pci.Address{"0000:3b:00.0": ""},
+			map[pci.Address]pci.Address{"0000:3b:00.0": "0000:3a:00.0"},
+		},
+		{
+			"functions directly on the root complex, as in virtual machines, have themselves",
+			map[string]string{"0000:00:05.0": "pci0000:00", "0000:00:06.0": "pci0000:00"},
+			map[pci.Address]pci.Address{"0000:00:05.0": "0000:00:05.0", "0000:00:06.0": "0000:00:06.0"},
 		},
 		{
 			"a card with a switch of its own counts as below the switch that it shares",

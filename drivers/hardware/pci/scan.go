@@ -85,6 +85,7 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 		return nil, err
 	}
 	bus := &Bus{}
+	single := f.singleNUMA()
 	switches := make(switchCount)
 	for i := range results {
 		switches.add(results[i].position)
@@ -94,13 +95,22 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 		case r.err != nil:
 			bus.Skipped = append(bus.Skipped, Skipped{Name: names[i], Reason: r.err})
 		case r.function != nil:
-			r.function.Switch = switches.of(r.function.Bridges)
+			r.function.Switch = switches.of(r.function)
+			if r.function.NUMANode == NUMAUnknown && single {
+				r.function.NUMANode = 0
+			}
 			bus.Functions = append(bus.Functions, *r.function)
 		}
 	}
 	slices.SortFunc(bus.Functions, func(a, b Function) int { return strings.Compare(string(a.Address), string(b.Address)) })
 	f.numberVirtual(bus)
 	return bus, nil
+}
+
+// singleNUMA reports whether the machine has one NUMA node. Its firmware then often names none for its functions, which are all on that one.
+func (f FS) singleNUMA() bool {
+	nodes, err := filepath.Glob(filepath.Join(f.root, "devices/system/node/node[0-9]*"))
+	return err == nil && len(nodes) == 1
 }
 
 // numberVirtual finds the index of each virtual function among its physical function's virtfnN links.

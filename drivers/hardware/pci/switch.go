@@ -7,6 +7,9 @@ package pci
 //
 // Some cards carry a switch of their own (a BlueField, a dual-GPU board). What matters to placement is the switch that a card shares with other
 // cards, so a switch counts when functions sit behind at least two of its downstream ports.
+//
+// A function without a switch still has a name for what it hangs from: the scheduler gives no device without the attribute to a claim that
+// compares it, not even where the comparison is one of several alternatives.
 
 // switchCount holds, for each upstream port, the downstream ports that have something below them.
 type switchCount map[Address]map[Address]struct{}
@@ -22,8 +25,9 @@ func (s switchCount) add(p position) {
 	}
 }
 
-// of returns the nearest shared switch above a function with these bridges, else the nearest switch, else none.
-func (s switchCount) of(bridges []Address) Address {
+// of returns the nearest shared switch above the function, else the nearest switch, else its root port, else the function itself.
+func (s switchCount) of(f *Function) Address {
+	bridges := f.Bridges
 	var nearest Address
 	for i := len(bridges) - 2; i >= 1; i-- {
 		upstream := bridges[i]
@@ -37,5 +41,11 @@ func (s switchCount) of(bridges []Address) Address {
 			nearest = upstream
 		}
 	}
-	return nearest
+	switch {
+	case nearest != "":
+		return nearest
+	case len(bridges) > 0:
+		return bridges[0]
+	}
+	return f.Address
 }

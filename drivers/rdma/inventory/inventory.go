@@ -196,7 +196,7 @@ func (v *Inventory) addPhysicalNets(sysfs string, bus *pci.Bus, nets map[pci.Add
 func (v *Inventory) addRails(bus *pci.Bus) {
 	gpus := make(map[pci.Address]bool)
 	for i := range bus.Functions {
-		if f := &bus.Functions[i]; f.Class>>16 == display && f.Switch != "" {
+		if f := &bus.Functions[i]; f.Class>>16 == display {
 			gpus[f.Switch] = true
 		}
 	}

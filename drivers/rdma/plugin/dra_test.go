@@ -109,6 +109,7 @@ func TestAPortIsADeviceThatSaysWhatItIs(t *testing.T) {
 		"sriov": "none", "gpudirect": "none", "pool": "rdma/hca_shared_devices_a", "ifName": "ibp3s0", "mtu": int64(4092),
 		"vendor": "15b3", "deviceID": "1021", "driver": "mlx5_core",
 		"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
+		"gpufabric.io/pcieSwitch": "0000:3a:00.0",
 	}
 	if diff := cmp.Diff(want, plain(got)); diff != "" {
 		t.Error(diff)

@@ -1,6 +1,7 @@
 package v1beta1
 
 import (
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -133,7 +134,8 @@ func validateMps(path *field.Path, strategy SharingStrategy, config *MpsConfig) 
 	if limit := config.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		errs = append(errs, validateMemory(at.Child("defaultPinnedDeviceMemoryLimit"), *limit)...)
 	}
-	for key, limit := range config.DefaultPerDevicePinnedMemoryLimit {
+	for _, key := range slices.Sorted(maps.Keys(config.DefaultPerDevicePinnedMemoryLimit)) {
+		limit := config.DefaultPerDevicePinnedMemoryLimit[key]
 		entry := at.Child("defaultPerDevicePinnedMemoryLimit").Key(key)
 		// 00 and +1 are refused: one device could then have two limits.
 		if index, err := strconv.Atoi(key); (err != nil || index < 0 || strconv.Itoa(index) != key) && !gpuUUIDPattern.MatchString(key) {

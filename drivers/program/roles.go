@@ -24,6 +24,7 @@ func roles() []func(host.Host) *cobra.Command {
 		gpu.Command,
 		rdma.Command,
 		vgpu.Command,
+		vgpu.MonitorCommand,
 		webhook.Command,
 		explain.Command,
 	}

@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
 // amount serves memory and cores: the kubelet counts them, and what a container may use of which GPU comes with its number.
@@ -30,7 +31,7 @@ func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateR
 // allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
 type number struct {
 	hook *hook.Hook
-	pods *pods
+	pods *podwatch.Pods
 	// nri tells that a runtime socket is configured, so that shares come through the hook.
 	nri bool
 }
@@ -92,7 +93,7 @@ func (n number) recover(ctx context.Context) error {
 		return err
 	}
 	for _, pod := range all {
-		if over(pod) || pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
+		if podwatch.Over(pod) || pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
 			continue
 		}
 		for _, container := range pod.Spec.Containers {

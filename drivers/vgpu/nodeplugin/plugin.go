@@ -44,6 +44,7 @@ import (
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/podwatch"
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
@@ -106,7 +107,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		return err
 	}
 	book := &holdings.Book{}
-	running, err := watchPods(ctx, client, o.NodeName, func(pod *corev1.Pod) {
+	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
 		for _, container := range pod.Spec.Containers {
 			book.Release(heldID(string(pod.UID), container.Name))
 		}

@@ -4,118 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	listers "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
 )
-
-// pods are this node's pods: a watch, and the API server behind it.
-type pods struct {
-	client kubernetes.Interface
-	lister listers.PodLister
-
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced at every change
-}
-
-// watchPods starts a watch of the node's pods and waits until it is filled. ended hears of each pod whose containers run no more.
-func watchPods(ctx context.Context, client kubernetes.Interface, node string, ended func(*corev1.Pod)) (*pods, error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-	}))
-	informer := factory.Core().V1().Pods()
-	// What is not looked at is not kept: on a node of many pods this is most of the memory.
-	if err := informer.Informer().SetTransform(slim); err != nil {
-		return nil, fmt.Errorf("watch pods of node %s: %w", node, err)
-	}
-	p := &pods{client: client, lister: informer.Lister(), changed: make(chan struct{})}
-	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { p.signal() },
-		UpdateFunc: func(_, object any) {
-			if pod, ok := object.(*corev1.Pod); ok && over(pod) {
-				ended(pod)
-			}
-			p.signal()
-		},
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			if pod, ok := object.(*corev1.Pod); ok {
-				ended(pod)
-			}
-		},
-	}); err != nil {
-		return nil, fmt.Errorf("watch pods of node %s: %w", node, err)
-	}
-	factory.Start(ctx.Done())
-	for _, synced := range factory.WaitForCacheSync(ctx.Done()) {
-		if !synced {
-			return nil, fmt.Errorf("watch pods of node %s: %w", node, context.Cause(ctx))
-		}
-	}
-	return p, nil
-}
-
-func slim(object any) (any, error) {
-	if pod, ok := object.(*corev1.Pod); ok {
-		pod.ManagedFields, pod.Spec.Volumes = nil, nil
-		pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.Conditions = nil, nil, nil
-	}
-	return object, nil
-}
-
-func over(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-func (p *pods) signal() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.changed)
-	p.changed = make(chan struct{})
-}
-
-// Changed is closed when a pod comes or changes after this call.
-func (p *pods) Changed() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
-}
-
-// Pod implements hook.Pods.
-func (p *pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
-	var pod *corev1.Pod
-	var err error
-	if fresh {
-		pod, err = p.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	} else {
-		pod, err = p.lister.Pods(namespace).Get(name)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find pod %s/%s: %w", namespace, name, err)
-	}
-	if string(pod.UID) != uid {
-		return nil, fmt.Errorf("find pod %s/%s of UID %s: the pod of that name has UID %s now", namespace, name, uid, pod.UID)
-	}
-	return pod, nil
-}
-
-// All are the node's pods as last heard of.
-func (p *pods) All() ([]*corev1.Pod, error) { return p.lister.List(labels.Everything()) }
 
 // outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only enqueues.
 type outcome struct {

@@ -1,0 +1,161 @@
+package monitor
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+const uuid = "GPU-542efc47-39a1-9669-3d17-3b7dec8251ad"
+
+type machine struct{ containers []Container }
+
+func (m machine) GPUs() []GPU {
+	return []GPU{{Index: 7, UUID: uuid, MemoryUsed: 514326528, MemoryTotal: 49140 << 20, Utilization: 12}}
+}
+func (m machine) Containers() []Container { return m.containers }
+
+func pod(name string, memory int64) Container {
+	return Container{Namespace: "default", Pod: name, PodUID: "uid-" + name, Name: "pod1-ctr", Shares: []annotation.Share{{UUID: uuid, Memory: memory}}}
+}
+
+// hamiCore writes a region of layout 1.2 as the limiter of a container does: one device with a limit, one process that uses some of it.
+func hamiCore(t testing.TB, directory string, container Container, limit, used uint64, lastKernel int64) {
+	t.Helper()
+	b := make([]byte, 2008953)
+	for at, value := range map[int]uint32{0: 19920718, 4: 1, 8: 2, 1856: 7, 2008896: 1} {
+		binary.LittleEndian.PutUint32(b[at:], value)
+	}
+	for at, value := range map[int]uint64{56: 1, 1600: limit, 1856 + 8 + 16: used, 1856 + 8 + 32: used, 1856 + 1160 + 16: 30, 2008912: uint64(lastKernel)} {
+		binary.LittleEndian.PutUint64(b[at:], value)
+	}
+	copy(b[64:], uuid)
+	path := filepath.Join(directory, container.PodUID+"_"+container.Name)
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(path, "cudevshr.cache"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func collector(directory string, byteLabels bool, containers ...Container) *Collector {
+	return New(Options{
+		Source: machine{containers}, Directory: directory, Factor: 10, ByteLabels: byteLabels,
+		Now: func() time.Time { return time.Unix(1763000100, 0) },
+	})
+}
+
+func TestSeriesAreThoseThatDashboardsExpect(t *testing.T) {
+	directory := t.TempDir()
+	running := pod("test1", 1024)
+	hamiCore(t, directory, running, 10240<<20, 400<<20, 1763000000)
+	want := `
+# HELP Device_last_kernel_of_container Time since a container's last kernel launch, in seconds.
+# TYPE Device_last_kernel_of_container gauge
+Device_last_kernel_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 100
+# HELP Device_utilization_desc_of_container Share of a GPU's SMs that a container uses, in percent.
+# TYPE Device_utilization_desc_of_container gauge
+Device_utilization_desc_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 30
+# HELP HostCoreUtilization Share of time in which a kernel ran on a GPU, in percent.
+# TYPE HostCoreUtilization gauge
+HostCoreUtilization{deviceidx="7",deviceuuid="` + uuid + `",zone="vGPU"} 12
+# HELP HostGPUMemoryUsage Memory in use on a GPU, in bytes.
+# TYPE HostGPUMemoryUsage gauge
+HostGPUMemoryUsage{deviceidx="7",deviceuuid="` + uuid + `",zone="vGPU"} 5.14326528e+08
+# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.
+# TYPE gpufabric_vgpu_memory_limit_drift_bytes gauge
+gpufabric_vgpu_memory_limit_drift_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0"} 0
+# HELP gpufabric_vgpu_regions_unreadable Containers whose accounting could not be read at this scrape.
+# TYPE gpufabric_vgpu_regions_unreadable gauge
+gpufabric_vgpu_regions_unreadable 0
+# HELP vGPU_device_memory_limit_in_bytes Memory of a container's share of a GPU, in bytes.
+# TYPE vGPU_device_memory_limit_in_bytes gauge
+vGPU_device_memory_limit_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10
+# HELP vGPU_device_memory_usage_in_bytes Memory that a container uses of its share of a GPU, in bytes.
+# TYPE vGPU_device_memory_usage_in_bytes gauge
+vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 4.194304e+08
+`
+	if err := testutil.CollectAndCompare(collector(directory, false, running), strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSeriesAreThereFromAllocationOn(t *testing.T) {
+	c := collector(t.TempDir(), false, pod("waiting", 1024), pod("whole", 0))
+	for name, want := range map[string]int{"vGPU_device_memory_limit_in_bytes": 2, "vGPU_device_memory_usage_in_bytes": 2, "Device_last_kernel_of_container": 0} {
+		if got := testutil.CollectAndCount(c, name); got != want {
+			t.Errorf("%d series of %s, want %d", got, name, want)
+		}
+	}
+}
+
+func TestByteCountsAreLabelsOnlyWhereAskedFor(t *testing.T) {
+	directory := t.TempDir()
+	running := pod("test1", 1024)
+	hamiCore(t, directory, running, 1, 1, 0)
+	for byteLabels, want := range map[bool]int{false: 0, true: 1} {
+		if got := testutil.CollectAndCount(collector(directory, byteLabels, running), "Device_memory_desc_of_container"); got != want {
+			t.Errorf("ByteLabels %v: %d series, want %d", byteLabels, got, want)
+		}
+	}
+}
+
+func TestAHostileDirectoryCostsOneContainersUseAndNoMore(t *testing.T) {
+	directory := t.TempDir()
+	hostile, good := pod("hostile", 1024), pod("good", 1024)
+	path := filepath.Join(directory, "uid-hostile_pod1-ctr")
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(path, "cudevshr.cache")); err != nil {
+		t.Fatal(err)
+	}
+	hamiCore(t, directory, good, 1, 7, 0)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(collector(directory, true, hostile, good))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			name := family.GetName()
+			for _, label := range metric.GetLabel() {
+				if label.GetName() == "podname" {
+					name += "/" + label.GetValue()
+				}
+			}
+			values[name] = metric.GetGauge().GetValue()
+		}
+	}
+	if values["gpufabric_vgpu_regions_unreadable"] != 1 || values["vGPU_device_memory_usage_in_bytes/good"] != 7 || values["vGPU_device_memory_usage_in_bytes/hostile"] != 0 {
+		t.Errorf("values %v", values)
+	}
+}
+
+func BenchmarkScrapeOf200Containers(b *testing.B) {
+	directory := b.TempDir()
+	var containers []Container
+	for i := range 200 {
+		containers = append(containers, pod(fmt.Sprintf("pod-%d", i), 1024))
+		hamiCore(b, directory, containers[i], 1, 1, 1)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector(directory, false, containers...))
+	for b.Loop() {
+		if _, err := registry.Gather(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

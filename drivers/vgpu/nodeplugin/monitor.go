@@ -1,0 +1,137 @@
+package nodeplugin
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/vgpu/assignment"
+	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/monitor"
+	"gpufabric.io/drivers/vgpu/podwatch"
+)
+
+// MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what serves the
+// kubelet. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
+const MonitorRole = "vgpu-monitor"
+
+// monitorAddress is where the public monitor serves.
+const monitorAddress = ":9394"
+
+// MonitorCommand is the subcommand vgpu-monitor.
+func MonitorCommand(h host.Host) *cobra.Command {
+	var o Options
+	var byteLabels bool
+	cmd := &cobra.Command{
+		Use:   MonitorRole,
+		Short: "Export what containers may use of shared GPUs, and what they do use",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := h.Kubernetes()
+			if err != nil {
+				return err
+			}
+			client, err := apiclient.New(config, MonitorRole)
+			if err != nil {
+				return err
+			}
+			return RunMonitor(cmd.Context(), &o, byteLabels, h.Library(o.DriverRoot), client)
+		},
+	}
+	o.Bind(cmd.Flags(), h.Env)
+	cmd.Flags().BoolVar(&byteLabels, "byte-labels", false, "also export Device_memory_desc_of_container, which has byte counts as labels: each change of use is a new series")
+	return cmd
+}
+
+// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only.
+func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Interface, client kubernetes.Interface) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	config, err := o.settings()
+	if err != nil {
+		return err
+	}
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
+	}
+	defer func() { _ = lib.Shutdown() }()
+	deck, _, err := lay(ctx, o, lib, config)
+	if err != nil {
+		return err
+	}
+	watched, err := podwatch.Watch(ctx, client, o.NodeName, func(*corev1.Pod) {})
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(monitor.New(monitor.Options{
+		Source: source{
+			deck: deck, pods: watched,
+			resources: assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
+		},
+		Directory: filepath.Join(o.StateDir, "containers"), Factor: deck.Factor, ByteLabels: byteLabels, Now: time.Now,
+	}))
+	address := o.MetricsAddress
+	if address == "" {
+		address = monitorAddress
+	}
+	return metrics.Serve(ctx, address, registry, func() error { return nil })
+}
+
+// source is what the monitor knows of the node.
+type source struct {
+	deck      *cards.Deck
+	pods      *podwatch.Pods
+	resources assignment.Resources
+}
+
+// GPUs implements monitor.Source.
+func (s source) GPUs() []monitor.GPU {
+	var out []monitor.GPU
+	for _, card := range s.deck.Cards {
+		memory, ret := card.GPU.Handle.GetMemoryInfo()
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		gpu := monitor.GPU{Index: card.GPU.Index, UUID: card.GPU.UUID, MemoryUsed: memory.Used, MemoryTotal: memory.Total}
+		// A GPU in MIG mode has no utilisation of its own.
+		if rates, ret := card.GPU.Handle.GetUtilizationRates(); ret == nvml.SUCCESS {
+			gpu.Utilization = rates.Gpu
+		}
+		out = append(out, gpu)
+	}
+	return out
+}
+
+// Containers implements monitor.Source.
+func (s source) Containers() []monitor.Container {
+	all, err := s.pods.All()
+	if err != nil {
+		return nil
+	}
+	var out []monitor.Container
+	for _, pod := range all {
+		if podwatch.Over(pod) {
+			continue
+		}
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			// What cannot be read was refused when the container was made, with words.
+			if shares, err := s.resources.Of(pod, container.Name); err == nil && len(shares) > 0 {
+				out = append(out, monitor.Container{Namespace: pod.Namespace, Pod: pod.Name, PodUID: string(pod.UID), Name: container.Name, Shares: shares})
+			}
+		}
+	}
+	return out
+}

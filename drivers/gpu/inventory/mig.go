@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -81,10 +83,9 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 	return m, errors.Join(problems...)
 }
 
-// profileName is the driver's own name for a profile. Drivers before 525 give none; then it is worked out as their tools do, which is off for
-// parts whose slices are not eighths (a GB200's 3g.93gb).
+// profileName is the driver's own name for a profile, or for drivers before 525, which give none, the one worked out.
 func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int, info nvml.GpuInstanceProfileInfo) (string, error) {
-	if has(lib, "nvmlDeviceGetGpuInstanceProfileInfoV") {
+	if own(g.Handle) && has(lib, "nvmlDeviceGetGpuInstanceProfileInfoV") {
 		if v2, ret := g.Handle.GetGpuInstanceProfileInfoV(number).V2(); ret == nvml.SUCCESS {
 			if name := strings.TrimPrefix(text(v2.Name[:]), "MIG "); name != "" {
 				return name, nil
@@ -95,7 +96,24 @@ func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int,
 	if err != nil {
 		return "", err
 	}
-	return worked.String(), nil
+	name := worked.GetInfo()
+	name.GB = gigabytes(info.MemorySizeMB<<20, g.MemoryBytes)
+	return name.String(), nil
+}
+
+// gigabytes is the size in a profile's name: so many eighths of the GPU as come nearest to the instance's memory, of the GPU's memory in whole GiB.
+func gigabytes(instance, gpu uint64) int {
+	if gpu == 0 {
+		return 0
+	}
+	eighths := math.Round(float64(instance) / float64(gpu) * 8)
+	return int(math.Round(eighths / 8 * math.Ceil(float64(gpu)/(1<<30))))
+}
+
+// own says whether a handle is go-nvml's own. What go-nvml calls a handler (functions whose names end in V) works on those alone: for any other
+// implementation of its interface it would call a library that is not loaded, which ends the process.
+func own(handle nvml.Device) bool {
+	return reflect.TypeOf(handle).PkgPath() == reflect.TypeFor[nvml.EventData]().PkgPath()
 }
 
 // text is a C string.

@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/spf13/cobra"
@@ -45,6 +46,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
@@ -88,6 +90,7 @@ type plugin struct {
 	dynamic  dynamic.Interface
 	recorder record.EventRecorder
 	metrics  *metrics.Plugin
+	writer   atomicfile.Writer
 	kind     *claims.Kind
 	dra      *draplugin.Plugin
 	monitor  *health.Monitor
@@ -105,15 +108,44 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return fmt.Errorf("starting NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
-	}
-	defer lib.Shutdown()
 	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
 	defer stop()
-	p := &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
-		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
+	p := newPlugin(o, lib, client, objects, recorder)
+	if err := p.awaitDriver(ctx); err != nil {
+		return nil //nolint:nilerr // being told to end while waiting is an ordinary end
+	}
+	defer lib.Shutdown()
 	return p.run(ctx)
+}
+
+func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
+}
+
+// driverPause is how long the role waits before it looks for the driver again: nothing tells when a driver is installed.
+const driverPause = 10 * time.Second
+
+// awaitDriver starts NVML, and waits for a driver that is not there yet: it may be installed while the node runs.
+func (p *plugin) awaitDriver(ctx context.Context) error {
+	told := ""
+	for {
+		ret := p.nvml.Init()
+		if ret == nvml.SUCCESS {
+			return nil
+		}
+		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %v (is the driver installed there, and its kernel module loaded?)", p.options.DriverRoot, ret)
+		if message != told {
+			klog.FromContext(ctx).Info(message)
+			p.report("WaitingForDriver", message)
+			told = message
+		}
+		select {
+		case <-time.After(driverPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 func (p *plugin) run(ctx context.Context) error {
@@ -138,7 +170,7 @@ func (p *plugin) run(ctx context.Context) error {
 		Report:        p.report,
 	})
 	p.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics, Recorder: p.recorder,
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics, Recorder: p.recorder, Writer: p.writer,
 	})
 	if err != nil {
 		return err

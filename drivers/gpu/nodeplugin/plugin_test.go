@@ -25,11 +25,13 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/options"
 )
 
@@ -42,6 +44,7 @@ type bench struct {
 	objects *dynamicfake.FakeDynamicClient
 	kubelet drapb.DRAPluginClient
 	options Options
+	writer  atomicfile.Writer // with a Before, the role's writes pass there
 	stop    func()
 }
 
@@ -94,7 +97,16 @@ func (b *bench) start() {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, b.options, b.lib, b.client, b.objects) }()
+	go func() {
+		if b.writer.Before == nil {
+			ended <- Run(ctx, b.options, b.lib, b.client, b.objects)
+			return
+		}
+		b.lib.Init()
+		p := newPlugin(b.options, b.lib, b.client, b.objects, record.NewFakeRecorder(1000))
+		p.writer = b.writer
+		ended <- p.run(ctx)
+	}()
 	b.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -3,6 +3,7 @@ package nodeplugin
 import (
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
@@ -14,3 +15,5 @@ func sorted(names []string) []string {
 	slices.Sort(names)
 	return names
 }
+
+func qualified(name string) resourceapi.QualifiedName { return resourceapi.QualifiedName(name) }

@@ -34,6 +34,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"data sources", testDataSources},
 		{"vGPU profile", testVGPUProfile},
 		{"MIG layout", testMIGLayout},
+		{"secondary network", testSecondaryNetwork},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

@@ -29,6 +29,8 @@ type objectModel interface {
 	meta() *objectMeta
 	key() object.Key
 	observeMeta(obj *unstructured.Unstructured)
+	// fill writes labels and annotations into the object to apply.
+	fill(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics
 	// spec returns the object's spec as wanted.
 	spec(ctx context.Context) (map[string]any, diag.Diagnostics)
 	// observe takes spec and status over from the object in the cluster.
@@ -302,7 +304,7 @@ func (r *objectResource[M]) wanted(ctx context.Context, m M, diags *diag.Diagnos
 		return nil, nil
 	}
 	obj := object.NewStore(client, r.kind).New(m.key())
-	diags.Append(m.meta().fill(ctx, obj)...)
+	diags.Append(m.fill(ctx, obj)...)
 	spec, more := m.spec(ctx)
 	diags.Append(more...)
 	obj.Object["spec"] = spec

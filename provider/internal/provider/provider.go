@@ -180,6 +180,7 @@ func (p *fabricProvider) Resources(context.Context) []func() resource.Resource {
 		newRDMAPoolResource,
 		newVGPUProfileResource,
 		newMIGLayoutResource,
+		newSecondaryNetworkResource,
 	}
 }
 

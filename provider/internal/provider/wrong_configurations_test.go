@@ -124,6 +124,20 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a GPU twice", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ devices = [0, 0] }] } }`, []string{`layouts["x"].gpus[0].devices[1]`, "Duplicate"}},
 		{"a GPU index below zero", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ devices = [-1] }] } }`, []string{`layouts["x"].gpus[0].devices[0]`, "between 0 and 255"}},
 		{"a device filter that is a name", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ device_filter = ["A100"] }] } }`, []string{`layouts["x"].gpus[0].device_filter[0]`, "0x20B010DE"}},
+
+		// gpufabric_secondary_network
+		{"a network of an unknown type", "secondary_network", `name = "a"` + "\n" + `type = "sriov"`, []string{"Attribute type", `["macvlan" "ipoib" "host-device"]`, `got: "sriov"`}},
+		{"a macvlan without a master", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"`, []string{"master", "Required value"}},
+		{"a host device with a master", "secondary_network", `name = "a"` + "\n" + `type = "host-device"` + "\n" + `master = "eth0"`, []string{"master", "not allowed with type host-device"}},
+		{"a host device that is not named", "secondary_network", `name = "a"` + "\n" + `type = "host-device"`, []string{"pci_bus_id", "which NIC is moved"}},
+		{"a macvlan with a PCI address", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `pci_bus_id = "0000:3b:00.0"`, []string{"pci_bus_id", "only allowed with type host-device"}},
+		{"an ipoib with a mode", "secondary_network", `name = "a"` + "\n" + `type = "ipoib"` + "\n" + `master = "ib0"` + "\n" + `mode = "bridge"`, []string{"mode", "only allowed with type macvlan"}},
+		{"a macvlan of an unknown mode", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `mode = "fast"`, []string{"Attribute mode", `"passthru"`}},
+		{"an MTU of 10", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `mtu = 10`, []string{"Attribute mtu", "between 68 and 65520", "got: 10"}},
+		{"a range without a length", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0" }`, []string{"ipam.range", `"10.0.0.0"`, "CIDR"}},
+		{"a gateway outside the range", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", gateway = "10.0.1.1" }`, []string{"ipam.gateway", `"10.0.1.1"`, "10.0.0.0/24"}},
+		{"an exclusion outside the range", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", exclude = ["10.0.1.0/28"] }`, []string{"ipam.exclude[0]", "10.0.0.0/24"}},
+		{"a resource without a prefix", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `resource_name = "hca"`, []string{"Attribute resource_name", "prefix/name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n}\nresource \"gpufabric_%s\" \"test\" {\n%s\n}\n", c.kind, c.body)

@@ -1,0 +1,41 @@
+package provider
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"gpufabric.io/provider/internal/apiserver"
+)
+
+const networkAddress = "gpufabric_secondary_network.test"
+
+func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
+	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
+	network := func(more string) string {
+		return as(s) + fmt.Sprintf("resource \"gpufabric_secondary_network\" \"test\" {\n  name = \"rail\"\n%s\n}\n", more)
+	}
+	t.Run("becomes a NetworkAttachmentDefinition, is changed in place and imported", func(t *testing.T) {
+		check(t, resource.TestStep{
+			Config: network("type = \"macvlan\"\nmaster = \"ens2f0\"\nmode = \"bridge\"\nmtu = 9000\nresource_name = \"rdma/a\"\nannotations = { note = \"x\" }\nipam = { range = \"10.56.0.0/16\", exclude = [\"10.56.0.0/28\"] }"),
+			Check: func(*terraform.State) error {
+				obj, err := s.Dynamic.Resource(networkKind.GVR()).Namespace("default").Get(t.Context(), "rail", metav1.GetOptions{})
+				must(t, err)
+				config, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
+				want := `{"cniVersion":"0.3.1","name":"rail","type":"macvlan","master":"ens2f0","mode":"bridge","mtu":9000,"ipam":{"type":"whereabouts","range":"10.56.0.0/16","exclude":["10.56.0.0/28"]}}`
+				if config != want {
+					t.Errorf("config:\n got %s\nwant %s", config, want)
+				}
+				if got := obj.GetAnnotations()["k8s.v1.cni.cncf.io/resourceName"]; got != "rdma/a" {
+					t.Errorf("resource annotation: got %q", got)
+				}
+				return nil
+			}},
+			resource.TestStep{ResourceName: networkAddress, ImportState: true, ImportStateVerify: true},
+			resource.TestStep{Config: network("type = \"ipoib\"\nmaster = \"ib0\""), ConfigPlanChecks: updates(networkAddress), Check: resource.TestCheckNoResourceAttr(networkAddress, "mtu")})
+	})
+}

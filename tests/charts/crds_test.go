@@ -3,9 +3,11 @@ package charts
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -29,23 +31,26 @@ func TestTheChartCarriesTheCRDsOfTheAPI(t *testing.T) {
 
 func TestACRDIsRenderedAsItIsBesidesItsLabels(t *testing.T) {
 	source := crdFiles(t, Dir("gpufabric/files/crds"))
+	networks := 0 // the network operator's, which are not installed without RDMA
+	for name := range source {
+		if strings.HasPrefix(name, "mellanox.com_") {
+			networks++
+		}
+	}
 	for _, test := range []struct {
 		name   string
-		crds   map[string]any
+		values map[string]any
 		count  int
 		policy string
 	}{
-		{"kept at uninstall", nil, len(source), "keep"},
-		{"removed at uninstall", map[string]any{"keep": false}, len(source), ""},
-		{"not installed", map[string]any{"install": false}, 0, ""},
+		{"kept at uninstall", nil, len(source) - networks, "keep"},
+		{"with RDMA", map[string]any{"rdma": on()}, len(source), "keep"},
+		{"removed at uninstall", map[string]any{"crds": map[string]any{"keep": false}}, len(source) - networks, ""},
+		{"not installed", map[string]any{"crds": map[string]any{"install": false}}, 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			values := map[string]any{}
-			if test.crds != nil {
-				values["crds"] = test.crds
-			}
 			count := 0
-			for _, object := range renderValues(t, "gpufabric", values) {
+			for _, object := range renderValues(t, "gpufabric", test.values) {
 				if object.GetKind() != "CustomResourceDefinition" {
 					continue
 				}
@@ -93,4 +98,35 @@ func crdFiles(t *testing.T, dir string) map[string]string {
 		out[filepath.Base(path)] = string(content)
 	}
 	return out
+}
+
+// TestThePolicyKnowsEveryFieldThatSumsNodesUp compares the statuses that nodes write into with the fields that the policies guard.
+func TestThePolicyKnowsEveryFieldThatSumsNodesUp(t *testing.T) {
+	objects := renderValues(t, "gpufabric", everything())
+	policies := map[string]string{}
+	for _, object := range objects {
+		if object.GetKind() == "ValidatingAdmissionPolicy" {
+			policies[object.GetName()] = object.YAML
+		}
+	}
+	for policy, name := range map[string]string{"gpufabric-rdma-pools": "rdmapools.gpufabric.io", "gpufabric-mig-layouts": "miglayouts.gpufabric.io"} {
+		for _, object := range objects {
+			if object.GetKind() != "CustomResourceDefinition" || object.GetName() != name {
+				continue
+			}
+			versions, _, err := unstructured.NestedSlice(object.Object, "spec", "versions")
+			if err != nil {
+				t.Fatal(err)
+			}
+			fields, _, err := unstructured.NestedMap(versions[0].(map[string]any), "schema", "openAPIV3Schema", "properties", "status", "properties")
+			if err != nil || len(fields) == 0 {
+				t.Fatalf("%s: no status: %v", name, err)
+			}
+			for field := range fields {
+				if field != "nodes" && !strings.Contains(policies[policy], "oldObject.?status.?"+field+" ") && !strings.Contains(policies[policy], "oldObject.?status.?"+field+"\n") {
+					t.Errorf("policy %s lets a plugin change status.%s of %s", policy, field, name)
+				}
+			}
+		}
+	}
 }

@@ -28,7 +28,7 @@ func newHelm(t *testing.T, server *rest.Config) *helm {
 		return config
 	}
 	out := &helm{configuration: &action.Configuration{}}
-	if err := out.configuration.Init(flags, namespace, "secret", t.Logf); err != nil {
+	if err := out.configuration.Init(flags, namespace, "secret", func(string, ...any) {}); err != nil {
 		t.Fatal(err)
 	}
 	return out

@@ -22,8 +22,9 @@
 {{- $labels := .metadata.labels | default dict }}
 {{- $annotations := .metadata.annotations | default dict }}
 {{- if and (eq (dig "app.kubernetes.io/part-of" "" $labels) "gpufabric") (hasSuffix "-plugin" (dig "app.kubernetes.io/component" "" $labels)) }}
-{{- $name := dig "meta.helm.sh/release-name" "" $annotations }}
-{{- $namespace := dig "meta.helm.sh/release-namespace" "" $annotations }}
+{{- /* What was rendered by Helm and applied by others carries no such annotations. */}}
+{{- $name := dig "meta.helm.sh/release-name" (dig "app.kubernetes.io/instance" "" $labels) $annotations }}
+{{- $namespace := dig "meta.helm.sh/release-namespace" $.Release.Namespace $annotations }}
 {{- if or (ne $name $.Release.Name) (ne $namespace $.Release.Namespace) }}
 {{- fail (printf "gpufabric is installed already, as release %q in namespace %q, and its drivers and CRDs serve the whole cluster: upgrade that release, or uninstall it first" $name $namespace) }}
 {{- end }}
@@ -34,13 +35,11 @@
 {{/* What another owner has already put where ours would go. Helm would stop at the first, and drivers it would not see. */}}
 {{- define "gpufabric.check.foreign" -}}
 {{- $found := list }}
-{{- if .Values.crds.install }}
-{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
-{{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
+{{- range include "gpufabric.crdFiles" . | fromJsonArray }}
+{{- $name := ($.Files.Get . | fromYaml).metadata.name }}
 {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
 {{- if and $live (ne (include "gpufabric.isOurs" (dict "root" $ "object" $live)) "true") }}
 {{- $found = append $found (printf "CustomResourceDefinition %s" $name) }}
-{{- end }}
 {{- end }}
 {{- end }}
 {{- range (include "gpufabric.deviceClassNames" . | fromJsonArray) }}

@@ -99,3 +99,33 @@ matchConditions:
   - name: this-role-asks
     expression: request.userInfo.username in {{ .users | toJson }}
 {{- end }}
+
+{{/*
+In a status whose list nodes has an entry for each node, a plugin writes its own. Called with (dict "root" $ "role" ROLE "name" NAME
+"resource" RESOURCE "sums" LIST), sums being the status's other fields.
+*/}}
+{{- define "gpufabric.policy.ownEntries" }}
+{{- include "gpufabric.policy.head" . }}
+spec:
+  {{- include "gpufabric.policy.match" (dict "users" (list (include "gpufabric.username" .)) "group" "gpufabric.io"
+    "resource" (printf "%s/status" .resource) "operations" (list "UPDATE")) | nindent 2 }}
+  variables:
+    {{- include "gpufabric.policy.node" . | nindent 4 }}
+    - name: others
+      expression: "object.?status.?nodes.orValue([]).filter(entry, entry.name != variables.node)"
+    - name: othersBefore
+      expression: "oldObject.?status.?nodes.orValue([]).filter(entry, entry.name != variables.node)"
+  validations:
+    {{- include "gpufabric.policy.nodeKnown" . | nindent 4 }}
+    - expression: "variables.others == variables.othersBefore"
+      messageExpression: "'a plugin on node ' + variables.node + ' may write the entry of that node only'"
+      reason: Forbidden
+    - expression: >-
+        {{- $same := list }}
+        {{- range .sums }}
+        {{- $same = append $same (printf "object.?status.?%s == oldObject.?status.?%s" . .) }}
+        {{- end }}
+        {{ join " && " $same }}
+      message: a plugin may write its node's entry in the status, and not what sums the nodes up
+      reason: Forbidden
+{{- end }}

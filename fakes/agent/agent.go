@@ -29,7 +29,7 @@ type Options struct {
 	NodeName string
 	// Root is where the node's hardware is rendered.
 	Root string
-	// Listen is the address of /healthz.
+	// Listen is the address of /healthz and of the control endpoint (see control.go).
 	Listen string
 	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
 	Tree tree.Options
@@ -58,9 +58,13 @@ func Run(ctx context.Context, o Options) error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", a.health)
+	mux.HandleFunc("GET /node", a.describe)
+	mux.HandleFunc("GET /events", a.events)
+	mux.HandleFunc("POST /events/{event}", a.inject)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() { a.syncMIG(ctx) })
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	wg.Go(func() {

@@ -7,10 +7,13 @@ import (
 	"strings"
 )
 
+// RecoveryName is the file in a node's state directory that holds the recovery mark.
+const RecoveryName = "imex-connected"
+
 // The recovery mark lists the addresses that a READY daemon was connected with. A clean end takes it away, so a daemon that finds one
 // follows one that died, and with QuorumRecovery waits for those peers.
 
-func (d *Daemon) mark() string { return filepath.Join(d.options.StateDir, "imex-connected") }
+func (d *Daemon) mark() string { return filepath.Join(d.options.StateDir, RecoveryName) }
 
 // remember brings the mark up to date.
 func (d *Daemon) remember() {

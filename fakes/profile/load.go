@@ -1,7 +1,6 @@
 package profile
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,26 +8,12 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
+	"gpufabric.io/fakes/internal/strict"
 	"gpufabric.io/fakes/profiles"
 )
 
-// Problem is one mistake in a profile file.
-type Problem struct {
-	// File and Line say where; Line counts from 1.
-	File string
-	Line int
-	// Path is the key, e.g. gpus.devices[2].pci.
-	Path string
-	// Message says what is wrong and what is allowed.
-	Message string
-}
-
-// Error gives "file:line: path: message".
-func (p Problem) Error() string {
-	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Path, p.Message)
-}
+// Problem is one mistake in a profile file, with its line and key.
+type Problem = strict.Problem
 
 // Names lists the profiles that ship with the program, sorted.
 func Names() []string {
@@ -63,53 +48,17 @@ func Load(nameOrFile string) (*Profile, error) {
 
 // Parse reads a profile from YAML; file is only used in messages.
 func Parse(file string, data []byte) (*Profile, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return nil, Problem{File: file, Line: yamlLine(err), Path: "(file)", Message: strings.TrimPrefix(err.Error(), "yaml: ")}
-	}
-	if doc.Kind != yaml.DocumentNode || len(doc.Content) == 0 {
-		return nil, Problem{File: file, Line: 1, Path: "(file)", Message: "is empty; a profile is a mapping with name, summary, host and more"}
-	}
-	c := newChecker(file)
-	c.check(doc.Content[0], profileType, "")
-	if err := c.err(); err != nil {
+	p := new(Profile)
+	c := strict.Decode(file, data, p)
+	if err := c.Err(); err != nil {
 		return nil, err
 	}
-	p := new(Profile)
-	if err := doc.Content[0].Decode(p); err != nil {
-		return nil, Problem{File: file, Line: yamlLine(err), Path: "(file)", Message: err.Error()}
-	}
-	c.semantics(p)
-	if err := c.err(); err != nil {
+	(&checks{c}).semantics(p)
+	if err := c.Err(); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
 // Problems takes the error of Load or Parse apart.
-func Problems(err error) []Problem {
-	var one Problem
-	var many interface{ Unwrap() []error }
-	switch {
-	case errors.As(err, &many):
-		var all []Problem
-		for _, e := range many.Unwrap() {
-			all = append(all, Problems(e)...)
-		}
-		return all
-	case errors.As(err, &one):
-		return []Problem{one}
-	}
-	return nil
-}
-
-// yamlLine finds the line number that the YAML parser put into its message.
-func yamlLine(err error) int {
-	line := 1
-	if i := strings.Index(err.Error(), "line "); i >= 0 {
-		if _, scanErr := fmt.Sscanf(err.Error()[i:], "line %d", &line); scanErr != nil {
-			return 1
-		}
-	}
-	return line
-}
+func Problems(err error) []Problem { return strict.Problems(err) }

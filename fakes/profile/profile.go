@@ -216,6 +216,9 @@ type GPU struct {
 	MemoryNodes string `yaml:"memoryNodes"`
 	// Module is the physical slot number on the baseboard; zero takes index+1.
 	Module int `yaml:"module" minimum:"0"`
+	// IdleWatts and IdleCelsius override the model's; zero takes those.
+	IdleWatts   int `yaml:"idleWatts" minimum:"0"`
+	IdleCelsius int `yaml:"idleCelsius" minimum:"0" maximum:"120"`
 }
 
 // Fabric is the NVLink fabric that the GPUs register with.

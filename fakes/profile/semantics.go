@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"gpufabric.io/fakes/internal/strict"
 )
 
 // Limits that the state file's layout sets; package state asserts that they agree.
@@ -20,42 +22,45 @@ var migEnums = map[int]uint32{19: 0x0, 14: 0x1, 9: 0x2, 5: 0x3, 0: 0x4, 20: 0x7,
 // Enum is NVML's NVML_GPU_INSTANCE_PROFILE_* number of the profile.
 func (m MIGProfile) Enum() uint32 { return migEnums[m.ID] }
 
+// checks are the checks that need the whole profile.
+type checks struct{ *strict.Checker }
+
 // semantics checks what no single value can tell.
-func (c *checker) semantics(p *Profile) {
+func (c *checks) semantics(p *Profile) {
 	numa := map[int]bool{}
 	for i, n := range p.Host.NUMA {
 		path := fmt.Sprintf("host.numa[%d]", i)
 		for k := range max(n.Count, 1) {
 			if numa[n.Node+k] {
-				c.at(path+".node", "node %d stands twice", n.Node+k)
+				c.At(path+".node", "node %d stands twice", n.Node+k)
 			}
 			numa[n.Node+k] = true
 		}
 		if _, err := ParseList(n.CPUs); err != nil {
-			c.at(path+".cpus", "%v", err)
+			c.At(path+".cpus", "%v", err)
 		}
 	}
 	addresses := map[string]string{}
 	place := func(path, pci string, bridges []string, node int) {
 		if other, ok := addresses[pci]; ok {
-			c.at(path+".pci", "%s is taken by %s", pci, other)
+			c.At(path+".pci", "%s is taken by %s", pci, other)
 		}
 		addresses[pci] = path
 		if node >= 0 && !numa[node] {
-			c.at(path+".numa", "NUMA node %d is not in host.numa", node)
+			c.At(path+".numa", "NUMA node %d is not in host.numa", node)
 		}
 		for i, b := range bridges {
 			if !pciAddress.MatchString(b) {
-				c.at(fmt.Sprintf("%s.bridges[%d]", path, i), "%q is no PCI address like 0000:00:01.0", b)
+				c.At(fmt.Sprintf("%s.bridges[%d]", path, i), "%q is no PCI address like 0000:00:01.0", b)
 			} else if b[:4] != pci[:4] {
-				c.at(fmt.Sprintf("%s.bridges[%d]", path, i), "%s is in another PCI domain than %s", b, pci)
+				c.At(fmt.Sprintf("%s.bridges[%d]", path, i), "%s is in another PCI domain than %s", b, pci)
 			}
 		}
 	}
 	if p.GPUs != nil {
 		c.gpuSemantics(p, place)
 	} else if p.Fabric != nil {
-		c.at("fabric", "needs gpus")
+		c.At("fabric", "needs gpus")
 	}
 	devices := map[string]bool{}
 	for i, n := range p.NICs {
@@ -63,51 +68,51 @@ func (c *checker) semantics(p *Profile) {
 		place(path, n.PCI, n.Bridges, n.NUMA)
 		for _, name := range []string{n.Device, n.Netdev} {
 			if devices[name] {
-				c.at(path, "%s stands twice", name)
+				c.At(path, "%s stands twice", name)
 			}
 			devices[name] = true
 		}
 		if n.SRIOV != nil && n.SRIOV.Enabled > n.SRIOV.Total {
-			c.at(path+".sriov.enabled", "is %d; the NIC has %d in total", n.SRIOV.Enabled, n.SRIOV.Total)
+			c.At(path+".sriov.enabled", "is %d; the NIC has %d in total", n.SRIOV.Enabled, n.SRIOV.Total)
 		}
 	}
 	if p.IMEX != nil && p.IMEX.Present > p.IMEX.Channels {
-		c.at("imex.present", "is %d; there are %d channels", p.IMEX.Present, p.IMEX.Channels)
+		c.At("imex.present", "is %d; there are %d channels", p.IMEX.Present, p.IMEX.Channels)
 	}
 }
 
-func (c *checker) gpuSemantics(p *Profile, place func(path, pci string, bridges []string, node int)) {
+func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges []string, node int)) {
 	if p.Driver.Version == "" || p.Driver.CUDA == "" {
-		c.at("driver", "needs version and cuda on a machine with GPUs")
+		c.At("driver", "needs version and cuda on a machine with GPUs")
 	}
 	if n := len(p.GPUs.Devices); n > MaxGPUs {
-		c.at("gpus.devices", "lists %d GPUs; at most %d are allowed", n, MaxGPUs)
+		c.At("gpus.devices", "lists %d GPUs; at most %d are allowed", n, MaxGPUs)
 	}
 	modules := map[int]bool{}
 	for i, g := range p.GPUs.Devices {
 		path := fmt.Sprintf("gpus.devices[%d]", i)
 		place(path, g.PCI, g.Bridges, g.NUMA)
 		if _, err := ParseList(g.CPUs); err != nil {
-			c.at(path+".cpus", "%v", err)
+			c.At(path+".cpus", "%v", err)
 		}
 		if _, err := ParseList(g.MemoryNodes); err != nil {
-			c.at(path+".memoryNodes", "%v", err)
+			c.At(path+".memoryNodes", "%v", err)
 		}
 		if g.Module != 0 && modules[g.Module] {
-			c.at(path+".module", "%d stands twice", g.Module)
+			c.At(path+".module", "%d stands twice", g.Module)
 		}
 		modules[g.Module] = true
 	}
 	if l := p.GPUs.NVLink; l != nil {
 		for i, s := range l.Switches {
 			if !pciAddress.MatchString(s) {
-				c.at(fmt.Sprintf("gpus.nvlink.switches[%d]", i), "%q is no PCI address like 0000:00:01.0", s)
+				c.At(fmt.Sprintf("gpus.nvlink.switches[%d]", i), "%q is no PCI address like 0000:00:01.0", s)
 			} else {
 				place(fmt.Sprintf("gpus.nvlink.switches[%d]", i), s, nil, -1)
 			}
 		}
 		if !l.Switched && len(p.GPUs.Devices) > 1 && l.Links < len(p.GPUs.Devices)-1 {
-			c.at("gpus.nvlink.links", "is %d; without switches each of %d GPUs needs a link to every other", l.Links, len(p.GPUs.Devices))
+			c.At("gpus.nvlink.links", "is %d; without switches each of %d GPUs needs a link to every other", l.Links, len(p.GPUs.Devices))
 		}
 	}
 	if m := p.GPUs.Model.MIG; m != nil {
@@ -115,30 +120,30 @@ func (c *checker) gpuSemantics(p *Profile, place func(path, pci string, bridges 
 	}
 }
 
-func (c *checker) migSemantics(m *MIG, model GPUModel) {
+func (c *checks) migSemantics(m *MIG, model GPUModel) {
 	if len(m.Profiles) > MaxMIGProfiles {
-		c.at("gpus.model.mig.profiles", "lists %d; at most %d are allowed", len(m.Profiles), MaxMIGProfiles)
+		c.At("gpus.model.mig.profiles", "lists %d; at most %d are allowed", len(m.Profiles), MaxMIGProfiles)
 	}
 	ids := map[int]bool{}
 	for i, q := range m.Profiles {
 		path := fmt.Sprintf("gpus.model.mig.profiles[%d]", i)
 		if _, ok := migEnums[q.ID]; !ok {
-			c.at(path+".id", "%d is no GPU instance profile; known: 0, 5, 9, 13, 14, 15, 19, 20", q.ID)
+			c.At(path+".id", "%d is no GPU instance profile; known: 0, 5, 9, 13, 14, 15, 19, 20", q.ID)
 		}
 		if ids[q.ID] {
-			c.at(path+".id", "%d stands twice", q.ID)
+			c.At(path+".id", "%d stands twice", q.ID)
 		}
 		ids[q.ID] = true
 		if len(q.Starts) > 8 {
-			c.at(path+".starts", "lists %d placements; at most 8 are allowed", len(q.Starts))
+			c.At(path+".starts", "lists %d placements; at most 8 are allowed", len(q.Starts))
 		}
 		for _, s := range q.Starts {
 			if s < 0 || s+q.Size > m.MemorySlices {
-				c.at(path+".starts", "placement %d:%d is outside the %d memory slices", s, q.Size, m.MemorySlices)
+				c.At(path+".starts", "placement %d:%d is outside the %d memory slices", s, q.Size, m.MemorySlices)
 			}
 		}
 		if q.MemoryMiB > model.MemoryMiB {
-			c.at(path+".memoryMiB", "is %d; the GPU has %d", q.MemoryMiB, model.MemoryMiB)
+			c.At(path+".memoryMiB", "is %d; the GPU has %d", q.MemoryMiB, model.MemoryMiB)
 		}
 	}
 }

@@ -24,6 +24,8 @@ func Main(args []string) int {
 func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writer) int {
 	var err error
 	switch name {
+	case "nvidia-smi":
+		err = runSMI(args, stdout)
 	case "nvidia-imex":
 		err = runIMEX(ctx, args, stderr)
 	case "nvidia-imex-ctl":
@@ -45,7 +47,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), agentCommand())
+	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), agentCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -48,11 +48,7 @@ func renderCommand() *cobra.Command {
 	f.StringVar(&o.LibraryDir, "library-dir", "", "where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	f.BoolVar(&o.PlainDevices, "plain-devices", false, "make plain files in dev even where device nodes could be made")
 	f.BoolVar(&noLibraries, "no-libraries", false, "leave the libraries and tools of the driver root out")
-	for _, required := range []string{"profile", "root"} {
-		if err := c.MarkFlagRequired(required); err != nil {
-			panic(err) // the flag is defined three lines above
-		}
-	}
+	mustRequire(c, "profile", "root")
 	return c
 }
 

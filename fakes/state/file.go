@@ -297,3 +297,12 @@ func (f *File) retire() {
 	atomic.AddUint32(&h.Wake, 1)
 	wake(&h.Wake)
 }
+
+// Sequence counts the updates so far; 0 is also given for a file that is gone.
+func (f *File) Sequence() uint64 {
+	defer runtime.KeepAlive(f)
+	if f.alive() != nil {
+		return 0
+	}
+	return atomic.LoadUint64(&header(f.data).Sequence)
+}

@@ -160,6 +160,12 @@ func fillCore(c *Core, m *Model, n *profile.Node, i int) error {
 	c.Persistence, c.ECCPending = 1, m.ECC
 	c.Temperature, c.TemperatureMem = uint32(model.IdleCelsius), uint32(model.IdleCelsius)
 	c.Power, c.PowerLimit = milli(model.Power.IdleWatts), m.PowerDefault
+	if g.IdleCelsius > 0 {
+		c.Temperature, c.TemperatureMem = uint32(g.IdleCelsius), uint32(g.IdleCelsius)
+	}
+	if g.IdleWatts > 0 {
+		c.Power = milli(g.IdleWatts)
+	}
 	c.ClockGraphics, c.ClockSM, c.ClockMemory, c.ClockVideo = m.ClockIdle, m.ClockIdle, m.ClockMemory, m.ClockIdle
 	c.ClockReasons = 1 // GPU idle
 	for j, other := range n.GPUs {

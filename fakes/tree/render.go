@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
 )
@@ -40,6 +41,9 @@ type Rendered struct {
 	CliqueID    uint32 `json:"cliqueID,omitempty"`
 	GPUs        int    `json:"gpus"`
 	NICs        int    `json:"nics"`
+	// Devices are the GPUs, then the NICs' InfiniBand devices; Distances has the word of nvidia-smi topo -m for each two of them, PCI only.
+	Devices   []string   `json:"devices"`
+	Distances [][]string `json:"distances"`
 }
 
 // parts are the directories that a rendering replaces as a whole.
@@ -82,6 +86,12 @@ func Render(ctx context.Context, o Options) error {
 	}
 	if err := state.CreateNode(root, n); err != nil {
 		return err
+	}
+	// What faults and daemons left behind belongs to the machine that was here before.
+	for _, name := range []string{imex.FaultsName, imex.RecoveryName} {
+		if err := ignoreMissing(os.Remove(filepath.Join(root, "state", name))); err != nil {
+			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
+		}
 	}
 	return writeRendered(root, n, o)
 }
@@ -134,7 +144,8 @@ func writeRendered(root string, n *profile.Node, o Options) error {
 	if o.Profile.Fabric != nil {
 		r.CliqueID = o.Profile.Fabric.CliqueID
 	}
-	data, err := json.MarshalIndent(r, "", "  ")
+	r.Devices, r.Distances = topology(n)
+	data, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("describe rendering: %w", err)
 	}
@@ -143,6 +154,24 @@ func writeRendered(root string, n *profile.Node, o Options) error {
 		return fmt.Errorf("describe rendering: %w", err)
 	}
 	return os.Rename(path+".new", path)
+}
+
+func topology(n *profile.Node) (names []string, distances [][]string) {
+	var places []profile.Place
+	for _, g := range n.GPUs {
+		names, places = append(names, fmt.Sprintf("GPU%d", g.Index)), append(places, g.Place())
+	}
+	for _, nic := range n.NICs {
+		names, places = append(names, nic.Device), append(places, nic.Place())
+	}
+	for _, a := range places {
+		var row []string
+		for _, b := range places {
+			row = append(row, n.Distance(a, b).String())
+		}
+		distances = append(distances, row)
+	}
+	return names, distances
 }
 
 func renderedPath(root string) string { return filepath.Join(root, "state", "rendered.json") }

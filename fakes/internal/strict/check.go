@@ -1,4 +1,6 @@
-package profile
+// Package strict reads YAML into Go structs and reports every mistake with its line and key: unknown keys, wrong types, missing values,
+// and values outside what the struct tags required, pattern, enum, minimum and maximum allow.
+package strict
 
 import (
 	"cmp"
@@ -13,30 +15,89 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-var profileType = reflect.TypeFor[Profile]()
-
-// checker compares a YAML tree with the Go types it is to be decoded into, and collects every mistake with its line.
-type checker struct {
+// Checker compares a YAML tree with the Go types it is to be decoded into, and collects every mistake with its line.
+type Checker struct {
 	file     string
 	problems []Problem
-	// lines remembers where each path stands, for the checks that need the whole profile.
+	// lines remembers where each path stands, for checks that need the whole file.
 	lines map[string]int
-	depth int
 }
 
-func newChecker(file string) *checker {
-	return &checker{file: file, lines: map[string]int{}}
+// Decode reads YAML into v, a pointer to a struct. The checker it returns can report further mistakes, found in v; until its Err is nil,
+// v is not to be used.
+func Decode(file string, data []byte, v any) *Checker {
+	c := &Checker{file: file, lines: map[string]int{}}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		c.add(yamlLine(err), "(file)", "%s", strings.TrimPrefix(err.Error(), "yaml: "))
+		return c
+	}
+	if doc.Kind != yaml.DocumentNode || len(doc.Content) == 0 {
+		c.add(1, "(file)", "is empty")
+		return c
+	}
+	c.check(doc.Content[0], reflect.TypeOf(v).Elem(), "")
+	if len(c.problems) == 0 {
+		if err := doc.Content[0].Decode(v); err != nil {
+			c.add(yamlLine(err), "(file)", "%v", err)
+		}
+	}
+	return c
 }
 
-func (c *checker) add(line int, path, format string, args ...any) {
+// Problem is one mistake in a file.
+type Problem struct {
+	// File and Line say where; Line counts from 1.
+	File string
+	Line int
+	// Path is the key, e.g. gpus.devices[2].pci.
+	Path string
+	// Message says what is wrong and what is allowed.
+	Message string
+}
+
+// Error gives "file:line: path: message".
+func (p Problem) Error() string {
+	return fmt.Sprintf("%s:%d: %s: %s", p.File, p.Line, p.Path, p.Message)
+}
+
+// Problems takes the error of Err apart.
+func Problems(err error) []Problem {
+	var one Problem
+	var many interface{ Unwrap() []error }
+	switch {
+	case errors.As(err, &many):
+		var all []Problem
+		for _, e := range many.Unwrap() {
+			all = append(all, Problems(e)...)
+		}
+		return all
+	case errors.As(err, &one):
+		return []Problem{one}
+	}
+	return nil
+}
+
+// yamlLine finds the line number that the YAML parser put into its message.
+func yamlLine(err error) int {
+	line := 1
+	if i := strings.Index(err.Error(), "line "); i >= 0 {
+		if _, scanErr := fmt.Sscanf(err.Error()[i:], "line %d", &line); scanErr != nil {
+			return 1
+		}
+	}
+	return line
+}
+
+func (c *Checker) add(line int, path, format string, args ...any) {
 	if path == "" {
 		path = "(top level)"
 	}
 	c.problems = append(c.problems, Problem{File: c.file, Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
 }
 
-// at reports a mistake at a path seen before; where the key itself is absent, the nearest parent's line is taken.
-func (c *checker) at(path, format string, args ...any) {
+// At reports a mistake at a path seen before; where the key itself is absent, the nearest parent's line is taken.
+func (c *Checker) At(path, format string, args ...any) {
 	line := 1
 	for p := path; p != ""; p = parent(p) {
 		if l, ok := c.lines[p]; ok {
@@ -51,7 +112,8 @@ func parent(path string) string {
 	return path[:max(strings.LastIndexAny(path, ".["), 0)]
 }
 
-func (c *checker) err() error {
+// Err is every mistake found so far, in the order of their lines, joined; each is a Problem.
+func (c *Checker) Err() error {
 	slices.SortStableFunc(c.problems, func(a, b Problem) int { return cmp.Compare(a.Line, b.Line) })
 	errs := make([]error, len(c.problems))
 	for i, p := range c.problems {
@@ -61,7 +123,7 @@ func (c *checker) err() error {
 }
 
 // check walks one YAML node against one Go type.
-func (c *checker) check(n *yaml.Node, t reflect.Type, path string) {
+func (c *Checker) check(n *yaml.Node, t reflect.Type, path string) {
 	if n.Kind == yaml.AliasNode {
 		c.add(n.Line, path, "aliases are not used in profiles; write the value out")
 		return
@@ -81,12 +143,24 @@ func (c *checker) check(n *yaml.Node, t reflect.Type, path string) {
 		for i, item := range n.Content {
 			c.check(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
 		}
+	case reflect.Map:
+		c.checkMap(n, t, path)
 	default:
 		c.checkScalar(n, t, path)
 	}
 }
 
-func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, path string) {
+func (c *Checker) checkMap(n *yaml.Node, t reflect.Type, path string) {
+	if n.Kind != yaml.MappingNode {
+		c.add(n.Line, path, "is %s; a mapping is wanted", kindName(n))
+		return
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		c.check(n.Content[i+1], t.Elem(), join(path, n.Content[i].Value))
+	}
+}
+
+func (c *Checker) checkStruct(n *yaml.Node, t reflect.Type, path string) {
 	if n.Kind != yaml.MappingNode {
 		c.add(n.Line, path, "is %s; a mapping is wanted", kindName(n))
 		return
@@ -122,7 +196,7 @@ func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, path string) {
 	}
 }
 
-func (c *checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
+func (c *Checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
 	if n.Kind != yaml.ScalarNode {
 		c.add(n.Line, path, "is %s; a %s is wanted", kindName(n), t.Kind())
 		return
@@ -133,7 +207,7 @@ func (c *checker) checkScalar(n *yaml.Node, t reflect.Type, path string) {
 }
 
 // checkTags holds a scalar against the field's pattern, enum, minimum and maximum.
-func (c *checker) checkTags(n *yaml.Node, f reflect.StructField, path string) {
+func (c *Checker) checkTags(n *yaml.Node, f reflect.StructField, path string) {
 	if p := f.Tag.Get("pattern"); p != "" && !regexp.MustCompile(p).MatchString(n.Value) {
 		c.add(n.Line, path, "is %q; it must match %s", n.Value, p)
 	}

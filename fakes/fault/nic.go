@@ -1,0 +1,120 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"gpufabric.io/fakes/imex"
+	"gpufabric.io/fakes/state"
+)
+
+// infiniband is the directory of the device that the argument names.
+func (c *change) infiniband() (string, error) {
+	class := filepath.Join(c.root, "sys/class/infiniband")
+	dir := filepath.Join(class, filepath.Base(c.args["device"]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	entries, err := os.ReadDir(class)
+	if err != nil {
+		return "", refuse("the node has no InfiniBand devices")
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return "", refuse("there is no device %q; the node has %s", c.args["device"], strings.Join(names, ", "))
+}
+
+// port changes a port's link: what the device shows, and what its network interface shows.
+func port(up bool) func(*change) error {
+	return func(c *change) error {
+		dir, err := c.infiniband()
+		if err != nil {
+			return err
+		}
+		texts := map[string]string{"state": "1: DOWN\n", "phys_state": "2: Polling\n"}
+		oper, carrier := "down\n", "0\n"
+		if up {
+			texts = map[string]string{"state": "4: ACTIVE\n", "phys_state": "5: LinkUp\n"}
+			oper, carrier = "up\n", "1\n"
+		}
+		now, err := os.ReadFile(filepath.Join(dir, "ports/1/state"))
+		if err != nil {
+			return err
+		}
+		if string(now) == texts["state"] {
+			return refuse("port 1 of %s is %s already", c.args["device"], strings.TrimSpace(string(now)))
+		}
+		for name, text := range texts {
+			if err := c.replace(filepath.Join(dir, "ports/1", name), text); err != nil {
+				return err
+			}
+		}
+		if !up {
+			if err := c.count(filepath.Join(dir, "ports/1/counters/link_downed")); err != nil {
+				return err
+			}
+		}
+		netdevs, err := filepath.Glob(filepath.Join(dir, "device/net/*"))
+		for _, n := range netdevs {
+			err = errors.Join(err, c.replace(filepath.Join(n, "operstate"), oper), c.replace(filepath.Join(n, "carrier"), carrier))
+		}
+		return err
+	}
+}
+
+// count adds one to a counter's file.
+func (c *change) count(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return c.replace(path, fmt.Sprintf("%d\n", n+1))
+}
+
+func firmware(c *change) error {
+	dir, err := c.infiniband()
+	if err != nil {
+		return err
+	}
+	v := c.args["version"]
+	if v == "" || strings.ContainsAny(v, "\n/") {
+		return fmt.Errorf("version is %q; text like 28.45.1200 is wanted", v)
+	}
+	return c.replace(filepath.Join(dir, "fw_ver"), v+"\n")
+}
+
+// faults changes the file that the node's IMEX daemon reads its faults from.
+func (c *change) faults(fn func(*imex.Faults)) error {
+	if _, err := os.Stat(filepath.Join(c.root, "proc/driver/nvidia/capabilities/fabric-imex-mgmt")); err != nil {
+		return refuse("the node has no IMEX")
+	}
+	path := filepath.Join(filepath.Dir(state.Path(c.root)), imex.FaultsName)
+	f, err := imex.ReadFaults(path)
+	if err != nil {
+		return err
+	}
+	fn(&f)
+	return imex.WriteFaults(path, f)
+}
+
+func imexKill(c *change) error {
+	return c.faults(func(f *imex.Faults) { f.Kills++ })
+}
+
+func imexPartition(c *change) error {
+	return c.faults(func(f *imex.Faults) { f.Partitioned = strings.Split(c.args["peers"], ",") })
+}
+
+func imexHeal(c *change) error {
+	return c.faults(func(f *imex.Faults) { f.Partitioned = nil })
+}

@@ -1,0 +1,19 @@
+package program
+
+import (
+	"io"
+	"time"
+
+	"gpufabric.io/fakes/smi"
+	"gpufabric.io/fakes/state"
+)
+
+// runSMI is nvidia-smi of the node that it lies in.
+func runSMI(args []string, stdout io.Writer) error {
+	root, err := state.FindRoot()
+	if err != nil {
+		return err
+	}
+	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now()}
+	return c.Run(args)
+}

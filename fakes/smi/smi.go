@@ -1,0 +1,404 @@
+// Package smi is nvidia-smi, small: it answers the questions that scripts and people ask most. It reads the node's state itself, since
+// go-nvml needs cgo and the tool is to run in any container.
+package smi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gpufabric.io/fakes/mig"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/state"
+	"gpufabric.io/fakes/tree"
+)
+
+// Command is one run of nvidia-smi.
+type Command struct {
+	// Root is the fake node's.
+	Root   string
+	Stdout io.Writer
+	// Now is the time that tables and logs are stamped with.
+	Now time.Time
+
+	file *state.File
+	body *state.Body
+}
+
+// options are the arguments, taken apart.
+type options struct {
+	list, query, xml     bool
+	queryGPU             []string
+	format               []string
+	gpus                 []string
+	persistence          string
+	computeMode          string
+	migMode              string
+	powerLimit           string
+	version, help        bool
+	rest                 []string
+	queryComputeApps     []string
+	selectedProcessQuery bool
+}
+
+// Run runs nvidia-smi with its arguments.
+func (c *Command) Run(args []string) error {
+	f, err := state.Open(c.Root)
+	if err != nil {
+		return fmt.Errorf("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only a mapping is given up
+	c.file = f
+	if err := c.read(); err != nil {
+		return err
+	}
+	if len(args) > 0 && args[0] == "topo" {
+		return c.topo(args[1:])
+	}
+	if len(args) > 0 && args[0] == "mig" {
+		return c.mig(args[1:])
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	gpus, err := c.selected(o.gpus)
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.help:
+		return c.print(usage)
+	case o.version:
+		return c.printVersion()
+	case o.persistence != "" || o.computeMode != "" || o.migMode != "" || o.powerLimit != "":
+		return c.configure(gpus, o)
+	case o.list:
+		return c.list(gpus)
+	case o.queryGPU != nil:
+		return c.csv(gpus, o)
+	case o.selectedProcessQuery:
+		return c.processesCSV(gpus, o)
+	case o.query:
+		return c.query(gpus, o.xml)
+	}
+	return c.table(gpus)
+}
+
+const usage = `nvidia-smi of a fake node. It knows:
+  nvidia-smi                                   the table
+  nvidia-smi -L                                one line per GPU and MIG device
+  nvidia-smi -q [-x]                           everything, as text or XML
+  nvidia-smi --query-gpu=F,... --format=csv[,noheader][,nounits]
+  nvidia-smi --query-compute-apps=F,... --format=csv[,noheader][,nounits]
+  nvidia-smi -pm 0|1, -c 0|2|3, -mig 0|1, -pl WATTS
+  nvidia-smi topo -m
+  nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci | -cgi P,... [-C] | -cci [P] | -dgi | -dci   [-gi G] [-ci C]
+  all with -i INDEX|UUID|PCI for some GPUs only
+`
+
+func (c *Command) print(format string, args ...any) error {
+	_, err := fmt.Fprintf(c.Stdout, format, args...)
+	return err
+}
+
+// parse takes both -flag value and --flag=value.
+func parse(args []string) (options, error) {
+	var o options
+	for i := 0; i < len(args); i++ {
+		name, value, inline := strings.Cut(args[i], "=")
+		next := func() (string, error) {
+			if inline {
+				return value, nil
+			}
+			if i++; i >= len(args) {
+				return "", fmt.Errorf("option %s needs a value", name)
+			}
+			return args[i], nil
+		}
+		var err error
+		var v string
+		switch name {
+		case "-L", "--list-gpus":
+			o.list = true
+		case "-q", "--query":
+			o.query = true
+		case "-x", "--xml-format":
+			o.xml = true
+		case "-h", "--help":
+			o.help = true
+		case "--version":
+			o.version = true
+		case "--query-gpu":
+			v, err = next()
+			o.queryGPU = split(v)
+		case "--query-compute-apps":
+			v, err = next()
+			o.queryComputeApps, o.selectedProcessQuery = split(v), true
+		case "--format":
+			v, err = next()
+			o.format = split(v)
+		case "-i", "--id":
+			v, err = next()
+			o.gpus = split(v)
+		case "-pm", "--persistence-mode":
+			o.persistence, err = next()
+		case "-c", "--compute-mode":
+			o.computeMode, err = next()
+		case "-mig", "--multi-instance-gpu":
+			o.migMode, err = next()
+		case "-pl", "--power-limit":
+			o.powerLimit, err = next()
+		default:
+			return o, fmt.Errorf("option %q is not known here; see nvidia-smi -h", args[i])
+		}
+		if err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func split(s string) []string {
+	parts := []string{}
+	for p := range strings.SplitSeq(s, ",") {
+		parts = append(parts, strings.TrimSpace(p))
+	}
+	return parts
+}
+
+// read takes a new view of the state; a GPU looked at before keeps its old one.
+func (c *Command) read() (err error) {
+	c.body, err = c.file.Read()
+	return err
+}
+
+// gpu is one GPU of the view.
+type gpu struct {
+	*state.GPU
+	model *state.Model
+	index int
+}
+
+func (g gpu) uuid() string { return "GPU-" + profile.FormatUUID(g.Core.UUID) }
+func (g gpu) name() string { return state.String(g.model.Name[:]) }
+func (g gpu) busID() string {
+	return fmt.Sprintf("%08X:%02X:%02X.0", g.Core.Domain, g.Core.Bus, g.Core.Device)
+}
+
+// used is the memory in use, in bytes, by processes and by nobody in particular.
+func (g gpu) used() uint64 {
+	total := g.Core.MemoryUsed
+	for _, p := range g.processes() {
+		total += p.Memory
+	}
+	return min(total, g.model.MemoryTotal-g.model.MemoryReserved)
+}
+
+func (g gpu) processes() []state.Process {
+	var all []state.Process
+	for _, p := range g.Processes {
+		if p.PID != 0 {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// utilisation is the scripted one, or 100 while a kernel runs.
+func (g gpu) utilisation(now time.Time) uint32 {
+	for _, p := range g.processes() {
+		if p.BusyUntil > uint64(now.UnixMicro()) {
+			return 100
+		}
+	}
+	return g.Core.UtilizationGPU
+}
+
+// selected gives the GPUs with those indexes, UUIDs, serials or PCI addresses; none means all that are not lost.
+func (c *Command) selected(ids []string) ([]gpu, error) {
+	var all []gpu
+	for i, g := range c.body.GPUs {
+		x := gpu{g, &c.body.Node.Model, i}
+		wanted := len(ids) == 0 && g.Core.Lost == 0 || slices.ContainsFunc(ids, x.is)
+		if wanted && g.Core.Lost != 0 {
+			return nil, fmt.Errorf("unable to open GPU %s: GPU is lost", x.busID())
+		}
+		if wanted {
+			all = append(all, x)
+		}
+	}
+	if len(ids) > 0 && len(all) < len(ids) {
+		return nil, fmt.Errorf("no devices were found for -i %s; the node has %d GPUs", strings.Join(ids, ","), len(c.body.GPUs))
+	}
+	return all, nil
+}
+
+func (g gpu) is(id string) bool {
+	short := strings.TrimPrefix(g.busID(), "0000")
+	return id == strconv.Itoa(g.index) || id == g.uuid() || id == state.String(g.Core.Serial[:]) ||
+		strings.EqualFold(id, g.busID()) || strings.EqualFold(id, short)
+}
+
+func (c *Command) printVersion() error {
+	driver := c.driver()
+	return c.print("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n", driver,
+		state.String(c.body.Node.NVMLVersion[:]), driver, c.cuda())
+}
+
+func (c *Command) driver() string { return state.String(c.body.Node.DriverVersion[:]) }
+
+func (c *Command) cuda() string {
+	v := c.body.Node.CUDAVersion
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+}
+
+func (c *Command) list(gpus []gpu) error {
+	for _, g := range gpus {
+		if err := c.print("GPU %d: %s (UUID: %s)\n", g.index, g.name(), g.uuid()); err != nil {
+			return err
+		}
+		for i, m := range g.migDevices() {
+			if err := c.print("  MIG %-15s Device %2d: (UUID: MIG-%s)\n", m.computeName(), i, profile.FormatUUID(m.ci.UUID)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// migDevice is a compute instance with what it is in.
+type migDevice struct {
+	gi      *state.GPUInstance
+	ci      *state.ComputeInstance
+	profile *state.MIGProfile
+	compute *state.CIProfile
+}
+
+// computeName is e.g. 1c.3g.20gb, or the GPU instance's own name for all of its slices.
+func (m migDevice) computeName() string { return computeName(m.profile, m.compute) }
+
+func computeName(p *state.MIGProfile, c *state.CIProfile) string {
+	if c.Slices < p.Slices {
+		return fmt.Sprintf("%dc.%s", c.Slices, state.String(p.Name[:]))
+	}
+	return state.String(p.Name[:])
+}
+
+// migDevices lists a GPU's MIG devices in the order of their instances' IDs.
+func (g gpu) migDevices() []migDevice {
+	var all []migDevice
+	for id := range uint32(mig.GPUInstanceIDs) {
+		gi := mig.FindGPUInstance(g.GPU, id)
+		if gi == nil || gi.Profile >= state.MaxMIGProfiles {
+			continue
+		}
+		p := &g.model.MIGProfiles[gi.Profile]
+		for c := range uint32(mig.ComputeInstanceIDs) {
+			if ci := mig.FindComputeInstance(gi, c); ci != nil && ci.Profile < state.MaxCIProfiles {
+				all = append(all, migDevice{gi, ci, p, &p.CIProfiles[ci.Profile]})
+			}
+		}
+	}
+	return all
+}
+
+// change makes a change of one GPU, as the only writer on the node, and reads the state anew.
+func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
+	err := c.file.Update(func(b *state.Body) error { return fn(&b.Node.Model, b.GPUs[g.index]) })
+	return errors.Join(err, c.read())
+}
+
+func (c *Command) configure(gpus []gpu, o options) error {
+	for _, g := range gpus {
+		if err := c.configureOne(g, o); err != nil {
+			return err
+		}
+	}
+	return c.print("All done.\n")
+}
+
+func (c *Command) configureOne(g gpu, o options) error {
+	set := func(what string, fn func(*state.Model, *state.GPU) error) error {
+		if err := c.change(g, fn); err != nil {
+			return fmt.Errorf("unable to set %s for GPU %s: %w", what, g.busID(), err)
+		}
+		return c.print("Set %s for GPU %s.\n", what, g.busID())
+	}
+	var errs []error
+	if o.persistence != "" {
+		v, err := choice("-pm", o.persistence, "0", "1")
+		if err != nil {
+			return err
+		}
+		errs = append(errs, set("persistence mode to "+o.persistence, func(_ *state.Model, s *state.GPU) error {
+			s.Core.Persistence = uint32(v)
+			return nil
+		}))
+	}
+	if o.computeMode != "" {
+		v, err := choice("-c", o.computeMode, "0", "1", "2", "3", "DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
+		if err != nil {
+			return err
+		}
+		errs = append(errs, set("compute mode to "+o.computeMode, func(_ *state.Model, s *state.GPU) error {
+			if v%4 == 1 {
+				return errors.New("exclusive thread is no longer supported")
+			}
+			s.Core.ComputeMode = uint32(v % 4)
+			return nil
+		}))
+	}
+	if o.powerLimit != "" {
+		watts, err := strconv.ParseFloat(o.powerLimit, 64)
+		if err != nil {
+			return fmt.Errorf("-pl %s: watts are wanted", o.powerLimit)
+		}
+		errs = append(errs, set("power limit to "+o.powerLimit+" W", func(m *state.Model, s *state.GPU) error {
+			if limit := uint32(watts * 1000); limit >= m.PowerMin && limit <= m.PowerMax {
+				s.Core.PowerLimit = limit
+				return nil
+			}
+			return fmt.Errorf("it must be from %d W to %d W", m.PowerMin/1000, m.PowerMax/1000)
+		}))
+	}
+	if o.migMode != "" {
+		errs = append(errs, c.setMIG(g, o.migMode))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Command) setMIG(g gpu, value string) error {
+	v, err := choice("-mig", value, "0", "1")
+	if err != nil {
+		return err
+	}
+	var activation error
+	err = c.change(g, func(m *state.Model, s *state.GPU) (err error) {
+		err, activation = mig.SetMode(m, s, v == 1)
+		return err
+	})
+	word := []string{"Disabled", "Enabled"}[v]
+	switch {
+	case err != nil:
+		return fmt.Errorf("unable to set MIG mode to %s for GPU %s: %w", word, g.busID(), err)
+	case activation != nil:
+		return c.print("Warning: MIG mode is in pending %s state for GPU %s: %v\n", strings.ToLower(word), g.busID(), activation)
+	}
+	return c.print("%s MIG Mode for GPU %s\n", word, g.busID())
+}
+
+// syncMIG brings the tree's capability files up to date after a change of layout.
+func (c *Command) syncMIG() error { return tree.SyncMIG(c.Root, c.body) }
+
+func choice(option, value string, allowed ...string) (int, error) {
+	i := slices.Index(allowed, value)
+	if i < 0 {
+		return 0, fmt.Errorf("%s %s: allowed are %s", option, value, strings.Join(allowed, ", "))
+	}
+	return i, nil
+}

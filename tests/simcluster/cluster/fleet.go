@@ -34,6 +34,7 @@ type FleetOptions struct {
 type Fleet struct {
 	options FleetOptions
 	sockets *simnode.SocketWatcher
+	gateway *simnode.Gateway // nil where another process has the first nodes
 	nodes   []*simnode.Node
 }
 
@@ -55,6 +56,11 @@ func NewFleet(ctx context.Context, options FleetOptions) (*Fleet, error) {
 		return nil, err
 	}
 	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count)}
+	if options.First == 0 {
+		if f.gateway, err = simnode.OpenGateway(controlplane.Gateway(options.Dir)); err != nil {
+			return nil, err
+		}
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(nodesAtOnce)
 	for i := range options.Count {
@@ -94,6 +100,9 @@ func (f *Fleet) Nodes() []*simnode.Node { return f.nodes }
 func (f *Fleet) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { f.sockets.Run(ctx); return nil })
+	if f.gateway != nil {
+		group.Go(func() error { return f.gateway.Run(ctx) })
+	}
 	for _, node := range f.nodes {
 		group.Go(func() error { return node.Run(ctx) })
 	}

@@ -43,7 +43,7 @@ func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
 func TestOurServiceAccountsAreAllowedWhatTheyAskFor(t *testing.T) {
 	forbidden := map[string]int{}
 	if err := fixture.Requests(shared.Plane.AuditLog(), func(r fixture.Request) {
-		if r.Ours() && r.Response.Code == 403 {
+		if r.Ours() && r.Denied() {
 			forbidden[r.String()]++
 		}
 	}); err != nil {

@@ -43,16 +43,26 @@ func (c *ControlPlane) configure(ports ports) error {
 	if err := c.writeKubeconfig(c.Kubeconfig(), "admin", "system:masters"); err != nil {
 		return err
 	}
-	// 10.96.0.1 is what `kubernetes.default` resolves to; the other names are its aliases.
+	// 172.31.0.1 is what `kubernetes.default` resolves to; the other names are its aliases.
 	serving, err := c.authority.Server("kube-apiserver",
 		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)})
+		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(172, 31, 0, 1)})
 	if err != nil {
 		return err
 	}
 	cert, key, err := serving.Write(dir("pki"), "kube-apiserver")
 	if err != nil {
 		return err
+	}
+
+	egress := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %q}}}
+`, Gateway(c.options.Dir))
+	if err := os.WriteFile(dir("egress.yaml"), []byte(egress), 0o600); err != nil {
+		return fmt.Errorf("write the egress configuration: %w", err)
 	}
 
 	etcd := fmt.Sprintf("http://127.0.0.1:%d", ports.etcd)
@@ -72,11 +82,12 @@ func (c *ControlPlane) configure(ports ports) error {
 		"--service-account-key-file=" + c.authority.ServiceAccountKeyFile(),
 		"--service-account-signing-key-file=" + c.authority.ServiceAccountKeyFile(),
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-cluster-ip-range=172.31.0.0/16",
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged",
-		// Service addresses lead nowhere without kube-proxy: webhooks are called at their endpoints' addresses.
-		"--enable-aggregator-routing",
+		// Service addresses lead nowhere without kube-proxy: webhooks are called at their endpoints' addresses,
+		// by way of the nodes' gateway.
+		"--enable-aggregator-routing", "--egress-selector-config-file=" + dir("egress.yaml"),
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",
 	}, c.gates()...)
@@ -111,6 +122,9 @@ clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
 	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=0"}, c.gates()...)
 	return nil
 }
+
+// Gateway is the unix socket on which the nodes of the cluster in dir let the API server reach pods.
+func Gateway(dir string) string { return filepath.Join(dir, "gateway.sock") }
 
 func (c *ControlPlane) gates() []string {
 	if len(c.options.FeatureGates) == 0 {

@@ -4,6 +4,8 @@ package domain
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -129,16 +131,48 @@ func AwaitGone(ctx context.Context, objects dynamic.Interface, namespace, name s
 
 // one lists and watches a single domain.
 func one(objects dynamic.Interface, namespace, name string) cache.ListerWatcher {
-	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	return selected(objects, namespace, fields.OneTermEqualSelector("metadata.name", name))
+}
+
+// In lists and watches the domains of a namespace.
+func In(objects dynamic.Interface, namespace string) cache.ListerWatcher {
+	return selected(objects, namespace, fields.Everything())
+}
+
+func selected(objects dynamic.Interface, namespace string, selector fields.Selector) cache.ListerWatcher {
 	resource := objects.Resource(Resource).Namespace(namespace)
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = selector
+			options.FieldSelector = selector.String()
 			return resource.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = selector
+			options.FieldSelector = selector.String()
 			return resource.Watch(ctx, options)
 		},
 	}
+}
+
+// AwaitNone watches until nothing of what list lists is left; object is an example of its kind.
+func AwaitNone(ctx context.Context, list cache.ListerWatcher, object runtime.Object) error {
+	left := map[string]bool{}
+	_, err := watchtools.UntilWithSync(ctx, list, object, func(store cache.Store) (bool, error) {
+		for _, key := range store.ListKeys() {
+			left[key] = true
+		}
+		return len(left) == 0, nil
+	}, func(event watch.Event) (bool, error) {
+		key, err := cache.MetaNamespaceKeyFunc(event.Object)
+		if err != nil {
+			return false, err
+		}
+		if left[key] = true; event.Type == watch.Deleted {
+			delete(left, key)
+		}
+		return len(left) == 0, nil
+	})
+	if err != nil && len(left) > 0 {
+		return fmt.Errorf("%d are left, such as %v: %w", len(left), slices.Sorted(maps.Keys(left))[0], context.Cause(ctx))
+	}
+	return err
 }

@@ -5,15 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"regexp"
 	"runtime/debug"
 	"strings"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/program"
+	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
@@ -60,7 +63,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		IMEX: g.imex,
+		NVML: library, IMEX: g.imex,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")
@@ -92,6 +95,16 @@ func environment(container simnode.Container, name string) string {
 	return ""
 }
 
+// library is the fake NVML of the node whose driver root this is.
+func library(driverRoot string) nvml.Interface {
+	// The driver root is the fake tree's own, or a node's root directory whose usr is a link to it.
+	usr, err := filepath.EvalSymlinks(filepath.Join(driverRoot, "usr"))
+	if err != nil {
+		return nvmlstate.New(driverRoot) // which answers that no driver is loaded
+	}
+	return nvmlstate.New(filepath.Dir(filepath.Dir(usr)))
+}
+
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.
 var everywhere = regexp.MustCompile(`^(--[a-z-]+=)(?:0\.0\.0\.0)?(:[0-9]+)$`)
 
@@ -104,6 +117,9 @@ func arguments(container simnode.Container, args []string) []string {
 	changed := make([]string, 0, len(args))
 	for _, arg := range args {
 		changed = append(changed, everywhere.ReplaceAllString(arg, "${1}"+container.Address+"${2}"))
+	}
+	if len(changed) > 0 && changed[0] == "webhook" {
+		changed = append(changed, "--address="+container.Address)
 	}
 	return changed
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 )
 
@@ -34,6 +35,7 @@ func (a *Addresses) Node() string { return a.format(1) }
 func (a *Addresses) Take(wanted string) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	wanted = podAddress(wanted)
 	if ip := net.ParseIP(wanted).To4(); ip != nil && a.format(ip[3]) == wanted && ip[3] > 1 && !a.inUse[ip[3]] {
 		a.inUse[ip[3]] = true
 		return wanted, nil
@@ -60,6 +62,27 @@ func (a *Addresses) Give(address string) {
 	if ip := net.ParseIP(address).To4(); ip != nil {
 		delete(a.inUse, ip[3])
 	}
+}
+
+// Services and the API server reach pods at addresses that an EndpointSlice may have, which loopback ones are not: 10.A.B.C
+// stands for 127.A.B.C there, and the API server's way into the cluster (see Gateway) knows that.
+const (
+	loopbackPrefix = "127."
+	servicePrefix  = "10."
+)
+
+// serviceAddress is the address by which a pod's services know it.
+func serviceAddress(address string) string {
+	rest, _ := strings.CutPrefix(address, loopbackPrefix)
+	return servicePrefix + rest
+}
+
+// podAddress undoes serviceAddress; others stay as they are.
+func podAddress(address string) string {
+	if rest, ok := strings.CutPrefix(address, servicePrefix); ok {
+		return loopbackPrefix + rest
+	}
+	return address
 }
 
 func (a *Addresses) format(last byte) string { return fmt.Sprintf("127.%d.%d.%d", a.a, a.b, last) }

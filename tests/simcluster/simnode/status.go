@@ -20,8 +20,8 @@ func (w *worker) status() corev1.PodStatus {
 	status := *pod.Status.DeepCopy()
 	status.HostIP = w.node.config.Addresses.Node()
 	status.HostIPs = []corev1.HostIP{{IP: status.HostIP}}
-	status.PodIP = w.address
-	status.PodIPs = []corev1.PodIP{{IP: w.address}}
+	status.PodIP = w.reportedAddress()
+	status.PodIPs = []corev1.PodIP{{IP: status.PodIP}}
 	status.QOSClass = pod.Status.QOSClass
 	if status.StartTime == nil {
 		status.StartTime = &metav1.Time{Time: metav1.Now().Time}
@@ -66,6 +66,16 @@ func (w *worker) status() corev1.PodStatus {
 	}
 	setConditions(&status, true, ready && pod.DeletionTimestamp == nil, "")
 	return status
+}
+
+// reportedAddress is the pod's address in its status: its own, which peers use, or for the pods of Deployments, which are
+// reached through services, the one that EndpointSlices accept.
+func (w *worker) reportedAddress() string {
+	pod := w.pod()
+	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "ReplicaSet" && !pod.Spec.HostNetwork {
+		return serviceAddress(w.address)
+	}
+	return w.address
 }
 
 func setConditions(status *corev1.PodStatus, initialized, ready bool, message string) {

@@ -14,6 +14,33 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// The kubelet tries volumes again on its own, much sooner than a whole pod. It often has to: the API server gives a node no
+// token or ConfigMap before its authorizer has seen the pod bound.
+const (
+	firstMountRetry = 100 * time.Millisecond
+	lastMountRetry  = 5 * time.Second
+)
+
+// mount makes the pod's volumes and tries again what fails until the pod is to end.
+func (w *worker) mount(ctx context.Context) (map[string]string, error) {
+	for retry := firstMountRetry; ; retry = min(2*retry, lastMountRetry) {
+		made, err := w.volumes(ctx)
+		if err == nil {
+			return made, nil
+		}
+		if retry == lastMountRetry {
+			w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedMount", err.Error())
+		}
+		select {
+		case <-time.After(retry):
+		case <-w.deleted:
+			return nil, err
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
 // volumes makes the pod's volumes and returns their directories (or files) by name. A pod of which no container really
 // runs gets only its hostPath volumes: nobody reads the others.
 func (w *worker) volumes(ctx context.Context) (map[string]string, error) {

@@ -157,7 +157,7 @@ func (w *worker) start(ctx context.Context) error {
 			return fmt.Errorf("allocate device plugin resources: %w", err)
 		}
 	}
-	volumes, err := w.volumes(ctx)
+	volumes, err := w.mount(ctx)
 	if err != nil {
 		return err
 	}

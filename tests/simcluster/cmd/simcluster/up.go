@@ -26,9 +26,13 @@ type upFlags struct {
 func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.nodes, "nodes", 18, "how many nodes")
 	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
-	cmd.Flags().StringVar(&f.mode, "containers", string(fabric.AsGoroutines), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
+	f.bindMode(cmd, fabric.AsGoroutines)
 	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
 	cmd.Flags().BoolVar(&f.audit, "audit", false, "have the API server write DIR/audit.log")
+}
+
+func (f *upFlags) bindMode(cmd *cobra.Command, mode fabric.Mode) {
+	cmd.Flags().StringVar(&f.mode, "containers", string(mode), fmt.Sprintf("how containers of gpufabric run: one of %v", fabric.Modes()))
 }
 
 func upCommand(dir *string) *cobra.Command {

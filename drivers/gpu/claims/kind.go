@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
@@ -57,6 +58,8 @@ type Options struct {
 	Capabilities edits.Capabilities
 	// SetTimeSlice sets the length of a GPU's time slices.
 	SetTimeSlice func(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error
+	// MPS runs a control daemon for each claim that asks for one.
+	MPS *sharing.MPS
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
 	// Report tells something about the node as a whole: an Event on its Node object. reason is a CamelCase word.

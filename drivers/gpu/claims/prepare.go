@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
@@ -23,6 +24,8 @@ type data struct {
 	Partitions []partitionData `json:"partitions,omitempty"`
 	// Sharing is how the claim's GPUs are shared where that is not the ordinary way.
 	Sharing []sharingData `json:"sharing,omitempty"`
+	// MPS is set for a claim that has a control daemon, or is about to have one.
+	MPS *sharing.Settings `json:"mps,omitempty"`
 }
 
 type sharingData struct {
@@ -78,7 +81,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		}
 		return nil, err
 	}
-	made, err := p.containerEdits(k.options.Capabilities)
+	made, err := p.containerEdits(k.options.Capabilities, k.options.MPS)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +192,7 @@ func (k *Kind) planPartitions(p *preparation) error {
 		}
 		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID, Start: d.Placement.Start})
 	}
-	if len(p.data.Partitions) == 0 && len(p.data.Sharing) == 0 {
+	if len(p.data.Partitions) == 0 && len(p.data.Sharing) == 0 && p.data.MPS == nil {
 		return nil
 	}
 	if err := p.claim.Intend(p.data); err != nil {
@@ -240,7 +243,7 @@ func (p *preparation) makePartitions(ctx context.Context) (err error) {
 
 // containerEdits are what the containers of each device get. What all devices need comes with the first device of each request: a container
 // that asks for a request gets all its devices, and needs the driver's files once.
-func (p *preparation) containerEdits(capabilities edits.Capabilities) ([]specs.ContainerEdits, error) {
+func (p *preparation) containerEdits(capabilities edits.Capabilities, mps *sharing.MPS) ([]specs.ContainerEdits, error) {
 	out := make([]specs.ContainerEdits, len(p.devices))
 	served := map[string]bool{}
 	shares := 0
@@ -264,6 +267,9 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities) ([]specs.C
 				return nil, err
 			}
 			out[i] = add(out[i], p.edits.Partition(d.GPU, nodes...))
+		}
+		if p.shares[i].strategy == v1beta1.MPS && !allocated.Admin() {
+			out[i] = add(out[i], mps.Edits(p.claim.UID))
 		}
 	}
 	return out, nil

@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
@@ -25,15 +29,17 @@ func (s share) String() string {
 func (k *Kind) planSharing(p *preparation) error {
 	wanted := map[string]share{}
 	for i, d := range p.devices {
-		if d.Form == devices.MIG || p.claim.Devices[i].Admin() {
-			if p.shares[i].strategy == v1beta1.MPS {
-				return refuseMPS(d)
-			}
-			continue // a MIG device's time slices have no length to choose
+		if p.claim.Devices[i].Admin() {
+			continue
 		}
 		s := p.shares[i]
 		if s.strategy == v1beta1.MPS {
-			return refuseMPS(d)
+			if err := p.planMPS(d, s.mps); err != nil {
+				return err
+			}
+		}
+		if d.Form == devices.MIG {
+			continue // its time slices have no length to choose, and its processes are its own
 		}
 		if before, ok := wanted[d.GPU.UUID]; ok && !before.same(s) {
 			return draplugin.Refuse("SharingContradicts", "device %s is to be shared by %s, and by %s for another request of the claim: one GPU is shared in one way", d.Name(), s, before)
@@ -52,8 +58,19 @@ func (k *Kind) planSharing(p *preparation) error {
 	return nil
 }
 
-func refuseMPS(d *devices.Device) error {
-	return draplugin.Refuse("MPSUnavailable", "device %s: sharing.strategy MPS: this version of the driver starts no MPS control daemon: use TimeSlicing, or a share of a GPU (device type shared) with limits of memory and cores", d.Name())
+// planMPS notes that the claim gets a control daemon. There is one for all its devices, so they are set up alike.
+func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) error {
+	if d.Form == devices.Shared {
+		return draplugin.Refuse("MPSNotForShares", "device %s: sharing.strategy MPS is for whole GPUs and MIG devices; a share has limits of its own by its capacities memory and cores", d.Name())
+	}
+	if p.data.MPS == nil {
+		p.data.MPS = &sharing.Settings{Config: config}
+		return nil
+	}
+	if !equality.Semantic.DeepEqual(p.data.MPS.Config, config) {
+		return draplugin.Refuse("SharingContradicts", "device %s: sharing.mpsConfig differs between the claim's devices: a claim has one MPS control daemon; use one configuration, or a claim for each", d.Name())
+	}
+	return nil
 }
 
 // note remembers that a claim shares a GPU in some way.
@@ -81,22 +98,83 @@ func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
 // setSharing sets what the claim's GPUs need beyond the ordinary.
 func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
 	for _, s := range p.data.Sharing {
-		if err := k.options.SetTimeSlice(ctx, s.Interval, s.GPU); err != nil {
-			return draplugin.Refuse("TimeSliceNotSet", "%w", err)
+		if err := k.set(ctx, s); err != nil {
+			return draplugin.Refuse("SharingNotSet", "%w", err)
 		}
+	}
+	if p.data.MPS == nil {
+		return nil
+	}
+	for i, d := range p.devices {
+		switch {
+		case p.shares[i].strategy != v1beta1.MPS || p.claim.Devices[i].Admin():
+		case d.Form == devices.MIG:
+			p.data.MPS.Devices = append(p.data.MPS.Devices, p.instances[i].UUID)
+		default:
+			p.data.MPS.Devices = append(p.data.MPS.Devices, d.GPU.UUID)
+		}
+	}
+	if err := k.options.MPS.Start(ctx, p.claim.UID, *p.data.MPS); err != nil {
+		return draplugin.Refuse("MPSNotStarted", "%w", err)
 	}
 	return nil
 }
 
+// set makes a GPU be shared in a way that is not the ordinary one.
+func (k *Kind) set(ctx context.Context, s sharingData) error {
+	if s.Strategy != v1beta1.MPS {
+		return k.options.SetTimeSlice(ctx, s.Interval, s.GPU)
+	}
+	// Only the control daemon's server may use the GPU: a program that missed the daemon would take it from all others.
+	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
+}
+
+// unset makes a GPU be shared in the ordinary way again.
+func (k *Kind) unset(ctx context.Context, s sharingData) error {
+	if s.Strategy != v1beta1.MPS {
+		return k.options.SetTimeSlice(ctx, v1beta1.DefaultTimeSlice, s.GPU)
+	}
+	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_DEFAULT)
+}
+
+func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
+	g := k.Hardware().Node.ByUUID(uuid)
+	if g == nil {
+		return nil // the GPU left the machine, and its mode with it
+	}
+	if ret := g.Handle.SetComputeMode(mode); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+		return fmt.Errorf("setting the compute mode of %s: %w", uuid, ret)
+	}
+	return nil
+}
+
+// ResumeMPS starts the control daemons of recorded claims again; they ended with the plugin's last run.
+func (k *Kind) ResumeMPS(ctx context.Context, records []claimstate.Record) {
+	for _, record := range records {
+		kept, err := decode(record)
+		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
+			continue
+		}
+		if err := k.options.MPS.Start(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
+			k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
+		}
+	}
+}
+
 // endSharing forgets a claim's sharing, and sets the GPUs back that no other claim shares in the same way.
-func (k *Kind) endSharing(ctx context.Context, claim types.UID, set []sharingData) error {
-	for _, s := range set {
+func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error {
+	if kept.MPS != nil {
+		if err := k.options.MPS.Stop(claim); err != nil {
+			return fmt.Errorf("ending the MPS control daemon: %w", err)
+		}
+	}
+	for _, s := range kept.Sharing {
 		unlock, err := k.Lock(ctx, s.GPU)
 		if err != nil {
 			return err
 		}
 		if _, other := k.sharedBy(s.GPU, claim); other == "" {
-			err = k.options.SetTimeSlice(ctx, v1beta1.DefaultTimeSlice, s.GPU)
+			err = k.unset(ctx, s)
 		}
 		unlock()
 		if err != nil {

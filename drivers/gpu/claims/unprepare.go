@@ -24,6 +24,10 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	if err != nil {
 		return err
 	}
+	// The daemon first: it uses what goes next.
+	if err := k.endSharing(ctx, record.UID, kept); err != nil {
+		return err
+	}
 	for _, made := range kept.Partitions {
 		g, p, err := k.partitionOf(made)
 		if err != nil {
@@ -37,7 +41,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 		}
 		k.own(made.place(), "")
 	}
-	return k.endSharing(ctx, record.UID, kept.Sharing)
+	return nil
 }
 
 func decode(record claimstate.Record) (data, error) {

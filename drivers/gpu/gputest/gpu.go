@@ -64,8 +64,21 @@ func newGPU(minor int) *GPU {
 		}
 		return nvml.SUCCESS
 	}
+	g.SetComputeModeFunc = func(mode nvml.ComputeMode) nvml.Return {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.mode = mode
+		return nvml.SUCCESS
+	}
 	g.migFuncs()
 	return g
+}
+
+// ComputeMode is what was set last.
+func (g *GPU) ComputeMode() nvml.ComputeMode {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.mode
 }
 
 // SetRecovery sets what the GPU says it needs to be healthy again.

@@ -36,6 +36,7 @@ type GPU struct {
 
 	mu        sync.Mutex
 	mig       bool
+	mode      nvml.ComputeMode
 	nextID    uint32
 	instances map[uint32]*instance
 	// FailCompute makes the next compute instances fail to be made.

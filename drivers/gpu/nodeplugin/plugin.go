@@ -9,7 +9,7 @@
 // Environment: NODE_NAME from spec.nodeName. Every flag can be given by an environment variable too (--driver-root: DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
-// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
+// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
 // Where the driver's root cannot be mounted at its own path, mount it elsewhere and give the host's path with --host-driver-root.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
@@ -25,6 +25,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
@@ -79,8 +80,16 @@ func Command(h host.Host) *cobra.Command {
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env, role)
+	cmd.AddCommand(&cobra.Command{
+		Use: mpsDaemon + " SHM PROGRAM [ARG]...", Short: "Run an MPS control daemon with SHM on its /dev/shm", Hidden: true,
+		Args: cobra.MinimumNArgs(2), DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error { return sharing.WithShm(args[0], args[1], args[2:]...) },
+	})
 	return cmd
 }
+
+// mpsDaemon is the subcommand that the role runs itself as to start an MPS control daemon.
+const mpsDaemon = "mps-daemon"
 
 // plugin is the running role.
 type plugin struct {
@@ -91,11 +100,13 @@ type plugin struct {
 	recorder record.EventRecorder
 	metrics  *metrics.Plugin
 	writer   atomicfile.Writer
-	kind     *claims.Kind
-	dra      *draplugin.Plugin
-	monitor  *health.Monitor
-	health   *healthServer
-	given    given
+	// mpsCommand runs MPS control daemons.
+	mpsCommand func(shm, program string, args ...string) *exec.Cmd
+	kind       *claims.Kind
+	dra        *draplugin.Plugin
+	monitor    *health.Monitor
+	health     *healthServer
+	given      given
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
@@ -119,7 +130,7 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 }
 
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+	return &plugin{options: o, mpsCommand: sharing.Reexec(role, mpsDaemon), nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 
@@ -163,9 +174,12 @@ func (p *plugin) run(ctx context.Context) error {
 		return err
 	}
 	p.follow(ctx)
+	mps := &sharing.MPS{Dir: p.options.MPSDir, DriverRoot: p.options.DriverRoot, Command: p.mpsCommand}
+	defer mps.Close()
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
 		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.options.DriverRoot}.Set,
+		MPS:           mps,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Report:        p.report,
 	})
@@ -188,6 +202,7 @@ func (p *plugin) run(ctx context.Context) error {
 			p.report("GPUHealthNotFollowed", err.Error())
 		}
 	})
+	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records()) })
 	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followLayouts} {
 		wg.Go(func() {
 			if err := part(ctx); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,7 +45,8 @@ type bench struct {
 	objects *dynamicfake.FakeDynamicClient
 	kubelet drapb.DRAPluginClient
 	options Options
-	writer  atomicfile.Writer // with a Before, the role's writes pass there
+	writer  atomicfile.Writer                                   // with a Before, the role's writes pass there
+	mps     func(shm, program string, args ...string) *exec.Cmd // runs MPS daemons; nil: as the role does
 	stop    func()
 }
 
@@ -69,7 +71,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 			ProcDevices: filepath.Join(root, "proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
 			StateDir: filepath.Join(dir, "state"), NodeName: "n1",
 		},
-		MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, HandoverDir: filepath.Join(dir, "handover"),
+		MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, HandoverDir: filepath.Join(dir, "handover"), MPSDir: filepath.Join(dir, "mps"),
 	}}
 	for _, c := range change {
 		c(&b.options)
@@ -98,13 +100,16 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		if b.writer.Before == nil {
+		if b.writer.Before == nil && b.mps == nil {
 			ended <- Run(ctx, b.options, b.lib, b.client, b.objects)
 			return
 		}
 		b.lib.Init()
 		p := newPlugin(b.options, b.lib, b.client, b.objects, record.NewFakeRecorder(1000))
 		p.writer = b.writer
+		if b.mps != nil {
+			p.mpsCommand = b.mps
+		}
 		ended <- p.run(ctx)
 	}()
 	b.stop = func() {
@@ -223,6 +228,16 @@ func (b *bench) get(uid string) *resourceapi.ResourceClaim {
 		b.Fatal(err)
 	}
 	return c
+}
+
+// await waits until something that tells nobody is so.
+func (b *bench) await(so func() bool, what string) {
+	b.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.Fatalf("waited in vain: %s", what)
+		}
+	}
 }
 
 // prepareWithin asks for a claim with less patience than the kubelet has, and returns the error.

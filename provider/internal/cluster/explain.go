@@ -75,7 +75,7 @@ func Explain(doing string, err error) (summary, detail string) {
 	case apierrors.IsInvalid(err):
 		return "Refused by the API server", could + capitalise(err.Error())
 	}
-	return "Could not " + doing, capitalise(err.Error()) + "."
+	return "Could not " + doing, err.Error() + "."
 }
 
 // IsConnectionLost reports whether err means that the server went away rather than that it refused.

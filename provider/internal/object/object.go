@@ -88,6 +88,32 @@ func (s *Store) Get(ctx context.Context, key Key) (*unstructured.Unstructured, e
 	return obj, err
 }
 
+// pageSize bounds one answer of the API server.
+const pageSize = 250
+
+// Each calls visit for every object of the kind in a namespace (empty: all) with the labels, page by page, until visit returns false.
+func (s *Store) Each(ctx context.Context, namespace, labelSelector string, visit func(*unstructured.Unstructured) bool) error {
+	var resource dynamic.ResourceInterface = s.client.Dynamic.Resource(s.kind.GVR())
+	if namespace != "" {
+		resource = s.client.Dynamic.Resource(s.kind.GVR()).Namespace(namespace)
+	}
+	options := metav1.ListOptions{LabelSelector: labelSelector, Limit: pageSize}
+	for {
+		page, err := resource.List(ctx, options)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			if !visit(&page.Items[i]) {
+				return nil
+			}
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" {
+			return nil
+		}
+	}
+}
+
 // ExistsError says that an object to be created is there already and not Terraform's.
 type ExistsError struct {
 	Kind     string

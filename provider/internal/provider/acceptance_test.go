@@ -35,6 +35,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"vGPU profile", testVGPUProfile},
 		{"MIG layout", testMIGLayout},
 		{"secondary network", testSecondaryNetwork},
+		{"list", testList},
+		{"ephemeral kubeconfig", testKubeconfig},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

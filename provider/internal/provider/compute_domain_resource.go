@@ -55,14 +55,18 @@ var (
 var computeDomainKind = object.Kind{Group: "resource.nvidia.com", Version: "v1beta1", Name: "ComputeDomain", Plural: "computedomains", Namespaced: true}
 
 func newComputeDomainResource() resource.Resource {
-	return newObjectResource(definition[*computeDomainModel]{
+	return newObjectResource(computeDomainDefinition())
+}
+
+func computeDomainDefinition() definition[*computeDomainModel] {
+	return definition[*computeDomainModel]{
 		name:   "compute_domain",
 		kind:   computeDomainKind,
 		schema: computeDomainSchema,
 		empty:  func() *computeDomainModel { return &computeDomainModel{} },
 		advise: adviseComputeDomain,
 		await:  awaitComputeDomain,
-	})
+	}
 }
 
 func computeDomainSchema(ctx context.Context) schema.Schema {

@@ -53,8 +53,10 @@ var (
 	migPartedFormat = "v1"
 )
 
-func newMIGLayoutResource() resource.Resource {
-	return newObjectResource(definition[*migLayoutModel]{
+func newMIGLayoutResource() resource.Resource { return newObjectResource(migLayoutDefinition()) }
+
+func migLayoutDefinition() definition[*migLayoutModel] {
+	return definition[*migLayoutModel]{
 		name:      "mig_layout",
 		kind:      migLayoutKind,
 		schema:    migLayoutSchema,
@@ -63,7 +65,7 @@ func newMIGLayoutResource() resource.Resource {
 		attribute: migLayoutAttribute,
 		advise:    adviseMIGLayout,
 		await:     awaitCondition[*migLayoutModel](migLayoutKind),
-	})
+	}
 }
 
 func migLayoutSchema(ctx context.Context) schema.Schema {

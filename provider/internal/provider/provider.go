@@ -26,7 +26,11 @@ func New(version string) func() provider.Provider {
 	return func() provider.Provider { return &fabricProvider{version: version, getenv: os.Getenv} }
 }
 
-var _ provider.ProviderWithFunctions = (*fabricProvider)(nil)
+var (
+	_ provider.ProviderWithFunctions          = (*fabricProvider)(nil)
+	_ provider.ProviderWithListResources      = (*fabricProvider)(nil)
+	_ provider.ProviderWithEphemeralResources = (*fabricProvider)(nil)
+)
 
 type fabricProvider struct {
 	version string
@@ -114,6 +118,8 @@ func (p *fabricProvider) Configure(ctx context.Context, req provider.ConfigureRe
 	connection := p.connection(ctx, m, resp)
 	resp.ResourceData = connection
 	resp.DataSourceData = connection
+	resp.ListResourceData = connection
+	resp.EphemeralResourceData = connection
 }
 
 // connection checks the configuration and wraps it; it does not connect. Mistakes are errors here, at the attribute at fault; values

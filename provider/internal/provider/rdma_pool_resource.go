@@ -43,15 +43,17 @@ var poolNodeType = map[string]attr.Type{"name": types.StringType, "devices": typ
 
 var rdmaPoolKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "RDMAPool", Plural: "rdmapools"}
 
-func newRDMAPoolResource() resource.Resource {
-	return newObjectResource(definition[*rdmaPoolModel]{
+func newRDMAPoolResource() resource.Resource { return newObjectResource(rdmaPoolDefinition()) }
+
+func rdmaPoolDefinition() definition[*rdmaPoolModel] {
+	return definition[*rdmaPoolModel]{
 		name:     "rdma_pool",
 		kind:     rdmaPoolKind,
 		schema:   rdmaPoolSchema,
 		empty:    func() *rdmaPoolModel { return &rdmaPoolModel{} },
 		validate: validateRDMAPool,
 		await:    awaitCondition[*rdmaPoolModel](rdmaPoolKind),
-	})
+	}
 }
 
 func rdmaPoolSchema(ctx context.Context) schema.Schema {

@@ -73,7 +73,11 @@ const (
 var networkKind = object.Kind{Group: "k8s.cni.cncf.io", Version: "v1", Name: "NetworkAttachmentDefinition", Plural: "network-attachment-definitions", Namespaced: true}
 
 func newSecondaryNetworkResource() resource.Resource {
-	return newObjectResource(definition[*secondaryNetworkModel]{
+	return newObjectResource(secondaryNetworkDefinition())
+}
+
+func secondaryNetworkDefinition() definition[*secondaryNetworkModel] {
+	return definition[*secondaryNetworkModel]{
 		name:     "secondary_network",
 		kind:     networkKind,
 		schema:   secondaryNetworkSchema,
@@ -82,7 +86,7 @@ func newSecondaryNetworkResource() resource.Resource {
 		await: func(_ context.Context, _ *cluster.Client, _ *secondaryNetworkModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 			return obj, "", nil // nobody writes a status: Multus reads the object when a pod starts
 		},
-	})
+	}
 }
 
 func secondaryNetworkSchema(ctx context.Context) schema.Schema {

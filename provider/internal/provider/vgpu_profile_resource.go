@@ -42,8 +42,10 @@ type vgpuProfileModel struct {
 
 var vgpuProfileKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "VGPUProfile", Plural: "vgpuprofiles"}
 
-func newVGPUProfileResource() resource.Resource {
-	return newObjectResource(definition[*vgpuProfileModel]{
+func newVGPUProfileResource() resource.Resource { return newObjectResource(vgpuProfileDefinition()) }
+
+func vgpuProfileDefinition() definition[*vgpuProfileModel] {
+	return definition[*vgpuProfileModel]{
 		name:     "vgpu_profile",
 		kind:     vgpuProfileKind,
 		schema:   vgpuProfileSchema,
@@ -51,7 +53,7 @@ func newVGPUProfileResource() resource.Resource {
 		validate: validateVGPUProfile,
 		advise:   adviseVGPUProfile,
 		await:    awaitCondition[*vgpuProfileModel](vgpuProfileKind),
-	})
+	}
 }
 
 func vgpuProfileSchema(ctx context.Context) schema.Schema {

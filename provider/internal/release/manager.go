@@ -82,6 +82,28 @@ func (m *Manager) Get(ctx context.Context, name string) (*Release, error) {
 	return fromHelm(stored), nil
 }
 
+// OfChart lists the newest revisions of the releases of a chart; a manager of no namespace lists those of all.
+func (m *Manager) OfChart(ctx context.Context, chart string) ([]*Release, error) {
+	config, err := m.config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	lister := action.NewList(config)
+	lister.All, lister.AllNamespaces = true, m.namespace == ""
+	lister.SetStateMask()
+	stored, err := lister.Run()
+	if err != nil {
+		return nil, err
+	}
+	var list []*Release
+	for _, r := range stored {
+		if r.Chart != nil && r.Chart.Metadata != nil && r.Chart.Metadata.Name == chart {
+			list = append(list, fromHelm(r))
+		}
+	}
+	return list, nil
+}
+
 func fromHelm(r *helm.Release) *Release {
 	out := &Release{Name: r.Name, Namespace: r.Namespace, Revision: r.Version, Manifest: r.Manifest, Values: r.Config, stored: r}
 	if r.Info != nil {

@@ -11,6 +11,7 @@ import (
 	rdmapools "gpufabric.io/drivers/rdma/controller"
 	"gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
+	"gpufabric.io/drivers/rdma/policy"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
 	"gpufabric.io/drivers/webhook"
 )
@@ -18,7 +19,9 @@ import (
 // roles are the program's subcommands, one a line.
 func roles() []func(host.Host) *cobra.Command {
 	return []func(host.Host) *cobra.Command{
-		func(h host.Host) *cobra.Command { return controller.Command(h, rdmapools.Add) },
+		func(h host.Host) *cobra.Command {
+			return controller.Command(h, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)))
+		},
 		nodeplugin.Command,
 		daemon.Command,
 		gpu.Command,

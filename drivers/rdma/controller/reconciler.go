@@ -24,8 +24,11 @@ const (
 	sweepInterval = 10 * time.Minute
 	// pageSize is how many nodes are listed at a time.
 	pageSize = 500
-	// manager owns the fields of the status that are not nodes' entries.
-	manager = "gpufabric-controller"
+	// crdPatience is how long the controller waits for its kind: for ever, since the manager's other controllers do not need it and would end
+	// with this one.
+	crdPatience = 100 * 365 * 24 * time.Hour
+	// fieldManager owns the fields of the status that are not nodes' entries.
+	fieldManager = "gpufabric-controller"
 	// nodeManager and a node's name own that node's entry; the rdma-plugin writes with it.
 	nodeManager = "rdma-plugin/"
 )
@@ -38,7 +41,9 @@ func Add(_ context.Context, m ctrl.Manager) error {
 	r := &reconciler{client: m.GetClient(), reader: m.GetAPIReader(), now: time.Now, swept: make(map[string]time.Time)}
 	// Several processes' worth of managers may live in one, so names are not unique in it.
 	shared := true
-	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.RDMAPool{}).Named("rdmapool").WithOptions(controller.Options{SkipNameValidation: &shared, MaxConcurrentReconciles: 1}).Complete(r)
+	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.RDMAPool{}).Named("rdmapool").WithOptions(controller.Options{
+		SkipNameValidation: &shared, MaxConcurrentReconciles: 1, CacheSyncTimeout: crdPatience,
+	}).Complete(r)
 }
 
 type reconciler struct {
@@ -67,7 +72,7 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if equality.Semantic.DeepEqual(*now, next) {
 		return ctrl.Result{RequeueAfter: sweepInterval}, nil
 	}
-	if err := r.apply(ctx, p.Name, manager, &next); err != nil {
+	if err := r.apply(ctx, p.Name, fieldManager, &next); err != nil {
 		return ctrl.Result{}, fmt.Errorf("write the status of RDMAPool %s: %w", p.Name, err)
 	}
 	return ctrl.Result{RequeueAfter: sweepInterval}, nil

@@ -1,0 +1,306 @@
+package policy
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
+)
+
+const patience = 60 * time.Second
+
+// find looks for a program in KUBEBUILDER_ASSETS and where the toolchain is built.
+func find(name string) string {
+	user, _ := os.UserCacheDir()
+	found, _ := filepath.Glob(filepath.Join(user, "gpufabric/toolchain", name, "*", name))
+	slices.Reverse(found)
+	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
+		found = append([]string{filepath.Join(assets, name)}, found...)
+	}
+	for _, path := range found {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// serve runs a real API server with the CRDs, and the controller, until the test ends.
+func serve(t *testing.T) client.Client {
+	t.Helper()
+	etcd, api := find("etcd"), find("kube-apiserver")
+	if etcd == "" || api == "" {
+		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both")
+	}
+	ctrl.SetLogger(klog.Background())
+	environment := &envtest.Environment{
+		CRDDirectoryPaths:     []string{"../../api/crds/gpufabric.io_rdmapools.yaml", "../../api/crds/mellanox.com_nicclusterpolicies.yaml"},
+		ErrorIfCRDPathMissing: true, ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience,
+	}
+	environment.ControlPlane.Etcd = &envtest.Etcd{Path: etcd}
+	environment.ControlPlane.GetAPIServer().Path = api
+	config, err := environment.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := environment.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme, mellanox.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	managed := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(managed); err != nil {
+		t.Fatal(err)
+	}
+	m, err := ctrl.NewManager(config, ctrl.Options{Scheme: managed, Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := FromEnvironment(func(name string) string {
+		return map[string]string{"POD_NAMESPACE": "default", "NV_PEER_IMAGE": "{image}:{version}"}[name]
+	})
+	if err := Adder(options)(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := m.Start(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); group.Wait() })
+	return c
+}
+
+// await waits until a policy's status satisfies want.
+func await(t *testing.T, c client.Client, name, description string, want func(mellanox.NicClusterPolicyStatus) bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		var p mellanox.NicClusterPolicy
+		if err := c.Get(t.Context(), client.ObjectKey{Name: name}, &p); err != nil {
+			t.Fatal(err)
+		}
+		if want(p.Status) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: no %s; the status is %+v", name, description, p.Status)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func state(s mellanox.NicClusterPolicyStatus, name string) mellanox.AppliedState {
+	for _, a := range s.AppliedStates {
+		if a.Name == name {
+			return a
+		}
+	}
+	return mellanox.AppliedState{}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func addNode(t *testing.T, c client.Client, name, kernel string, gpu bool) {
+	t.Helper()
+	labels := map[string]string{labelNIC: "true", labelOS: "ubuntu", labelRelease: "18.04", labelArch: "amd64"}
+	if kernel != "" {
+		labels[labelKernel] = kernel
+	}
+	if gpu {
+		labels[labelGPU] = "true"
+	}
+	must(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
+}
+
+// available makes every DaemonSet's status say that all its pods are.
+func available(t *testing.T, c client.Client) {
+	t.Helper()
+	var sets appsv1.DaemonSetList
+	must(t, c.List(t.Context(), &sets))
+	for i := range sets.Items {
+		sets.Items[i].Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, NumberAvailable: 1, NumberReady: 1, ObservedGeneration: sets.Items[i].Generation}
+		must(t, c.Status().Update(t.Context(), &sets.Items[i]))
+	}
+}
+
+func names(t *testing.T, c client.Client) []string {
+	t.Helper()
+	var sets appsv1.DaemonSetList
+	must(t, c.List(t.Context(), &sets))
+	var list []string
+	for _, s := range sets.Items {
+		list = append(list, s.Name)
+	}
+	return list
+}
+
+func TestTheSeedsPolicyApplies(t *testing.T) {
+	c := serve(t)
+	addNode(t, c, "nic-a", "4.15.0-109-generic", false)
+	addNode(t, c, "both-b", "4.15.0-109-generic", true)
+	must(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "neither"}}))
+	content, err := os.ReadFile("../../../examples/manifests/nicclusterpolicy.yaml")
+	must(t, err)
+	seed := &unstructured.Unstructured{}
+	must(t, yaml.Unmarshal(content, &seed.Object))
+	must(t, c.Create(t.Context(), seed)) // unmodified, its namespace too
+	const name = "example-nicclusterpolicy"
+
+	t.Run("its device plugin section becomes a pool", func(t *testing.T) {
+		await(t, c, name, "pool that waits", func(s mellanox.NicClusterPolicyStatus) bool {
+			return s.State == mellanox.StateNotReady && strings.Contains(state(s, sectionPools).Message, "nobody has reported on it yet")
+		})
+		var p v1alpha1.RDMAPool
+		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &p))
+		want := v1alpha1.RDMAPoolSpec{
+			NodeSelector:   &metav1.LabelSelector{MatchLabels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}},
+			RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, Devices: []string{"ens2f0"}},
+		}
+		if diff := cmp.Diff(want, p.Spec); diff != "" {
+			t.Error(diff)
+		}
+	})
+	t.Run("its drivers become DaemonSets with the seed's node selectors", func(t *testing.T) {
+		want := []string{"nv-peer-mem-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds", "ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds"}
+		if diff := cmp.Diff(want, names(t, c)); diff != "" {
+			t.Fatal(diff)
+		}
+		for set, expect := range map[string]struct {
+			image  string
+			labels []string
+			mount  string
+		}{
+			want[0]: {"nv-peer-mem-driver:1.0-9", []string{labelNIC, labelGPU}, "/run/nvidia/driver"},
+			want[1]: {"mellanox/ofed-driver-5.0-2.1.8.0:ubuntu18.04-amd64", []string{labelNIC, labelKernel, labelOS}, "/run/mellanox/drivers"},
+		} {
+			var d appsv1.DaemonSet
+			must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: set}, &d))
+			pod := d.Spec.Template.Spec
+			if pod.Containers[0].Image != expect.image {
+				t.Errorf("%s: the image is %s", set, pod.Containers[0].Image)
+			}
+			for _, l := range expect.labels {
+				if pod.NodeSelector[l] == "" {
+					t.Errorf("%s: nodes are selected by %v, without %s", set, pod.NodeSelector, l)
+				}
+			}
+			if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath.Path == expect.mount }) {
+				t.Errorf("%s: no mount of %s", set, expect.mount)
+			}
+		}
+	})
+	t.Run("the status is ready when every section is", func(t *testing.T) {
+		available(t, c)
+		var p v1alpha1.RDMAPool
+		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &p))
+		p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.RDMAPoolReady, Status: metav1.ConditionTrue, Reason: "AllDevicesHealthy", LastTransitionTime: metav1.Now()}}
+		must(t, c.Status().Update(t.Context(), &p))
+		await(t, c, name, "ready", func(s mellanox.NicClusterPolicyStatus) bool {
+			return s.State == mellanox.StateReady && s.Reason == "" && state(s, sectionOFED).Message == "1 of 1 pods are available" && state(s, sectionPeer).State == mellanox.StateReady
+		})
+	})
+	t.Run("a node with another kernel gets a DaemonSet of its own", func(t *testing.T) {
+		addNode(t, c, "nic-c", "5.4.0-42-generic", false)
+		await(t, c, name, "third DaemonSet", func(s mellanox.NicClusterPolicyStatus) bool {
+			return state(s, sectionOFED).State == mellanox.StateNotReady
+		})
+		if got := names(t, c); len(got) != 3 || got[2] != "ofed-driver-amd64-ubuntu18.04-kver5.4.0-42-generic-ds" {
+			t.Errorf("got %v", got)
+		}
+		available(t, c)
+	})
+	t.Run("a node without its kernel's label is named", func(t *testing.T) {
+		addNode(t, c, "nic-d", "", false)
+		await(t, c, name, "name of the node", func(s mellanox.NicClusterPolicyStatus) bool {
+			return strings.Contains(state(s, sectionOFED).Message, "node nic-d has no label feature.node.kubernetes.io/kernel-version.full")
+		})
+		must(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nic-d"}}))
+	})
+	t.Run("mistakes in the configuration leave the pools", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": {"config": "{\"configList\": [{\"resourceName\": \"a b\"}]}"}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "error", func(s mellanox.NicClusterPolicyStatus) bool {
+			m := state(s, sectionPools).Message
+			return s.State == mellanox.StateError && strings.Contains(m, "configList[0].resourceName") && strings.Contains(m, "configList[0].selectors")
+		})
+		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &v1alpha1.RDMAPool{}))
+	})
+	t.Run("a section that goes takes what was made for it along", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": null, "nvPeerDriver": null, "sriovDevicePlugin": {"image": "x"}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "ignored sections", func(s mellanox.NicClusterPolicyStatus) bool {
+			return state(s, sectionPools).State == mellanox.StateIgnore && state(s, sectionPeer).State == mellanox.StateIgnore &&
+				strings.Contains(state(s, "state-sriovDevicePlugin").Message, "is not served")
+		})
+		deadline := time.Now().Add(patience)
+		for {
+			var pools v1alpha1.RDMAPoolList
+			must(t, c.List(t.Context(), &pools))
+			if len(pools.Items) == 0 && len(names(t, c)) == 2 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("still there: %d pools, %v", len(pools.Items), names(t, c))
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	t.Run("a second policy is told that it does not count", func(t *testing.T) {
+		must(t, c.Create(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "second"}}))
+		await(t, c, "second", "ignore", func(s mellanox.NicClusterPolicyStatus) bool {
+			return s.State == mellanox.StateIgnore && strings.Contains(s.Reason, "example-nicclusterpolicy is older")
+		})
+	})
+}
+
+func TestImages(t *testing.T) {
+	spec := mellanox.ImageSpec{Repository: "mellanox", Image: "ofed-driver", Version: "5.0-2.1.8.0"}
+	for template, want := range map[string]string{
+		"":                                  "mellanox/ofed-driver-5.0-2.1.8.0:ubuntu18.04-amd64",
+		"registry.example/{image}:{kernel}": "registry.example/ofed-driver:4.15.0-109-generic",
+		"stand-in:v1":                       "stand-in:v1",
+	} {
+		if got := Image(template, spec, "ubuntu", "18.04", "4.15.0-109-generic", "amd64"); got != want {
+			t.Errorf("%q: got %s", template, got)
+		}
+	}
+}

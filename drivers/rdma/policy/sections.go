@@ -1,0 +1,151 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
+	"gpufabric.io/drivers/rdma/config"
+)
+
+// Names of the sections in the status, as the network operator has them.
+const (
+	sectionOFED  = "state-OFED"
+	sectionPools = "state-RDMA-device-plugin"
+	sectionPeer  = "state-NV-Peer"
+)
+
+func absent(name string) section {
+	return section{AppliedState: mellanox.AppliedState{Name: name, State: mellanox.StateIgnore}}
+}
+
+// pools makes an RDMAPool of each entry of the device plugin's configuration.
+func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPool) section {
+	s := absent(sectionPools)
+	if p.Spec.DevicePlugin == nil {
+		return s
+	}
+	parsed, err := config.Parse([]byte(p.Spec.DevicePlugin.Config))
+	if err != nil {
+		// The pools of the last good configuration stay.
+		for i := range made {
+			s.objects = append(s.objects, newPool(made[i].Name, made[i].Spec))
+		}
+		s.State, s.Message = mellanox.StateError, "spec.devicePlugin.config has mistakes: "+problems(err)
+		return s
+	}
+	var waiting []string
+	for _, c := range parsed.Pools {
+		name := p.Name + "-" + strings.ToLower(strings.ReplaceAll(c.ResourceName, "_", "-"))
+		selector := &metav1.LabelSelector{MatchLabels: map[string]string{labelNIC: "true"}}
+		s.objects = append(s.objects, newPool(name, v1alpha1.RDMAPoolSpec{NodeSelector: selector, RDMAPoolConfig: c}))
+		i := slices.IndexFunc(made, func(m v1alpha1.RDMAPool) bool { return m.Name == name })
+		switch {
+		case i < 0:
+			waiting = append(waiting, "RDMAPool "+name+" is being made")
+		case !meta.IsStatusConditionTrue(made[i].Status.Conditions, v1alpha1.RDMAPoolReady):
+			reason := "nobody has reported on it yet"
+			if ready := meta.FindStatusCondition(made[i].Status.Conditions, v1alpha1.RDMAPoolReady); ready != nil {
+				reason = ready.Message
+			}
+			waiting = append(waiting, fmt.Sprintf("RDMAPool %s is not ready: %s", name, reason))
+		}
+	}
+	s.State, s.Message = mellanox.StateReady, fmt.Sprintf("%d pools", len(parsed.Pools))
+	if len(waiting) > 0 {
+		s.State, s.Message = mellanox.StateNotReady, strings.Join(waiting, "; ")
+	}
+	return s
+}
+
+func newPool(name string, spec v1alpha1.RDMAPoolSpec) *v1alpha1.RDMAPool {
+	return &v1alpha1.RDMAPool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion().String(), Kind: "RDMAPool"},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec,
+	}
+}
+
+// problems writes the mistakes of a configuration in one line.
+func problems(err error) string {
+	var list config.Error
+	if !errors.As(err, &list) {
+		return err.Error()
+	}
+	texts := make([]string, len(list))
+	for i, p := range list {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, "; ")
+}
+
+// ofed is the NIC's kernel driver on every node with a NIC.
+func (r *reconciler) ofed(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+	if p.Spec.OFEDDriver == nil {
+		return absent(sectionOFED)
+	}
+	d := driver{kind: "ofed-driver", image: *p.Spec.OFEDDriver, template: r.OFEDImage, needs: []string{labelNIC}, mounts: ofedMounts()}
+	return r.drivers(sectionOFED, d, nodes, made)
+}
+
+// peer is the module that gives GPU memory to a NIC, on every node with both.
+func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+	if p.Spec.NVPeerDriver == nil {
+		return absent(sectionPeer)
+	}
+	d := driver{
+		kind: "nv-peer-mem-driver", image: p.Spec.NVPeerDriver.ImageSpec, template: r.PeerImage, needs: []string{labelNIC, labelGPU},
+		mounts: peerMounts(p.Spec.NVPeerDriver.GPUDriverSourcePath),
+	}
+	return r.drivers(sectionPeer, d, nodes, made)
+}
+
+// drivers makes a DaemonSet for each platform among the nodes that need the driver, and says how far they are.
+func (r *reconciler) drivers(name string, d driver, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+	s := absent(name)
+	var waiting, incomplete []string
+	platforms := make(map[platform]bool)
+	for _, node := range nodes {
+		if !d.wanted(node.Labels) {
+			continue
+		}
+		on, missing := platformOf(node.Labels)
+		if missing != "" {
+			incomplete = append(incomplete, fmt.Sprintf("node %s has no label %s", node.Name, missing))
+			continue
+		}
+		platforms[on] = true
+	}
+	var desired, available int32
+	for _, on := range sorted(platforms) {
+		set := d.daemonSet(r.Namespace, on)
+		s.objects = append(s.objects, set)
+		i := slices.IndexFunc(made, func(m appsv1.DaemonSet) bool { return m.Name == set.Name })
+		if i < 0 {
+			waiting = append(waiting, "DaemonSet "+set.Name+" is being made")
+			continue
+		}
+		status := made[i].Status
+		desired += status.DesiredNumberScheduled
+		available += status.NumberAvailable
+		if made[i].Generation != status.ObservedGeneration || status.DesiredNumberScheduled == 0 || status.NumberAvailable < status.DesiredNumberScheduled {
+			waiting = append(waiting, fmt.Sprintf("DaemonSet %s: %d of %d pods are available", set.Name, status.NumberAvailable, status.DesiredNumberScheduled))
+		}
+	}
+	waiting = append(waiting, incomplete...)
+	switch {
+	case len(waiting) > 0:
+		s.State, s.Message = mellanox.StateNotReady, strings.Join(waiting, "; ")
+	case len(platforms) == 0:
+		s.State, s.Message = mellanox.StateReady, "no node carries "+strings.Join(d.needs, " and ")+" = true, so there is nothing to run"
+	default:
+		s.State, s.Message = mellanox.StateReady, fmt.Sprintf("%d of %d pods are available", available, desired)
+	}
+	return s
+}

@@ -160,7 +160,7 @@ func newManager(ctx context.Context, config *rest.Config, s Settings) (ctrl.Mana
 	labelled := labels.NewSelector().Add(*ours)
 	inNamespace := map[string]cache.Config{s.Namespace: {}}
 	release, renew := true, 20*time.Second
-	lease := renew + 10*time.Second
+	lease, retry := renew+10*time.Second, 5*time.Second
 	manager, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme,
 		Logger: klog.FromContext(ctx),
@@ -175,7 +175,7 @@ func newManager(ctx context.Context, config *rest.Config, s Settings) (ctrl.Mana
 			},
 		},
 		LeaderElection: s.leaderElection, LeaderElectionID: "gpufabric-controller", LeaderElectionNamespace: s.Namespace,
-		LeaderElectionReleaseOnCancel: release, LeaseDuration: &lease, RenewDeadline: &renew,
+		LeaderElectionReleaseOnCancel: release, LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
 		Metrics:                metricsserver.Options{BindAddress: orOff(s.metricsAddress)},
 		HealthProbeBindAddress: orOff(s.healthAddress),
 	})

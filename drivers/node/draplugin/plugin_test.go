@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -201,6 +202,25 @@ func TestAFailureIsToldOnTheClaimAndItsPodAndTakenBack(t *testing.T) {
 	if c := stored.Status.Devices[0].Conditions[0]; c.Status != metav1.ConditionTrue {
 		t.Errorf("condition after success %+v", c)
 	}
+}
+
+func TestAConditionLeavesOtherDriversAndTheAllocationAlone(t *testing.T) {
+	claim := claimOf("u1", "d0")
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d", Data: &runtime.RawExtension{Raw: []byte(`{"b":1,"a":2}`)}}}
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
+	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) { return nil, errors.New("no") }
+	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	for _, action := range b.client.Actions() {
+		patch, ok := action.(clienttesting.PatchAction)
+		if !ok {
+			continue
+		}
+		if text := string(patch.GetPatch()); patch.GetPatchType() != types.MergePatchType || !strings.Contains(text, `{"b":1,"a":2}`) || strings.Contains(text, "allocation") || !strings.Contains(text, driver) {
+			t.Errorf("%s: %s", patch.GetPatchType(), text)
+		}
+		return
+	}
+	t.Error("nothing was patched")
 }
 
 func TestAPanicStaysWithItsClaim(t *testing.T) {

@@ -1,20 +1,24 @@
 package draplugin
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	metaac "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceac "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -100,44 +104,63 @@ func (r *reporter) events(claim *resourceapi.ResourceClaim, kind, reason, messag
 // condition sets a condition on every device of this driver in the claim's status, unless it says so already.
 func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceClaim, condition metav1.Condition) {
 	condition.Message = truncate(condition.Message, maxConditionMessage)
-	status := resourceac.ResourceClaimStatus()
-	changed := false
-	for _, device := range claim.Status.Allocation.Devices.Results {
-		if device.Driver != r.config.Driver {
-			continue
-		}
-		changed = changed || !saysAlready(claim, device, condition)
-		entry := resourceac.AllocatedDeviceStatus().WithDriver(device.Driver).WithPool(device.Pool).WithDevice(device.Device).
-			WithConditions(metaac.Condition().WithType(condition.Type).WithStatus(condition.Status).WithReason(condition.Reason).
-				WithMessage(condition.Message).WithLastTransitionTime(metav1.Now()).WithObservedGeneration(claim.Generation))
-		if device.ShareID != nil {
-			entry.WithShareID(string(*device.ShareID))
-		}
-		status.WithDevices(entry)
-	}
-	if !changed {
-		return
-	}
+	condition.ObservedGeneration, condition.LastTransitionTime = claim.Generation, metav1.Now()
 	// The call's own context may have ended: that is often what is being reported.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
-	apply := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
-	_, err := r.config.Client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: r.config.Driver, Force: true})
+	claims := r.config.Client.ResourceV1().ResourceClaims(claim.Namespace)
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		devices, changed := r.withCondition(claim, condition)
+		if !changed {
+			return nil
+		}
+		// A merge patch, because it leaves the bytes of what it does not name alone. Server-side apply writes the claim's opaque
+		// parameters anew with sorted keys, which the API server takes for a change of the allocation and refuses.
+		var patch bytes.Buffer
+		encoder := json.NewEncoder(&patch)
+		encoder.SetEscapeHTML(false) // other drivers' data must come back byte for byte
+		if err := encoder.Encode(map[string]any{
+			"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
+			"status":   map[string]any{"devices": devices},
+		}); err != nil {
+			return err
+		}
+		_, err := claims.Patch(ctx, claim.Name, types.MergePatchType, patch.Bytes(), metav1.PatchOptions{}, "status")
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		newest, getErr := claims.Get(ctx, claim.Name, metav1.GetOptions{})
+		if getErr != nil || newest.UID != claim.UID || newest.Status.Allocation == nil {
+			return getErr
+		}
+		claim = newest
+		return err
+	})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not set the claim's condition", "condition", condition.Type, "status", condition.Status)
 	}
 }
 
-// saysAlready says whether a device's condition in the claim is the one given.
-func saysAlready(claim *resourceapi.ResourceClaim, device resourceapi.DeviceRequestAllocationResult, condition metav1.Condition) bool {
-	for _, status := range claim.Status.Devices {
-		if status.Driver != device.Driver || status.Pool != device.Pool || status.Device != device.Device || !sameShare(status.ShareID, device.ShareID) {
+// withCondition returns the claim's device statuses with the condition on every device of this driver, and whether that changes any.
+func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition metav1.Condition) (devices []resourceapi.AllocatedDeviceStatus, changed bool) {
+	devices = claim.DeepCopy().Status.Devices
+	for _, allocated := range claim.Status.Allocation.Devices.Results {
+		if allocated.Driver != r.config.Driver {
 			continue
 		}
-		old := meta.FindStatusCondition(status.Conditions, condition.Type)
-		return old != nil && old.Status == condition.Status && old.Reason == condition.Reason && old.Message == condition.Message
+		i := slices.IndexFunc(devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+			return d.Driver == allocated.Driver && d.Pool == allocated.Pool && d.Device == allocated.Device && sameShare(d.ShareID, allocated.ShareID)
+		})
+		if i < 0 {
+			entry := resourceapi.AllocatedDeviceStatus{Driver: allocated.Driver, Pool: allocated.Pool, Device: allocated.Device}
+			if allocated.ShareID != nil {
+				entry.ShareID = ptr.To(string(*allocated.ShareID))
+			}
+			devices, i = append(devices, entry), len(devices)
+		}
+		changed = meta.SetStatusCondition(&devices[i].Conditions, condition) || changed
 	}
-	return false
+	return devices, changed
 }
 
 func sameShare(a *string, b *types.UID) bool {

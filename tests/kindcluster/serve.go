@@ -2,8 +2,10 @@ package kindcluster
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -36,9 +38,10 @@ func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range images.StandIns() {
+		standIns := images.StandIns()
+		for _, name := range slices.Sorted(maps.Keys(standIns)) {
 			list = append(list, serve{c, name, func(ctx context.Context) (v1.Image, error) {
-				return images.StandIn(ctx, filepath.Join(cache, "nodeimage"))
+				return images.StandIn(ctx, filepath.Join(cache, "nodeimage"), standIns[name])
 			}})
 		}
 	}

@@ -2,7 +2,6 @@ package provider
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/provider/internal/apiserver"
 )
@@ -79,15 +77,4 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 			must(t, err)
 		}, Config: pool(s, "theirs", "resource_name = \"a\"\ndevices = [\"ib0\"]"), ExpectError: words(`managed by "kubectl-create"`)})
 	})
-}
-
-// installCRD applies a CRD from a file.
-func installCRD(t *testing.T, s *apiserver.Server, file string) {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	must(t, err)
-	crd := &unstructured.Unstructured{}
-	must(t, yaml.Unmarshal(text, &crd.Object))
-	_, err = s.Dynamic.Resource(customResourceDefinitions).Create(t.Context(), crd, metav1.CreateOptions{})
-	must(t, err)
 }

@@ -1,0 +1,143 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpufabric.io/tests/docker"
+)
+
+// TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for each.
+func TestMachines(t *testing.T) {
+	e := newEnvironment(t)
+	for _, machine := range []struct {
+		profile string
+		values  []string
+		parts   map[string]func(*testing.T, *environment)
+	}{
+		{"h100-hgx", []string{"gpus.enabled=true"}, map[string]func(*testing.T, *environment){
+			"the seed's training pod gets a GPU through DRA": testTrainingPod,
+		}},
+		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, map[string]func(*testing.T, *environment){
+			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
+		}},
+	} {
+		t.Run(machine.profile, func(t *testing.T) {
+			e.become(t, machine.profile, machine.values...)
+			for name, part := range machine.parts {
+				t.Run(name, func(t *testing.T) { part(t, e) })
+			}
+		})
+	}
+}
+
+// become swaps the workers' hardware and installs the drivers on it; they are removed again when the test ends.
+func (e *environment) become(t *testing.T, machine string, values ...string) {
+	t.Helper()
+	must(t, e.Equip(t.Context(), e.printer, machine))
+	for _, node := range e.Workers() {
+		eventually(t, node+" to be a "+machine, func(ctx context.Context) (bool, string, error) {
+			out, err := docker.Script(ctx, node, "cat /var/lib/fakefabric/state/rendered.json")
+			return strings.Contains(out, `"`+machine+`"`), out, err
+		})
+	}
+	arguments := []string{"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", "3m",
+		"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "crds.keep=false"}
+	for _, value := range values {
+		arguments = append(arguments, "--set", value)
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
+			t.Errorf("remove the drivers: %v", err)
+		}
+	})
+	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(e.root, "charts/gpufabric")}, arguments...)...)
+	must(t, err)
+}
+
+// testTrainingPod runs the seed's pod, which asks for nvidia.com/gpu: 1 as for any extended resource, without changing a byte.
+func testTrainingPod(t *testing.T, e *environment) {
+	e.apply(t, e.file(t, "examples/manifests/cuda-training-pod.yaml"))
+	e.kubectl(t, "wait", "pod/cuda-training", "--for=condition=Ready", "--timeout=120s")
+	devices := e.kubectl(t, "exec", "cuda-training", "--", "sh", "-c", "ls /dev | grep -E '^nvidia[0-9]+$'")
+	if got := strings.Fields(devices); len(got) != 1 {
+		t.Errorf("the pod sees the GPUs %q, want one", got)
+	}
+	claim := e.kubectl(t, "get", "pod", "cuda-training", "--output", "jsonpath={.status.extendedResourceClaimStatus.resourceClaimName}")
+	if claim == "" {
+		t.Error("the pod has no claim for its extended resource: something else than DRA gave it the GPU")
+	}
+}
+
+// testSharedGPU plays the scheduler's part for the seed's pod test1, which asks for 1024 units of 10 MiB of one GPU.
+func testSharedGPU(t *testing.T, e *environment) {
+	node := e.Workers()[0]
+	const device = `{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-device-config, namespace: gpufabric-system},
+		data: {device-config.yaml: "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}"}}`
+	e.apply(t, device)
+	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "restart", "daemonset/gpufabric-vgpu-plugin")
+	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-vgpu-plugin", "--timeout=120s")
+	for name, want := range map[string]string{"vgpu-number": "80", "vgpu-memory": "39312", "vgpu-cores": "800"} {
+		eventually(t, node+" to have "+want+" "+name, func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/`+name+`}`)
+			return out == want, out, err
+		})
+	}
+	register := e.kubectl(t, "get", "node", node, "--output", `jsonpath={.metadata.annotations.volcano\.sh/node-vgpu-register}`)
+	uuid, _, _ := strings.Cut(register, ",")
+	if !strings.HasPrefix(register, uuid+",10,4914,NVIDIA-L40S,true,hami-core:") {
+		t.Fatalf("the node registers %s", register)
+	}
+
+	var documents []string
+	for _, document := range strings.Split(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
+		if strings.Contains(document, "name: test1") {
+			documents = append(documents, document)
+		}
+	}
+	if len(documents) != 1 {
+		t.Fatalf("%d pods test1 in the seed's manifest, want one", len(documents))
+	}
+	e.apply(t, documents[0])
+	devices := uuid + ",NVIDIA,1024,0:;"
+	e.bind(t, "test1", node, devices)
+	e.kubectl(t, "wait", "pod/test1", "--for=condition=Ready", "--timeout=120s")
+
+	inside := e.kubectl(t, "exec", "test1", "--", "sh", "-c", "env; ls /dev; ls -d /tmp/vgpu /tmp/vgpulock")
+	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES=" + uuid, "/tmp/vgpulock"} {
+		if !strings.Contains(inside, want) {
+			t.Errorf("the container has no %s:\n%s", want, inside)
+		}
+	}
+	if gpus := strings.Count(inside, "\nnvidia0\n") + strings.Count(inside, "\nnvidia1\n"); gpus != 1 {
+		t.Errorf("the container sees %d of the first two GPUs, want 1:\n%s", gpus, inside)
+	}
+	eventually(t, "the scheduler to hear that the pod has its share", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "pod", "test1", "--output", `jsonpath={.metadata.annotations.volcano\.sh/bind-phase}`)
+		return out == "success", out, err
+	})
+	e.kubectl(t, "delete", "pod/test1", "--timeout=120s", "--grace-period=1")
+	eventually(t, "the pod's accounting directory to go", func(ctx context.Context) (bool, string, error) {
+		out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
+		return err == nil && strings.TrimSpace(out) == "", out, err
+	})
+}
+
+// bind does what Volcano's scheduler does with a pod: it writes what each container gets, then binds the pod.
+func (e *environment) bind(t *testing.T, pod, node, devices string) {
+	t.Helper()
+	e.kubectl(t, "annotate", "pod", pod, "volcano.sh/vgpu-node="+node, "volcano.sh/vgpu-ids-new="+devices, "volcano.sh/devices-to-allocate="+devices,
+		"volcano.sh/bind-phase=allocating")
+	binding, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Binding", "metadata": map[string]any{"name": pod},
+		"target": map[string]any{"apiVersion": "v1", "kind": "Node", "name": node},
+	})
+	must(t, err)
+	_, err = e.Kubectl(t.Context(), strings.NewReader(string(binding)), "create", "--raw", fmt.Sprintf("/api/v1/namespaces/default/pods/%s/binding", pod), "--filename", "-")
+	must(t, err)
+}

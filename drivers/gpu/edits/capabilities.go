@@ -37,6 +37,7 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 		}
 		out = append(out, n)
 	}
+	number(out, majors(filepath.Join(c.ProcRoot, "devices")))
 	return out, nil
 }
 

@@ -27,6 +27,8 @@ type Options struct {
 	DriverRoot, HostDriverRoot string
 	// DevRoot is the directory that stands for /dev, here and for the container runtime.
 	DevRoot string
+	// ProcDevices is the file that stands for /proc/devices.
+	ProcDevices string
 	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only where
 	// their own loader looks.
 	HookPath string
@@ -73,6 +75,11 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 	}
 	if err := o.toHost(s); err != nil {
 		return nil, err
+	}
+	known := majors(o.ProcDevices)
+	number(s.common.DeviceNodes, known)
+	for _, e := range s.gpus {
+		number(e.DeviceNodes, known)
 	}
 	merge(&s.common, o.Extra)
 	return s, nil

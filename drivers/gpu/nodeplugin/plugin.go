@@ -253,7 +253,7 @@ func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
 	found := later(func() (*edits.Set, error) {
 		set, err := edits.Find(node, edits.Options{
 			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
-			HookPath: p.options.CDIHook, Extra: extra, Log: logger,
+			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
 		})
 		if err != nil {
 			return nil, err

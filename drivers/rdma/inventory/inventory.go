@@ -41,6 +41,13 @@ type Skipped struct {
 	Name   string // mlx5_0, or the PCI address where there is no RDMA device
 	PCI    pci.Address
 	Reason string
+	// Damaged: an attribute could not be read or understood. It may only just be made, or its firmware be resetting: looking again may help.
+	Damaged bool
+}
+
+// Damaged reports whether anything was skipped because it could not be read.
+func (v *Inventory) Damaged() bool {
+	return slices.ContainsFunc(v.Skipped, func(s Skipped) bool { return s.Damaged })
 }
 
 // Key names the HCA in what outlives a reboot: its PCI address, else its name. RDMA device names may change between boots.
@@ -108,7 +115,7 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 	}
 	inventory := &Inventory{GPUDirect: gpuDirect(roots)}
 	for _, s := range found.Skipped {
-		inventory.Skipped = append(inventory.Skipped, Skipped{Name: s.Name, PCI: s.PCI, Reason: s.Reason.Error()})
+		inventory.Skipped = append(inventory.Skipped, Skipped{Name: s.Name, PCI: s.PCI, Reason: s.Reason.Error(), Damaged: true})
 	}
 	unreadable := make(map[pci.Address]error)
 	for _, s := range bus.Skipped {
@@ -119,11 +126,11 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 		h := HCA{Device: found.Devices[i], Function: bus.Function(found.Devices[i].PCI), Rail: -1}
 		switch {
 		case h.PCI != "" && unreadable[h.PCI] != nil:
-			inventory.skip(h, fmt.Sprintf("its PCI function cannot be read: %v", unreadable[h.PCI]))
+			inventory.skip(h, fmt.Sprintf("its PCI function cannot be read: %v", unreadable[h.PCI]), true)
 		case h.PCI != "" && h.Function == nil:
-			inventory.skip(h, fmt.Sprintf("its PCI function %s is not on the bus, or is no network controller", h.PCI))
+			inventory.skip(h, fmt.Sprintf("its PCI function %s is not on the bus, or is no network controller", h.PCI), false)
 		case h.Verbs.Name == "":
-			inventory.skip(h, "no program can open it, since it has no uverbs device: is the module ib_uverbs loaded?")
+			inventory.skip(h, "no program can open it, since it has no uverbs device: is the module ib_uverbs loaded?", false)
 		default:
 			nets[h.PCI] = h.Nets()
 			inventory.HCAs = append(inventory.HCAs, h)
@@ -135,8 +142,8 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 	return inventory, inventory.addPKeys(ctx, fs)
 }
 
-func (v *Inventory) skip(h HCA, reason string) {
-	v.Skipped = append(v.Skipped, Skipped{Name: h.Name, PCI: h.PCI, Reason: reason})
+func (v *Inventory) skip(h HCA, reason string, damaged bool) {
+	v.Skipped = append(v.Skipped, Skipped{Name: h.Name, PCI: h.PCI, Reason: reason, Damaged: damaged})
 }
 
 // addWithoutRDMA accounts for the network controllers that have no RDMA device.
@@ -161,7 +168,7 @@ func (v *Inventory) addWithoutRDMA(bus *pci.Bus, found *infiniband.Devices) {
 	}
 	for _, s := range bus.Skipped {
 		if !has[pci.Address(s.Name)] {
-			v.Skipped = append(v.Skipped, Skipped{Name: s.Name, PCI: pci.Address(s.Name), Reason: s.Reason.Error()})
+			v.Skipped = append(v.Skipped, Skipped{Name: s.Name, PCI: pci.Address(s.Name), Reason: s.Reason.Error(), Damaged: true})
 		}
 	}
 }
@@ -246,7 +253,7 @@ func (v *Inventory) addPKeys(ctx context.Context, fs infiniband.FS) error {
 	kept := v.HCAs[:0]
 	for i, h := range v.HCAs {
 		if failures[i] != nil {
-			v.skip(h, failures[i].Error())
+			v.skip(h, failures[i].Error(), true)
 			continue
 		}
 		kept = append(kept, h)

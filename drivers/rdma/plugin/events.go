@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -12,6 +13,9 @@ import (
 
 // settle is how long to wait after the first of several events: a driver that loads makes many devices.
 const settle = 200 * time.Millisecond
+
+// watchInterval is how often a directory that cannot be watched is tried again.
+const watchInterval = 5 * time.Second
 
 // watchDevices asks for a discovery when device nodes of RDMA devices come and go. Where /dev/infiniband cannot be watched, the periodic
 // discovery does alone.
@@ -23,13 +27,19 @@ func (p *plugin) watchDevices(ctx context.Context) {
 	}
 	defer func() { _ = watcher.Close() }()
 	directory := filepath.Join(p.DevRoot, "infiniband")
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
 	for {
 		// /dev/infiniband comes with the first RDMA device, so its parent is watched too.
 		_ = watcher.Add(p.DevRoot)
-		_ = watcher.Add(directory)
+		if !slices.Contains(watcher.WatchList(), directory) && watcher.Add(directory) == nil {
+			p.askSoon()
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-tick.C:
+			continue
 		case event := <-watcher.Events:
 			inside := filepath.Dir(event.Name) == directory || event.Name == directory
 			if !inside || !event.Has(fsnotify.Create) && !event.Has(fsnotify.Remove) {

@@ -32,6 +32,8 @@ const (
 	defaultRescan = 60 * time.Second
 	// firstHealth is how long serving waits for the first reading of all ports, so that the kubelet's first list is the right one.
 	firstHealth = 2 * time.Second
+	// Between discoveries where something could not be read: the sysfs tree may not be mounted yet, or a driver only be loading.
+	firstRetry, lastRetry = time.Second, time.Minute
 	// slowDiscovery is when a discovery that does not end is reported: a read of sysfs hangs with the firmware that it asks.
 	slowDiscovery = 10 * time.Second
 )
@@ -54,6 +56,7 @@ type plugin struct {
 	objects   []objects.Pool         // the RDMAPools that select the node
 	dra       *draplugin.Plugin      // nil: starting, or not served
 	published [][]resourceapi.Device
+	told      string // the last that was logged of the pools
 
 	asking   atomic.Bool      // a discovery will be asked for soon
 	discover chan struct{}    // asks for a discovery; any goroutine may
@@ -187,20 +190,30 @@ func (p *plugin) ask() {
 	}
 }
 
-// discoverer discovers when asked. It is a goroutine of its own, since a read may hang.
+// discoverer discovers when asked, and again after a while where something could not be read. It is a goroutine of its own, since a read may
+// hang.
 func (p *plugin) discoverer(ctx context.Context) {
 	roots := inventory.Roots{Sysfs: p.SysfsRoot, Proc: p.ProcRoot()}
+	var again <-chan time.Time
+	pause := firstRetry
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.discover:
+		case <-again:
 		}
 		slow := time.AfterFunc(slowDiscovery, func() {
 			klog.FromContext(ctx).Error(nil, "Discovery hangs in a read; what was found before stays", "after", slowDiscovery)
 		})
 		devices, err := inventory.Discover(ctx, roots)
 		slow.Stop()
+		if again = nil; err != nil || devices.Damaged() {
+			again = p.Clock.After(pause)
+			pause = min(2*pause, lastRetry)
+		} else {
+			pause = firstRetry
+		}
 		send(ctx, p.found, discovery{devices, err})
 	}
 }

@@ -415,6 +415,24 @@ func TestTheRoleStartsWithoutAnything(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 0)
 }
 
+func TestHardwareThatComesAfterTheStartIsFound(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	later := n.tree.Sys + ".later"
+	for _, move := range []struct{ from, to string }{{n.tree.Sys, later}, {n.tree.Dev, n.tree.Dev + ".later"}} {
+		if err := os.Rename(move.from, move.to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start()
+	for _, move := range []struct{ from, to string }{{later, n.tree.Sys}, {n.tree.Dev + ".later", n.tree.Dev}} {
+		if err := os.Rename(move.from, move.to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.kubelet.AwaitAllocatable(shared, 1000)
+}
+
 func TestADamagedLayoutIsSetAside(t *testing.T) {
 	n := newNode(t)
 	n.two()

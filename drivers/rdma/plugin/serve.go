@@ -2,7 +2,10 @@ package plugin
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -121,24 +124,45 @@ func (p *plugin) refresh(ctx context.Context) {
 	}
 }
 
-// tell logs what became of the devices.
+// tell logs what became of the devices, where it is not what was logged last.
 func (p *plugin) tell(ctx context.Context) {
 	log := klog.FromContext(ctx)
-	for source, reason := range p.selection.Refused {
-		log.Error(nil, "A pool is not served", "pool", source, "reason", reason)
+	var lines []func()
+	var text strings.Builder
+	say := func(failure bool, message string, values ...any) {
+		fmt.Fprintln(&text, message, values)
+		lines = append(lines, func() {
+			if failure {
+				log.Error(nil, message, values...)
+			} else {
+				log.Info(message, values...)
+			}
+		})
 	}
 	for _, selected := range p.selection.Pools {
 		names := make([]string, len(selected.Members))
 		for i, m := range selected.Members {
 			names[i] = m.HCA.Name
 		}
-		log.Info("Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
+		say(false, "Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
 		for _, conflict := range selected.Conflicts {
-			log.Info("Two pools claim one device", "pool", selected.Source, "device", conflict)
+			say(false, "Two pools claim one device", "pool", selected.Source, "device", conflict)
 		}
 	}
+	for _, source := range slices.Sorted(maps.Keys(p.selection.Refused)) {
+		say(true, "A pool is not served", "pool", source, "reason", p.selection.Refused[source])
+	}
 	for _, s := range p.devices.Skipped {
-		log.V(2).Info("Skipped", "device", s.Name, "reason", s.Reason)
+		if s.Damaged {
+			say(true, "A device is skipped", "device", s.Name, "reason", s.Reason)
+		}
+	}
+	if text.String() == p.told {
+		return
+	}
+	p.told = text.String()
+	for _, line := range lines {
+		line()
 	}
 }
 

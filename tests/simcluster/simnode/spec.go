@@ -158,8 +158,8 @@ func (w *worker) environment(ctx context.Context, spec *corev1.Container) (map[s
 	pod := w.pod()
 	env := map[string]string{}
 	for _, from := range spec.EnvFrom {
-		if from.ConfigMapRef == nil || !w.node.config.Runtime.Owns(spec.Image) {
-			continue // secrets are nobody's here
+		if from.ConfigMapRef == nil {
+			continue // no pod of ours takes its environment from a secret
 		}
 		object, err := w.node.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) && from.ConfigMapRef.Optional != nil && *from.ConfigMapRef.Optional {
@@ -195,9 +195,6 @@ func (w *worker) variable(ctx context.Context, spec *corev1.Container, variable 
 		}
 		return resourcehelper.ExtractContainerResourceValue(from.ResourceFieldRef, spec)
 	case from.ConfigMapKeyRef != nil:
-		if !w.node.config.Runtime.Owns(spec.Image) {
-			return "", nil
-		}
 		object, err := w.node.client.CoreV1().ConfigMaps(pod.Namespace).Get(ctx, from.ConfigMapKeyRef.Name, metav1.GetOptions{})
 		if err != nil {
 			return "", fmt.Errorf("from ConfigMap %s: %w", from.ConfigMapKeyRef.Name, err)

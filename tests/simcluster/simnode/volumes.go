@@ -41,29 +41,19 @@ func (w *worker) mount(ctx context.Context) (map[string]string, error) {
 	}
 }
 
-// volumes makes the pod's volumes and returns their directories (or files) by name. A pod of which no container really
-// runs gets only its hostPath volumes: nobody reads the others.
+// volumes makes the pod's volumes and returns their directories (or files) by name.
 func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 	pod := w.pod()
-	runs := false
-	for _, c := range append(append([]corev1.Container{}, pod.Spec.InitContainers...), pod.Spec.Containers...) {
-		runs = runs || w.node.config.Runtime.Owns(c.Image)
-	}
 	made := map[string]string{}
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the pod's directory: %w", err)
 	}
-	if runs && !pod.Spec.HostNetwork {
-		hosts := fmt.Sprintf("127.0.0.1\tlocalhost\n%s\t%s\n", w.address, pod.Name)
-		if err := os.WriteFile(w.hostsFile(), []byte(hosts), 0o644); err != nil {
-			return nil, fmt.Errorf("write the pod's /etc/hosts: %w", err)
-		}
+	hosts := fmt.Sprintf("127.0.0.1\tlocalhost\n%s\t%s\n", w.address, pod.Name)
+	if err := os.WriteFile(w.hostsFile(), []byte(hosts), 0o644); err != nil {
+		return nil, fmt.Errorf("write the pod's /etc/hosts: %w", err)
 	}
 	for i := range pod.Spec.Volumes {
 		volume := &pod.Spec.Volumes[i]
-		if volume.HostPath == nil && !runs {
-			continue
-		}
 		path, err := w.volume(ctx, volume)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", volume.Name, err)

@@ -99,7 +99,7 @@ func (w *worker) run(ctx context.Context) {
 	life.Wait()
 	w.release(ctx)
 	w.finish(ctx)
-	_ = os.RemoveAll(w.dir) // what is left of it is in the node's directory, which goes with the cluster
+	_ = os.RemoveAll(w.dir) // what is left of it goes with the cluster
 }
 
 func (w *worker) takeAddress() error {
@@ -145,13 +145,8 @@ func (w *worker) startUntilDone(ctx context.Context) bool {
 }
 
 func (w *worker) start(ctx context.Context) error {
+	// In the kubelet's order: device plugins at the pod's admission, volumes, DRA drivers, containers.
 	pod := w.pod()
-	w.claimed = true
-	if len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil {
-		if err := w.node.dra.PrepareResources(ctx, pod); err != nil {
-			return err
-		}
-	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if err := w.node.device.Allocate(pod, &c); err != nil {
 			return fmt.Errorf("allocate device plugin resources: %w", err)
@@ -160,6 +155,12 @@ func (w *worker) start(ctx context.Context) error {
 	volumes, err := w.mount(ctx)
 	if err != nil {
 		return err
+	}
+	if len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil {
+		w.claimed = true
+		if err := w.node.dra.PrepareResources(ctx, pod); err != nil {
+			return err
+		}
 	}
 	var containers []*container
 	for i := range pod.Spec.InitContainers {

@@ -117,3 +117,5 @@ func TestTheChartRefusesWhatWouldClash(t *testing.T) {
 
 // on is the section of a driver that is enabled.
 func on() map[string]any { return map[string]any{"enabled": true} }
+
+func off() map[string]any { return map[string]any{"enabled": false} }

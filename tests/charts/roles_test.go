@@ -14,81 +14,169 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
 )
 
-// TestTheRightsSufficeForADomainToBeMadeAndUnmade runs the program itself as the chart's service accounts, with tokens bound to pods as
-// the kubelet's are: a domain gets its templates and DaemonSet and loses them again, and a node publishes its devices.
-func TestTheRightsSufficeForADomainToBeMadeAndUnmade(t *testing.T) {
+// TestTheRightsSufficeForTheProgram runs the program itself as the chart's service accounts, with tokens bound to pods as the kubelet's
+// are: a node publishes its devices, a domain gets its templates and DaemonSet and loses them again, and a node reports on an RDMA pool.
+func TestTheRightsSufficeForTheProgram(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
 	}
 	program := buildProgram(t)
+	t.Run("as the chart comes", func(t *testing.T) {
+		roles := startRoles(t, program, map[string]any{"webhook": off()}, "controller", "compute-domain-plugin")
+		roles.formADomain(t)
+		roles.checkRights(t)
+	})
+	t.Run("with RDMA", func(t *testing.T) {
+		roles := startRoles(t, program, map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin", "rdma-plugin")
+		roles.formADomain(t)
+		roles.servePools(t)
+		roles.checkRights(t)
+	})
+}
+
+// roles are running, on a node without hardware.
+type roles struct {
+	server  *server
+	admin   kubernetes.Interface
+	outputs map[string]func() *bytes.Buffer // stop a role and return what it said
+}
+
+func startRoles(t *testing.T, program string, values map[string]any, names ...string) *roles {
+	t.Helper()
 	live := startServer(t)
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), nil); err != nil {
+	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
 	admin, err := kubernetes.NewForConfig(live.config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}, metav1.CreateOptions{}); err != nil {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}}}
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-
-	controller := start(t, program, kubeconfig(t, live.config, admin, "gpufabric-controller"),
-		"controller", "--namespace="+namespace, "--image=registry.example/gpufabric")
+	out := &roles{server: live, admin: admin, outputs: map[string]func() *bytes.Buffer{}}
 	root := shortDir(t)
-	plugin := start(t, program, kubeconfig(t, live.config, admin, "gpufabric-compute-domain-plugin"),
-		"compute-domain-plugin", "--namespace="+namespace, "--node-name=node-a", "--driver-root="+root, "--kubelet-root="+root,
-		"--cdi-root="+filepath.Join(root, "cdi"), "--state-dir="+filepath.Join(root, "state"))
+	if err := os.MkdirAll(root+"/bus/pci/devices", 0o755); err != nil { // as much of a sysfs as a machine without RDMA has
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		args := []string{name, "--image=registry.example/gpufabric"}
+		if name != "controller" {
+			args = []string{name, "--node-name=node-a", "--driver-root=" + root, "--sysfs-root=" + root, "--dev-root=" + root,
+				"--kubelet-root=" + root, "--cdi-root=" + root + "/cdi", "--state-dir=" + filepath.Join(root, name)}
+		}
+		out.outputs[name] = start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+name), args...)
+	}
+	return out
+}
 
-	slices := admin.ResourceV1().ResourceSlices()
-	await(t, "the node's ResourceSlice", func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return slices.Watch(ctx, o) }, watch.Added)
+func (r *roles) formADomain(t *testing.T) {
+	t.Helper()
+	slices := r.admin.ResourceV1().ResourceSlices()
+	await(t, "the node's ResourceSlice", slices.Watch, is(watch.Added), metav1.ListOptions{})
 
-	live.addDomain(t, "made")
-	templates, daemons := admin.ResourceV1().ResourceClaimTemplates("default"), admin.AppsV1().DaemonSets(namespace)
+	r.server.addDomain(t, "made")
+	templates, daemons := r.admin.ResourceV1().ResourceClaimTemplates("default"), r.admin.AppsV1().DaemonSets(namespace)
 	ofDomain := metav1.ListOptions{LabelSelector: "resource.nvidia.com/computeDomain"}
-	await(t, "the domain's template", templates.Watch, watch.Added, ofDomain)
-	await(t, "the domain's DaemonSet", daemons.Watch, watch.Added, ofDomain)
+	await(t, "the domain's template", templates.Watch, is(watch.Added), ofDomain)
+	await(t, "the domain's DaemonSet", daemons.Watch, is(watch.Added), ofDomain)
 
-	domains := live.client.Resource(domainResource).Namespace("default")
+	domains := r.server.client.Resource(domainResource).Namespace("default")
 	if err := domains.Delete(t.Context(), "made", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the domain's end", domains.Watch, watch.Deleted)
-	for what, output := range map[string]*bytes.Buffer{"controller": controller(), "compute-domain-plugin": plugin()} {
-		for _, line := range strings.Split(output.String(), "\n") {
-			if strings.Contains(strings.ToLower(line), "forbidden") {
-				t.Errorf("the %s lacks a right: %s", what, line)
+	await(t, "the domain's end", domains.Watch, is(watch.Deleted), metav1.ListOptions{})
+}
+
+// servePools gives the node a pool of its own and the seed's NicClusterPolicy, which makes another.
+func (r *roles) servePools(t *testing.T) {
+	t.Helper()
+	pools := r.server.client.Resource(poolResource)
+	pool := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`)
+	if _, err := pools.Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	reported := func(wanted func(name string) bool) func(watch.Event) bool {
+		return func(event watch.Event) bool {
+			object, ok := event.Object.(*unstructured.Unstructured)
+			if !ok || !wanted(object.GetName()) {
+				return false
 			}
+			nodes, _, _ := unstructured.NestedSlice(object.Object, "status", "nodes")
+			conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+			return len(nodes) == 1 && len(conditions) > 0
 		}
-		if t.Failed() {
-			t.Logf("%s said:\n%s", what, output)
+	}
+	await(t, "the pool's status, from its node and from the controller", pools.Watch, reported(func(name string) bool { return name == "pool" }), metav1.ListOptions{})
+
+	seed, err := os.ReadFile(Dir("../examples/manifests/nicclusterpolicy.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(seed, &policy.Object); err != nil {
+		t.Fatal(err)
+	}
+	policy.SetNamespace("") // as kubectl does for a kind that has none
+	policies := r.server.client.Resource(schema.GroupVersionResource{Group: "mellanox.com", Version: "v1alpha1", Resource: "nicclusterpolicies"})
+	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the status of the policy's pool", pools.Watch, reported(func(name string) bool { return name != "pool" }), metav1.ListOptions{})
+	await(t, "the policy's status", policies.Watch, func(event watch.Event) bool {
+		object, ok := event.Object.(*unstructured.Unstructured)
+		if !ok {
+			return false
+		}
+		state, _, _ := unstructured.NestedString(object.Object, "status", "state")
+		return state != ""
+	}, metav1.ListOptions{})
+}
+
+// checkRights stops the roles and looks through what they said.
+func (r *roles) checkRights(t *testing.T) {
+	t.Helper()
+	for role, stop := range r.outputs {
+		for line := range strings.Lines(stop().String()) {
+			if strings.Contains(strings.ToLower(line), "forbidden") {
+				t.Errorf("the %s lacks a right: %s", role, line)
+			}
 		}
 	}
 }
 
-// await returns when an object had the change, or fails the test. The watch begins with what stands.
-func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error), change watch.EventType, options ...metav1.ListOptions) {
+// is selects the events of one kind.
+func is(kind watch.EventType) func(watch.Event) bool {
+	return func(event watch.Event) bool { return event.Type == kind }
+}
+
+// await returns when an event is the one waited for, or fails the test. The watch begins with what stands.
+func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error), wanted func(watch.Event) bool, options metav1.ListOptions) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	changes, err := open(ctx, append(options, metav1.ListOptions{})[0])
+	events, err := open(ctx, options)
 	if err != nil {
 		t.Fatalf("await %s: %v", what, err)
 	}
-	defer changes.Stop()
-	for event := range changes.ResultChan() {
-		if event.Type == change {
+	defer events.Stop()
+	for event := range events.ResultChan() {
+		if wanted(event) {
 			return
 		}
 	}
-	t.Errorf("%s did not come within a minute", what)
+	t.Fatalf("%s did not come within a minute", what)
 }
 
 // start runs the program until the test ends; the result stops it and returns what it said.
@@ -97,7 +185,7 @@ func start(t *testing.T, program, kubeconfig string, args ...string) func() *byt
 	output := &bytes.Buffer{}
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = output, output
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "POD_NAMESPACE="+namespace)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

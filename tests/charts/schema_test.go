@@ -60,8 +60,8 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"an image that is not set", "gpufabric", map[string]any{"image": nil}, []string{"image"}},
 		{"a share of no cores", "gpufabric", map[string]any{"gpus": map[string]any{"share": map[string]any{"cores": 0}}}, []string{"/gpus/share/cores", "minimum"}},
 		{"a MIG mode of another name", "gpufabric", map[string]any{"gpus": map[string]any{"mig": "off"}}, []string{"/gpus/mig", "dynamic"}},
-		{"nothing enabled", "gpufabric", map[string]any{"computeDomains": map[string]any{"enabled": false}}, []string{"nothing is enabled", "computeDomains.enabled"}},
-		{"slices without GPUs", "gpufabric", map[string]any{"vgpu": map[string]any{"enabled": true}, "gpus": map[string]any{"enabled": false}}, []string{"vgpu.enabled needs gpus.enabled"}},
+		{"nothing enabled", "gpufabric", map[string]any{"computeDomains": off()}, []string{"nothing is enabled", "computeDomains.enabled"}},
+		{"slices without GPUs", "gpufabric", map[string]any{"vgpu": map[string]any{"enabled": true}, "gpus": off()}, []string{"vgpu.enabled needs gpus.enabled"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
 		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
 	} {

@@ -77,7 +77,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	if ret != nvml.SUCCESS {
 		return fmt.Errorf("asking NVML for events: %w", ret)
 	}
-	defer set.Free()
+	defer func() { _ = set.Free() }()
 	m.register(ctx, set)
 	checked := m.options.Now()
 	for ctx.Err() == nil {

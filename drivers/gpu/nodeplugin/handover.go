@@ -126,7 +126,7 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node", owners[uuid], uuid))
 			continue
 		}
-		if err := p.take(g, owners[uuid]); err != nil {
+		if err := p.take(ctx, g, owners[uuid]); err != nil {
 			var conflict *ledger.ConflictError
 			if !errors.As(err, &conflict) {
 				return true, err
@@ -144,8 +144,8 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 func holderID(uuid string) string { return "handover/" + uuid }
 
 // take holds every form of a GPU for a device plugin, or says which claim has it.
-func (p *plugin) take(g *inventory.GPU, owner string) error {
-	now, cancel := context.WithCancel(context.Background())
+func (p *plugin) take(ctx context.Context, g *inventory.GPU, owner string) error {
+	now, cancel := context.WithCancel(ctx)
 	cancel()
 	all := &devices.Device{Form: devices.Whole, GPU: g}
 	return p.dra.Ledger().Acquire(now, ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)

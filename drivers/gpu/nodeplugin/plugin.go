@@ -125,7 +125,7 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	if err := p.awaitDriver(ctx); err != nil {
 		return nil //nolint:nilerr // being told to end while waiting is an ordinary end
 	}
-	defer lib.Shutdown()
+	defer func() { _ = lib.Shutdown() }()
 	return p.run(ctx)
 }
 

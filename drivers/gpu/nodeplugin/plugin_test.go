@@ -104,7 +104,7 @@ func (b *bench) start() {
 			ended <- Run(ctx, b.options, b.lib, b.client, b.objects)
 			return
 		}
-		b.lib.Init()
+		_ = b.lib.Init()
 		p := newPlugin(b.options, b.lib, b.client, b.objects, record.NewFakeRecorder(1000))
 		p.writer = b.writer
 		if b.mps != nil {

@@ -16,7 +16,11 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "nvmlstate-")
+	base := "" // a node is many small files; in memory, where possible
+	if _, err := os.Stat("/dev/shm"); err == nil {
+		base = "/dev/shm"
+	}
+	dir, err := os.MkdirTemp(base, "nvmlstate-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -113,21 +113,21 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 	modalias := fmt.Sprintf("pci:v%08Xd%08Xsv%08Xsd%08Xbc%02Xsc%02Xi%02X", f.id.Vendor, f.id.Device, f.subsystem.Vendor,
 		f.subsystem.Device, f.class>>16, f.class>>8&0xff, f.class&0xff)
 	w.files(dir, map[string]string{
-		"vendor":           fmt.Sprintf("0x%04x", f.id.Vendor),
-		"device":           fmt.Sprintf("0x%04x", f.id.Device),
-		"class":            fmt.Sprintf("0x%06x", f.class),
-		"subsystem_vendor": fmt.Sprintf("0x%04x", f.subsystem.Vendor),
-		"subsystem_device": fmt.Sprintf("0x%04x", f.subsystem.Device),
-		"revision":         fmt.Sprintf("0x%02x", f.revision),
-		"irq":              fmt.Sprint(64 + number),
-		"enable":           "1",
-		"modalias":         modalias,
-		"numa_node":        fmt.Sprint(f.numa),
-		"local_cpulist":    p.cpus(f.numa),
-		"local_cpus":       cpuMask(p.cpus(f.numa)),
+		"vendor":    fmt.Sprintf("0x%04x", f.id.Vendor),
+		"device":    fmt.Sprintf("0x%04x", f.id.Device),
+		"class":     fmt.Sprintf("0x%06x", f.class),
+		"revision":  fmt.Sprintf("0x%02x", f.revision),
+		"irq":       fmt.Sprint(64 + number),
+		"numa_node": fmt.Sprint(f.numa),
 		"uevent": fmt.Sprintf("DRIVER=%s\nPCI_CLASS=%X\nPCI_ID=%04X:%04X\nPCI_SUBSYS_ID=%04X:%04X\nPCI_SLOT_NAME=%s\nMODALIAS=%s", f.driver,
 			f.class, f.id.Vendor, f.id.Device, f.subsystem.Vendor, f.subsystem.Device, f.address, modalias),
+		"subsystem_vendor": fmt.Sprintf("0x%04x", f.subsystem.Vendor),
+		"subsystem_device": fmt.Sprintf("0x%04x", f.subsystem.Device),
 	})
+	if f.class != classBridge {
+		// Nobody asks a bridge for these, and a machine has more bridges than devices.
+		w.files(dir, map[string]string{"enable": "1", "modalias": modalias, "local_cpulist": p.cpus(f.numa), "local_cpus": cpuMask(p.cpus(f.numa))})
+	}
 	w.files(dir, f.extra)
 	if f.generation > 0 {
 		speed := linkSpeed(f.generation)

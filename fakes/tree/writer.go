@@ -44,8 +44,31 @@ func (w *writer) file(path, text string) {
 func (w *writer) bytes(path string, data []byte, mode os.FileMode) {
 	w.dir(filepath.Dir(path))
 	if w.err == nil {
-		w.keep(os.WriteFile(filepath.Join(w.root, path), data, mode))
+		w.keep(create(w.root+"/"+path, data, mode))
 	}
+}
+
+// create writes a new file with three system calls; os.WriteFile's further ones (it asks whether the file can be polled) would be half
+// of the time that a node of 2,000 files takes.
+func create(path string, data []byte, mode os.FileMode) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, uint32(mode))
+	if err != nil {
+		return &os.PathError{Op: "create", Path: path, Err: err}
+	}
+	for len(data) > 0 && err == nil {
+		var n int
+		if n, err = unix.Write(fd, data); errors.Is(err, unix.EINTR) {
+			err = nil
+		}
+		data = data[max(n, 0):]
+	}
+	if closeErr := unix.Close(fd); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
 }
 
 // files writes several files of one directory; names ending in a slash are not meant here.

@@ -1,0 +1,202 @@
+package fault_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"gpufabric.io/fakes/fault"
+	"gpufabric.io/fakes/imex"
+	"gpufabric.io/fakes/internal/memdir"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/state"
+	"gpufabric.io/fakes/tree"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+
+func render(t *testing.T, name string) string {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func body(t *testing.T, root string) *state.Body {
+	t.Helper()
+	f, err := state.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := f.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func inject(t *testing.T, root, event string, args fault.Arguments) {
+	t.Helper()
+	if err := fault.Apply(root, event, args); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, parts ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(parts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func TestEventsChangeWhatTheySay(t *testing.T) {
+	root := render(t, "h100-hgx")
+	for name, c := range map[string]struct {
+		args fault.Arguments
+		ok   func(*state.GPU) bool
+	}{
+		"ecc":         {fault.Arguments{"gpu": "1", "kind": "uncorrected", "count": "3"}, func(g *state.GPU) bool { return g.Core.ECC.VolatileUncorrected == 3 }},
+		"mem":         {fault.Arguments{"gpu": "1", "mib": "1000"}, func(g *state.GPU) bool { return g.Core.MemoryUsed == 1000<<20 }},
+		"util":        {fault.Arguments{"gpu": "1", "percent": "80"}, func(g *state.GPU) bool { return g.Core.UtilizationGPU == 80 && g.Core.ClockSM == 1980 }},
+		"temp":        {fault.Arguments{"gpu": "1", "celsius": "91"}, func(g *state.GPU) bool { return g.Core.Temperature == 91 }},
+		"power":       {fault.Arguments{"gpu": "1", "watts": "650"}, func(g *state.GPU) bool { return g.Core.Power == 650000 }},
+		"mig-busy":    {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGBusy == 1 }},
+		"nvlink-down": {fault.Arguments{"gpu": "1", "link": "4"}, func(g *state.GPU) bool { return g.Links[4].Active == 0 && g.Core.FabricSummary == 3 }},
+		"clique-change": {fault.Arguments{"clique": "7", "cluster": "69a19a31-f41c-45a5-8245-579b6bce5bdd"},
+			func(g *state.GPU) bool { return g.Core.FabricClique == 7 && g.Core.FabricCluster[0] == 0x69 }},
+	} {
+		inject(t, root, name, c.args)
+		if g := body(t, root).GPUs[1]; !c.ok(g) {
+			t.Errorf("%s: %+v", name, g.Core)
+		}
+	}
+	inject(t, root, "delay", fault.Arguments{"function": "nvmlDeviceGetName", "ms": "5"})
+	if b := body(t, root); b.Node.DelayCount != 1 {
+		t.Errorf("%d delays", b.Node.DelayCount)
+	}
+}
+
+func TestAPortGoesDownWithItsNetworkInterfaceAndComesBack(t *testing.T) {
+	root := render(t, "gb200-nvl72")
+	port := filepath.Join(root, "sys/class/infiniband/mlx5_1/ports/1")
+	inject(t, root, "port-down", fault.Arguments{"device": "mlx5_1"})
+	got := []string{read(t, port, "state"), read(t, root, "sys/class/net/ibP2p3s0/carrier"), read(t, root, "sys/class/net/ibP2p3s0/operstate"),
+		read(t, port, "counters/link_downed"), read(t, root, "sys/class/infiniband/mlx5_0/ports/1/state")}
+	if s := strings.Join(got, ", "); s != "1: DOWN, 0, down, 1, 4: ACTIVE" {
+		t.Error(s)
+	}
+	inject(t, root, "port-up", fault.Arguments{"device": "mlx5_1"})
+	if s := read(t, port, "state") + " " + read(t, port, "phys_state"); s != "4: ACTIVE 5: LinkUp" {
+		t.Error(s)
+	}
+	inject(t, root, "firmware-change", fault.Arguments{"device": "mlx5_1", "version": "28.99.1"})
+	if s := read(t, root, "sys/class/infiniband/mlx5_1/fw_ver"); s != "28.99.1" {
+		t.Error(s)
+	}
+}
+
+func TestWhatCannotHappenIsRefusedAndChangesNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile, event, want string
+		args                 fault.Arguments
+	}{
+		"MIG on a T4":               {"t4-edge", "mig-busy", "no MIG", fault.Arguments{"gpu": "0"}},
+		"a port that is not there":  {"t4-edge", "port-up", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "mlx5_9"}},
+		"a port that is up already": {"t4-edge", "port-up", "ACTIVE already", fault.Arguments{"device": "mlx5_0"}},
+		"a GPU that is not there":   {"t4-edge", "temp", "the node has 4", fault.Arguments{"gpu": "4", "celsius": "1"}},
+		"a GPU that is not lost":    {"t4-edge", "gpu-back", "not lost", fault.Arguments{"gpu": "0"}},
+		"NVLink on an L40S":         {"l40s-8", "nvlink-down", "no NVLink", fault.Arguments{"gpu": "0", "link": "0"}},
+		"a clique without a fabric": {"l40s-8", "clique-change", "no NVLink fabric", fault.Arguments{"clique": "1"}},
+		"IMEX on an HGX":            {"h100-hgx", "imex-kill", "no IMEX", nil},
+		"a GPU instance without":    {"a100-40", "xid", "no GPU instance 2", fault.Arguments{"gpu": "0", "code": "94", "gi": "2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := render(t, c.profile)
+			before := *body(t, root).GPUs[0]
+			err := fault.Apply(root, c.event, c.args)
+			if !errors.Is(err, fault.ErrRefused) || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+			if *body(t, root).GPUs[0] != before {
+				t.Error("the state changed")
+			}
+		})
+	}
+}
+
+func TestWrongArgumentsAreAllNamed(t *testing.T) {
+	root := render(t, "t4-edge")
+	err := fault.Apply(root, "temp", fault.Arguments{"gpu": "0", "degrees": "4", "kelvin": "1"})
+	for _, want := range []string{"celsius is missing", `no argument "degrees"`, `no argument "kelvin"`, "allowed: gpu, celsius"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in %v", want, err)
+		}
+	}
+	if err := fault.Apply(root, "tempest", nil); err == nil || !strings.Contains(err.Error(), "xid, ecc") {
+		t.Errorf("an unknown event: %v", err)
+	}
+	if err := fault.Apply(root, "temp", fault.Arguments{"gpu": "0", "celsius": "hot"}); err == nil || !strings.Contains(err.Error(), "from 0 to 150") {
+		t.Error(err)
+	}
+	if err := fault.Apply(t.TempDir(), "temp", fault.Arguments{"gpu": "0", "celsius": "3"}); err == nil {
+		t.Error("an empty directory took an event")
+	}
+}
+
+func TestALostGPUTakesNoEventButGPUBack(t *testing.T) {
+	root := render(t, "t4-edge")
+	inject(t, root, "gpu-lost", fault.Arguments{"gpu": "2"})
+	if err := fault.Apply(root, "temp", fault.Arguments{"gpu": "2", "celsius": "50"}); !errors.Is(err, fault.ErrRefused) {
+		t.Error(err)
+	}
+	inject(t, root, "gpu-back", fault.Arguments{"gpu": "2"})
+	if body(t, root).GPUs[2].Core.Lost != 0 {
+		t.Error("still lost")
+	}
+}
+
+func TestManyWritersComeOneAfterTheOther(t *testing.T) {
+	root := render(t, "h100-hgx")
+	const each = 40
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range each {
+				if err := fault.Apply(root, "ecc", fault.Arguments{"gpu": "0"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := body(t, root).GPUs[0].Core.ECC.VolatileCorrected; got != 4*each {
+		t.Errorf("%d errors counted; %d were injected", got, 4*each)
+	}
+}
+
+func TestIMEXFaultsReachTheDaemonsFile(t *testing.T) {
+	root := render(t, "gb200-nvl72")
+	inject(t, root, "imex-partition", fault.Arguments{"peers": "10.0.0.1,node-b"})
+	inject(t, root, "imex-kill", nil)
+	path := filepath.Join(root, "state", imex.FaultsName)
+	f, err := imex.ReadFaults(path)
+	if err != nil || f.Kills != 1 || strings.Join(f.Partitioned, " ") != "10.0.0.1 node-b" {
+		t.Errorf("%+v %v", f, err)
+	}
+	inject(t, root, "imex-heal", nil)
+	if f, err = imex.ReadFaults(path); err != nil || f.Partitioned != nil || f.Kills != 1 {
+		t.Errorf("%+v %v", f, err)
+	}
+}

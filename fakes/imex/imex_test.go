@@ -1,0 +1,330 @@
+package imex_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/fakes/imex"
+)
+
+// domain is a set of daemons on loopback addresses of one test.
+type domain struct {
+	t       *testing.T
+	dir     string
+	subnet  int
+	daemons map[int]*node
+}
+
+// node is one daemon that runs.
+type node struct {
+	*imex.Daemon
+	config imex.Config
+	stop   func() error
+}
+
+var subnets atomic.Int32
+
+func newDomain(t *testing.T, hosts ...string) *domain {
+	d := &domain{t: t, dir: t.TempDir(), subnet: int(subnets.Add(1)), daemons: map[int]*node{}}
+	for i := range hosts {
+		hosts[i] = strings.ReplaceAll(hosts[i], "*", fmt.Sprint("127.", 10+os.Getpid()%200, ".", d.subnet))
+	}
+	d.write("nodes.cfg", strings.Join(hosts, "\n"))
+	t.Cleanup(func() {
+		for _, n := range d.daemons {
+			_ = n.stop()
+		}
+	})
+	return d
+}
+
+func (d *domain) write(name, text string) {
+	d.t.Helper()
+	if err := os.WriteFile(filepath.Join(d.dir, name), []byte(text+"\n"), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *domain) address(i int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprint("127.", 10+os.Getpid()%200, ".", d.subnet, ".", i))
+}
+
+// start runs the daemon with the address *.i; change adjusts what it is made from.
+func (d *domain) start(i int, change ...func(*imex.Config, *imex.Options)) *node {
+	d.t.Helper()
+	c, err := imex.ParseConfig(fmt.Appendf(nil, "BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=NONE\nIMEX_CMD_UNIX_DOMAIN_PATH=%s\n",
+		d.address(i), filepath.Join(d.dir, "nodes.cfg"), filepath.Join(d.dir, fmt.Sprint("ctl", i))))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	o := imex.Options{Version: "580.95.05", HostName: fmt.Sprint("host", i), Heartbeat: 20 * time.Millisecond}
+	for _, fn := range change {
+		fn(&c, &o)
+	}
+	daemon, err := imex.New(c, o)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(d.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Run(ctx) }()
+	var result error
+	var done bool
+	n := &node{Daemon: daemon, config: c, stop: func() error {
+		cancel()
+		if !done {
+			result, done = <-ended, true
+		}
+		return result
+	}}
+	select {
+	case <-daemon.Started():
+	case err := <-ended:
+		d.t.Fatal(err)
+	}
+	d.daemons[i] = n
+	return n
+}
+
+// eventually waits for a condition that daemons reach by themselves.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("never: %s", what)
+}
+
+func (n *node) is(state imex.Domain) func() bool {
+	return func() bool { return n.Status().Status == state }
+}
+
+func TestOneDaemonIsReadyWhileItsDomainIsNotUp(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2")
+	a := d.start(1)
+	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
+	if s := a.Status().Status; s != imex.DomainDown {
+		t.Errorf("domain %s", s)
+	}
+	b := d.start(2)
+	eventually(t, "both see UP", func() bool { return a.is(imex.DomainUp)() && b.is(imex.DomainUp)() })
+	if err := b.stop(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the death of a peer leaves UP", func() bool { return !a.is(imex.DomainUp)() })
+	if a.State() != imex.StateReady {
+		t.Errorf("the survivor is %s", a.State())
+	}
+}
+
+func TestThreeOfFourNodesAreADegradedDomain(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2", "*.3", "*.4")
+	a := d.start(1)
+	for i := 2; i <= 3; i++ {
+		d.start(i)
+	}
+	eventually(t, "DEGRADED", a.is(imex.DomainDegraded))
+	d.start(4)
+	eventually(t, "UP", a.is(imex.DomainUp))
+}
+
+func TestTheControlCommandsAnswers(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2")
+	a := d.start(1)
+	d.start(2)
+	eventually(t, "UP", a.is(imex.DomainUp))
+	s, err := imex.Query(t.Context(), a.config)
+	if err != nil || s.Local != imex.StateReady {
+		t.Fatalf("%+v %v", s, err)
+	}
+	var out bytes.Buffer
+	if err := s.WriteText(&out, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Node #0 * - " + d.address(1).String(), "Hostname: host2", "            0  C    C  ", "            1  C    C  ", "\nDomain State: UP\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in:\n%s", want, out.String())
+		}
+	}
+	out.Reset()
+	if err := s.WriteJSON(&out); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Nodes map[string]struct {
+			Status, Host, HostName, Version string
+			Connections                     map[string]struct{ Host, Status string }
+		}
+		Timestamp, Status string
+	}
+	decoder := json.NewDecoder(&out)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&got); err == nil || !strings.Contains(err.Error(), "changed") {
+		t.Errorf("connections have no key changed: %v", err)
+	}
+	if _, err := imex.Query(t.Context(), d.daemons[2].config); err != nil {
+		t.Error(err)
+	}
+	_ = d.daemons[2].stop()
+	if s, err := imex.Query(t.Context(), d.daemons[2].config); err == nil || s.Local != imex.StateUnavailable {
+		t.Errorf("a daemon that is gone: %+v %v", s, err)
+	}
+}
+
+func TestDifferentNodeFilesAndVersionsAreTold(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2", "*.3")
+	a := d.start(1)
+	d.write("other.cfg", d.address(1).String()+"\n"+d.address(2).String())
+	d.start(2, func(c *imex.Config, _ *imex.Options) { c.NodesFile = filepath.Join(d.dir, "other.cfg") })
+	d.start(3, func(_ *imex.Config, o *imex.Options) { o.Version = "570.00" })
+	var out bytes.Buffer
+	eventually(t, "the matrix marks both", func() bool {
+		out.Reset()
+		if err := a.Status().WriteText(&out, false); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(out.String(), "0  C    !M!  !V!")
+	})
+	if a.is(imex.DomainUp)() {
+		t.Error("the domain is UP")
+	}
+}
+
+func TestNamesAreLookedUpAgainOnReload(t *testing.T) {
+	d := newDomain(t, "node-a", "node-b")
+	var known atomic.Bool
+	resolver := func(_ *imex.Config, o *imex.Options) {
+		o.Resolve = func(_ context.Context, name string) ([]netip.Addr, error) {
+			switch {
+			case name == "node-a":
+				return []netip.Addr{d.address(1)}, nil
+			case known.Load():
+				return []netip.Addr{d.address(2)}, nil
+			}
+			return nil, fmt.Errorf("no such host: %s", name)
+		}
+	}
+	a := d.start(1, resolver)
+	known.Store(true)
+	b := d.start(2, resolver)
+	eventually(t, "the later one sees the earlier", func() bool {
+		return b.Status().Nodes["1"].Connections["0"].Status == imex.Connected
+	})
+	if got := a.Status().Nodes["0"].Connections["1"].Status; got != imex.NeverConnected {
+		t.Errorf("without a reload: %s", got)
+	}
+	a.Reload()
+	eventually(t, "UP after the reload", a.is(imex.DomainUp))
+}
+
+func TestQuorum(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2")
+	a := d.start(1, func(c *imex.Config, _ *imex.Options) { c.Quorum = imex.QuorumFull })
+	eventually(t, "waiting for peers", func() bool { return a.State() == imex.StateWaitPeers })
+	d.start(2)
+	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
+}
+
+func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2")
+	state := t.TempDir()
+	var faults atomic.Pointer[imex.Faults]
+	faults.Store(&imex.Faults{})
+	recovering := func(c *imex.Config, o *imex.Options) {
+		c.Quorum, o.StateDir, o.Faults = imex.QuorumRecovery, state, func() imex.Faults { return *faults.Load() }
+	}
+	b := d.start(2)
+	a := d.start(1, recovering)
+	eventually(t, "UP", a.is(imex.DomainUp))
+	eventually(t, "the mark is left", func() bool {
+		_, err := os.Stat(filepath.Join(state, imex.RecoveryName))
+		return err == nil
+	})
+	faults.Store(&imex.Faults{Kills: 1})
+	eventually(t, "killed", func() bool { return a.State() == imex.StateUnavailable })
+	if err := a.stop(); err == nil {
+		t.Error("a killed daemon ended without an error")
+	}
+	_ = b.stop()
+
+	again := d.start(1, recovering)
+	eventually(t, "waiting for recovery", func() bool { return again.State() == imex.StateWaitRecovery })
+	d.start(2)
+	eventually(t, "READY", func() bool { return again.State() == imex.StateReady })
+
+	if err := again.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(state, imex.RecoveryName)); err == nil {
+		t.Error("a clean end leaves the mark")
+	}
+}
+
+func TestAPartitionCutsBothWaysAndHeals(t *testing.T) {
+	d := newDomain(t, "*.1", "*.2")
+	path := filepath.Join(t.TempDir(), imex.FaultsName)
+	a := d.start(1, func(c *imex.Config, o *imex.Options) { o.Faults, c.Grace = imex.FaultsFile(path), 100*time.Millisecond })
+	b := d.start(2)
+	eventually(t, "UP", a.is(imex.DomainUp))
+	if err := imex.WriteFaults(path, imex.Faults{Partitioned: []string{d.address(2).String()}}); err != nil {
+		t.Fatal(err)
+	}
+	status := func(n *node, from, to string) imex.Connection { return n.Status().Nodes[from].Connections[to].Status }
+	eventually(t, "recovering or disconnected on both", func() bool {
+		return status(a, "0", "1") != imex.Connected && status(b, "1", "0") != imex.Connected
+	})
+	eventually(t, "disconnected after the grace time", func() bool { return status(a, "0", "1") == imex.Disconnected })
+	if err := imex.WriteFaults(path, imex.Faults{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "UP again", a.is(imex.DomainUp))
+}
+
+func TestMistakesInTheConfigurationAreAllNamed(t *testing.T) {
+	_, err := imex.ParseConfig([]byte("SERVER_PORT=0\n# a comment\nBIND_INTERFACE_IP=here\nIMEX_WAIT_FOR_QUORUM=MAYBE\nnonsense\nSERVER_PORT=50000 # fine\n"))
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"line 1: SERVER_PORT=0", "line 3: BIND_INTERFACE_IP=here", "line 4: IMEX_WAIT_FOR_QUORUM=MAYBE: allowed are NONE, FULL, RECOVERY", "line 5"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in: %v", want, err)
+		}
+	}
+}
+
+func TestTheConfigurationIsReadAsDriversWriteIt(t *testing.T) {
+	c, err := imex.ParseConfig([]byte("# IMEX\nSERVER_PORT=50001\nIMEX_CMD_ENABLED=1\nIMEX_CMD_PORT=50006\nIMEX_CMD_UNIX_DOMAIN_PATH=/run/imex.sock\nIMEX_NODE_CONFIG_FILE=/etc/nodes\nLOG_LEVEL=4\nIMEX_NODE_DISCONNECTED_GRACE_TIME=7\nNEW_KEY=1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := imex.Config{ServerPort: 50001, CommandEnabled: true, CommandPort: 50006, CommandSocket: "/run/imex.sock", NodesFile: "/etc/nodes",
+		Quorum: imex.QuorumRecovery, Grace: 7 * time.Second, Ignored: []string{"LOG_LEVEL", "NEW_KEY (unknown)"}}
+	if diff := cmp.Diff(want, c, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestANodesFileWithAMistakeIsRefused(t *testing.T) {
+	for name, text := range map[string]string{"a node twice": "a\nb\na", "two on a line": "a b"} {
+		path := filepath.Join(t.TempDir(), "nodes")
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := imex.ReadNodes(path); err == nil || !strings.Contains(err.Error(), "line") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

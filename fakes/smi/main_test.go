@@ -1,0 +1,10 @@
+package smi_test
+
+import (
+	"os"
+	"testing"
+
+	"gpufabric.io/fakes/internal/memdir"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }

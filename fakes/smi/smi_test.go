@@ -1,0 +1,216 @@
+package smi_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/smi"
+	"gpufabric.io/fakes/tree"
+)
+
+func render(t *testing.T, name string) string {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func run(t *testing.T, root string, args ...string) string {
+	t.Helper()
+	out, err := try(root, args...)
+	if err != nil {
+		t.Fatalf("nvidia-smi %v: %v", args, err)
+	}
+	return out
+}
+
+func try(root string, args ...string) (string, error) {
+	var out bytes.Buffer
+	c := smi.Command{Root: root, Stdout: &out, Now: time.Date(2025, 12, 10, 10, 24, 44, 0, time.UTC)}
+	err := c.Run(args)
+	return out.String(), err
+}
+
+// squeeze takes the padding out, as the recorded table has been printed.
+func squeeze(s string) string {
+	var lines []string
+	for line := range strings.SplitSeq(s, "\n") {
+		if f := strings.Join(strings.Fields(line), " "); f != "" {
+			lines = append(lines, f)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+const recordedTable = `Wed Dec 10 10:24:44 2025
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 580.95.05 Driver Version: 580.95.05 CUDA Version: 13.0 |
++-----------------------------------------+------------------------+----------------------+
+| GPU Name Persistence-M | Bus-Id Disp.A | Volatile Uncorr. ECC |
+| Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |
+| | | MIG M. |
+|=========================================+========================+======================|
+| 0 NVIDIA GB200 On | 00000008:01:00.0 Off | 0 |
+| N/A 37C P0 169W / 1200W | 0MiB / 189471MiB | 0% Default |
+| | | Disabled |
++-----------------------------------------+------------------------+----------------------+
+| 1 NVIDIA GB200 On | 00000009:01:00.0 Off | 0 |
+| N/A 37C P0 157W / 1200W | 0MiB / 189471MiB | 0% Default |
+| | | Disabled |
++-----------------------------------------+------------------------+----------------------+
+| 2 NVIDIA GB200 On | 00000018:01:00.0 Off | 0 |
+| N/A 38C P0 158W / 1200W | 0MiB / 189471MiB | 0% Default |
+| | | Disabled |
++-----------------------------------------+------------------------+----------------------+
+| 3 NVIDIA GB200 On | 00000019:01:00.0 Off | 0 |
+| N/A 37C P0 166W / 1200W | 0MiB / 189471MiB | 0% Default |
+| | | Disabled |
++-----------------------------------------+------------------------+----------------------+
++-----------------------------------------------------------------------------------------+
+| Processes: |
+| GPU GI CI PID Type Process name GPU Memory |
+| ID ID Usage |
+|=========================================================================================|
+| No running processes found |
++-----------------------------------------------------------------------------------------+`
+
+func TestTheTableIsTheRecordedMachines(t *testing.T) {
+	if diff := cmp.Diff(recordedTable, squeeze(run(t, render(t, "gb200-nvl72")))); diff != "" {
+		t.Errorf("(-recorded +got):\n%s", diff)
+	}
+}
+
+func TestEveryLineOfATableIsAsWideAsItsFrame(t *testing.T) {
+	root := render(t, "a100-40")
+	run(t, root, "-i", "0", "-mig", "1")
+	run(t, root, "mig", "-cgi", "9,14,19", "-C")
+	for _, args := range [][]string{nil, {"mig", "-lgip"}, {"mig", "-lgi"}, {"mig", "-lci"}} {
+		width := 0
+		for line := range strings.SplitSeq(run(t, root, args...), "\n") {
+			switch {
+			case strings.HasPrefix(line, "+"):
+				width = len(line)
+			case strings.HasPrefix(line, "|") && len(line) != width:
+				t.Errorf("%v: %d wide, the frame %d: %s", args, len(line), width, line)
+			}
+		}
+	}
+}
+
+const recordedTopology = `	GPU0	GPU1	GPU2	GPU3	NIC0	NIC1	NIC2	NIC3	NIC4	NIC5	NIC6	NIC7	CPU Affinity	NUMA Affinity	GPU NUMA ID
+GPU0	 X 	NV18	NV18	NV18	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	0-71	0,2-17		N/A
+GPU1	NV18	 X 	NV18	NV18	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	0-71	0,2-17		N/A
+GPU2	NV18	NV18	 X 	NV18	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	72-143	1,18-33		N/A
+GPU3	NV18	NV18	NV18	 X 	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	72-143	1,18-33		N/A
+NIC0	SYS	SYS	SYS	SYS	 X 	SYS	SYS	SYS	SYS	SYS	SYS	SYS
+NIC1	SYS	SYS	SYS	SYS	SYS	 X 	SYS	SYS	SYS	SYS	SYS	SYS
+NIC2	SYS	SYS	SYS	SYS	SYS	SYS	 X 	PIX	SYS	SYS	SYS	SYS
+NIC3	SYS	SYS	SYS	SYS	SYS	SYS	PIX	 X 	SYS	SYS	SYS	SYS
+NIC4	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	 X 	SYS	SYS	SYS
+NIC5	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	 X 	SYS	SYS
+NIC6	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	 X 	PIX
+NIC7	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	SYS	PIX	 X 
+`
+
+func TestTheTopologyIsTheRecordedMachines(t *testing.T) {
+	out := run(t, render(t, "gb200-nvl72"), "topo", "-m")
+	matrix, _, _ := strings.Cut(out, "\nLegend")
+	if diff := cmp.Diff(recordedTopology, matrix); diff != "" {
+		t.Errorf("(-recorded +got):\n%s", diff)
+	}
+	if !strings.Contains(out, "NIC7: mlx5_7") {
+		t.Error("no legend of NICs")
+	}
+}
+
+func TestGPUAndNICsBelowOneSwitchArePIX(t *testing.T) {
+	out := run(t, render(t, "h100-hgx"), "topo", "-m")
+	for line := range strings.SplitSeq(out, "\n") {
+		if f := strings.Split(line, "\t"); f[0] == "GPU0" {
+			// Columns: name, 8 GPUs, 8 NICs. NICs 0 and 1 are below GPU 0's switch, 2 and 3 on its socket, the rest on the other.
+			if diff := cmp.Diff([]string{"PIX", "PIX", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"}, f[9:17]); diff != "" {
+				t.Errorf("GPU0 to NICs (-want +got):\n%s", diff)
+			}
+			return
+		}
+	}
+	t.Fatalf("no row GPU0 in:\n%s", out)
+}
+
+func TestTheXMLIsWellFormed(t *testing.T) {
+	d := xml.NewDecoder(strings.NewReader(run(t, render(t, "l40s-8"), "-q", "-x")))
+	gpus := 0
+	for {
+		token, err := d.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := token.(xml.StartElement); ok && s.Name.Local == "gpu" {
+			gpus++
+		}
+	}
+	if gpus != 8 {
+		t.Errorf("%d GPUs", gpus)
+	}
+}
+
+func TestQueriesGiveTheColumnsAskedFor(t *testing.T) {
+	root := render(t, "l40s-8")
+	got := run(t, root, "--query-gpu=index,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits", "-i", "7")
+	if want := "7, NVIDIA L40S, 49140, [N/A]\n"; got != want {
+		t.Errorf("%q; want %q", got, want)
+	}
+	if _, err := try(root, "--query-gpu=nonsense", "--format=csv"); err == nil || !strings.Contains(err.Error(), "memory.total") {
+		t.Errorf("an unknown field: %v; the known ones should be named", err)
+	}
+}
+
+func TestWhatCannotBeSetIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile, want string
+		args          []string
+	}{
+		"MIG on a T4":             {"t4-edge", "not supported", []string{"-mig", "1"}},
+		"a power limit too high":  {"l40s-8", "from 100 W to 350 W", []string{"-pl", "5000"}},
+		"an unknown GPU":          {"l40s-8", "8 GPUs", []string{"-L", "-i", "9"}},
+		"an unknown option":       {"l40s-8", "-h", []string{"--frobnicate"}},
+		"MIG instances with none": {"a100-40", "No MIG-enabled devices found", []string{"mig", "-lgi"}},
+		"exclusive thread":        {"l40s-8", "no longer supported", []string{"-c", "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if out, err := try(render(t, c.profile), c.args...); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+func TestAnInstanceInUseIsNotDestroyed(t *testing.T) {
+	root := render(t, "a100-40")
+	run(t, root, "-i", "0", "-mig", "1")
+	run(t, root, "mig", "-cgi", "1g.5gb", "-C")
+	if _, err := try(root, "mig", "-dgi"); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a GPU instance with a compute instance: %v", err)
+	}
+	run(t, root, "mig", "-dci")
+	run(t, root, "mig", "-dgi")
+	if out := run(t, root, "mig", "-lgi"); !strings.Contains(out, "No GPU instances found") {
+		t.Error(out)
+	}
+}

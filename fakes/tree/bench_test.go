@@ -1,0 +1,28 @@
+package tree_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+// BenchmarkRender writes nodes to the test's temporary directory, without libraries; one operation is one node.
+func BenchmarkRender(b *testing.B) {
+	for _, name := range profile.Names() {
+		p, err := profile.Load(name)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(name, func(b *testing.B) {
+			dir := b.TempDir()
+			for i := range b.N {
+				if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Root: filepath.Join(dir, fmt.Sprint(i)), PlainDevices: true}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

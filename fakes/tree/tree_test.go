@@ -1,0 +1,279 @@
+package tree_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/procfs/sysfs"
+	"golang.org/x/sys/unix"
+
+	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/state"
+	"gpufabric.io/fakes/tree"
+)
+
+func load(t testing.TB, name string) *profile.Profile {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func render(t testing.TB, name string) (string, *profile.Node) {
+	t.Helper()
+	root, p := t.TempDir(), load(t, name)
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 2, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	return root, p.Node(2)
+}
+
+func read(t testing.TB, parts ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(parts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func TestEveryLinkLeadsSomewhere(t *testing.T) {
+	for _, name := range profile.Names() {
+		root, _ := render(t, name)
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.Type()&fs.ModeSymlink == 0 {
+				return err
+			}
+			target, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			if filepath.IsAbs(target) {
+				t.Errorf("%s is absolute: %s", path, target)
+			}
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestTheTreeTellsWhatTheProfileSays(t *testing.T) {
+	for _, name := range profile.Names() {
+		t.Run(name, func(t *testing.T) {
+			root, n := render(t, name)
+			for _, g := range n.GPUs {
+				dir := filepath.Join(root, "sys/bus/pci/devices", g.Address.String())
+				if got := read(t, dir, "vendor"); got != "0x10de" {
+					t.Errorf("%s: vendor %s", g.PCI, got)
+				}
+				if !strings.Contains(read(t, root, "proc/driver/nvidia/gpus", g.Address.String(), "information"), g.UUID) {
+					t.Errorf("%s: proc does not know its UUID", g.PCI)
+				}
+			}
+			for _, nic := range n.NICs {
+				dir := filepath.Join(root, "sys/class/infiniband", nic.Device)
+				real, err := filepath.EvalSymlinks(filepath.Join(dir, "device"))
+				if err != nil || filepath.Base(real) != nic.Address.String() || !strings.Contains(real, "/sys/devices/pci") {
+					t.Errorf("%s is at %s: %v", nic.Device, real, err)
+				}
+				if got := read(t, dir, "ports/1/link_layer"); got != nic.Link {
+					t.Errorf("%s: link layer %s", nic.Device, got)
+				}
+				netdev := read(t, root, "sys/class/net", nic.Netdev, "device/infiniband", nic.Device, "node_guid")
+				if netdev != read(t, dir, "node_guid") {
+					t.Errorf("%s and %s are two devices", nic.Device, nic.Netdev)
+				}
+				if nic.Link == "InfiniBand" {
+					// An IPoIB address ends in the port's GUID.
+					guid := strings.ReplaceAll(read(t, dir, "node_guid"), ":", "")
+					address := strings.ReplaceAll(read(t, root, "sys/class/net", nic.Netdev, "address"), ":", "")
+					if len(address) != 40 || !strings.HasSuffix(address, guid) {
+						t.Errorf("%s: address %s, GUID %s", nic.Netdev, address, guid)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestPrometheusReadsEveryInfiniBandDevice(t *testing.T) {
+	for _, name := range profile.Names() {
+		root, n := render(t, name)
+		sys, err := sysfs.NewFS(filepath.Join(root, "sys"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices, err := sys.InfiniBandClass()
+		if err != nil || len(devices) != len(n.NICs) {
+			t.Fatalf("%s: %d devices, %v", name, len(devices), err)
+		}
+		for _, nic := range n.NICs {
+			d := devices[nic.Device]
+			port, ok := d.Ports[1]
+			if !ok || port.Rate != uint64(nic.RateGbps)*1e9/8 || d.HCAType != nic.Details().HCAType {
+				t.Errorf("%s: %s: %+v", name, nic.Device, d)
+			}
+			if port.HwCounters.OutOfBuffer == nil || port.Counters.PortRcvData == nil {
+				t.Errorf("%s: %s has no counters", name, nic.Device)
+			}
+		}
+		if _, err := sys.NetClass(); err != nil {
+			t.Errorf("%s: network interfaces: %v", name, err)
+		}
+	}
+}
+
+func TestProcDevicesNamesTheMajorsBetweenTheHeadings(t *testing.T) {
+	root, _ := render(t, "gb200-nvl72")
+	text := read(t, root, "proc/devices")
+	start, end := strings.Index(text, "Character devices:"), strings.Index(text, "Block devices:")
+	for _, want := range []string{"195 nvidia\n", "501 nvidia-caps-imex-channels\n", "235 nvidia-caps\n", "510 nvidia-uvm\n", "231 infiniband_verbs\n"} {
+		if i := strings.Index(text, want); i < start || i > end {
+			t.Errorf("%q is not between the headings of:\n%s", want, text)
+		}
+	}
+	if got := read(t, root, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"); !strings.HasPrefix(got, "DeviceFileMinor: ") {
+		t.Error(got)
+	}
+	root, _ = render(t, "rdma-only")
+	if strings.Contains(read(t, root, "proc/devices"), "nvidia") {
+		t.Error("a machine without GPUs has NVIDIA devices")
+	}
+}
+
+func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: load(t, "gb200-nvl72"), Root: root}); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(root, "dev/nvidia-caps-imex-channels/channel0"), &st); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() != 0 || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		t.Skip("skipped: this user may not make device nodes here")
+	}
+	if unix.Major(st.Rdev) != 501 || unix.Minor(st.Rdev) != 0 || st.Mode&0o777 != 0o666 {
+		t.Errorf("channel0 is %d:%d, mode %o", unix.Major(st.Rdev), unix.Minor(st.Rdev), st.Mode)
+	}
+}
+
+func TestVirtualFunctionsBelongToTheirPhysicalOne(t *testing.T) {
+	root, n := render(t, "sriov")
+	if len(n.NICs) != 14 {
+		t.Fatalf("%d NICs; want 2 and 12 virtual functions", len(n.NICs))
+	}
+	pf := filepath.Join(root, "sys/bus/pci/devices/0000:31:00.0")
+	if got := read(t, pf, "sriov_numvfs") + "/" + read(t, pf, "sriov_totalvfs"); got != "8/16" {
+		t.Error(got)
+	}
+	vf, err := filepath.EvalSymlinks(filepath.Join(pf, "virtfn7"))
+	if err != nil || filepath.Base(vf) != "0000:31:01.1" {
+		t.Errorf("the eighth is %s, %v", vf, err)
+	}
+	back, err := filepath.EvalSymlinks(filepath.Join(vf, "physfn"))
+	if err != nil || filepath.Base(back) != "0000:31:00.0" {
+		t.Errorf("its physical function is %s, %v", back, err)
+	}
+	if got := read(t, vf, "device"); got != "0x101e" {
+		t.Error(got)
+	}
+}
+
+func TestRenderingAnewReplacesEverythingButTheDirectories(t *testing.T) {
+	root, _ := render(t, "gb200-nvl72")
+	before, err := os.Stat(filepath.Join(root, "sys"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Render(t.Context(), tree.Options{Profile: load(t, "rdma-only"), Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(filepath.Join(root, "sys"))
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("sys is another directory now, so mounts of it show the old machine: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "dev/nvidia0")); err == nil {
+		t.Error("the old machine's GPU is still there")
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if diff := cmp.Diff([]string{"dev", "driver", "proc", "state", "sys"}, names); diff != "" {
+		t.Errorf("in the root:\n%s", diff)
+	}
+	if err := tree.Remove(root); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := state.Open(root); err == nil {
+		t.Error("the state is still there")
+	}
+}
+
+func TestARenderingThatFailsLeavesTheOldOne(t *testing.T) {
+	root, _ := render(t, "gb200-nvl72")
+	err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Root: root, LibraryDir: "/nowhere"})
+	if err == nil || !strings.Contains(err.Error(), "make -C fakes") {
+		t.Errorf("no libraries: %v", err)
+	}
+	if r, err := tree.ReadRendered(root); err != nil || r.Profile != "gb200-nvl72" {
+		t.Errorf("%+v %v", r, err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "dev/nvidia0")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
+	err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Node: 2, Nodes: 2, Root: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "not among 2 nodes") {
+		t.Error(err)
+	}
+}
+
+// TestANodeIsSmall counts what a node adds on disk: its tools are hard links to one program, so they are counted by no node.
+func TestANodeIsSmall(t *testing.T) {
+	build := built.Dir(t)
+	for _, name := range profile.Names() {
+		root := t.TempDir()
+		o := tree.Options{Profile: load(t, name), Root: root, LibraryDir: filepath.Join(build, "lib"), Tools: filepath.Join(build, "fakefabric")}
+		if err := tree.Render(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		var total int64
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || slices.Contains(tree.Tools, d.Name()) {
+				return err
+			}
+			info, err := d.Info()
+			if err == nil {
+				total += info.Size()
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if t.Logf("%s: %d KiB", name, total>>10); total > 2<<20 {
+			t.Errorf("%s: %d bytes; 2 MiB is the most", name, total)
+		}
+	}
+}

@@ -22,30 +22,24 @@ func Run(ctx context.Context, host Host, args ...string) error {
 		Short:         "GPU fabric for Kubernetes: NVLink compute domains, RDMA pools and GPU slices",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		// Each role has a logger of its own, as verbose as its flag -v says where it has one.
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			verbosity := 0
+			if cmd.Flags().Lookup("v") != nil {
+				verbosity, _ = cmd.Flags().GetInt("v")
+			}
+			cmd.SetContext(klog.NewContext(ctx, host.Logger(cmd.Name(), verbosity)))
+		},
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetArgs(args)
 	root.SetOut(host.Out())
 	root.SetErr(host.Err())
 	for _, command := range roles() {
-		root.AddCommand(logged(command(host), host))
+		root.AddCommand(command(host))
 	}
 	if err := root.ExecuteContext(ctx); err != nil {
 		return fmt.Errorf("gpufabric %s: %w", strings.Join(args[:min(1, len(args))], ""), err)
 	}
 	return nil
-}
-
-// logged gives a role a logger of its own, as verbose as its flag -v says where it has one.
-func logged(command *cobra.Command, host Host) *cobra.Command {
-	run := command.RunE
-	command.RunE = func(cmd *cobra.Command, args []string) error {
-		verbosity := 0
-		if cmd.Flags().Lookup("v") != nil {
-			verbosity, _ = cmd.Flags().GetInt("v")
-		}
-		cmd.SetContext(klog.NewContext(cmd.Context(), host.Logger(command.Name(), verbosity)))
-		return run(cmd, args)
-	}
-	return command
 }

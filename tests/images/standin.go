@@ -11,23 +11,27 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// StandIns are the names of published images that manifests ask for and that, where nothing can be pulled, are served as a small Debian with bash
-// and coreutils. They stand in for a shell to look around with, not for what else those images hold; those whose programs serve or train do nothing, for
-// ever, in their place.
-func StandIns() map[string][]string {
+// StandIn is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with bash and coreutils. It
+// stands in for a shell to look around with, not for what else the published image holds.
+type StandIn struct {
+	Name    string
+	Command []string // what it runs unless told otherwise
+}
+
+// StandIns are the images that the seed's pods name. Those whose programs serve or train do nothing, for ever, in their place.
+func StandIns() []StandIn {
 	shell, idle := []string{"bash"}, []string{"sleep", "infinity"}
-	return map[string][]string{
-		"ubuntu:22.04": shell,
-		"ubuntu:24.04": shell,
-		"nvcr.io/nvidia/tensorflow:22.07-tf2-py3": idle,
-		"nvidia/cuda:9.0-devel":                   idle,
-		"rdma-test:v1":                            idle,
+	return []StandIn{
+		{"ubuntu:22.04", shell},
+		{"ubuntu:24.04", shell},
+		{"nvcr.io/nvidia/tensorflow:22.07-tf2-py3", idle},
+		{"nvidia/cuda:9.0-devel", idle},
+		{"rdma-test:v1", idle},
 	}
 }
 
-// StandIn makes the image that is served under one of those names, with the command that it runs unless told otherwise; its root file system is kept in
-// the cache directory.
-func StandIn(ctx context.Context, cache string, command []string) (v1.Image, error) {
+// StandInLayer is what all stand-ins hold; its root file system is kept in the cache directory.
+func StandInLayer(ctx context.Context, cache string) (v1.Layer, error) {
 	tar, err := rootfs.Base().Tar(ctx, cache)
 	if err != nil {
 		return nil, err
@@ -36,5 +40,10 @@ func StandIn(ctx context.Context, cache string, command []string) (v1.Image, err
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", tar, err)
 	}
-	return New(runtime.GOARCH, v1.Config{Cmd: command}, layer)
+	return layer, nil
+}
+
+// Build makes the stand-in of the shared layer.
+func (s StandIn) Build(layer v1.Layer) (v1.Image, error) {
+	return New(runtime.GOARCH, v1.Config{Cmd: s.Command}, layer)
 }

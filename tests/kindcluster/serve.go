@@ -2,14 +2,11 @@ package kindcluster
 
 import (
 	"context"
-	"maps"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/images"
@@ -31,42 +28,59 @@ func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer) error {
 	}
 	var list []steps.Step
 	for _, product := range products {
-		list = append(list, serve{c, product.Name, func(context.Context) (v1.Image, error) { return product.Build(root, runtime.GOARCH) }})
+		list = append(list, serve{c, product, root})
 	}
 	if !c.Published {
-		cache, err := toolchain.CacheRoot()
-		if err != nil {
-			return err
-		}
-		standIns := images.StandIns()
-		for _, name := range slices.Sorted(maps.Keys(standIns)) {
-			list = append(list, serve{c, name, func(ctx context.Context) (v1.Image, error) {
-				return images.StandIn(ctx, filepath.Join(cache, "nodeimage"), standIns[name])
-			}})
-		}
+		list = append(list, serveStandIns{c})
 	}
 	_, err = printer.Run(ctx, list...)
 	return err
 }
 
-// serve makes one image and pushes it.
+// serve makes one of the project's images and pushes it.
 type serve struct {
-	cluster   *Cluster
-	reference string
-	make      func(ctx context.Context) (v1.Image, error)
+	cluster *Cluster
+	product images.Product
+	root    string
 }
 
-func (s serve) Name() string { return "Serve " + s.reference }
+func (s serve) Name() string { return "Serve " + s.product.Name }
 
 func (s serve) Execute(ctx context.Context) error {
-	image, err := s.make(ctx)
+	image, err := s.product.Build(s.root, runtime.GOARCH)
 	if err != nil {
 		return err
 	}
-	if err := s.cluster.Registry.Push(ctx, s.reference, image); err != nil {
+	if err := s.cluster.Registry.Push(ctx, s.product.Name, image); err != nil {
 		return err
 	}
-	return s.cluster.forget(ctx, s.reference)
+	return s.cluster.forget(ctx, s.product.Name)
+}
+
+// serveStandIns pushes an image under each name that manifests ask for and that cannot be pulled.
+type serveStandIns struct{ cluster *Cluster }
+
+func (serveStandIns) Name() string { return "Serve stand-ins for images that cannot be pulled" }
+
+func (s serveStandIns) Execute(ctx context.Context) error {
+	cache, err := toolchain.CacheRoot()
+	if err != nil {
+		return err
+	}
+	layer, err := images.StandInLayer(ctx, filepath.Join(cache, "nodeimage"))
+	if err != nil {
+		return err
+	}
+	for _, standIn := range images.StandIns() {
+		image, err := standIn.Build(layer)
+		if err != nil {
+			return err
+		}
+		if err := s.cluster.Registry.Push(ctx, standIn.Name, image); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // forget removes the image from every node, so that pods started from now on get the one that was pushed under the same name.

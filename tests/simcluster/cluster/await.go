@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -51,4 +52,36 @@ func nodeReady(node *corev1.Node) bool {
 		}
 	}
 	return false
+}
+
+// AwaitSlices returns when the driver has published devices of count nodes.
+func AwaitSlices(ctx context.Context, client kubernetes.Interface, driver string, count int) error {
+	published := map[string]string{} // slice to node
+	nodes := map[string]int{}
+	list := cache.NewListWatchFromClient(client.ResourceV1().RESTClient(), "resourceslices", metav1.NamespaceAll,
+		fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, driver))
+	_, err := watchtools.UntilWithSync(ctx, list, &resourceapi.ResourceSlice{}, nil, func(event watch.Event) (bool, error) {
+		slice, ok := event.Object.(*resourceapi.ResourceSlice)
+		if !ok || slice.Spec.NodeName == nil {
+			return false, nil
+		}
+		_, known := published[slice.Name]
+		switch {
+		case event.Type == watch.Deleted && known:
+			if node := published[slice.Name]; nodes[node] == 1 {
+				delete(nodes, node)
+			} else {
+				nodes[node]--
+			}
+			delete(published, slice.Name)
+		case event.Type != watch.Deleted && !known && len(slice.Spec.Devices) > 0:
+			published[slice.Name] = *slice.Spec.NodeName
+			nodes[*slice.Spec.NodeName]++
+		}
+		return len(nodes) >= count, nil
+	})
+	if err != nil && len(nodes) < count {
+		return fmt.Errorf("wait for the devices of driver %s: %d of %d nodes have published theirs: %w", driver, len(nodes), count, context.Cause(ctx))
+	}
+	return nil
 }

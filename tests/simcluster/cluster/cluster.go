@@ -24,8 +24,8 @@ type Options struct {
 	Binaries map[string]string
 	// Port is the API server's; 0 is any free one.
 	Port int
-	// Audit has the API server write its audit log.
-	Audit bool
+	// Audit, see controlplane.Options.
+	Audit []string
 	// NodeGrace, see controlplane.Options.
 	NodeGrace time.Duration
 	Runtime   simnode.Runtime

@@ -28,7 +28,7 @@ type DetachedOptions struct {
 	Mode     string // how containers run, passed on to the shards
 	Binaries map[string]string
 	Port     int
-	Audit    bool
+	Audit    []string // see controlplane.Options
 	// Progress is told what is being done, a line each.
 	Progress func(format string, args ...any)
 }

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"testing"
 
+	"gpufabric.io/tests/simcluster/audit"
 	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
@@ -42,8 +44,8 @@ func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
 
 func TestOurServiceAccountsAreAllowedWhatTheyAskFor(t *testing.T) {
 	forbidden := map[string]int{}
-	if err := fixture.Requests(shared.Plane.AuditLog(), func(r fixture.Request) {
-		if r.Ours() && r.Denied() {
+	if err := audit.Requests(controlplane.AuditLog(shared.Dir), func(r audit.Request) {
+		if r.Denied() {
 			forbidden[r.String()]++
 		}
 	}); err != nil {

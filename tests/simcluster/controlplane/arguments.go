@@ -21,12 +21,21 @@ const (
 	clientBurst = 2000
 )
 
-const auditPolicy = `apiVersion: audit.k8s.io/v1
+// auditPolicy keeps what the given namespaces' service accounts do; all else would be most of the log.
+func auditPolicy(namespaces []string) string {
+	var groups []string
+	for _, namespace := range namespaces {
+		groups = append(groups, strconv.Quote("system:serviceaccounts:"+namespace))
+	}
+	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
 kind: Policy
-omitStages: [RequestReceived]
+omitStages: [RequestReceived, ResponseStarted]
 rules:
 - level: Metadata
-`
+  userGroups: [%s]
+- level: None
+`, strings.Join(groups, ", "))
+}
 
 // configure writes every component's files and decides its arguments.
 func (c *ControlPlane) configure(ports ports) error {
@@ -91,12 +100,12 @@ egressSelections:
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",
 	}, c.gates()...)
-	if c.options.Audit {
-		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy), 0o600); err != nil {
+	if len(c.options.Audit) > 0 {
+		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy(c.options.Audit)), 0o600); err != nil {
 			return fmt.Errorf("write the audit policy: %w", err)
 		}
 		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"],
-			"--audit-policy-file="+dir("audit-policy.yaml"), "--audit-log-path="+c.AuditLog(), "--audit-log-mode=batch")
+			"--audit-policy-file="+dir("audit-policy.yaml"), "--audit-log-path="+AuditLog(c.options.Dir), "--audit-log-mode=batch", "--audit-log-batch-max-wait=1s")
 	}
 	c.arguments["kube-controller-manager"] = append([]string{
 		"--kubeconfig=" + dir("controller-manager.kubeconfig"),

@@ -33,8 +33,8 @@ type Options struct {
 	Port int
 	// Detach lets the processes outlive the caller.
 	Detach bool
-	// Audit writes every request to AuditLog (one JSON event a line, metadata only).
-	Audit bool
+	// Audit are namespaces whose service accounts' requests are written to AuditLog (one JSON event a line, metadata only).
+	Audit []string
 	// NodeGrace is how long a node's lease may be silent before its node is held unreachable; 0 is Kubernetes' 50 s.
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.
@@ -130,8 +130,8 @@ func (c *ControlPlane) Restart(ctx context.Context, name string) error {
 // Kubeconfig is the path of the administrator's kubeconfig.
 func (c *ControlPlane) Kubeconfig() string { return filepath.Join(c.options.Dir, "kubeconfig") }
 
-// AuditLog is the path of the API server's audit log; the file exists where Options.Audit was set.
-func (c *ControlPlane) AuditLog() string { return filepath.Join(c.options.Dir, "audit.log") }
+// AuditLog is the API server's audit log of the cluster in dir; the file exists where Options.Audit was set.
+func AuditLog(dir string) string { return filepath.Join(dir, "audit.log") }
 
 // Admin is the administrator's configuration, without client-side rate limits.
 func (c *ControlPlane) Admin() (*rest.Config, error) {

@@ -19,10 +19,12 @@ const (
 	// AsProcesses runs them as processes of bin/gpufabric, with the fake C library and the fake nvidia-imex: as real as it gets
 	// without containers, for a rack or so. It needs `make build`.
 	AsProcesses Mode = "processes"
+	// Sampled runs the controller and the first node's roles as processes, whose memory can be read, and the rest as goroutines.
+	Sampled Mode = "sampled"
 )
 
 // Modes lists the modes there are.
-func Modes() []Mode { return []Mode{AsGoroutines, AsProcesses} }
+func Modes() []Mode { return []Mode{AsGoroutines, AsProcesses, Sampled} }
 
 // Setup is a cluster's hardware and the runtime of its containers.
 type Setup struct {
@@ -36,13 +38,17 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 	case AsGoroutines:
 		hardware, err := hardware(profileName, nodes, built{})
 		return Setup{Hardware: hardware, Runtime: newGoroutines(nodes)}, err
-	case AsProcesses:
+	case AsProcesses, Sampled:
 		assets, err := findBuilt()
 		if err != nil {
 			return Setup{}, err
 		}
-		hardware, err := hardware(profileName, nodes, assets)
-		return Setup{Hardware: hardware, Runtime: &processes{program: assets.program}}, err
+		setup := Setup{Runtime: &processes{program: assets.program}}
+		if mode == Sampled {
+			setup.Runtime = &sampled{goroutines: newGoroutines(nodes), processes: &processes{program: assets.program}}
+		}
+		setup.Hardware, err = hardware(profileName, nodes, assets)
+		return setup, err
 	}
 	return Setup{}, fmt.Errorf("containers as %q: a simulated cluster runs them as one of %v", mode, Modes())
 }

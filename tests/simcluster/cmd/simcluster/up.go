@@ -20,7 +20,7 @@ type upFlags struct {
 	profile string
 	mode    string
 	port    int
-	audit   bool
+	audit   []string
 }
 
 func (f *upFlags) bind(cmd *cobra.Command) {
@@ -28,7 +28,7 @@ func (f *upFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.profile, "profile", "gb200-nvl72", "what each node is: a profile's name or file")
 	f.bindMode(cmd, fabric.AsGoroutines)
 	cmd.Flags().IntVar(&f.port, "port", 0, "the API server's port; 0: any that is free")
-	cmd.Flags().BoolVar(&f.audit, "audit", false, "have the API server write DIR/audit.log")
+	cmd.Flags().StringSliceVar(&f.audit, "audit", nil, "namespaces whose service accounts' requests are written to DIR/audit.log")
 }
 
 func (f *upFlags) bindMode(cmd *cobra.Command, mode fabric.Mode) {

@@ -1,0 +1,179 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"gpufabric.io/tests/repository"
+	"gpufabric.io/tests/simcluster/audit"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/controlplane"
+	"gpufabric.io/tests/simcluster/fabric"
+	"gpufabric.io/tests/simcluster/leftover"
+	"gpufabric.io/tests/simcluster/manifests"
+	"gpufabric.io/tests/simcluster/release"
+)
+
+const (
+	system    = "gpufabric-system"
+	namespace = "bench"
+	// idleTime is long enough for several of a lease's renewals and of the drivers' own periodic work.
+	idleTime = 30 * time.Second
+	// auditDelay is how long the API server may hold audit events back: it was told one second.
+	auditDelay = 3 * time.Second
+	// stepTime bounds each step at the largest size.
+	stepTime = 8 * time.Minute
+)
+
+// measurement is one size's run.
+type measurement struct {
+	options Options
+	result  Result
+
+	config    *rest.Config
+	client    kubernetes.Interface
+	manifests *manifests.Client
+	domains   map[string]*observedDomain // by name
+}
+
+func (m *measurement) up(ctx context.Context) error {
+	begin := time.Now()
+	if err := m.options.Up(ctx, m.result.Nodes); err != nil {
+		return err
+	}
+	m.result.Up = time.Since(begin).Seconds()
+	var err error
+	if m.config, err = controlplane.LoadConfig(filepath.Join(m.options.Dir, "kubeconfig")); err != nil {
+		return err
+	}
+	if m.client, err = kubernetes.NewForConfig(m.config); err != nil {
+		return fmt.Errorf("make the administrator's client: %w", err)
+	}
+	m.manifests, err = manifests.NewClient(m.config)
+	return err
+}
+
+// install installs the chart and waits until every node has published what it has.
+func (m *measurement) install(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, errors.New("not every node published its devices in time"))
+	defer cancel()
+	root, err := repository.Root()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := release.Install(ctx, m.config, release.Options{
+		Chart: filepath.Join(root, "charts/gpufabric"), Name: "gpufabric", Namespace: system, Values: fabric.Values(),
+	}); err != nil {
+		return err
+	}
+	if err := cluster.AwaitSlices(ctx, m.client, "compute-domain.nvidia.com", m.result.Nodes); err != nil {
+		return err
+	}
+	m.result.Published = time.Since(begin).Seconds()
+	return nil
+}
+
+// idle counts what our service accounts ask of the API server when there is nothing to do.
+func (m *measurement) idle(ctx context.Context) error {
+	const settle = 10 * time.Second // rollouts are still being reported
+	if err := sleep(ctx, settle); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := sleep(ctx, idleTime); err != nil {
+		return err
+	}
+	end := time.Now()
+	if err := sleep(ctx, auditDelay); err != nil {
+		return err
+	}
+	m.result.Idle, m.result.IdleTime = map[string]int{}, end.Sub(begin).Seconds()
+	return audit.Requests(controlplane.AuditLog(m.options.Dir), func(r audit.Request) {
+		if r.Received.Before(begin) || r.Received.After(end) || r.Verb == "watch" || r.Object.Resource == "leases" {
+			return
+		}
+		m.result.Idle[kind(r)]++
+	})
+}
+
+// count reads what was asked of the API server between two times.
+func (m *measurement) count(ctx context.Context, begin, end time.Time) error {
+	if err := sleep(ctx, auditDelay); err != nil {
+		return err
+	}
+	m.result.Writes = map[string]int{}
+	return audit.Requests(controlplane.AuditLog(m.options.Dir), func(r audit.Request) {
+		switch {
+		case r.Received.Before(begin) || r.Received.After(end) || !r.Writes():
+		case r.Object.Resource == "events":
+			m.result.Events++
+		case r.Object.Resource == "leases": // the controller's own, by time and not by domain
+		default:
+			m.result.Writes[kind(r)]++
+			if r.Response.Code == 409 {
+				m.result.Conflicts++
+			}
+		}
+	})
+}
+
+func kind(r audit.Request) string {
+	name := r.Object.Resource
+	if r.Object.Subresource != "" {
+		name += "/" + r.Object.Subresource
+	}
+	return r.Verb + " " + name
+}
+
+// remove deletes pods and domains, waits until they are gone, and looks for what is left.
+func (m *measurement) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, errors.New("the domains did not go in time"))
+	defer cancel()
+	begin := time.Now()
+	if err := m.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("delete the pods: %w", err)
+	}
+	if err := deleteDomains(ctx, m.manifests.Objects()); err != nil {
+		return err
+	}
+	if err := awaitEmpty(ctx, m.client, m.manifests.Objects()); err != nil {
+		return err
+	}
+	m.result.Deleted = time.Since(begin).Seconds()
+	var uids []string
+	for _, d := range m.domains {
+		uids = append(uids, d.uid)
+	}
+	// Daemon pods and files go with their own grace, after the domain.
+	const grace = 10 * time.Second
+	deadline := time.Now().Add(grace)
+	for {
+		left, err := leftover.Find(ctx, m.options.Dir, m.client, uids...)
+		if err != nil {
+			return err
+		}
+		if m.result.Left = left; len(left) == 0 || time.Now().After(deadline) {
+			return nil
+		}
+		if err := sleep(ctx, time.Second); err != nil {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}

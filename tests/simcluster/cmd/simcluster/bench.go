@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/tests/simcluster/bench"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/fabric"
+)
+
+// system is the namespace whose service accounts' requests are counted.
+const system = "gpufabric-system"
+
+func benchCommand(dir *string) *cobra.Command {
+	var sizes, out string
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure the drivers at several sizes and write OUT/scale.md, OUT/scale.json and OUT/scale.svg",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var nodes []int
+			for _, word := range strings.Fields(sizes) {
+				n, err := strconv.Atoi(word)
+				if err != nil || n < 1 {
+					return fmt.Errorf("--nodes %q: %q is not a number of nodes", sizes, word)
+				}
+				nodes = append(nodes, n)
+			}
+			results, err := bench.Run(cmd.Context(), bench.Options{
+				Nodes: nodes, Dir: *dir,
+				Up: func(ctx context.Context, n int) error {
+					flags := upFlags{nodes: n, profile: "gb200-nvl72", mode: string(fabric.Sampled), audit: []string{system}}
+					return up(ctx, *dir, flags, func(string, ...any) {})
+				},
+				Down:     func() error { _, err := cluster.Remove(*dir); return err },
+				Progress: func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) },
+			})
+			// What was measured before a size failed is written all the same.
+			if writeErr := writeBench(cmd, out, results); err == nil {
+				err = writeErr
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes")
+	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
+	return cmd
+}
+
+func writeBench(cmd *cobra.Command, out string, results []bench.Result) error {
+	if len(results) == 0 {
+		return nil
+	}
+	var table strings.Builder
+	if err := bench.Report(&table, results); err != nil {
+		return err
+	}
+	fmt.Fprint(cmd.OutOrStdout(), table.String())
+	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one machine: a real\n" +
+		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes.\n\n"
+	if err := os.WriteFile(filepath.Join(out, "scale.md"), []byte(header+table.String()+"\n![Seconds by nodes](scale.svg)\n"), 0o644); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	raw, err := json.MarshalIndent(results, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the results: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(out, "scale.json"), append(raw, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write the results: %w", err)
+	}
+	return bench.Plot(filepath.Join(out, "scale.svg"), results)
+}

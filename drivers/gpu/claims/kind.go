@@ -39,6 +39,8 @@ type Kind struct {
 	hardware atomic.Pointer[Hardware]
 	locks    keylock.Locks // by GPU UUID
 
+	layingOut sync.Mutex // held while the pool is made anew
+
 	mu sync.Mutex
 	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then claim.
 	sharing map[string]map[types.UID]share

@@ -40,6 +40,22 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 
 // LayOut looks what stands on every GPU and makes the pool from it. It is called again when an administrator's layout changed.
 func (k *Kind) LayOut(ctx context.Context) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	k.layOut(ctx)
+}
+
+// SetProfiles changes the named ways in which GPUs are cut into shares.
+func (k *Kind) SetProfiles(ctx context.Context, profiles []devices.Profile) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	h := *k.Hardware()
+	h.Offer.Profiles = profiles
+	k.Replace(&h)
+	k.layOut(ctx)
+}
+
+func (k *Kind) layOut(ctx context.Context) {
 	h := *k.Hardware()
 	h.Offer.Static = map[string][]devices.Instance{}
 	for _, g := range h.Node.GPUs {

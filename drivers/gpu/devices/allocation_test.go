@@ -166,7 +166,7 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 
 // TestEveryPairOfFormsOnOneGPU allocates every device after every other one of the same GPU and compares with what the hardware allows.
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
-	pool := devices.NewPool(node(a100(0)), devices.Options{})
+	pool := devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
 	for _, first := range pool.Devices() {
 		for _, second := range pool.Devices() {
 			s := newScheduler(t, pool)
@@ -186,7 +186,7 @@ func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 // must not overlap, exceed their profile's number, nor both have the one media engine.
 func mayStandTogether(a, b *devices.Device) bool {
 	if a.Form == devices.Shared && b.Form == devices.Shared {
-		return true
+		return a == b // shares of one profile; two profiles never cut one GPU together
 	}
 	if a.Form != devices.MIG || b.Form != devices.MIG {
 		return false
@@ -241,6 +241,34 @@ func TestSharesStopWhereTheGPUIsFull(t *testing.T) {
 			}
 			if got != c.want {
 				t.Errorf("%d of %d allocated, want %d", got, len(c.asks), c.want)
+			}
+		})
+	}
+}
+
+func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		profile devices.Profile
+		want    int
+	}{
+		{"memory decides", devices.Profile{Share: devices.Share{Memory: 15 * gib, Cores: 10}}, 2},
+		{"cores decide", devices.Profile{Share: devices.Share{Memory: gib, Cores: 30}}, 3},
+		{"the split decides", devices.Profile{Share: devices.Share{Memory: gib, Cores: 1}, Split: 4}, 4},
+		{"a GPU that is too small has none", devices.Profile{Share: devices.Share{Memory: 48 * gib, Cores: 1}}, 0},
+		{"a GPU of another model has none", devices.Profile{Share: devices.Share{Memory: gib}, ProductNames: []string{"NVIDIA L40S"}}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.profile.Name = "slices"
+			s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{c.profile}}))
+			got := 0
+			for range 12 {
+				if _, ok := s.allocate(ask{device: "gpu-0-shared-slices"}); ok {
+					got++
+				}
+			}
+			if got != c.want {
+				t.Errorf("%d shares fit, want %d", got, c.want)
 			}
 		})
 	}

@@ -75,6 +75,15 @@ func counterSet(g *inventory.GPU) resourceapi.CounterSet {
 	return resourceapi.CounterSet{Name: CounterSetName(g), Counters: counters}
 }
 
+// multiprocessors are all that MIG can hand out of a GPU.
+func multiprocessors(g *inventory.GPU) int {
+	most := 0
+	for _, p := range g.MIG.Profiles {
+		most = max(most, p.Multiprocessors*max(p.MaxInstances, 1))
+	}
+	return most
+}
+
 // wholeDraw takes every counter of a GPU.
 func wholeDraw(set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
 	all := make(map[string]resourceapi.Counter, len(set.Counters))

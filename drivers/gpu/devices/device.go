@@ -9,6 +9,7 @@ package devices
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -123,6 +124,36 @@ type Share struct {
 	Cores int64
 }
 
+// Profile is a way to cut GPUs into shares that has a name (a VGPUProfile of mode Software).
+type Profile struct {
+	Name  string
+	Share Share
+	// Split is how many shares there are at most; 0: as many as memory and cores leave room for.
+	Split int64
+	// ProductNames are the GPUs it is for; none: all.
+	ProductNames []string
+}
+
+// fits says whether a GPU can have shares of the profile.
+func (p Profile) fits(g *inventory.GPU) bool {
+	return p.Share.Memory <= g.MemoryBytes && (len(p.ProductNames) == 0 || slices.Contains(p.ProductNames, g.ProductName))
+}
+
+// profiled is the shareable form as a profile cuts it: what a request without capacities gets is one share of the profile, so that its extended
+// resource counts shares. Like the plain form it draws on every counter, so a GPU has shares of one profile at a time.
+func profiled(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, p Profile) *Device {
+	d := shared(n, g, draw, p.Share.of(g))
+	d.API.Name = ProfileName(g, p.Name)
+	attributes(d.API.Attributes).text(AttrVGPUProfile, p.Name)
+	if p.Split > 0 {
+		one, all := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(p.Split, resource.DecimalSI)
+		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all, Step: one},
+		}}
+	}
+	return d
+}
+
 // of fills in a tenth of the GPU for what is not set.
 func (s Share) of(g *inventory.GPU) Share {
 	if s.Memory == 0 {
@@ -176,6 +207,7 @@ func partition(n *inventory.Node, g *inventory.GPU, p inventory.Profile, at inve
 			CapEncoders:        capacity(int64(p.Encoders)),
 			CapJPEGEngines:     capacity(int64(p.JPEGEngines)),
 			CapOFAEngines:      capacity(int64(p.OFAEngines)),
+			CapCores:           capacity(int64(100 * p.Multiprocessors / max(multiprocessors(g), 1))),
 		},
 	}}
 }

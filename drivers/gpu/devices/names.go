@@ -2,6 +2,7 @@ package devices
 
 import (
 	"fmt"
+	"hash/fnv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -43,6 +44,8 @@ const (
 	AttrAddressingMode    resourceapi.QualifiedName = "addressingMode"
 	AttrCliqueID          resourceapi.QualifiedName = "cliqueID"
 	AttrNVLinkDomain      resourceapi.QualifiedName = "nvlinkDomain"
+	// AttrVGPUProfile is the VGPUProfile that a shareable form is cut by; the form that no profile made lacks it.
+	AttrVGPUProfile resourceapi.QualifiedName = "vgpuProfile"
 
 	// AttrPCIeSwitch is the bus id of the PCIe switch above a device, published by the GPU and RDMA drivers alike.
 	AttrPCIeSwitch resourceapi.QualifiedName = "gpufabric.io/pcieSwitch"
@@ -51,6 +54,7 @@ const (
 
 	CapMemory          resourceapi.QualifiedName = "memory"
 	CapCores           resourceapi.QualifiedName = "cores"
+	CapSlots           resourceapi.QualifiedName = "slots"
 	CapMultiprocessors resourceapi.QualifiedName = "multiprocessors"
 	CapCopyEngines     resourceapi.QualifiedName = "copyEngines"
 	CapDecoders        resourceapi.QualifiedName = "decoders"
@@ -64,6 +68,18 @@ func WholeName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) 
 
 // SharedName is the device name of a GPU's shareable form.
 func SharedName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d-shared", g.Minor) }
+
+// ProfileName is the device name of a GPU's shareable form as a VGPUProfile cuts it. A device name is a DNS label of at most 63 characters, a
+// VGPUProfile's name may be longer and have dots: such a name gives way to its hash.
+func ProfileName(g *inventory.GPU, profile string) string {
+	name := fmt.Sprintf("gpu-%d-shared-%s", g.Minor, profile)
+	if len(name) <= 63 && !strings.Contains(profile, ".") {
+		return name
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(profile))
+	return fmt.Sprintf("gpu-%d-shared-x%016x", g.Minor, hash.Sum64())
+}
 
 // MIGName is the device name of a placement: gpu-<minor>-mig-<profile>-<profileID>-<start>. A device name is a DNS label, so the profile
 // 1g.5gb+me is written 1g5gb-me.

@@ -3,6 +3,7 @@ package devices
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -24,6 +25,8 @@ type Pool struct {
 type Options struct {
 	// Share is what a share of a GPU gets that asks for nothing; the zero value is a tenth of the GPU.
 	Share Share
+	// Profiles are the named ways to cut the node's GPUs into shares.
+	Profiles []Profile
 	// Static lists the MIG instances that stand on GPUs whose layout an administrator made, by GPU UUID. A GPU with an entry is offered as
 	// those instances alone.
 	Static map[string][]Instance
@@ -51,6 +54,11 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 		}
 		p.add(whole(n, g, wholeDraw(set)))
 		p.add(shared(n, g, wholeDraw(set), o.Share.of(g)))
+		for _, profile := range o.Profiles {
+			if profile.fits(g) {
+				p.add(profiled(n, g, wholeDraw(set), profile))
+			}
+		}
 		if g.MIG == nil || o.NoMIG {
 			continue
 		}
@@ -101,8 +109,18 @@ func bySize(profiles []inventory.Profile) []inventory.Profile {
 	return sorted
 }
 
-// Device finds a device by name, nil where the pool has none.
-func (p *Pool) Device(name string) *Device { return p.devices[name] }
+// Device finds a device by name, nil where the pool has none. A share of a profile that is not known (yet, or any more) is a share all the same:
+// what it may use stands in its claim.
+func (p *Pool) Device(name string) *Device {
+	if d := p.devices[name]; d != nil {
+		return d
+	}
+	gpu, _, shared := strings.Cut(name, "-shared-")
+	if !shared {
+		return nil
+	}
+	return p.devices[gpu+"-shared"]
+}
 
 // Devices are all devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }

@@ -23,7 +23,7 @@ func (b *bench) taints(name, want string) {
 	}
 	defer w.Stop()
 	timeout := time.After(20 * time.Second)
-	got := ""
+	got := "not published"
 	for {
 		for _, s := range b.slices() {
 			for _, d := range s.Spec.Devices {

@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/layout"
 	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/node/ledger"
 )
 
@@ -28,11 +29,11 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 	if p.dynamic == nil {
 		return nil
 	}
-	objects := layout.Objects{Node: p.options.NodeName, Core: p.client, Dynamic: p.dynamic}
+	view := p.view()
 	told := make(chan []v1alpha1.MIGLayout)
 	ended := make(chan error, 1)
 	go func() { // Ends with ctx.
-		ended <- objects.Watch(ctx, func(l []v1alpha1.MIGLayout) {
+		ended <- layout.Watch(ctx, view, func(l []v1alpha1.MIGLayout) {
 			select {
 			case told <- l:
 			case <-ctx.Done():
@@ -59,7 +60,7 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 			if reported[name] == entry {
 				continue
 			}
-			if err := objects.Report(ctx, name, entry); err != nil {
+			if err := layout.Report(ctx, view, name, entry); err != nil {
 				klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
 				retry = time.After(layoutRetry)
 				continue
@@ -67,6 +68,11 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 			reported[name] = entry
 		}
 	}
+}
+
+// view is the node's view of the API.
+func (p *plugin) view() selection.Node {
+	return selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.dynamic}
 }
 
 // applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.

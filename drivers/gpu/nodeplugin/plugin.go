@@ -17,7 +17,7 @@
 //   - resource.k8s.io resourceclaims: get
 //   - resource.k8s.io resourceclaims/status: get, patch, update, and resourceclaims/driver: associated-node:patch, associated-node:update
 //   - core nodes: get, list, watch (its own)
-//   - gpufabric.io miglayouts: get, list, watch; miglayouts/status: patch
+//   - gpufabric.io miglayouts and vgpuprofiles: get, list, watch; miglayouts/status: patch
 //   - core and events.k8s.io events: create, patch, update
 package nodeplugin
 
@@ -203,7 +203,7 @@ func (p *plugin) run(ctx context.Context) error {
 		}
 	})
 	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records()) })
-	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followLayouts} {
+	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followLayouts, p.followProfiles} {
 		wg.Go(func() {
 			if err := part(ctx); err != nil {
 				cancel(err)

@@ -78,7 +78,8 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 	}
 	b.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid"}})
 	b.objects = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}: "MIGLayoutList",
+		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}:   "MIGLayoutList",
+		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}: "VGPUProfileList",
 	})
 	// The fake API server gives no names to objects that ask for one by generateName.
 	var named atomic.Int32

@@ -1,0 +1,54 @@
+package nodeplugin
+
+import (
+	"context"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+func (b *bench) profile(name string, spec map[string]any) {
+	b.Helper()
+	gvr := schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "metadata": map[string]any{"name": name, "generation": int64(1)}, "spec": spec,
+	}}
+	if _, err := b.objects.Resource(gvr).Create(context.Background(), object, metav1.CreateOptions{}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	b.profile("a100-10g", map[string]any{"mode": "Software", "memory": "10Gi", "cores": int64(25), "split": int64(4)})
+	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi", "nodeSelector": map[string]any{"matchLabels": map[string]any{"x": "y"}}})
+	b.profile("wrong", map[string]any{"mode": "Software"})
+	b.taints("gpu-1-shared-a100-10g", "") // waits for it
+	for _, s := range b.slices() {
+		for _, d := range s.Spec.Devices {
+			if d.Name != "gpu-1-shared-a100-10g" {
+				continue
+			}
+			if a := d.Attributes["vgpuProfile"].StringValue; a == nil || *a != "a100-10g" {
+				t.Errorf("vgpuProfile is %v", a)
+			}
+			for name, want := range map[string]string{"memory": "10Gi", "cores": "25", "slots": "1"} {
+				c := d.Capacity[qualified(name)]
+				if c.RequestPolicy == nil || c.RequestPolicy.Default.Cmp(parse(want)) != 0 {
+					t.Errorf("a share has %+v of %s, want %s", c.RequestPolicy, name, want)
+				}
+			}
+		}
+	}
+	// A share is prepared and held as such, whether its profile is known or not.
+	c := b.claim("u1", nil, device{name: "gpu-1-shared-gone", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "25"}})
+	b.mustPrepare(c)
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1-shared-a100-10g", share: "s2", capacity: map[string]string{"memory": "10Gi", "cores": "25"}}))
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+}

@@ -1,0 +1,118 @@
+// Package selection is a node's view of cluster-wide objects that select nodes by their labels.
+package selection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// Node is whose view it is, and how the API server is reached.
+type Node struct {
+	Name    string
+	Core    kubernetes.Interface
+	Dynamic dynamic.Interface
+}
+
+// Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they change, until
+// ctx ends. selector gives an object's selector; none selects every node. Without the kind's CRD there are no objects, and Watch waits for it.
+func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector, changed func([]T)) error {
+	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, nil).Informer()
+	nodes := informers.NewSharedInformerFactoryWithOptions(n.Core, 0, informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", n.Name).String()
+	})).Core().V1().Nodes().Informer()
+	err := objects.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsNotFound(err) {
+			klog.FromContext(ctx).V(2).Info("The API server does not know the kind; waiting for its CRD", "kind", kind.Resource)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
+	if err != nil {
+		return err
+	}
+	v := &view[T]{node: n.Name, selector: selector, changed: changed, last: "none told yet"}
+	for _, informer := range []cache.SharedIndexInformer{objects, nodes} {
+		handler := cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { v.update(objects, nodes) },
+			UpdateFunc: func(any, any) { v.update(objects, nodes) },
+			DeleteFunc: func(any) { v.update(objects, nodes) },
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return err
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { nodes.RunWithContext(ctx) })
+	wg.Go(func() { objects.RunWithContext(ctx) })
+	wg.Wait()
+	return nil
+}
+
+// view is what was last told.
+type view[T any] struct {
+	node     string
+	selector func(*T) *metav1.LabelSelector
+	changed  func([]T)
+
+	mu   sync.Mutex
+	last string
+}
+
+// update tells the objects if they differ from what was told; informers call it on every event, a node's heartbeats among them.
+func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
+	if !objects.HasSynced() || !nodes.HasSynced() {
+		return // a later event finds both lists whole
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var nodeLabels labels.Set
+	if object, found, _ := nodes.GetStore().GetByKey(v.node); found {
+		nodeLabels = object.(*corev1.Node).Labels
+	}
+	stored := objects.GetStore().List()
+	slices.SortFunc(stored, func(a, b any) int {
+		return strings.Compare(a.(*unstructured.Unstructured).GetName(), b.(*unstructured.Unstructured).GetName())
+	})
+	var selected []T
+	var told strings.Builder
+	for _, item := range stored {
+		object := item.(*unstructured.Unstructured)
+		parsed := new(T)
+		// What cannot be read was let pass by an API server without the webhook; it selects nobody.
+		if object.GetDeletionTimestamp() != nil || runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil || !matches(v.selector(parsed), nodeLabels) {
+			continue
+		}
+		selected = append(selected, *parsed)
+		fmt.Fprintf(&told, "%s/%s/%d ", object.GetName(), object.GetUID(), object.GetGeneration())
+	}
+	if now := told.String(); now != v.last {
+		v.last = now
+		v.changed(selected)
+	}
+}
+
+func matches(selector *metav1.LabelSelector, nodeLabels labels.Set) bool {
+	if selector == nil {
+		return true
+	}
+	s, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && s.Matches(nodeLabels)
+}

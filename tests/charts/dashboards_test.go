@@ -28,7 +28,8 @@ type dashboard struct {
 // for is named in the drivers' source.
 func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	known := programMetrics(t)
-	ours := regexp.MustCompile(`gpufabric_[a-z0-9_]+`)
+	// Every selector in these dashboards has braces.
+	selector := regexp.MustCompile(`([A-Za-z_:][A-Za-z0-9_:]*)\{`)
 	series := regexp.MustCompile(`_(bucket|sum|count)$`)
 	seen := map[string]string{}
 	values := map[string]any{"metrics": map[string]any{"dashboards": on()}}
@@ -53,13 +54,13 @@ func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 					t.Errorf("%s: panel %q asks data source %q, which only one Grafana has", file, panel.Title, panel.Datasource.UID)
 				}
 				for _, target := range panel.Targets {
-					names := ours.FindAllString(target.Expr, -1)
+					names := selector.FindAllStringSubmatch(target.Expr, -1)
 					if len(names) == 0 {
-						t.Errorf("%s: panel %q asks for no metric of ours: %s", file, panel.Title, target.Expr)
+						t.Errorf("%s: panel %q asks for no metric: %s", file, panel.Title, target.Expr)
 					}
 					for _, name := range names {
-						if !known[name] && !known[series.ReplaceAllString(name, "")] {
-							t.Errorf("%s: panel %q asks for %s, which no driver has", file, panel.Title, name)
+						if !known(name[1]) && !known(series.ReplaceAllString(name[1], "")) {
+							t.Errorf("%s: panel %q asks for %s, which no driver has", file, panel.Title, name[1])
 						}
 					}
 				}
@@ -71,11 +72,11 @@ func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	}
 }
 
-// programMetrics are the names of ours that stand in the drivers' source as whole strings.
-func programMetrics(t *testing.T) map[string]bool {
+// programMetrics says whether a name stands in the drivers' source as a string, or as a string of a prefix and one of the rest.
+func programMetrics(t *testing.T) func(name string) bool {
 	t.Helper()
-	quoted := regexp.MustCompile(`"(gpufabric_[a-z0-9_]+)"`)
-	out := map[string]bool{}
+	quoted := regexp.MustCompile(`"([A-Za-z_][A-Za-z0-9_]*)"`)
+	words := map[string]bool{}
 	err := filepath.WalkDir(Dir("../drivers"), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
@@ -85,14 +86,17 @@ func programMetrics(t *testing.T) map[string]bool {
 			return err
 		}
 		for _, match := range quoted.FindAllStringSubmatch(string(content), -1) {
-			out[match[1]] = true
+			words[match[1]] = true
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return func(name string) bool {
+		rest, prefixed := strings.CutPrefix(name, "gpufabric_rdma_")
+		return words[name] || prefixed && words["gpufabric_rdma_"] && words[rest]
+	}
 }
 
 func chartFiles(t *testing.T, pattern string) []string {

@@ -113,7 +113,7 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
 		"gpufabric on fake hardware":        nil,
 		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
-		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-vgpu-plugin"},
+		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-vgpu-monitor", "gpufabric-vgpu-plugin"},
 		"fake-hardware as it comes":         {"fake-hardware"},
 	}
 	for _, rendering := range renderings(t) {

@@ -24,7 +24,7 @@ Namespace of a role. The RDMA and vGPU plugins can stand where existing ConfigMa
 its own namespace only. Called with (dict "root" $ "role" "controller").
 */}}
 {{- define "gpufabric.namespaceOf" -}}
-{{- $own := dict "rdma-plugin" .root.Values.rdma.namespace "vgpu-plugin" .root.Values.vgpu.namespace }}
+{{- $own := dict "rdma-plugin" .root.Values.rdma.namespace "vgpu-plugin" .root.Values.vgpu.namespace "vgpu-monitor" .root.Values.vgpu.namespace }}
 {{- get $own .role | default .root.Release.Namespace }}
 {{- end }}
 

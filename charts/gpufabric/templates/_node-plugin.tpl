@@ -10,11 +10,13 @@ A node plugin's DaemonSet. Called with a dict:
   shared       further directories of the node that are made where they are missing, at the same path in the pod
   configMaps   ConfigMaps of its namespace as a list of {name, path}; one that is missing is waited for by none
   args         further flags
+  stateOf      a role whose state it reads and does not write, instead of having one; "" for none
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
 {{- $hardware := include "gpufabric.hardwareMounts" .root | fromJsonArray }}
-{{- $own := list $values.cdi.root (printf "%s/%s" $values.stateDir .role) }}
+{{- $state := printf "%s/%s" $values.stateDir (.stateOf | default .role) }}
+{{- $own := ternary list (list $values.cdi.root $state) (ne .stateOf "") }}
 {{- range .kubelet }}
 {{- $own = append $own (printf "%s/%s" $values.kubelet.root .) }}
 {{- end }}
@@ -76,7 +78,7 @@ spec:
             {{- include "gpufabric.hardwareFlags" .root | nindent 12 }}
             - --kubelet-root={{ $values.kubelet.root }}
             - --cdi-root={{ $values.cdi.root }}
-            - --state-dir={{ $values.stateDir }}/{{ .role }}
+            - --state-dir={{ $state }}
             - --metrics-address=:{{ .port }}
             - --v={{ $values.log.verbosity }}
             {{- range .args }}
@@ -123,6 +125,11 @@ spec:
             - name: own-{{ $i }}
               mountPath: {{ $path }}
             {{- end }}
+            {{- if .stateOf }}
+            - name: state
+              mountPath: {{ $state }}
+              readOnly: true
+            {{- end }}
             {{- range $i, $mount := $hardware }}
             - name: hardware-{{ $i }}
               mountPath: {{ $mount.inside }}
@@ -140,6 +147,12 @@ spec:
         - name: own-{{ $i }}
           hostPath:
             path: {{ $path }}
+            type: DirectoryOrCreate
+        {{- end }}
+        {{- if .stateOf }}
+        - name: state
+          hostPath:
+            path: {{ $state }}
             type: DirectoryOrCreate
         {{- end }}
         {{- range $i, $mount := $hardware }}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,6 +20,9 @@ func TestMachines(t *testing.T) {
 		values  []string
 		parts   map[string]func(*testing.T, *environment)
 	}{
+		{"gb200-nvl72", []string{"computeDomains.enabled=false", "rdma.enabled=true", "rdma.namespace=kube-system"}, map[string]func(*testing.T, *environment){
+			"the seed's RDMA pods get their HCA's device nodes and no other's": testRDMAPods,
+		}},
 		{"h100-hgx", []string{"gpus.enabled=true"}, map[string]func(*testing.T, *environment){
 			"the seed's training pod gets a GPU through DRA": testTrainingPod,
 		}},
@@ -60,6 +64,33 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 	must(t, err)
 }
 
+// testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for, without changing a byte of either.
+func testRDMAPods(t *testing.T, e *environment) {
+	e.apply(t, e.file(t, "examples/manifests/rdma-devices-configmap.yaml"))
+	for _, node := range e.Workers() {
+		eventually(t, node+" to have 1000 rdma/hca_shared_devices_a", func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.rdma/hca_shared_devices_a}`)
+			return out == "1k" || out == "1000", out, err
+		})
+	}
+	for _, pod := range []string{"mofed-test-pod", "rdma-server", "rdma-client"} {
+		e.apply(t, e.file(t, "examples/manifests/"+pod+".yaml"))
+	}
+	for _, pod := range []string{"mofed-test-pod", "rdma-server", "rdma-client"} {
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		nodes := strings.Fields(e.kubectl(t, "exec", pod, "--", "ls", "/dev/infiniband"))
+		kinds := map[string]int{}
+		for _, node := range nodes {
+			kinds[strings.TrimRight(node, "0123456789")]++
+		}
+		if want := map[string]int{"uverbs": 1, "umad": 1, "issm": 1, "rdma_cm": 1}; !maps.Equal(kinds, want) {
+			t.Errorf("%s has %v in /dev/infiniband, want one HCA's nodes and rdma_cm", pod, nodes)
+		}
+		// The seed's image sleeps in a shell, which hears no TERM.
+		e.kubectl(t, "delete", "pod", pod, "--grace-period=1", "--timeout=60s")
+	}
+}
+
 // testTrainingPod runs the seed's pod, which asks for nvidia.com/gpu: 1 as for any extended resource, without changing a byte.
 func testTrainingPod(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/cuda-training-pod.yaml"))
@@ -72,6 +103,7 @@ func testTrainingPod(t *testing.T, e *environment) {
 	if claim == "" {
 		t.Error("the pod has no claim for its extended resource: something else than DRA gave it the GPU")
 	}
+	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", "--timeout=60s")
 }
 
 // testSharedGPU plays the scheduler's part for the seed's pod test1, which asks for 1024 units of 10 MiB of one GPU.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gpufabric.io/tests/docker"
+	"gpufabric.io/tests/filelock"
 	"gpufabric.io/tests/kindcluster"
 	"gpufabric.io/tests/repository"
 	"gpufabric.io/tests/steps"
@@ -40,6 +41,12 @@ func newEnvironment(t *testing.T) *environment {
 	root, err := repository.Root()
 	must(t, err)
 	printer := steps.NewPrinter(os.Stderr)
+	// Another run on this machine, from this checkout or another, would take the cluster away.
+	unlock, err := filelock.Lock(t.Context(), filepath.Join(os.TempDir(), clusterName+".lock"), func() {
+		fmt.Fprintf(printer, "another process runs tests in the cluster %s; waiting for it to end\n", clusterName)
+	})
+	must(t, err)
+	t.Cleanup(unlock)
 	if os.Getenv(keepVariable) == "" {
 		t.Cleanup(func() {
 			// The test's own context has ended by now.

@@ -30,8 +30,15 @@ func TestFigures(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+		// After every run, so that a measurement that is cut short has not been for nothing.
+		figures.write(t)
 	}
-	table := figures.table()
+}
+
+// write puts the table where it can be copied from.
+func (f *figures) write(t *testing.T) {
+	t.Helper()
+	table := f.table()
 	t.Logf("\n%s", table)
 	path := filepath.Join("..", "logs", "figures.md")
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))

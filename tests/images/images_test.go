@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -25,7 +26,7 @@ func contents(t *testing.T, image v1.Image) map[string]string {
 	archive := tar.NewReader(stream)
 	for {
 		header, err := archive.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files
 		}
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"gpufabric.io/tests/filelock"
 	"gpufabric.io/tests/repository"
 )
 
@@ -131,7 +132,7 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, filepath.Join(filepath.Dir(path), ".lock"), func() { line.say("another process builds it; waiting") })
+	unlock, err := filelock.Lock(ctx, filepath.Join(filepath.Dir(path), ".lock"), func() { line.say("another process builds it; waiting") })
 	if err != nil {
 		return "", err
 	}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // offPath hides every tool on the PATH, so that the cache and the build decide.
@@ -139,20 +138,6 @@ func (w waitWriter) Write(p []byte) (int, error) {
 		close(w.saw)
 	}
 	return len(p), nil
-}
-
-func TestWaitingForALockEndsWithItsContext(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lock(t.Context(), path, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := lock(ctx, path, func() {}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want the context's", err)
-	}
 }
 
 func TestAnUnknownNameListsTheNames(t *testing.T) {

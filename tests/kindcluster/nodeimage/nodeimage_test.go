@@ -3,6 +3,7 @@ package nodeimage
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -41,7 +42,7 @@ func TestFilesAreStreamedWithTheirModes(t *testing.T) {
 	archive := tar.NewReader(&stream)
 	for {
 		header, err := archive.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -1,4 +1,5 @@
-package toolchain
+// Package filelock lets one process at a time work on what a file stands for: a tool that is being built, a cluster that tests run in.
+package filelock
 
 import (
 	"context"
@@ -10,10 +11,10 @@ import (
 )
 
 // A lock on a file has no event to wait for together with a context, so it is tried this often.
-const lockRetry = 200 * time.Millisecond
+const retry = 200 * time.Millisecond
 
-// lock takes the file's advisory lock, which the kernel gives back when the process ends in whatever way. waiting is called once if another holds it.
-func lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
+// Lock takes the file's advisory lock, which the kernel gives back when the process ends in whatever way. waiting is called once if another holds it.
+func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		case <-ctx.Done():
 			_ = file.Close()
 			return nil, fmt.Errorf("lock %s, which another process holds: %w", path, context.Cause(ctx))
-		case <-time.After(lockRetry):
+		case <-time.After(retry):
 		}
 	}
 }

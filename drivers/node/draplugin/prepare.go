@@ -92,7 +92,12 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		return claimstate.Record{}, err
 	}
 	record = p.newRecord(claim)
-	claim.waiting = func(reason, message string) { p.report.waiting(apiClaim, reason, message) }
+	waiter := &waiter{metrics: p.config.Metrics}
+	defer waiter.end()
+	claim.waiting = func(reason, message string) {
+		waiter.forReason(reason)
+		p.report.waiting(apiClaim, reason, message)
+	}
 	claim.intend = func(data any) error { return p.put(record, claimstate.Preparing, data) }
 	if err := p.hold(ctx, claim); err != nil {
 		return claimstate.Record{}, err

@@ -3,6 +3,7 @@ package draplugin
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -72,13 +73,20 @@ func (p *Plugin) recoverFromAPI(ctx context.Context) {
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
 	todo := p.state.List()
 	for len(todo) > 0 && ctx.Err() == nil {
+		var mu sync.Mutex
 		var failed []claimstate.Record
+		var wg sync.WaitGroup
 		for _, record := range todo {
-			if err := p.recoverClaim(ctx, record); err != nil {
-				logger.Error(err, "Claim not recovered yet", "claim", record.Namespace+"/"+record.Name)
-				failed = append(failed, record)
-			}
+			wg.Go(func() {
+				if err := p.recoverClaim(ctx, record); err != nil {
+					logger.Error(err, "Claim not recovered yet", "claim", record.Namespace+"/"+record.Name)
+					mu.Lock()
+					defer mu.Unlock()
+					failed = append(failed, record)
+				}
+			})
 		}
+		wg.Wait()
 		todo = failed
 		if len(todo) == 0 {
 			return

@@ -22,6 +22,8 @@ type Plugin struct {
 	StepSeconds *prometheus.HistogramVec
 	// Errors counts claims that could not be prepared or unprepared. Labels: operation, reason (a CamelCase word).
 	Errors *prometheus.CounterVec
+	// Waiting is how many claims are being prepared and wait for something. Label: reason.
+	Waiting *prometheus.GaugeVec
 	// Claims is how many claims the plugin holds prepared.
 	Claims prometheus.Gauge
 	// Devices is how many devices are published. Label: state (available, tainted).
@@ -43,6 +45,9 @@ func New(driver string) *Plugin {
 		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpufabric_claim_errors_total", Help: "Claims that could not be prepared or unprepared, by reason.", ConstLabels: labels,
 		}, []string{"operation", "reason"}),
+		Waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "gpufabric_claims_waiting", Help: "Claims whose preparation waits for something, by reason.", ConstLabels: labels,
+		}, []string{"reason"}),
 		Claims: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "gpufabric_claims_prepared", Help: "Claims that are prepared on this node.", ConstLabels: labels,
 		}),
@@ -53,7 +58,7 @@ func New(driver string) *Plugin {
 			Name: "gpufabric_state_files_unreadable_total", Help: "State files set aside because they could not be read.", ConstLabels: labels,
 		}),
 	}
-	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Claims, p.Devices, p.UnreadableState,
+	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Waiting, p.Claims, p.Devices, p.UnreadableState,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }

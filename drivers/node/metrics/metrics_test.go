@@ -1,0 +1,76 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p := New("test.example.com")
+	p.Observe("prepare", "total", time.Now())
+	p.Errors.WithLabelValues("prepare", "DeviceInUse").Inc()
+	ill := errors.New("the driver does not answer")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, address, p.Registry, func() error { return ill }) }()
+	if body := get(t, "http://"+address+"/metrics", http.StatusOK); !strings.Contains(body, `gpufabric_claim_errors_total{driver="test.example.com",operation="prepare",reason="DeviceInUse"} 1`) {
+		t.Errorf("metrics:\n%s", body)
+	}
+	if body := get(t, "http://"+address+"/healthz", http.StatusServiceUnavailable); !strings.Contains(body, ill.Error()) {
+		t.Errorf("health: %s", body)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// get asks until the server is there.
+func get(t *testing.T, url string, want int) string {
+	t.Helper()
+	for {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			time.Sleep(time.Millisecond) // not listening yet; the kernel tells nobody when
+			continue
+		}
+		body, err := io.ReadAll(response.Body)
+		if err := errors.Join(err, response.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode != want {
+			t.Errorf("%s: %d, want %d", url, response.StatusCode, want)
+		}
+		return string(body)
+	}
+}
+
+func TestAnAddressThatIsTakenNamesTheFlag(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // nothing was written
+	err = Serve(t.Context(), listener.Addr().String(), New("d").Registry, nil)
+	if err == nil || !strings.Contains(err.Error(), "--metrics-address") {
+		t.Errorf("error %v", err)
+	}
+}

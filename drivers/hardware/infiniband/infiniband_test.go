@@ -119,7 +119,7 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"garbage in a network device's mtu", func(t *sysfstest.Tree, d string) { t.Write(d+"/../../net/ibp3s0/mtu", "big") }, "mtu"},
 		{"a network device without type", func(t *sysfstest.Tree, d string) { t.Remove(d + "/../../net/ibp3s0/type") }, "type"},
 		{"a link to nowhere", func(t *sysfstest.Tree, d string) { t.Remove(d) }, "no such file"},
-		{"a file in place of the link", func(t *sysfstest.Tree, d string) {
+		{"a file in place of the link", func(t *sysfstest.Tree, _ string) {
 			t.Remove("class/infiniband/mlx5_0")
 			t.Write("class/infiniband/mlx5_0", "")
 		}, "readlink"},
@@ -131,8 +131,8 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"no gids", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports/1/gids") }, ""},
 		{"no lid", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports/1/lid") }, ""},
 		{"no network device", func(t *sysfstest.Tree, d string) { t.Remove(d + "/../../net") }, ""},
-		{"garbage in uverbs0/dev", func(t *sysfstest.Tree, d string) { t.Write("class/infiniband_verbs/uverbs0/dev", "x:y") }, ""},
-		{"no classes of character devices", func(t *sysfstest.Tree, d string) {
+		{"garbage in uverbs0/dev", func(t *sysfstest.Tree, _ string) { t.Write("class/infiniband_verbs/uverbs0/dev", "x:y") }, ""},
+		{"no classes of character devices", func(t *sysfstest.Tree, _ string) {
 			t.Remove("class/infiniband_verbs")
 			t.Remove("class/infiniband_mad")
 		}, ""},

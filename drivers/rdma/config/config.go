@@ -95,7 +95,7 @@ func (r *reader) config(root *node) *Config {
 	r.object(nil, root, map[string]func(*field.Path, *node){
 		"periodicUpdateInterval": func(at *field.Path, n *node) {
 			// More seconds than a Duration holds are an interval that never comes; a day does as well.
-			if seconds, ok := r.integer(at, n, 0, math.MaxInt32, "seconds between discoveries; 0 turns them off"); ok {
+			if seconds, ok := r.integer(at, n, math.MaxInt32, "seconds between discoveries; 0 turns them off"); ok {
 				c.Rescan = time.Duration(seconds) * time.Second
 			}
 		},
@@ -122,7 +122,7 @@ func (r *reader) pool(at *field.Path, n *node) v1alpha1.RDMAPoolConfig {
 		"resourceName":   r.text(&p.ResourceName),
 		"resourcePrefix": r.text(&p.ResourcePrefix),
 		"rdmaHcaMax": func(at *field.Path, n *node) {
-			if v, ok := r.integer(at, n, 0, v1alpha1.MaxRDMAUnits, "units of the resource on a node, over all its HCAs"); ok {
+			if v, ok := r.integer(at, n, v1alpha1.MaxRDMAUnits, "units of the resource on a node, over all its HCAs"); ok {
 				p.RDMAHCAMax = int32(v)
 			}
 		},
@@ -159,13 +159,13 @@ func (r *reader) selectors(at *field.Path, n *node) *v1alpha1.RDMASelectors {
 		"linkLayers":   r.texts(&s.LinkLayers),
 		"numaNodes": func(at *field.Path, n *node) {
 			r.array(at, n, func(at *field.Path, n *node) {
-				if v, ok := r.integer(at, n, 0, math.MaxInt32, "a NUMA node; a device whose node is unknown matches none"); ok {
+				if v, ok := r.integer(at, n, math.MaxInt32, "a NUMA node; a device whose node is unknown matches none"); ok {
 					s.NUMANodes = append(s.NUMANodes, int32(v))
 				}
 			})
 		},
 		"minRateGbps": func(at *field.Path, n *node) {
-			if v, ok := r.integer(at, n, 0, math.MaxInt32, "the least rate in Gb/s"); ok {
+			if v, ok := r.integer(at, n, math.MaxInt32, "the least rate in Gb/s"); ok {
 				s.MinRateGbps = int32(v)
 			}
 		},

@@ -145,8 +145,8 @@ func (r *reader) texts(target *[]string) func(*field.Path, *node) {
 	}
 }
 
-// integer reads a whole number from low to high. null is an absent number.
-func (r *reader) integer(at *field.Path, n *node, low, high int64, meaning string) (int64, bool) {
+// integer reads a whole number from 0 to high. null is an absent number.
+func (r *reader) integer(at *field.Path, n *node, high int64, meaning string) (int64, bool) {
 	if n.value == nil {
 		return 0, false
 	}
@@ -156,9 +156,9 @@ func (r *reader) integer(at *field.Path, n *node, low, high int64, meaning strin
 		return 0, false
 	}
 	v, err := strconv.ParseInt(number.String(), 10, 64)
-	if err != nil || v < low || v > high {
+	if err != nil || v < 0 || v > high {
 		r.bad[at.String()] = true
-		r.report(at, n.line, fmt.Sprintf("%s is not a whole number from %d to %d (%s)", number, low, high, meaning))
+		r.report(at, n.line, fmt.Sprintf("%s is not a whole number from 0 to %d (%s)", number, high, meaning))
 		return 0, false
 	}
 	return v, true

@@ -92,6 +92,12 @@ func (c *Client) Watch(ctx context.Context, changed func([]Pool)) error {
 	var group sync.WaitGroup
 	group.Go(func() { nodeInformer.RunWithContext(ctx) })
 	group.Go(func() { poolInformer.RunWithContext(ctx) })
+	group.Go(func() {
+		// The first events come while the lists count as incomplete, and none may come after them.
+		if cache.WaitForCacheSync(ctx.Done(), poolInformer.HasSynced, nodeInformer.HasSynced) {
+			view.update(c.node, poolInformer, nodeInformer)
+		}
+	})
 	group.Wait()
 	return nil
 }
@@ -107,7 +113,7 @@ type view struct {
 // update tells the pools if they differ from what was told. Informers call it on every event, a node's heartbeats among them.
 func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexInformer) {
 	if !poolInformer.HasSynced() || !nodeInformer.HasSynced() {
-		return // A later event finds both lists whole.
+		return
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
@@ -26,7 +27,8 @@ import (
 
 // Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
 type Offer struct {
-	dev string // the dev root
+	dev string   // the dev root
+	cdi *cdi.Dir // where a spec of the pool is kept; nil: containers get their device nodes from the kubelet
 
 	mu      sync.Mutex
 	pool    pool.Pool
@@ -40,9 +42,9 @@ type member struct {
 	gone bool // it is not there any more, but pods may hold units of it
 }
 
-// New makes an offer of nothing. Device nodes are looked for under dev.
-func New(dev string, layout share.Layout) *Offer {
-	return &Offer{dev: dev, layout: layout, members: make(map[string]*member)}
+// New makes an offer of nothing. Device nodes are looked for under dev. With a CDI directory containers get them by CDI, else from the kubelet.
+func New(dev string, layout share.Layout, cdi *cdi.Dir) *Offer {
+	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
 // Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the same: it
@@ -141,6 +143,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 		allocated[o.key(id)] = true
 	}
 	var nodes []string
+	response := &pluginapi.ContainerAllocateResponse{}
 	for _, key := range o.keys() {
 		m := o.members[key]
 		if !allocated[key] && (o.pool.DeviceNodes != v1alpha1.RDMANodesAll || m.gone) {
@@ -154,18 +157,30 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 			return nil, err
 		}
 		nodes = append(nodes, found...)
+		if o.cdi != nil {
+			response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: o.cdi.ID(o.specName(), key)})
+		}
 	}
-	if _, err := o.stat("rdma_cm"); err == nil {
-		nodes = append(nodes, "rdma_cm")
+	if o.cdi != nil {
+		return response, nil
 	}
-	response := &pluginapi.ContainerAllocateResponse{}
-	for _, name := range nodes {
+	for _, name := range append(nodes, o.common()...) {
 		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
-			ContainerPath: "/dev/infiniband/" + name, HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
+			ContainerPath: containerPath(name), HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
 		})
 	}
 	return response, nil
 }
+
+// common are the device nodes that belong to no HCA: rdma_cm, where the module rdma_ucm is loaded.
+func (o *Offer) common() []string {
+	if _, err := o.stat("rdma_cm"); err != nil {
+		return nil
+	}
+	return []string{"rdma_cm"}
+}
+
+func containerPath(node string) string { return "/dev/infiniband/" + node }
 
 // nodes are the device nodes of an HCA that are there. Only uverbs must be: RoCE has no issm and EFA no umad.
 func (o *Offer) nodes(h *inventory.HCA) ([]string, error) {

@@ -22,6 +22,8 @@ type Options struct {
 	ConfigFile string
 	// DevicePlugin serves pools to the kubelet as extended resources.
 	DevicePlugin bool
+	// DevicePluginCDI hands their device nodes to containers of extended resources by CDI.
+	DevicePluginCDI bool
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
 	// Client reaches the API server for Dynamic Resource Allocation, as driver rdma.gpufabric.io; nil: it is not served.
@@ -52,6 +54,7 @@ func Command(h host.Host) *cobra.Command {
 	o.Bind(command.Flags(), h.Env, role)
 	command.Flags().StringVar(&o.ConfigFile, "config", config.DefaultFile, "config.json of pools, reread when it changes")
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
+	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false, "give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
 	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
 	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
 	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")

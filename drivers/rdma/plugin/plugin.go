@@ -14,6 +14,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
@@ -47,6 +49,7 @@ type plugin struct {
 	kind     *dra.Kind
 	exporter *exporter.Exporter
 	layouts  *share.Store
+	specs    *cdi.Dir // of pools handed out by CDI; nil: they are not
 
 	file      *config.Config // the last good one
 	fileError error          // of the newest, where that is no good
@@ -89,9 +92,16 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	var specs *cdi.Dir
+	if o.DevicePlugin && o.DevicePluginCDI {
+		// Not the DRA driver's name: that one's specs are its claims', and it removes those that it does not know.
+		if specs, err = cdi.Open(o.CDIRoot, "pools."+dra.Driver, atomicfile.Writer{}); err != nil {
+			return err
+		}
+	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts,
+		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts, specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.DevRoot), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),

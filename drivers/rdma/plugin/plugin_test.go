@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
@@ -401,6 +402,51 @@ func TestPoolsOfEveryKind(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+func TestDeviceNodesByCDI(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	n.options.DevicePluginCDI = true
+	n.start()
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	_, response, err := n.kubelet.Allocate(t.Context(), shared, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(response.GetDevices()) > 0 || len(response.GetCdiDevices()) != 1 {
+		t.Fatalf("got %v", response)
+	}
+	registry, err := cdi.NewCache(cdi.WithSpecDirs(n.options.CDIRoot), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errs := registry.GetErrors(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	device := registry.GetDevice(response.GetCdiDevices()[0].GetName())
+	if device == nil {
+		t.Fatalf("the runtime finds %v, not %v", registry.ListDevices(), response.GetCdiDevices())
+	}
+	var got []string
+	for _, node := range device.ContainerEdits.DeviceNodes {
+		got = append(got, node.Path)
+	}
+	want := []string{"/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/infiniband/issm0", "/dev/infiniband/rdma_cm"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	n.configure(strings.Replace(seed, "_a", "_b", 1))
+	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_b", 1000)
+	n.kubelet.Await(shared, "end of the pool", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
+	n.stop()
+	n.configure(strings.Replace(seed, "_a", "_c", 1)) // while the role is down
+	n.start()
+	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_c", 1000)
+	n.stop()
+	if files, _ := filepath.Glob(filepath.Join(n.options.CDIRoot, "*")); len(files) != 1 || !strings.Contains(files[0], "devices-c") {
+		t.Errorf("the specs are %v", files)
 	}
 }
 

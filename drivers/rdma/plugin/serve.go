@@ -2,11 +2,13 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/deviceplugin"
@@ -72,9 +74,12 @@ func (p *plugin) serve(ctx context.Context) {
 			if err != nil {
 				log.Error(err, "The units of a pool are divided anew", "resource", name)
 			}
-			s = &servedPool{offer: offer.New(p.DevRoot, layout)}
+			s = &servedPool{offer: offer.New(p.DevRoot, layout, p.specs)}
 		}
 		s.offer.Set(selected)
+		if err := s.offer.WriteSpec(); err != nil {
+			log.Error(err, "A pool's CDI spec is not what it should be", "resource", name)
+		}
 		if !selected.Exclusive() {
 			if err := p.layouts.Save(name, s.offer.Layout()); err != nil {
 				log.Error(err, "The division of a pool's units would not outlive a restart", "resource", name)
@@ -99,6 +104,27 @@ func (p *plugin) serve(ctx context.Context) {
 			s.resource.Stop()
 			delete(p.served, name)
 		}
+	}
+	p.sweepSpecs(ctx)
+}
+
+// sweepSpecs removes the CDI specs of pools that are not served: those of an earlier run.
+func (p *plugin) sweepSpecs(ctx context.Context) {
+	if p.specs == nil {
+		return
+	}
+	kept := make(map[types.UID]bool)
+	for _, s := range p.served {
+		kept[s.offer.SpecName()] = true
+	}
+	names, err := p.specs.List()
+	for _, name := range names {
+		if !kept[name] {
+			err = errors.Join(err, p.specs.Remove(name))
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "CDI specs of an earlier run stay behind")
 	}
 }
 

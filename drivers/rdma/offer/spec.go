@@ -1,0 +1,51 @@
+package offer
+
+import (
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/node/cdi"
+)
+
+// SpecName is the pool's name in the CDI directory, where one spec is a pool's as another is a claim's.
+func (o *Offer) SpecName() types.UID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.specName()
+}
+
+func (o *Offer) specName() types.UID {
+	return types.UID("pool-" + strings.NewReplacer("/", "-", "_", "-").Replace(o.pool.Resource()))
+}
+
+// WriteSpec brings the pool's CDI spec in line with its HCAs: a device for each. It does nothing without a CDI directory. Two pools of one pod do
+// not collide: their devices have different names, and a device node that both bring is one to the runtime.
+func (o *Offer) WriteSpec() error {
+	if o.cdi == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var devices []cdi.Device
+	for _, key := range o.keys() {
+		m := o.members[key]
+		if m.gone {
+			continue
+		}
+		nodes, err := o.nodes(m.HCA)
+		if err != nil {
+			continue // Allocate says why.
+		}
+		d := cdi.Device{Name: key}
+		for _, name := range append(nodes, o.common()...) {
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{
+				Path: containerPath(name), HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
+			})
+		}
+		devices = append(devices, d)
+	}
+	return o.cdi.Write(o.specName(), devices)
+}

@@ -66,8 +66,8 @@ bool ff_ci_place(nvmlComputeInstance_t handle, unsigned int *gpu, unsigned int *
 
 unsigned int ff_gpu_count(void)
 {
-	const struct ff_header *h = ff_state_header();
-	return h ? h->gpu_count : 0;
+	unsigned int count = 0;
+	return ff_state_gpus(&count) ? count : 0;
 }
 
 nvmlReturn_t ff_device(nvmlDevice_t device, struct ff_target *t)

@@ -3,6 +3,7 @@
 #include <time.h>
 #include <sys/time.h>
 
+#include "process.h"
 #include "target.h"
 
 /* What is used on a GPU, by all processes and by no process that is in the table. */
@@ -13,6 +14,8 @@ static nvmlReturn_t processes(const struct ff_target *t, struct ff_process list[
 	*used = t->mig ? 0 : t->core.memory_used;
 	for (int i = 0; i < FF_MAX_PROCESSES; i++) {
 		struct ff_process *p = &list[i];
+		if (p->pid && !ff_process_alive(p))
+			p->pid = 0;
 		if (p->pid && t->mig && (p->gpu_instance != t->gi || p->compute_instance != t->ci))
 			p->pid = 0;
 		if (p->pid)

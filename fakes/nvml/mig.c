@@ -1,6 +1,7 @@
 /* NVML's MIG functions: look-ups here, rules in mig_rules.c, files of the capabilities in mig_files.c. */
 #include "mig_files.h"
 #include "mig_rules.h"
+#include "process.h"
 #include "target.h"
 
 #include <stdio.h>
@@ -46,6 +47,7 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int count
 	q->result = NVML_ERROR_INVALID_ARGUMENT;
 	if (q->gpu < count && node->model.mig_profile_count <= FF_MAX_MIG_PROFILES) {
 		q->minor = gpus[q->gpu].core.minor;
+		ff_sweep(&gpus[q->gpu]);
 		q->result = apply(&node->model, &gpus[q->gpu], q);
 	}
 	return q->result == NVML_SUCCESS;

@@ -22,6 +22,9 @@
 struct mapping {
 	struct ff_header *header;
 	size_t size;
+	/* Taken from the header once it was found valid, since a file may be damaged later. */
+	size_t body_offset, body_size;
+	unsigned int gpu_count;
 	int fd;
 	bool writable;
 	struct mapping *older;
@@ -96,6 +99,12 @@ static bool valid(const struct ff_header *h, size_t size)
 	       h->body_offset == offset && h->body_size == body && h->file_size == size && size == offset + 2 * body;
 }
 
+static bool sound(const struct mapping *m)
+{
+	return m->gpu_count <= FF_MAX_GPUS && m->body_offset >= sizeof(struct ff_header) && m->body_offset <= m->size &&
+	       m->body_size <= (m->size - m->body_offset) / 2 && ff_gpu_offset(m->gpu_count) <= m->body_size;
+}
+
 static struct mapping *map(const char *path)
 {
 	bool writable = true;
@@ -119,6 +128,13 @@ static struct mapping *map(const char *path)
 	}
 	m->fd = fd;
 	m->size = (size_t)size;
+	m->body_offset = m->header->body_offset;
+	m->body_size = m->header->body_size;
+	m->gpu_count = m->header->gpu_count;
+	if (!sound(m)) { /* changed between the check and now */
+		munmap(m->header, m->size);
+		goto fail;
+	}
 	m->writable = writable;
 	return m;
 fail:
@@ -187,15 +203,23 @@ bool ff_state_root(char *path)
 	return true;
 }
 
+bool ff_state_gpus(unsigned int *count)
+{
+	struct mapping *m = usable();
+	if (m)
+		*count = m->gpu_count;
+	return m;
+}
+
 static char *body(const struct mapping *m, uint64_t sequence)
 {
-	return (char *)m->header + m->header->body_offset + (sequence & 1) * m->header->body_size;
+	return (char *)m->header + m->body_offset + (sequence & 1) * m->body_size;
 }
 
 bool ff_state_copy(size_t offset, void *out, size_t size)
 {
 	const struct mapping *m = usable();
-	if (!m || offset + size > m->header->body_size)
+	if (!m || offset > m->body_size || size > m->body_size - offset)
 		return false;
 	for (;;) {
 		uint64_t sequence = __atomic_load_n(&m->header->sequence, __ATOMIC_ACQUIRE);
@@ -230,11 +254,11 @@ enum ff_update ff_state_update(bool (*change)(struct ff_node *, struct ff_gpu *,
 	if (intact(m)) {
 		uint64_t sequence = m->header->sequence;
 		char *next = body(m, sequence + 1);
-		memcpy(next, body(m, sequence), m->header->body_size);
+		memcpy(next, body(m, sequence), m->body_size);
 		struct ff_node *node = (struct ff_node *)next;
 		struct ff_gpu *gpus = (struct ff_gpu *)(next + sizeof *node);
 		result = FF_UPDATE_REFUSED;
-		if (change(node, gpus, m->header->gpu_count, argument)) {
+		if (change(node, gpus, m->gpu_count, argument)) {
 			__atomic_store_n(&m->header->sequence, sequence + 1, __ATOMIC_RELEASE);
 			result = FF_UPDATED;
 		}

@@ -12,6 +12,9 @@ bool ff_state_open(void);
 /* ff_state_header gives the mapped file, the newest one if it was replaced, or NULL when it is gone or damaged. */
 const struct ff_header *ff_state_header(void);
 
+/* ff_state_gpus tells how many GPUs the node has; false when the state is gone. */
+bool ff_state_gpus(unsigned int *count);
+
 /* ff_state_root writes the node's root directory into a buffer of PATH_MAX bytes. */
 bool ff_state_root(char *path);
 

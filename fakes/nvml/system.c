@@ -86,11 +86,7 @@ nvmlReturn_t impl_nvmlDeviceGetCount_v2(unsigned int *count)
 {
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	const struct ff_header *h = ff_state_header();
-	if (!h)
-		return NVML_ERROR_UNKNOWN;
-	*count = h->gpu_count;
-	return NVML_SUCCESS;
+	return ff_state_gpus(count) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetCount(unsigned int *count)

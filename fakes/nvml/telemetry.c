@@ -2,6 +2,7 @@
 #include <string.h>
 #include <sys/time.h>
 
+#include "process.h"
 #include "target.h"
 
 static uint64_t now_us(void)
@@ -19,7 +20,7 @@ static bool busy(unsigned int gpu)
 	if (!ff_state_copy(ff_gpu_offset(gpu) + offsetof(struct ff_gpu, processes), list, sizeof list))
 		return false;
 	for (int i = 0; i < FF_MAX_PROCESSES; i++)
-		if (list[i].pid && list[i].busy_until > now)
+		if (list[i].pid && list[i].busy_until > now && ff_process_alive(&list[i]))
 			return true;
 	return false;
 }

@@ -29,6 +29,7 @@ func New(root string) nvml.Interface {
 		computes:  unsupported(&mock.ComputeInstance{}),
 		sets:      unsupported(&mock.EventSet{}),
 		root:      root,
+		namespace: state.PIDNamespace(),
 	}
 }
 
@@ -40,6 +41,7 @@ type library struct {
 	computes  *mock.ComputeInstance
 	sets      *mock.EventSet
 	root      string
+	namespace uint32
 
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced

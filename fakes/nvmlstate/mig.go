@@ -63,6 +63,7 @@ func (d *device) change(function string, fn func(*state.Model, *state.GPU) error
 		case d.isMIG:
 			return nvml.ERROR_INVALID_ARGUMENT
 		}
+		p.gpu.Sweep()
 		return code(fn(p.model, p.gpu))
 	})
 	if r == nvml.SUCCESS {

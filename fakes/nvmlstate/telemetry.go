@@ -34,7 +34,7 @@ func (d *device) memory(function string) (memory, nvml.Return) {
 func (d *device) processes(p part) []state.Process {
 	var all []state.Process
 	for _, q := range p.gpu.Processes {
-		if q.PID != 0 && (!d.isMIG || q.GPUInstance == d.gi && q.ComputeInstance == d.ci) {
+		if q.PID != 0 && q.Alive(d.lib.namespace) && (!d.isMIG || q.GPUInstance == d.gi && q.ComputeInstance == d.ci) {
 			all = append(all, q)
 		}
 	}

@@ -174,7 +174,13 @@ func split(s string) []string {
 // read takes a new view of the state; a GPU looked at before keeps its old one.
 func (c *Command) read() (err error) {
 	c.body, err = c.file.Read()
-	return err
+	if err != nil {
+		return err
+	}
+	for _, g := range c.body.GPUs {
+		g.Sweep() // in this view only
+	}
+	return nil
 }
 
 // gpu is one GPU of the view.
@@ -309,7 +315,10 @@ func (g gpu) migDevices() []migDevice {
 
 // change makes a change of one GPU, as the only writer on the node, and reads the state anew.
 func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
-	err := c.file.Update(func(b *state.Body) error { return fn(&b.Node.Model, b.GPUs[g.index]) })
+	err := c.file.Update(func(b *state.Body) error {
+		b.GPUs[g.index].Sweep()
+		return fn(&b.Node.Model, b.GPUs[g.index])
+	})
 	return errors.Join(err, c.read())
 }
 

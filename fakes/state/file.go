@@ -35,13 +35,20 @@ func (b *Body) GPU(i int) (*GPU, error) {
 
 // File is an open state file. Its methods may be called from many goroutines and many processes at once.
 type File struct {
-	path    string
-	file    *os.File
-	data    []byte
+	path string
+	file *os.File
+	data []byte
+	// shape is what the header said when it was found valid; the file may be damaged later.
+	shape   shape
 	cleanup runtime.Cleanup
 	// write keeps this process's writers one after the other; the file lock does so among processes.
 	write sync.Mutex
 }
+
+// shape is where things are in a file.
+type shape struct{ bodyOffset, bodySize, gpus int }
+
+func shapeOf(gpus int) shape { return shape{bodyOffset(), bodySize(gpus), gpus} }
 
 const align = 64
 
@@ -70,7 +77,7 @@ func Create(root string, gpus int, fill func(*Body) error) error {
 	copy(h.Magic[:], Magic)
 	h.Version, h.FileSize = Version, uint32(size)
 	h.BodyOffset, h.BodySize, h.GPUCount = uint32(bodyOffset()), uint32(bodySize(gpus)), uint32(gpus)
-	if err := fill(bodyAt(data, 0)); err != nil {
+	if err := fill(shapeOf(gpus).body(data, 0)); err != nil {
 		return err
 	}
 	old, oldErr := Open(root)
@@ -124,6 +131,7 @@ func Open(root string) (*File, error) {
 		return nil, errors.Join(fmt.Errorf("map node state %s: %w", path, err), f.Close())
 	}
 	s := &File{path: path, file: f, data: data}
+	s.shape = shapeOf(int(min(header(data).GPUCount, MaxGPUs)))
 	// A file that nobody closes is unmapped with its last reference.
 	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	if err := validate(data); err != nil {
@@ -172,11 +180,14 @@ func header(data []byte) *Header {
 	return (*Header)(unsafe.Pointer(unsafe.SliceData(data)))
 }
 
-// bodyAt gives the body with that number (0 or 1) in a file's bytes; validate has checked the sizes.
-func bodyAt(data []byte, which uint64) *Body {
-	h := header(data)
-	start := int(h.BodyOffset) + int(which)*int(h.BodySize)
-	return bodyOf(data[start:start+int(h.BodySize)], int(h.GPUCount))
+// bytes gives the bytes of the body with that number (0 or 1) in a file.
+func (s shape) bytes(data []byte, which uint64) []byte {
+	start := s.bodyOffset + int(which)*s.bodySize
+	return data[start : start+s.bodySize]
+}
+
+func (s shape) body(data []byte, which uint64) *Body {
+	return bodyOf(s.bytes(data, which), s.gpus)
 }
 
 func bodyOf(data []byte, gpus int) *Body {
@@ -212,12 +223,12 @@ func (f *File) Read() (*Body, error) {
 		return nil, err
 	}
 	h := header(f.data)
-	out := alignedBytes(int(h.BodySize))
+	out := alignedBytes(f.shape.bodySize)
 	for {
 		seq := atomic.LoadUint64(&h.Sequence)
-		copy(out, bodyBytes(f.data, seq%2))
+		copy(out, f.shape.bytes(f.data, seq%2))
 		if atomic.LoadUint64(&h.Sequence) == seq {
-			return bodyOf(out, int(h.GPUCount)), nil
+			return bodyOf(out, f.shape.gpus), nil
 		}
 	}
 }
@@ -231,17 +242,11 @@ func (f *File) View(fn func(*Body)) error {
 	h := header(f.data)
 	for {
 		seq := atomic.LoadUint64(&h.Sequence)
-		fn(bodyAt(f.data, seq%2))
+		fn(f.shape.body(f.data, seq%2))
 		if atomic.LoadUint64(&h.Sequence) == seq {
 			return nil
 		}
 	}
-}
-
-func bodyBytes(data []byte, which uint64) []byte {
-	h := header(data)
-	start := int(h.BodyOffset) + int(which)*int(h.BodySize)
-	return data[start : start+int(h.BodySize)]
 }
 
 // Update changes the body: all of what fn does or, when fn returns an error, nothing. Writers wait for each other, also those in other
@@ -249,8 +254,8 @@ func bodyBytes(data []byte, which uint64) []byte {
 func (f *File) Update(fn func(*Body) error) error {
 	return f.locked(func(h *Header) error {
 		seq := atomic.LoadUint64(&h.Sequence)
-		copy(bodyBytes(f.data, (seq+1)%2), bodyBytes(f.data, seq%2))
-		if err := fn(bodyAt(f.data, (seq+1)%2)); err != nil {
+		copy(f.shape.bytes(f.data, (seq+1)%2), f.shape.bytes(f.data, seq%2))
+		if err := fn(f.shape.body(f.data, (seq+1)%2)); err != nil {
 			return err
 		}
 		atomic.StoreUint64(&h.Sequence, seq+1)

@@ -257,7 +257,7 @@ type Process struct {
 	ComputeInstance uint32
 	Memory          uint64
 	SM              uint32 // percent
-	Reserved        uint32
+	Namespace       uint32 // of the PID: the low bits of its inode, 0 when unknown
 	StartTime       uint64 // of the process, in clock ticks after boot, to tell a reused PID
 	BusyUntil       uint64 // microseconds since the epoch: the end of the last kernel
 	Name            [64]byte

@@ -15,7 +15,7 @@ import (
 var Tools = []string{"nvidia-smi", "nvidia-imex", "nvidia-imex-ctl"}
 
 // Libraries are the C libraries that Options.LibraryDir must hold, under their sonames.
-var Libraries = []string{"libnvidia-ml.so.1"}
+var Libraries = []string{"libnvidia-ml.so.1", "libcuda.so.1"}
 
 func writeDriver(w *writer, n *profile.Node, o Options) {
 	w.dir("driver/usr/lib64")

@@ -1,0 +1,230 @@
+package cudatest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/internal/memdir"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+
+// node renders a node and opens its NVML.
+func node(t *testing.T, name string) (root string, lib nvml.Interface) {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root = t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true, LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
+		t.Fatal(err)
+	}
+	lib = nvmlstate.New(root)
+	if r := lib.Init(); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	return root, lib
+}
+
+// client is a running testdata/client.
+type client struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func start(t *testing.T, root string, env ...string) *client {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "client")
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, "testdata/client.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c := &client{t: t, cmd: exec.CommandContext(t.Context(), binary, filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
+	c.cmd.Env = append(os.Environ(), env...)
+	c.cmd.Stderr = os.Stderr
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewReader(out)
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.end)
+	return c
+}
+
+func (c *client) end() {
+	_ = c.in.Close()
+	_ = c.cmd.Wait() // some die on purpose
+}
+
+// say sends a command and checks its answer.
+func (c *client) say(command, want string) {
+	c.t.Helper()
+	if _, err := fmt.Fprintln(c.in, command); err != nil {
+		c.t.Fatal(err)
+	}
+	got, err := c.out.ReadString('\n')
+	if err != nil || strings.TrimSpace(got) != want {
+		c.t.Fatalf("%s: %q %v; want %q", command, got, err, want)
+	}
+}
+
+func usedMiB(t *testing.T, lib nvml.Interface, gpu int) (uint64, []nvml.ProcessInfo) {
+	t.Helper()
+	d, r := lib.DeviceGetHandleByIndex(gpu)
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	m, r := d.GetMemoryInfo_v2()
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	p, r := d.GetComputeRunningProcesses()
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	return m.Used >> 20, p
+}
+
+func TestMemoryShowsInNVMLOfTheSameNode(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 2", "0")
+	c.say("alloc 1073741824", "0")
+	used, processes := usedMiB(t, lib, 2)
+	if used != 1024 || len(processes) != 1 || int(processes[0].Pid) != c.cmd.Process.Pid || processes[0].UsedGpuMemory != 1<<30 {
+		t.Errorf("%d MiB used by %+v", used, processes)
+	}
+	c.say("info", fmt.Sprintf("0 %d %d", uint64(49140-1024)<<20, uint64(49140)<<20))
+	c.say("alloc 60000000000", "2") // out of memory
+	c.say("free", "1")              // the block that was not given
+	c.say("free", "0")
+	if used, _ := usedMiB(t, lib, 2); used != 0 {
+		t.Errorf("%d MiB used after free", used)
+	}
+	c.end()
+	if _, processes := usedMiB(t, lib, 2); len(processes) != 0 {
+		t.Errorf("a process that ended: %+v", processes)
+	}
+}
+
+func TestAProcessThatDiesLeavesNothing(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 0", "0")
+	c.say("alloc 1048576", "0")
+	if _, err := fmt.Fprintln(c.in, "die"); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.cmd.Wait() // it exits with 9
+	if used, processes := usedMiB(t, lib, 0); used != 0 || len(processes) != 0 {
+		t.Errorf("%d MiB used by %+v", used, processes)
+	}
+}
+
+func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 1", "0")
+	begin := time.Now()
+	c.say("launch noop_300ms", "0")
+	d, _ := lib.DeviceGetHandleByIndex(1)
+	if u, r := d.GetUtilizationRates(); r != nvml.SUCCESS || u.Gpu != 100 {
+		t.Errorf("while it runs: %+v %v", u, r)
+	}
+	c.say("wait", "0")
+	if took := time.Since(begin); took < 300*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
+	if u, _ := d.GetUtilizationRates(); u.Gpu != 0 {
+		t.Errorf("afterwards: %+v", u)
+	}
+}
+
+func TestVisibleDevices(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	d, _ := lib.DeviceGetHandleByIndex(5)
+	uuid, _ := d.GetUUID()
+	for visible, want := range map[string]string{"1,3": "0 2 NVIDIA L40S", uuid: "0 1 NVIDIA L40S", "": "100 -1", "0,9,1": "0 1 NVIDIA L40S"} {
+		start(t, root, "CUDA_VISIBLE_DEVICES="+visible).say("init", want)
+	}
+	c := start(t, root, "CUDA_VISIBLE_DEVICES="+uuid)
+	c.say("init", "0 1 NVIDIA L40S")
+	c.say("context 0", "0")
+	c.say("alloc 1048576", "0")
+	if used, _ := usedMiB(t, lib, 5); used != 1 {
+		t.Errorf("%d MiB on the GPU that was meant", used)
+	}
+}
+
+func TestAMIGDeviceHasItsOwnMemoryAndIsInUse(t *testing.T) {
+	root, lib := node(t, "a100-40")
+	d, _ := lib.DeviceGetHandleByIndex(0)
+	d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+	gi, r := d.CreateGpuInstance(&info)
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	ciInfo, _ := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, 0)
+	ci, r := gi.CreateComputeInstance(&ciInfo)
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	m, _ := d.GetMigDeviceHandleByIndex(0)
+	uuid, _ := m.GetUUID()
+	c := start(t, root, "CUDA_VISIBLE_DEVICES="+uuid)
+	c.say("init", "0 1 NVIDIA A100-SXM4-40GB")
+	c.say("context 0", "0")
+	c.say("alloc 104857600", "0")
+	c.say("alloc 5368709120", "2") // more than 1g.5gb has
+	if mem, r := m.GetMemoryInfo(); r != nvml.SUCCESS || mem.Used != 100<<20 || mem.Total != 4864<<20 {
+		t.Errorf("%+v %v", mem, r)
+	}
+	if r := ci.Destroy(); r != nvml.ERROR_IN_USE {
+		t.Errorf("destroying it in use: %v", r)
+	}
+	c.end()
+	if r := ci.Destroy(); r != nvml.SUCCESS {
+		t.Errorf("destroying it afterwards: %v", r)
+	}
+}
+
+func TestExclusiveProcessModeLetsOneIn(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	d, _ := lib.DeviceGetHandleByIndex(0)
+	if r := d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	first, second := start(t, root), start(t, root)
+	first.say("init", "0 8 NVIDIA L40S")
+	second.say("init", "0 8 NVIDIA L40S")
+	first.say("context 0", "0")
+	second.say("context 0", "46") // device unavailable
+	first.end()
+	second.say("context 0", "0")
+}

@@ -1,0 +1,510 @@
+/* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time. How long, is
+ * in its name (anything_250ms), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <time.h>
+
+#include "device.h"
+
+struct context {
+	const struct device *device;
+	unsigned long long busy_until;
+};
+
+struct module {
+	int unused;
+};
+
+struct kernel {
+	unsigned long long microseconds;
+	struct kernel *next;
+};
+
+/* One allocation; its address is made up, in a range that no host pointer is in. */
+struct allocation {
+	CUdeviceptr address;
+	size_t size;
+	struct context *context;
+	struct allocation *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialised, used;
+static struct allocation *allocations;
+static struct kernel *kernels;
+static CUdeviceptr next_address = 0x7f0000000000ull;
+static struct context primary[FF_MAX_GPUS * FF_MAX_GPU_INSTANCES];
+static __thread struct context *current;
+
+#define NEED(condition, error) \
+	if (!(condition))      \
+		return error
+#define NEED_INIT() NEED(initialised, CUDA_ERROR_NOT_INITIALIZED)
+#define NEED_CONTEXT() \
+	NEED_INIT();   \
+	NEED(current, CUDA_ERROR_INVALID_CONTEXT)
+#define NEED_DEVICE(number)                             \
+	NEED_INIT();                                    \
+	const struct device *device = device_at(number); \
+	NEED(device, CUDA_ERROR_INVALID_DEVICE)
+
+EXPORT CUresult cuInit(unsigned int flags)
+{
+	NEED(flags == 0, CUDA_ERROR_INVALID_VALUE);
+	pthread_mutex_lock(&lock);
+	CUresult r = initialised ? CUDA_SUCCESS : devices_find();
+	initialised |= r == CUDA_SUCCESS;
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version)
+{
+	uint32_t v;
+	NEED(version, CUDA_ERROR_INVALID_VALUE);
+	NEED(ff_state_copy(offsetof(struct ff_node, cuda_version), &v, sizeof v), CUDA_ERROR_UNKNOWN);
+	*version = (int)v;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count)
+{
+	NEED_INIT();
+	NEED(count, CUDA_ERROR_INVALID_VALUE);
+	*count = devices_count();
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal)
+{
+	NEED_DEVICE(ordinal);
+	(void)device;
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	*out = ordinal;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice number)
+{
+	char text[sizeof ((struct ff_model *)0)->name];
+	NEED_DEVICE(number);
+	(void)device;
+	NEED(name && length > 0, CUDA_ERROR_INVALID_VALUE);
+	NEED(ff_state_copy(offsetof(struct ff_node, model.name), text, sizeof text), CUDA_ERROR_UNKNOWN);
+	snprintf(name, (size_t)length, "%.*s", (int)sizeof text - 1, text);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice number)
+{
+	NEED_DEVICE(number);
+	NEED(uuid, CUDA_ERROR_INVALID_VALUE);
+	memcpy(uuid->bytes, device->uuid, 16);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice number)
+{
+	return cuDeviceGetUuid_v2(uuid, number);
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice number)
+{
+	NEED_DEVICE(number);
+	NEED(bytes, CUDA_ERROR_INVALID_VALUE);
+	*bytes = device->memory;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice number)
+{
+	NEED_DEVICE(number);
+	NEED(text && length > 0, CUDA_ERROR_INVALID_VALUE);
+	snprintf(text, (size_t)length, "%04x:%02x:%02x.%x", device->core.domain, device->core.bus, device->core.device, device->core.function);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text)
+{
+	unsigned int a[4];
+	NEED_INIT();
+	NEED(out && text && sscanf(text, "%x:%x:%x.%x", &a[0], &a[1], &a[2], &a[3]) == 4, CUDA_ERROR_INVALID_VALUE);
+	for (int i = 0; i < devices_count(); i++) {
+		const struct ff_core *c = &device_at(i)->core;
+		if (c->domain == a[0] && c->bus == a[1] && c->device == a[2] && c->function == a[3]) {
+			*out = i;
+			return CUDA_SUCCESS;
+		}
+	}
+	return CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice number)
+{
+	static struct ff_model m;
+	NEED_DEVICE(number);
+	NEED(value, CUDA_ERROR_INVALID_VALUE);
+	NEED(ff_state_copy(offsetof(struct ff_node, model), &m, sizeof m), CUDA_ERROR_UNKNOWN);
+	switch (attribute) {
+	case ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		*value = 1024;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_WARP_SIZE:
+		*value = 32;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_CLOCK_RATE:
+		*value = (int)m.clock_sm * 1000;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_MULTIPROCESSOR_COUNT:
+		*value = (int)device->multiprocessors;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_INTEGRATED:
+		*value = 0;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_COMPUTE_MODE:
+		*value = (int)device->core.compute_mode;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_ECC_ENABLED:
+		*value = (int)m.ecc;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_PCI_BUS_ID:
+		*value = (int)device->core.bus;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_PCI_DEVICE_ID:
+		*value = (int)device->core.device;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_PCI_DOMAIN_ID:
+		*value = (int)device->core.domain;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_MEMORY_CLOCK_RATE:
+		*value = (int)m.clock_memory * 1000;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+		*value = (int)m.memory_bus_bits;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_UNIFIED_ADDRESSING:
+		*value = 1;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+		*value = (int)m.compute_major;
+		return CUDA_SUCCESS;
+	case ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+		*value = (int)m.compute_minor;
+		return CUDA_SUCCESS;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+}
+
+static CUresult enter(struct context *c, const struct device *device)
+{
+	CUresult r = device_use(device, 0);
+	if (r == CUDA_SUCCESS) {
+		c->device = device;
+		used = true;
+	}
+	return r;
+}
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice number)
+{
+	(void)flags;
+	NEED_DEVICE(number);
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	struct context *c = calloc(1, sizeof *c);
+	NEED(c, CUDA_ERROR_OUT_OF_MEMORY);
+	CUresult r = enter(c, device);
+	if (r != CUDA_SUCCESS) {
+		free(c);
+		return r;
+	}
+	*out = current = c;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice number)
+{
+	NEED_DEVICE(number);
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	CUresult r = enter(&primary[number], device);
+	if (r == CUDA_SUCCESS)
+		*out = &primary[number];
+	return r;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice number)
+{
+	NEED_DEVICE(number);
+	(void)device;
+	return CUDA_SUCCESS;
+}
+
+/* Gives the memory of a context back. */
+static void release(struct context *c)
+{
+	pthread_mutex_lock(&lock);
+	for (struct allocation **a = &allocations; *a;) {
+		struct allocation *gone = *a;
+		if (gone->context != c) {
+			a = &gone->next;
+			continue;
+		}
+		device_use(c->device, -(long long)gone->size);
+		*a = gone->next;
+		free(gone);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext c)
+{
+	NEED_INIT();
+	NEED(c, CUDA_ERROR_INVALID_CONTEXT);
+	release(c);
+	if (current == c)
+		current = NULL;
+	free(c);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext c)
+{
+	NEED_INIT();
+	current = c;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
+{
+	NEED_INIT();
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	*out = current;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+	return cuCtxSetCurrent(c);
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+	NEED_CONTEXT();
+	if (out)
+		*out = current;
+	current = NULL;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *out)
+{
+	NEED_CONTEXT();
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	for (int i = 0; i < devices_count(); i++)
+		if (device_at(i) == current->device)
+			*out = i;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	NEED_CONTEXT();
+	NEED(available && total, CUDA_ERROR_INVALID_VALUE);
+	*total = current->device->memory;
+	return device_free(current->device, available);
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
+{
+	NEED_CONTEXT();
+	NEED(out && size, CUDA_ERROR_INVALID_VALUE);
+	struct allocation *a = calloc(1, sizeof *a);
+	NEED(a, CUDA_ERROR_OUT_OF_MEMORY);
+	CUresult r = device_use(current->device, (long long)size);
+	if (r != CUDA_SUCCESS) {
+		free(a);
+		return r;
+	}
+	pthread_mutex_lock(&lock);
+	*a = (struct allocation){next_address, size, current, allocations};
+	next_address += (size + 0x1fffff) & ~(CUdeviceptr)0x1fffff;
+	allocations = a;
+	pthread_mutex_unlock(&lock);
+	*out = a->address;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+	NEED_INIT();
+	pthread_mutex_lock(&lock);
+	struct allocation **a = &allocations, *found;
+	while (*a && (*a)->address != address)
+		a = &(*a)->next;
+	found = *a;
+	if (found)
+		*a = found->next;
+	pthread_mutex_unlock(&lock);
+	NEED(found, CUDA_ERROR_INVALID_VALUE);
+	CUresult r = device_use(found->context->device, -(long long)found->size);
+	free(found);
+	return r;
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+	static struct module only;
+	NEED_CONTEXT();
+	NEED(out && image, CUDA_ERROR_INVALID_VALUE);
+	*out = &only;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule m)
+{
+	NEED_INIT();
+	NEED(m, CUDA_ERROR_INVALID_VALUE);
+	return CUDA_SUCCESS;
+}
+
+/* The milliseconds at the end of a kernel's name, or the environment's, or 1. */
+static unsigned long long duration(const char *name)
+{
+	const char *ms = getenv("FAKEFABRIC_KERNEL_MS"), *tail = strrchr(name, '_');
+	char unit[3];
+	unsigned long v;
+	if (tail && sscanf(tail, "_%lu%2s", &v, unit) == 2 && strcmp(unit, "ms") == 0)
+		return v * 1000ull;
+	return ms && sscanf(ms, "%lu", &v) == 1 ? v * 1000ull : 1000;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name)
+{
+	NEED_INIT();
+	NEED(out && m && name, CUDA_ERROR_INVALID_VALUE);
+	struct kernel *k = calloc(1, sizeof *k);
+	NEED(k, CUDA_ERROR_OUT_OF_MEMORY);
+	k->microseconds = duration(name);
+	pthread_mutex_lock(&lock);
+	k->next = kernels;
+	kernels = k;
+	pthread_mutex_unlock(&lock);
+	*out = k;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction k, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+			       unsigned int shared, CUstream stream, void **parameters, void **extra)
+{
+	(void)shared, (void)stream, (void)parameters, (void)extra;
+	NEED_CONTEXT();
+	NEED(k && gx && gy && gz && bx && by && bz, CUDA_ERROR_INVALID_VALUE);
+	return device_run(current->device, k->microseconds, &current->busy_until);
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+	struct timeval t;
+	NEED_CONTEXT();
+	gettimeofday(&t, NULL);
+	unsigned long long now = (unsigned long long)t.tv_sec * 1000000 + (unsigned long long)t.tv_usec;
+	if (current->busy_until > now) {
+		unsigned long long left = current->busy_until - now;
+		struct timespec d = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
+		nanosleep(&d, NULL);
+	}
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags)
+{
+	(void)flags;
+	NEED_CONTEXT();
+	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	*out = (CUstream)current; /* all streams of a context are one */
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream s)
+{
+	(void)s;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream s)
+{
+	(void)s;
+	return cuCtxSynchronize();
+}
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
+{
+	NEED(name, CUDA_ERROR_INVALID_VALUE);
+	switch (error) {
+#define CASE(e)            \
+	case e:            \
+		*name = #e; \
+		return CUDA_SUCCESS
+		CASE(CUDA_SUCCESS);
+		CASE(CUDA_ERROR_INVALID_VALUE);
+		CASE(CUDA_ERROR_OUT_OF_MEMORY);
+		CASE(CUDA_ERROR_NOT_INITIALIZED);
+		CASE(CUDA_ERROR_DEVICE_UNAVAILABLE);
+		CASE(CUDA_ERROR_NO_DEVICE);
+		CASE(CUDA_ERROR_INVALID_DEVICE);
+		CASE(CUDA_ERROR_INVALID_CONTEXT);
+		CASE(CUDA_ERROR_NOT_FOUND);
+		CASE(CUDA_ERROR_NOT_SUPPORTED);
+		CASE(CUDA_ERROR_UNKNOWN);
+	default:
+		*name = NULL;
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+}
+
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
+{
+	return cuGetErrorName(error, text);
+}
+
+/* Looks a function up by its base name: the newest version is the one meant. */
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status)
+{
+	static const struct {
+		const char *name;
+		void *function;
+	} table[] = {
+#define NAME(f) {#f, (void *)f}
+#define SECOND(f) {#f, (void *)f##_v2}
+		NAME(cuInit), NAME(cuDriverGetVersion), NAME(cuDeviceGetCount), NAME(cuDeviceGet), NAME(cuDeviceGetName), SECOND(cuDeviceGetUuid),
+		SECOND(cuDeviceTotalMem), NAME(cuDeviceGetPCIBusId), NAME(cuDeviceGetByPCIBusId), NAME(cuDeviceGetAttribute), SECOND(cuCtxCreate),
+		NAME(cuDevicePrimaryCtxRetain), SECOND(cuDevicePrimaryCtxRelease), SECOND(cuCtxDestroy), NAME(cuCtxSetCurrent), NAME(cuCtxGetCurrent),
+		SECOND(cuCtxPushCurrent), SECOND(cuCtxPopCurrent), NAME(cuCtxGetDevice), SECOND(cuMemGetInfo), SECOND(cuMemAlloc), SECOND(cuMemFree),
+		NAME(cuModuleLoadData), NAME(cuModuleUnload), NAME(cuModuleGetFunction), NAME(cuLaunchKernel), NAME(cuCtxSynchronize),
+		NAME(cuStreamCreate), SECOND(cuStreamDestroy), NAME(cuStreamSynchronize), NAME(cuGetErrorName), NAME(cuGetErrorString),
+	};
+	(void)version, (void)flags;
+	NEED(symbol && out, CUDA_ERROR_INVALID_VALUE);
+	*out = NULL;
+	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+		if (strcmp(table[i].name, symbol) == 0)
+			*out = table[i].function;
+	if (status)
+		*status = *out ? 0 : 1; /* 1: symbol not found */
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags)
+{
+	return cuGetProcAddress_v2(symbol, out, version, flags, NULL);
+}
+
+__attribute__((destructor)) static void leave(void)
+{
+	if (used)
+		devices_leave();
+}

@@ -13,6 +13,8 @@ import (
 	"gpufabric.io/provider/internal/provider"
 )
 
+//go:generate ./generate-docs
+
 // version is set by the release build.
 var version = "dev"
 

@@ -37,6 +37,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"secondary network", testSecondaryNetwork},
 		{"list", testList},
 		{"ephemeral kubeconfig", testKubeconfig},
+		{"documentation", testDocumentation},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
 	}

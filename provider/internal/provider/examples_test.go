@@ -1,13 +1,21 @@
 package provider
 
 import (
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/hashicorp/terraform-plugin-framework/providerserver"
+	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-testing/config"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 
 	"gpufabric.io/provider/internal/apiserver"
 )
@@ -40,4 +48,89 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		}}})
 		nothingLeft(t, s, "gpufabric-system")
 	})
+}
+
+// testDocumentation plans every example of the documentation.
+func testDocumentation(t *testing.T, s *apiserver.Server) {
+	t.Setenv("TF_ACC_PROVIDER_NAMESPACE", "gpufabric")
+	t.Setenv("KUBECONFIG", s.Kubeconfig)
+	publishRack(t, s)
+	for _, pattern := range []string{"../../examples/resources/*", "../../examples/data-sources/*", "../../examples/functions/*"} {
+		directories, err := filepath.Glob(pattern)
+		must(t, err)
+		for _, d := range directories {
+			t.Run(filepath.Base(filepath.Dir(d))+" "+filepath.Base(d), func(t *testing.T) {
+				resource.UnitTest(t, resource.TestCase{Steps: []resource.TestStep{{
+					ProtoV6ProviderFactories: factories(), ConfigDirectory: config.StaticDirectory(exampleCopy(t, d)), PlanOnly: true, ExpectNonEmptyPlan: true,
+				}}})
+			})
+		}
+	}
+}
+
+// exampleCopy is an example with a provider block and what it names: an archive of the repository's chart.
+func exampleCopy(t *testing.T, directory string) string {
+	t.Helper()
+	to := t.TempDir()
+	must(t, os.CopyFS(to, os.DirFS(directory)))
+	imports, err := filepath.Glob(filepath.Join(to, "import*"))
+	must(t, err)
+	for _, file := range imports {
+		must(t, os.Remove(file))
+	}
+	const header = "terraform {\n  required_providers {\n    gpufabric = { source = \"gpufabric/gpufabric\" }\n  }\n}\nprovider \"gpufabric\" {}\n"
+	must(t, os.WriteFile(filepath.Join(to, "header.tf"), []byte(header), 0o600))
+	if filepath.Base(directory) == "gpufabric_driver_stack" {
+		chart, err := loader.Load(filepath.Join(repository, "charts/gpufabric"))
+		must(t, err)
+		archive, err := chartutil.Save(chart, to)
+		must(t, err)
+		// Terraform starts a provider where the configuration is; in a test it runs in the test's own process, elsewhere.
+		text, err := os.ReadFile(filepath.Join(to, "resource.tf"))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(to, "resource.tf"), []byte(strings.ReplaceAll(string(text), "${path.module}/gpufabric-0.1.0.tgz", archive)), 0o600))
+	}
+	return to
+}
+
+// TestDocumentation checks that nothing that the provider offers lacks a page and an example. That the pages say what the schemas say is
+// checked by provider/generate-docs --check.
+func TestDocumentation(t *testing.T) {
+	server := providerserver.NewProtocol6(New("test")())()
+	all, err := server.GetProviderSchema(t.Context(), &tfprotov6.GetProviderSchemaRequest{})
+	must(t, err)
+	var offered []string
+	add := func(kind string, names []string) {
+		for _, name := range names {
+			offered = append(offered, kind+"/"+name)
+		}
+	}
+	add("resources", slices.Collect(maps.Keys(all.ResourceSchemas)))
+	add("data-sources", slices.Collect(maps.Keys(all.DataSourceSchemas)))
+	add("functions", slices.Collect(maps.Keys(all.Functions)))
+	add("ephemeral-resources", slices.Collect(maps.Keys(all.EphemeralResourceSchemas)))
+	add("list-resources", slices.Collect(maps.Keys(all.ListResourceSchemas)))
+	for _, what := range offered {
+		if _, err := os.Stat(filepath.Join("../../examples", what)); err != nil {
+			t.Errorf("%s has no example: %v", what, err)
+		}
+		page := filepath.Join("../../docs", strings.Replace(what, "gpufabric_", "", 1)+".md")
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Errorf("%s has no page: %v; run provider/generate-docs", what, err)
+			continue
+		}
+		if !strings.Contains(string(text), "## Example Usage") {
+			t.Errorf("%s shows no example; run provider/generate-docs", page)
+		}
+	}
+	// And nothing is documented that is not offered.
+	err = filepath.WalkDir("../../examples", func(path string, entry fs.DirEntry, err error) error {
+		parts := strings.Split(filepath.ToSlash(path), "/")
+		if err == nil && entry.IsDir() && len(parts) == 5 && !slices.Contains(offered, parts[3]+"/"+parts[4]) {
+			t.Errorf("%s is an example of nothing", path)
+		}
+		return err
+	})
+	must(t, err)
 }

@@ -31,8 +31,8 @@ func updates(address string) resource.ConfigPlanChecks {
 	return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate)}}
 }
 
-// testVGPUProfile needs the GPUs that testDataSources published.
 func testVGPUProfile(t *testing.T, s *apiserver.Server) {
+	publishRack(t, s)
 	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/gpufabric.io_vgpuprofiles.yaml"))
 	s.Serve(t, vgpuProfileKind.GVR(), func(obj *unstructured.Unstructured) map[string]any {
 		return map[string]any{"observedGeneration": obj.GetGeneration(), "deviceClass": obj.GetName(), "extendedResourceName": "gpufabric.io/" + obj.GetName(), "fits": int64(8),

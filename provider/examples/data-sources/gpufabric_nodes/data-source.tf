@@ -1,0 +1,7 @@
+data "gpufabric_nodes" "gpu" {
+  match_labels = { "node.kubernetes.io/instance-type" = "gb200" }
+}
+
+output "unhealthy" {
+  value = [for n in data.gpufabric_nodes.gpu.nodes : n.name if !n.healthy]
+}

@@ -1,0 +1,3 @@
+output "layouts" {
+  value = keys(provider::gpufabric::mig_parted(file("${path.module}/mig.yaml")))
+}

@@ -1,0 +1,3 @@
+list "gpufabric_compute_domain" "all" {
+  provider = gpufabric
+}

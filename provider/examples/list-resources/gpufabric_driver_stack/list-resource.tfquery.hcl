@@ -1,0 +1,3 @@
+list "gpufabric_driver_stack" "all" {
+  provider = gpufabric
+}

@@ -1,0 +1,3 @@
+list "gpufabric_mig_layout" "all" {
+  provider = gpufabric
+}

@@ -1,0 +1,3 @@
+list "gpufabric_rdma_pool" "all" {
+  provider = gpufabric
+}

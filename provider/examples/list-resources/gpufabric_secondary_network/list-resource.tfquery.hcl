@@ -1,0 +1,3 @@
+list "gpufabric_secondary_network" "all" {
+  provider = gpufabric
+}

@@ -1,0 +1,3 @@
+list "gpufabric_vgpu_profile" "all" {
+  provider = gpufabric
+}

@@ -1,0 +1,7 @@
+import {
+  to = gpufabric_compute_domain.this
+  identity = {
+    namespace = "training"
+    name      = "rack-1"
+  }
+}

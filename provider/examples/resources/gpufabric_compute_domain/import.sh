@@ -1,0 +1,2 @@
+# namespace/name
+terraform import gpufabric_compute_domain.this training/rack-1

@@ -1,0 +1,7 @@
+import {
+  to = gpufabric_driver_stack.this
+  identity = {
+    namespace = "gpufabric-system"
+    name      = "gpufabric"
+  }
+}

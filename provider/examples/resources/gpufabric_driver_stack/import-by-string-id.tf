@@ -1,0 +1,4 @@
+import {
+  to = gpufabric_driver_stack.this
+  id = "gpufabric-system/gpufabric"
+}

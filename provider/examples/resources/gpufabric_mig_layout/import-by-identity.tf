@@ -1,0 +1,6 @@
+import {
+  to = gpufabric_mig_layout.this
+  identity = {
+    name = "inference"
+  }
+}

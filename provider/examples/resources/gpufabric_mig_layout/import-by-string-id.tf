@@ -1,0 +1,4 @@
+import {
+  to = gpufabric_mig_layout.this
+  id = "inference"
+}

@@ -1,0 +1,2 @@
+# name
+terraform import gpufabric_mig_layout.this inference

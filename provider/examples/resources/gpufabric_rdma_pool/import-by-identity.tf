@@ -1,0 +1,6 @@
+import {
+  to = gpufabric_rdma_pool.this
+  identity = {
+    name = "hca-a"
+  }
+}

@@ -1,0 +1,4 @@
+import {
+  to = gpufabric_rdma_pool.this
+  id = "hca-a"
+}

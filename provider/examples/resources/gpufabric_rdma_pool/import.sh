@@ -1,0 +1,2 @@
+# name
+terraform import gpufabric_rdma_pool.this hca-a

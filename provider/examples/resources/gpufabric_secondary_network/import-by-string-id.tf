@@ -1,0 +1,4 @@
+import {
+  to = gpufabric_secondary_network.this
+  id = "training/rail-0"
+}

@@ -1,0 +1,2 @@
+# name
+terraform import gpufabric_vgpu_profile.this l40s-10g

@@ -6,6 +6,7 @@ import (
 	"gpufabric.io/drivers/computedomain/controller"
 	"gpufabric.io/drivers/computedomain/daemon"
 	"gpufabric.io/drivers/computedomain/nodeplugin"
+	gpuobjects "gpufabric.io/drivers/gpu/controller"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/host"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
@@ -20,7 +21,7 @@ import (
 func roles() []func(host.Host) *cobra.Command {
 	return []func(host.Host) *cobra.Command{
 		func(h host.Host) *cobra.Command {
-			return controller.Command(h, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)))
+			return controller.Command(h, gpuobjects.Add, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)))
 		},
 		nodeplugin.Command,
 		daemon.Command,

@@ -2,6 +2,7 @@ package devices
 
 import (
 	"fmt"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -114,3 +115,6 @@ func partitionDraw(g *inventory.GPU, p inventory.Profile, at inventory.Placement
 	}
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: CounterSetName(g), Counters: counters}}
 }
+
+// IsMemorySlice says whether a counter stands for one memory slice of a GPU: two placements that both draw on it overlap.
+func IsMemorySlice(counter string) bool { return strings.HasPrefix(counter, "memory-slice-") }

@@ -86,7 +86,7 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:Maximum=100
 	// +optional
 	Split int32 `json:"split,omitempty"`
-	// NodeSelector selects the nodes that the slices are on; without one every node with GPUs.
+	// NodeSelector selects the nodes that the slices are on; without one every node with GPUs. Only for Software: elsewhere the pod selects.
 	//
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`

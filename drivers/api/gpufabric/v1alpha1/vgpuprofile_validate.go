@@ -30,6 +30,9 @@ func (s *VGPUProfileSpec) Validate(path *field.Path) field.ErrorList {
 	if s.Mode != VGPUSoftware && s.Split != 0 {
 		errs = append(errs, field.Forbidden(path.Child("split"), "only allowed with mode Software"))
 	}
+	if s.Mode != VGPUSoftware && s.NodeSelector != nil {
+		errs = append(errs, field.Forbidden(path.Child("nodeSelector"), "only allowed with mode Software: the other modes choose among devices that are there anyway; use the pod's nodeSelector"))
+	}
 	if m := s.Memory; m != nil {
 		switch {
 		case m.Cmp(resource.MustParse("1Mi")) < 0:

@@ -1,0 +1,188 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/devices"
+)
+
+// profiles makes what belongs to each VGPUProfile.
+type profiles struct {
+	client client.Client
+	reader client.Reader // not cached
+	now    func() time.Time
+}
+
+// ExtendedResourceName is the resource by which a pod asks for slices of a profile in a single line.
+func ExtendedResourceName(profile string) string { return v1alpha1.GroupName + "/" + profile }
+
+// Reconcile makes one profile's DeviceClass and templates, and counts what fits.
+func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var p v1alpha1.VGPUProfile
+	if err := r.client.Get(ctx, request.NamespacedName, &p); err != nil || p.DeletionTimestamp != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err) // what it owns goes with it
+	}
+	next := v1alpha1.VGPUProfileStatus{ObservedGeneration: p.Generation, Conditions: slices.Clone(p.Status.Conditions)}
+	if err := p.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
+		setReady(&next.Conditions, p.Generation, false, "InvalidSpec", err.Error(), r.now())
+		return ctrl.Result{}, r.write(ctx, &p, next)
+	}
+	if err := r.makeAll(ctx, &p); err != nil {
+		setReady(&next.Conditions, p.Generation, false, "NotMade", err.Error(), r.now())
+		if written := r.write(ctx, &p, next); written != nil {
+			return ctrl.Result{}, written
+		}
+		return ctrl.Result{}, err
+	}
+	next.DeviceClass, next.ExtendedResourceName = p.Name, ExtendedResourceName(p.Name)
+	nodes, err := r.count(ctx, &p)
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("count what fits of VGPUProfile %s: %w", p.Name, err)
+	}
+	next.Nodes = nodes
+	for _, n := range nodes {
+		next.Fits += n.Fits
+	}
+	if next.Fits == 0 {
+		setReady(&next.Conditions, p.Generation, false, "NothingFits", "no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector", r.now())
+	} else {
+		setReady(&next.Conditions, p.Generation, true, "Fits", fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty", next.Fits, len(nodes)), r.now())
+	}
+	return ctrl.Result{RequeueAfter: recount}, r.write(ctx, &p, next)
+}
+
+func (r *profiles) write(ctx context.Context, p *v1alpha1.VGPUProfile, next v1alpha1.VGPUProfileStatus) error {
+	if equality.Semantic.DeepEqual(p.Status, next) {
+		return nil
+	}
+	if err := applyStatus(ctx, r.client, "VGPUProfile", p.Name, fieldManager, &next); err != nil {
+		return fmt.Errorf("write the status of VGPUProfile %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// makeAll makes the DeviceClass and the templates. What others made under those names is left alone.
+func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
+	owner := *metav1.NewControllerRef(p, v1alpha1.SchemeGroupVersion().WithKind("VGPUProfile"))
+	resource := ExtendedResourceName(p.Name)
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Spec: resourceapi.DeviceClassSpec{
+		ExtendedResourceName: &resource,
+		Selectors:            []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: Selector(p.Name, &p.Spec)}}},
+	}}
+	if err := r.make(ctx, class, &resourceapi.DeviceClass{}, owner, func(a, b client.Object) bool {
+		return equality.Semantic.DeepEqual(a.(*resourceapi.DeviceClass).Spec, b.(*resourceapi.DeviceClass).Spec)
+	}); err != nil {
+		return err
+	}
+	for _, namespace := range p.Spec.Namespaces {
+		template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: namespace}}
+		template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "slice", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: p.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+		}}}
+		// A template's spec cannot be changed, and this one never has to: it names the class.
+		if err := r.make(ctx, template, &resourceapi.ResourceClaimTemplate{}, owner, func(client.Object, client.Object) bool { return true }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// make creates an object, or updates one of its own that differs.
+func (r *profiles) make(ctx context.Context, want, now client.Object, owner metav1.OwnerReference, same func(a, b client.Object) bool) error {
+	want.SetOwnerReferences([]metav1.OwnerReference{owner})
+	what := fmt.Sprintf("%T %s", want, client.ObjectKeyFromObject(want))
+	err := r.reader.Get(ctx, client.ObjectKeyFromObject(want), now)
+	if apierrors.IsNotFound(err) {
+		if err := r.client.Create(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make %s: %w", what, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", what, err)
+	}
+	if !metav1.IsControlledBy(now, &metav1.ObjectMeta{UID: owner.UID}) {
+		return fmt.Errorf("%s is there and does not belong to this VGPUProfile: rename one of the two", what)
+	}
+	if same(now, want) {
+		return nil
+	}
+	want.SetResourceVersion(now.GetResourceVersion())
+	if err := r.client.Update(ctx, want); err != nil {
+		return fmt.Errorf("update %s: %w", what, err)
+	}
+	return nil
+}
+
+// Selector is the CEL expression of a profile's DeviceClass. A Software profile's devices are those that gpu-plugin cuts by it; it knows their
+// nodes. The other modes choose among devices that are there anyway, so their nodeSelector is left to the pod.
+func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
+	const attributes, capacity = "device.attributes['gpu.nvidia.com']", "device.capacity['gpu.nvidia.com']"
+	terms := []string{"device.driver == 'gpu.nvidia.com'"}
+	switch s.Mode {
+	case v1alpha1.VGPUSoftware:
+		return strings.Join(append(terms, attributes+".type == 'shared'", "'vgpuProfile' in "+attributes, attributes+".vgpuProfile == "+strconv.Quote(name)), " && ")
+	case v1alpha1.VGPUMIG:
+		terms = append(terms, attributes+".type == 'mig'")
+	default:
+		terms = append(terms, attributes+".type == 'gpu'")
+	}
+	if s.Memory != nil {
+		terms = append(terms, fmt.Sprintf("%s.memory.compareTo(quantity(%q)) >= 0", capacity, s.Memory.String()))
+	}
+	if s.Cores > 0 {
+		terms = append(terms, fmt.Sprintf("%s.cores.compareTo(quantity(%q)) >= 0", capacity, strconv.Itoa(int(s.Cores))))
+	}
+	if len(s.ProductNames) > 0 {
+		quoted := make([]string, len(s.ProductNames))
+		for i, n := range s.ProductNames {
+			quoted[i] = strconv.Quote(n)
+		}
+		terms = append(terms, fmt.Sprintf("%s.productName in [%s]", attributes, strings.Join(quoted, ", ")))
+	}
+	return strings.Join(terms, " && ")
+}
+
+// count says how many slices of a profile fit on the GPUs of each node while they are empty.
+func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alpha1.VGPUProfileNode, error) {
+	byNode := map[string][]resourceapi.Device{}
+	page := &resourceapi.ResourceSliceList{}
+	for {
+		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver}, client.Limit(pageSize), client.Continue(page.Continue)); err != nil {
+			return nil, err
+		}
+		for _, s := range page.Items {
+			if s.Spec.NodeName == nil {
+				continue
+			}
+			for _, d := range s.Spec.Devices {
+				if serves(p, d) {
+					byNode[*s.Spec.NodeName] = append(byNode[*s.Spec.NodeName], d)
+				}
+			}
+		}
+		if page.Continue == "" {
+			break
+		}
+	}
+	var out []v1alpha1.VGPUProfileNode
+	for _, name := range slices.Sorted(maps.Keys(byNode)) {
+		out = append(out, v1alpha1.VGPUProfileNode{Name: name, GPUs: gpusOf(byNode[name]), Fits: fits(byNode[name])})
+	}
+	return out, nil
+}

@@ -32,26 +32,65 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 	}
 	program := buildProgram(t)
 	t.Run("as the chart comes", func(t *testing.T) {
-		roles := startRoles(t, program, map[string]any{"webhook": off()}, "controller", "compute-domain-plugin")
+		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off()}, "controller", "compute-domain-plugin")
 		roles.formADomain(t)
 		roles.checkRights(t)
 	})
 	t.Run("with RDMA", func(t *testing.T) {
-		roles := startRoles(t, program, map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin", "rdma-plugin")
+		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin", "rdma-plugin")
 		roles.formADomain(t)
 		roles.servePools(t)
 		roles.checkRights(t)
 	})
+	t.Run("with GPUs", func(t *testing.T) {
+		values := everything()
+		values["webhook"] = off()
+		roles := startRoles(t, program, fakeMachine(t, "h100-hgx"), values, "controller", "compute-domain-plugin", "gpu-plugin", "rdma-plugin", "vgpu-plugin")
+		roles.publishHardware(t)
+		roles.checkRights(t)
+	})
 }
 
-// roles are running, on a node without hardware.
+// machine is where a node's hardware is.
+type machine struct {
+	dir              string // short, for sockets; the rest lies in it or not
+	driver, sys, dev string
+	procDevices      string
+}
+
+// bareMachine has no hardware.
+func bareMachine(t *testing.T) machine {
+	t.Helper()
+	dir := shortDir(t)
+	if err := os.MkdirAll(dir+"/bus/pci/devices", 0o755); err != nil { // as much of a sysfs as such a machine has
+		t.Fatal(err)
+	}
+	return machine{dir: dir, driver: dir, sys: dir, dev: dir, procDevices: "/proc/devices"}
+}
+
+// fakeMachine renders a profile of fakes/.
+func fakeMachine(t *testing.T, profile string) machine {
+	t.Helper()
+	build := exec.CommandContext(t.Context(), "make", "--silent", "-C", Dir("../fakes"))
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the fakes: %v\n%s", err, said)
+	}
+	dir := shortDir(t)
+	render := exec.CommandContext(t.Context(), Dir("../fakes/build/fakefabric"), "render", "--profile", profile, "--node", "0", "--nodes", "1", "--root", dir+"/f")
+	if said, err := render.CombinedOutput(); err != nil {
+		t.Fatalf("render %s: %v\n%s", profile, err, said)
+	}
+	return machine{dir: dir, driver: dir + "/f/driver", sys: dir + "/f/sys", dev: dir + "/f/dev", procDevices: dir + "/f/proc/devices"}
+}
+
+// roles are running, on one node.
 type roles struct {
 	server  *server
 	admin   kubernetes.Interface
 	outputs map[string]func() *bytes.Buffer // stop a role and return what it said
 }
 
-func startRoles(t *testing.T, program string, values map[string]any, names ...string) *roles {
+func startRoles(t *testing.T, program string, on machine, values map[string]any, names ...string) *roles {
 	t.Helper()
 	live := startServer(t)
 	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
@@ -66,19 +105,50 @@ func startRoles(t *testing.T, program string, values map[string]any, names ...st
 		t.Fatal(err)
 	}
 	out := &roles{server: live, admin: admin, outputs: map[string]func() *bytes.Buffer{}}
-	root := shortDir(t)
-	if err := os.MkdirAll(root+"/bus/pci/devices", 0o755); err != nil { // as much of a sysfs as a machine without RDMA has
-		t.Fatal(err)
-	}
 	for _, name := range names {
 		args := []string{name, "--image=registry.example/gpufabric"}
 		if name != "controller" {
-			args = []string{name, "--node-name=node-a", "--driver-root=" + root, "--sysfs-root=" + root, "--dev-root=" + root,
-				"--kubelet-root=" + root, "--cdi-root=" + root + "/cdi", "--state-dir=" + filepath.Join(root, name)}
+			args = []string{name, "--node-name=node-a", "--driver-root=" + on.driver, "--sysfs-root=" + on.sys, "--dev-root=" + on.dev, "--proc-devices=" + on.procDevices,
+				"--kubelet-root=" + on.dir, "--cdi-root=" + on.dir + "/cdi", "--state-dir=" + filepath.Join(on.dir, name)}
+		}
+		switch name {
+		case "gpu-plugin":
+			args = append(args, "--handover-dir="+on.dir+"/handover", "--mps-dir="+on.dir+"/mps")
+		case "vgpu-plugin":
+			args = append(args, "--handover-dir="+on.dir+"/handover", "--nri-socket=")
 		}
 		out.outputs[name] = start(t, program, kubeconfig(t, live.config, admin, "gpufabric-"+name), args...)
 	}
 	return out
+}
+
+// publishHardware awaits what each plugin tells of a machine with GPUs and NICs.
+func (r *roles) publishHardware(t *testing.T) {
+	t.Helper()
+	slices := r.admin.ResourceV1().ResourceSlices()
+	for _, driver := range []string{"compute-domain.nvidia.com", "gpu.nvidia.com", "rdma.gpufabric.io"} {
+		ofDriver := metav1.ListOptions{FieldSelector: "spec.driver=" + driver}
+		await(t, "a ResourceSlice of "+driver, slices.Watch, is(watch.Added), ofDriver)
+	}
+	layouts := r.server.client.Resource(schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"})
+	layout := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "MIGLayout", "metadata": {"name": "layout"}, "spec": {"layout": "off",
+		"config": {"version": "v1", "mig-configs": {"off": [{"devices": "all", "mig-enabled": false}]}}}}`)
+	if _, err := layouts.Create(t.Context(), layout, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the node's report on a MIGLayout", layouts.Watch, func(event watch.Event) bool {
+		object, ok := event.Object.(*unstructured.Unstructured)
+		if !ok {
+			return false
+		}
+		nodes, _, _ := unstructured.NestedSlice(object.Object, "status", "nodes")
+		return len(nodes) == 1
+	}, metav1.ListOptions{})
+	nodes := r.admin.CoreV1().Nodes()
+	await(t, "the node's registration with Volcano", nodes.Watch, func(event watch.Event) bool {
+		node, ok := event.Object.(*corev1.Node)
+		return ok && node.Annotations["volcano.sh/node-vgpu-register"] != ""
+	}, metav1.ListOptions{})
 }
 
 func (r *roles) formADomain(t *testing.T) {

@@ -38,15 +38,15 @@ demo-down: ## Remove what `make demo` made.
 	@tests/demo/down
 
 .PHONY: test
-test: prerequisites fakes test-modules charts test-sim ## Run every test that needs no Docker.
+test: test-modules test-sim ## Run every test that needs no Docker.
 
 .PHONY: test-modules
-test-modules: fakes
-	@set -e; for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race ./...); done
+test-modules: fakes toolchain-sim
+	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race -timeout 20m ./...); done
 
 .PHONY: test-sim
 test-sim: build toolchain-sim
-	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test ./...
+	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test -timeout 20m ./...
 
 .PHONY: kind-e2e
 kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).
@@ -109,7 +109,7 @@ images: build ## Build the images for amd64 and arm64 into dist/.
 	$(GO) run ./tests/cmd/harness images
 
 .PHONY: charts
-charts: prerequisites ## Render, lint and check the charts against the API's schemas.
+charts: prerequisites toolchain-sim ## Render, lint and check the charts against the API's schemas.
 	cd tests && $(GO) test -count=1 ./charts/...
 
 .PHONY: toolchain

@@ -174,3 +174,17 @@ func FuzzAProfileIsReadOrRefusedButNeverCrashes(f *testing.F) {
 		}
 	})
 }
+
+func TestTheCommittedSchemaIsTheTypes(t *testing.T) {
+	want, err := profile.Schema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../profiles/schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want)+"\n", string(got)); diff != "" {
+		t.Errorf("run make -C fakes schema (-types +committed):\n%s", diff)
+	}
+}

@@ -47,7 +47,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), agentCommand())
+	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), schemaCommand(), agentCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -98,6 +98,14 @@ func (t *Tree) AddFunction(f Function) string {
 	t.Write(path+"/subsystem_vendor", or(f.Vendor, "0x15b3"))
 	t.Write(path+"/subsystem_device", "0x0041")
 	t.Write(path+"/class", or(f.Class, "0x020000"))
+	id := func(hex string, digits int) string {
+		return strings.ToUpper(fmt.Sprintf("%0*s", digits, strings.TrimPrefix(hex, "0x")))
+	}
+	vendor, class := id(or(f.Vendor, "0x15b3"), 8), id(or(f.Class, "0x020000"), 6)
+	if len(class) == 6 {
+		t.Write(path+"/modalias", fmt.Sprintf("pci:v%sd%ssv%ssd00000041bc%ssc%si%s", vendor, id(or(f.Device, "0x1021"), 8), vendor, class[:2], class[2:4], class[4:]))
+	}
+	t.Write(path+"/revision", "0x00")
 	t.Write(path+"/local_cpulist", "0-47")
 	if f.NUMANode != "-" {
 		t.Write(path+"/numa_node", or(f.NUMANode, "0"))

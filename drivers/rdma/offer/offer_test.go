@@ -1,0 +1,193 @@
+package offer_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/hardware/infiniband"
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/offer"
+	"gpufabric.io/drivers/rdma/pool"
+	"gpufabric.io/drivers/rdma/share"
+)
+
+// hca is HCA number i, on NUMA node i, with one port.
+func hca(i int) *inventory.HCA {
+	address := pci.Address(fmt.Sprintf("0000:%02x:00.0", 0x10+i))
+	return &inventory.HCA{
+		Device: infiniband.Device{
+			Name: fmt.Sprintf("mlx5_%d", i), PCI: address, Verbs: infiniband.CharDevice{Name: fmt.Sprintf("uverbs%d", i)},
+			Ports: []infiniband.Port{{Number: 1, UMAD: infiniband.CharDevice{Name: fmt.Sprintf("umad%d", i)}}},
+		},
+		Function: &pci.Function{Address: address, NUMANode: i},
+	}
+}
+
+// shared is a pool of n units over HCAs.
+func shared(n int32, hcas ...int) pool.Pool {
+	p := pool.Pool{Definition: pool.Definition{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "a", RDMAHCAMax: n}}}
+	for _, i := range hcas {
+		p.Members = append(p.Members, pool.Member{HCA: hca(i), Ports: []int{1}})
+	}
+	return p
+}
+
+func up(health.Key) health.State { return health.State{Phase: health.Up} }
+
+// dev makes a dev root with the device nodes of HCAs.
+func dev(t *testing.T, nodes ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "infiniband"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range nodes {
+		if err := os.WriteFile(filepath.Join(root, "infiniband", name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestPrefer(t *testing.T) {
+	layout := share.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"} // even units on HCA 0
+	for _, test := range []struct {
+		name                string
+		available, required []string
+		size                int
+		want                []string
+	}{
+		{"the HCA with more free units comes first", []string{"2", "1", "3", "5"}, nil, 1, []string{"1"}},
+		{"of equals the first", []string{"3", "2"}, nil, 1, []string{"2"}},
+		{"two units are of two HCAs", []string{"0", "2", "4", "5"}, nil, 2, []string{"0", "5"}},
+		{"more units than HCAs go around", []string{"0", "1", "2", "3", "4", "5"}, nil, 4, []string{"0", "1", "2", "3"}},
+		{"what is required counts", []string{"0", "1", "2", "3"}, []string{"0"}, 2, []string{"0", "1"}},
+		{"one HCA must do where the other has none", []string{"0", "2"}, nil, 2, []string{"0", "2"}},
+		{"not enough is what there is", []string{"0"}, nil, 2, []string{"0"}},
+		{"low numbers come first, numerically", []string{"4", "2", "0"}, nil, 1, []string{"0"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := offer.New(t.TempDir(), layout, nil)
+			o.Set(shared(6, 0, 1))
+			if diff := cmp.Diff(test.want, o.Prefer(test.available, test.required, test.size)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
+	o := offer.New(t.TempDir(), nil, nil)
+	o.Set(shared(1000, 0, 1, 2, 3, 4, 5, 6, 7))
+	var free []string
+	for _, d := range o.Devices(up) {
+		free = append(free, d.ID)
+	}
+	counts := make(map[string]int)
+	for range 80 {
+		chosen := o.Prefer(free, nil, 1)
+		counts[o.Holding(chosen[0]).Name]++
+		free = slices.DeleteFunc(free, func(id string) bool { return id == chosen[0] })
+	}
+	for name, n := range counts {
+		if n != 10 || len(counts) != 8 {
+			t.Errorf("80 pods: %d on %s", n, name)
+		}
+	}
+}
+
+func TestHealthAndNUMANodesOfUnits(t *testing.T) {
+	o := offer.New(t.TempDir(), nil, nil)
+	p := shared(4, 0, 1)
+	o.Set(p)
+	down := func(k health.Key) health.State {
+		if k.Device == "mlx5_1" {
+			return health.State{Phase: health.Down, Reason: "DOWN"}
+		}
+		return health.State{Phase: health.Up}
+	}
+	describe := func() []string {
+		var list []string
+		for _, d := range o.Devices(down) {
+			list = append(list, fmt.Sprintf("%s%v%v", d.ID, d.Healthy, d.NUMANodes))
+		}
+		return list
+	}
+	if diff := cmp.Diff([]string{"0true[0]", "1false[1]", "2true[0]", "3false[1]"}, describe()); diff != "" {
+		t.Error(diff)
+	}
+	p.ExcludeTopology = true
+	o.Set(p)
+	if diff := cmp.Diff([]string{"0true[]", "1false[]", "2true[]", "3false[]"}, describe()); diff != "" {
+		t.Errorf("without topology: %s", diff)
+	}
+}
+
+func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
+	o := offer.New(dev(t, "uverbs0"), nil, nil)
+	o.Set(shared(4, 0, 1))
+	o.Set(shared(4, 0))
+	healthy := func() (n int) {
+		for _, d := range o.Devices(up) {
+			if d.Healthy {
+				n++
+			}
+		}
+		return n
+	}
+	if n := healthy(); n != 2 || len(o.Devices(up)) != 4 {
+		t.Errorf("%d of %d units are healthy", n, len(o.Devices(up)))
+	}
+	if _, err := o.Allocate(t.Context(), []string{"1"}); err == nil || !strings.Contains(err.Error(), "mlx5_1 (0000:11:00.0) is gone") {
+		t.Errorf("a unit of the HCA that is gone: got %v", err)
+	}
+	o.Set(shared(6, 0))
+	if n := healthy(); n != 6 {
+		t.Errorf("after the configuration changed %d units are healthy", n)
+	}
+}
+
+func TestDeviceNodesThatAreMissing(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		nodes []string
+		want  []string
+		err   string
+	}{
+		{"all are there", []string{"uverbs0", "umad0", "rdma_cm"}, []string{"uverbs0", "umad0", "rdma_cm"}, ""},
+		{"no umad", []string{"uverbs0", "rdma_cm"}, []string{"uverbs0", "rdma_cm"}, ""},
+		{"no rdma_cm", []string{"uverbs0", "umad0"}, []string{"uverbs0", "umad0"}, ""},
+		{"no uverbs", []string{"umad0", "rdma_cm"}, nil, "mlx5_0 cannot be opened without its device node"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := offer.New(dev(t, test.nodes...), nil, nil)
+			o.Set(shared(1, 0))
+			response, err := o.Allocate(t.Context(), []string{"0"})
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, d := range response.GetDevices() {
+				got = append(got, filepath.Base(d.GetContainerPath()))
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}

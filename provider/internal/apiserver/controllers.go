@@ -25,7 +25,7 @@ var (
 
 // RollOut plays the controllers of Deployments and DaemonSets on a cluster with nodes nodes: every workload is rolled out at once. It ends with
 // the test or when stop is called.
-func (s *Server) RollOut(t *testing.T, nodes int64) (stop func()) {
+func (s *Server) RollOut(t testing.TB, nodes int64) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		var group sync.WaitGroup
 		group.Go(func() {
@@ -45,7 +45,7 @@ func (s *Server) RollOut(t *testing.T, nodes int64) (stop func()) {
 }
 
 // EndNamespaces plays the namespace controller as far as a test needs: a namespace being deleted goes, with what is in it forgotten.
-func (s *Server) EndNamespaces(t *testing.T) (stop func()) {
+func (s *Server) EndNamespaces(t testing.TB) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, namespaces, func(obj *unstructured.Unstructured) {
 			if obj.GetDeletionTimestamp() == nil {
@@ -70,14 +70,14 @@ const finalizer = "resource.nvidia.com/computeDomain"
 
 // ServeDomains plays the ComputeDomain controller: it sets a finalizer, creates the claim template, writes the status that answer gives, and on
 // deletion takes everything back.
-func (s *Server) ServeDomains(t *testing.T, answer func(name string) Domain) (stop func()) {
+func (s *Server) ServeDomains(t testing.TB, answer func(name string) Domain) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, computeDomains, func(obj *unstructured.Unstructured) { s.serveDomain(ctx, obj, answer(obj.GetName())) })
 	})
 }
 
 // Serve plays a controller that only writes a status, which answer gives.
-func (s *Server) Serve(t *testing.T, gvr schema.GroupVersionResource, answer func(*unstructured.Unstructured) map[string]any) (stop func()) {
+func (s *Server) Serve(t testing.TB, gvr schema.GroupVersionResource, answer func(*unstructured.Unstructured) map[string]any) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, gvr, func(obj *unstructured.Unstructured) { s.setStatus(ctx, gvr, obj, answer(obj)) })
 	})
@@ -132,7 +132,7 @@ func (s *Server) setStatus(ctx context.Context, gvr schema.GroupVersionResource,
 }
 
 // play runs a controller double until the test ends or stop is called.
-func (s *Server) play(t *testing.T, controller func(context.Context)) (stop func()) {
+func (s *Server) play(t testing.TB, controller func(context.Context)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -52,7 +52,7 @@ type Server struct {
 }
 
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver are not built.
-func Start(t *testing.T) *Server {
+func Start(t testing.TB) *Server {
 	t.Helper()
 	etcdPath, apiPath := find("etcd", "TEST_ASSET_ETCD"), find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")
 	if etcdPath == "" || apiPath == "" {
@@ -108,7 +108,7 @@ func find(name, variable string) string {
 func (s *Server) Pause() { s.api.stop() }
 
 // Resume starts the API server, at the start and after Pause, and returns when it is ready.
-func (s *Server) Resume(t *testing.T) {
+func (s *Server) Resume(t testing.TB) {
 	t.Helper()
 	s.api = s.run(t, s.path, s.args...)
 	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
@@ -169,7 +169,7 @@ type process struct {
 	ended  chan struct{}
 }
 
-func (s *Server) run(t *testing.T, path string, args ...string) *process {
+func (s *Server) run(t testing.TB, path string, args ...string) *process {
 	t.Helper()
 	p := &process{output: &bytes.Buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(path, args...)
@@ -214,7 +214,7 @@ func freePorts(n int) ([]int, error) {
 	return ports, nil
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	})
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

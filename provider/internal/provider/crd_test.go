@@ -16,7 +16,7 @@ import (
 )
 
 // installCRD applies a CRD from a file, returns when its kind is served, and removes it with the test.
-func installCRD(t *testing.T, s *apiserver.Server, file string) {
+func installCRD(t testing.TB, s *apiserver.Server, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	must(t, err)
@@ -47,7 +47,7 @@ func installCRD(t *testing.T, s *apiserver.Server, file string) {
 }
 
 // until waits for something about CRDs, of which the API server sends no event that would come after the fact.
-func until(t *testing.T, ctx context.Context, what string, holds func() bool) { //nolint:revive // t comes first in test helpers
+func until(t testing.TB, ctx context.Context, what string, holds func() bool) { //nolint:revive // t comes first in test helpers
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -42,7 +42,9 @@ func publishRack(t *testing.T, s *apiserver.Server) {
 	}
 }
 
-func attribute(s string) resourcev1.DeviceAttribute { return resourcev1.DeviceAttribute{StringValue: &s} }
+func attribute(s string) resourcev1.DeviceAttribute {
+	return resourcev1.DeviceAttribute{StringValue: &s}
+}
 
 func gpu(i int) resourcev1.Device {
 	return resourcev1.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{

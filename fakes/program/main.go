@@ -47,7 +47,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), schemaCommand(), agentCommand())
+	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(), compareCommand(), schemaCommand(), agentCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -1,0 +1,286 @@
+// Package record turns a real machine into a profile: from nvidia-smi's XML and from sysfs. Nothing that identifies the machine gets into
+// it: a profile holds no serials, UUIDs, GUIDs, MACs or addresses, and the fabric's cluster UUID and the host's name are replaced.
+package record
+
+import (
+	"cmp"
+	"encoding/xml"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gpufabric.io/fakes/profile"
+)
+
+// Machine is where to read.
+type Machine struct {
+	// Name is the profile's.
+	Name string
+	// SMI is the output of nvidia-smi -q -x; empty for a machine without GPUs.
+	SMI []byte
+	// ComputeCapability is the output of nvidia-smi --query-gpu=compute_cap --format=csv,noheader, which the XML does not have.
+	ComputeCapability string
+	// Sysfs is the root of sysfs, usually /sys.
+	Sysfs string
+	// IMEXVersion is the version that nvidia-imex tells; empty where there is none.
+	IMEXVersion string
+}
+
+// report is the part of nvidia-smi's XML that a profile needs.
+type report struct {
+	Driver string `xml:"driver_version"`
+	CUDA   string `xml:"cuda_version"`
+	GPUs   []gpu  `xml:"gpu"`
+}
+
+type gpu struct {
+	ID           string `xml:"id,attr"`
+	Name         string `xml:"product_name"`
+	Brand        string `xml:"product_brand"`
+	Architecture string `xml:"product_architecture"`
+	Addressing   string `xml:"addressing_mode"`
+	Board        string `xml:"board_part_number"`
+	VBIOS        string `xml:"vbios_version"`
+	Module       int    `xml:"gpu_module_id"`
+	PCI          struct {
+		Device    string `xml:"pci_device_id"`
+		Subsystem string `xml:"pci_sub_system_id"`
+		// Real machines nest the link's numbers; the maximum is what counts.
+		Generation string `xml:"pcie_gen"`
+		MaxGen     string `xml:"pci_gpu_link_info>pcie_gen>max_link_gen"`
+		Width      string `xml:"link_width"`
+		MaxWidth   string `xml:"pci_gpu_link_info>link_widths>max_link_width"`
+	} `xml:"pci"`
+	Fabric struct {
+		State  string `xml:"state"`
+		Clique uint32 `xml:"cliqueId"`
+		UUID   string `xml:"clusterUuid"`
+	} `xml:"fabric"`
+	Memory struct {
+		Total    string `xml:"total"`
+		Reserved string `xml:"reserved"`
+	} `xml:"fb_memory_usage"`
+	ECC struct {
+		Volatile struct {
+			Correctable string `xml:"correctable"`
+			Corrected   string `xml:"sram_correctable"`
+		} `xml:"volatile"`
+	} `xml:"ecc_errors"`
+	Temperature struct {
+		Now      string `xml:"gpu_temp"`
+		Shutdown string `xml:"gpu_temp_max_threshold"`
+		Slowdown string `xml:"gpu_temp_slow_threshold"`
+	} `xml:"temperature"`
+	Power struct {
+		Draw    string `xml:"power_draw"`
+		Default string `xml:"default_power_limit"`
+		Min     string `xml:"min_power_limit"`
+		Max     string `xml:"max_power_limit"`
+	} `xml:"gpu_power_readings"`
+	Max clocks `xml:"clock_rates>max_clocks"`
+	// Real machines have them directly below the GPU.
+	MaxClocks clocks `xml:"max_clocks"`
+	MIG       string `xml:"mig_mode>current_mig"`
+}
+
+type clocks struct {
+	Graphics string `xml:"graphics_clock"`
+	SM       string `xml:"sm_clock"`
+	Memory   string `xml:"mem_clock"`
+	Video    string `xml:"video_clock"`
+}
+
+// Profile reads the machine. What it could not find out stays zero; the result is checked as a profile file is.
+func Profile(m Machine) (*profile.Profile, error) {
+	p := &profile.Profile{Name: m.Name, Summary: "recorded", Source: "fakefabric record on a real machine",
+		Host: profile.Host{Architecture: runtime.GOARCH, Hostname: m.Name + "-%d"}}
+	s := sysfs{root: m.Sysfs}
+	p.Host.NUMA = s.numa()
+	p.Host.Vendor, p.Host.Product = s.text("class/dmi/id/sys_vendor"), s.text("class/dmi/id/product_name")
+	p.NICs = s.nics()
+	if len(m.SMI) > 0 {
+		if err := addGPUs(p, m, s); err != nil {
+			return nil, err
+		}
+	}
+	if m.IMEXVersion != "" {
+		p.IMEX = &profile.IMEX{Version: m.IMEXVersion, Channels: 2048, Present: 1}
+	}
+	return p, s.err
+}
+
+func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
+	var r report
+	if err := xml.Unmarshal(m.SMI, &r); err != nil {
+		return fmt.Errorf("nvidia-smi -q -x: %w", err)
+	}
+	if len(r.GPUs) == 0 {
+		return nil
+	}
+	p.Driver = profile.Driver{Version: r.Driver, CUDA: r.CUDA}
+	first := r.GPUs[0]
+	p.GPUs = &profile.GPUs{Model: first.model()}
+	capability, _, _ := strings.Cut(strings.TrimSpace(m.ComputeCapability), "\n")
+	p.GPUs.Model.ComputeCapability = strings.TrimSpace(capability)
+	for _, g := range r.GPUs {
+		if g.Name != first.Name {
+			return fmt.Errorf("GPU %s is %s and GPU %s is %s; a profile has one model", first.ID, first.Name, g.ID, g.Name)
+		}
+		address := strings.ToLower(strings.TrimPrefix(g.ID, "0000"))
+		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: g.Module}
+		if v := number(g.Temperature.Now); v != p.GPUs.Model.IdleCelsius {
+			d.IdleCelsius = v
+		}
+		if v := number(g.Power.Draw); v != p.GPUs.Model.Power.IdleWatts {
+			d.IdleWatts = v
+		}
+		p.GPUs.Devices = append(p.GPUs.Devices, d)
+	}
+	if f := first.Fabric; f.State == "Completed" {
+		p.Fabric = &profile.Fabric{ClusterUUID: sanitised(f.UUID), CliqueID: f.Clique}
+	}
+	borrow(p)
+	return nil
+}
+
+const noCluster = "00000000-0000-0000-0000-000000000000"
+
+// sanitised keeps the UUID that stands for no cluster, and replaces every other by one that is the same in every recording.
+func sanitised(uuid string) string {
+	if uuid == "" || uuid == noCluster {
+		return noCluster
+	}
+	return "fab0fab0-fab0-4ab0-8ab0-fab0fab0fab0"
+}
+
+func (g gpu) model() profile.GPUModel {
+	max := g.Max
+	if max == (clocks{}) {
+		max = g.MaxClocks
+	}
+	architecture, _, _ := strings.Cut(strings.ToLower(g.Architecture), " ")
+	m := profile.GPUModel{
+		Name: g.Name, Architecture: architecture, Brand: strings.ToLower(g.Brand), PCIID: pciID(g.PCI.Device), SubsystemID: pciID(g.PCI.Subsystem),
+		MemoryMiB: int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)),
+		ECC:            g.ECC.Volatile.Correctable+g.ECC.Volatile.Corrected != "N/A" && g.ECC.Volatile.Correctable+g.ECC.Volatile.Corrected != "",
+		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
+		PCIe:        profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
+		Power:       profile.Power{IdleWatts: number(g.Power.Draw), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min), MaxWatts: number(g.Power.Max)},
+		Clocks:      profile.Clocks{GraphicsMHz: number(max.Graphics), SMMHz: number(max.SM), MemoryMHz: number(max.Memory), VideoMHz: number(max.Video)},
+		IdleCelsius: number(g.Temperature.Now),
+		Temperature: profile.Temperature{Shutdown: number(g.Temperature.Shutdown), Slowdown: number(g.Temperature.Slowdown)},
+	}
+	return m
+}
+
+// borrow takes what nvidia-smi does not tell from the shipped profile of the same model, if there is one.
+func borrow(p *profile.Profile) {
+	for _, name := range profile.Names() {
+		q, err := profile.Load(name)
+		if err != nil || q.GPUs == nil || q.GPUs.Model.Name != p.GPUs.Model.Name {
+			continue
+		}
+		m, from := &p.GPUs.Model, q.GPUs.Model
+		m.MIG, m.Multiprocessors, m.Cores, m.MemoryBusBits, m.BAR1MiB = from.MIG, from.Multiprocessors, from.Cores, from.MemoryBusBits, from.BAR1MiB
+		m.Coherent, m.InfoROM, m.Clocks.IdleMHz, m.Temperature.MaxGPU = from.Coherent, from.InfoROM, from.Clocks.IdleMHz, from.Temperature.MaxGPU
+		m.ComputeCapability = cmp.Or(m.ComputeCapability, from.ComputeCapability)
+		p.GPUs.NVLink = q.GPUs.NVLink
+		if p.Fabric != nil && q.Fabric != nil {
+			p.Fabric.NodesPerClique = q.Fabric.NodesPerClique
+		}
+		return
+	}
+}
+
+func known(s string) string {
+	if s == "N/A" {
+		return ""
+	}
+	return s
+}
+
+var digits = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+
+// number takes the first number out of a text such as "1200.00 W", rounded; 0 where there is none.
+func number(s string) int {
+	v, err := strconv.ParseFloat(digits.FindString(s), 64)
+	if err != nil {
+		return 0
+	}
+	return int(v + 0.5)
+}
+
+// pciID turns 0x294110DE into 10de:2941.
+func pciID(s string) string {
+	s = strings.ToLower(strings.TrimPrefix(s, "0x"))
+	if len(s) != 8 {
+		return ""
+	}
+	return s[4:] + ":" + s[:4]
+}
+
+// sysfs reads one machine's sysfs; err keeps the first error that matters.
+type sysfs struct {
+	root string
+	err  error
+}
+
+func (s sysfs) text(path string) string {
+	data, err := os.ReadFile(filepath.Join(s.root, path))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func (s sysfs) numa() []profile.NUMANode {
+	dirs, _ := filepath.Glob(filepath.Join(s.root, "devices/system/node/node[0-9]*")) // the pattern is right
+	var nodes []profile.NUMANode
+	for _, dir := range dirs {
+		n := number(filepath.Base(dir))
+		path := fmt.Sprintf("devices/system/node/node%d/", n)
+		var kib int64
+		for line := range strings.SplitSeq(s.text(path+"meminfo"), "\n") {
+			if _, after, ok := strings.Cut(line, "MemTotal:"); ok {
+				kib, _ = strconv.ParseInt(strings.Fields(after)[0], 10, 64) // no number counts as none
+			}
+		}
+		nodes = append(nodes, profile.NUMANode{Node: n, CPUs: s.text(path + "cpulist"), MemoryMiB: kib / 1024})
+	}
+	slices.SortFunc(nodes, func(a, b profile.NUMANode) int { return cmp.Compare(a.Node, b.Node) })
+	return nodes
+}
+
+func (s sysfs) device(address string) string {
+	real, err := filepath.EvalSymlinks(filepath.Join(s.root, "bus/pci/devices", address))
+	if err != nil {
+		return ""
+	}
+	return real
+}
+
+var pciName = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// bridges are the PCI addresses above a device in its path.
+func (s sysfs) bridges(address string) []string {
+	var above []string
+	for part := range strings.SplitSeq(filepath.Dir(s.device(address)), "/") {
+		if pciName.MatchString(part) {
+			above = append(above, part)
+		}
+	}
+	return above
+}
+
+func (s sysfs) numaOf(address string) int {
+	n, err := strconv.Atoi(s.text("bus/pci/devices/" + address + "/numa_node"))
+	if err != nil {
+		return -1
+	}
+	return n
+}

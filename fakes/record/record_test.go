@@ -1,0 +1,126 @@
+package record_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/fakes/internal/memdir"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/record"
+	"gpufabric.io/fakes/smi"
+	"gpufabric.io/fakes/tree"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+
+// machine renders a node and reads it as if it were real: no machine with a GPU was at hand, so these are the fixtures.
+func machine(t *testing.T, name string) (record.Machine, *profile.Profile) {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 5, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	m := record.Machine{Name: "recorded", Sysfs: filepath.Join(root, "sys")}
+	if p.GPUs != nil {
+		m.SMI = smiOutput(t, root, "-q", "-x")
+		m.ComputeCapability = string(smiOutput(t, root, "--query-gpu=compute_cap", "--format=csv,noheader"))
+	}
+	if p.IMEX != nil {
+		m.IMEXVersion = p.IMEX.Version
+	}
+	return m, p
+}
+
+func smiOutput(t *testing.T, root string, args ...string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	c := smi.Command{Root: root, Stdout: &out, Now: time.Now()}
+	if err := c.Run(args); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// expected are differences that a recording cannot avoid: defaults that a profile leaves out, and what neither nvidia-smi nor sysfs tells.
+func expected(d record.Difference) bool {
+	for _, suffix := range []string{".bridges", ".firmware", ".boardID", ".mtu", ".memoryNodes", ".module", "host.numa", "host.architecture",
+		"topology.acrossHostBridges", ".addressingMode", ".idleWatts", ".idleCelsius", ".present"} {
+		if strings.HasSuffix(d.Path, suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
+	for _, name := range profile.Names() {
+		t.Run(name, func(t *testing.T) {
+			m, want := machine(t, name)
+			got, err := record.Profile(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range record.Compare(got, want) {
+				if !expected(d) {
+					t.Error(d)
+				}
+			}
+			data, err := profile.Format(got)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := profile.Parse("recorded.yaml", data); err != nil {
+				t.Errorf("the recording is no valid profile: %v", err)
+			}
+		})
+	}
+}
+
+func TestARecordingHoldsNothingThatIdentifiesTheMachine(t *testing.T) {
+	m, p := machine(t, "gb200-nvl72")
+	got, err := record.Profile(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := profile.Format(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := p.Node(5)
+	secrets := []string{n.ClusterUUID, n.Hostname, n.MachineID}
+	for _, g := range n.GPUs {
+		secrets = append(secrets, g.UUID, strings.TrimPrefix(g.UUID, "GPU-"), g.Serial)
+	}
+	for _, nic := range n.NICs {
+		secrets = append(secrets, nic.Serial)
+	}
+	for _, s := range secrets {
+		if strings.Contains(string(data), s) {
+			t.Errorf("it holds %s", s)
+		}
+	}
+}
+
+func TestCompareNamesWhatDiffers(t *testing.T) {
+	m, p := machine(t, "l40s-8")
+	m.SMI = bytes.Replace(m.SMI, []byte("49140 MiB"), []byte("46068 MiB"), 1)
+	got, err := record.Profile(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found bool
+	for _, d := range record.Compare(got, p) {
+		found = found || d.String() == "gpus.model.memoryMiB: real 46068, fake 49140"
+	}
+	if !found {
+		t.Errorf("%v", record.Compare(got, p))
+	}
+}

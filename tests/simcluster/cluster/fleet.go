@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,7 +37,10 @@ type Fleet struct {
 	options FleetOptions
 	sockets *simnode.SocketWatcher
 	gateway *simnode.Gateway // nil where another process has the first nodes
-	nodes   []*simnode.Node
+
+	mu    sync.Mutex
+	nodes []*simnode.Node
+	power []context.CancelFunc // switches each node off
 }
 
 // nodesAtOnce bounds how many nodes are made or started at the same time: it is processor time, so few are enough.
@@ -55,7 +60,7 @@ func NewFleet(ctx context.Context, options FleetOptions) (*Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count)}
+	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count), power: make([]context.CancelFunc, options.Count)}
 	if options.First == 0 {
 		if f.gateway, err = simnode.OpenGateway(controlplane.Gateway(options.Dir)); err != nil {
 			return nil, err
@@ -94,7 +99,11 @@ func (f *Fleet) makeNode(ctx context.Context, index int) (*simnode.Node, error) 
 }
 
 // Nodes are the fleet's nodes in order of their numbers.
-func (f *Fleet) Nodes() []*simnode.Node { return f.nodes }
+func (f *Fleet) Nodes() []*simnode.Node {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.nodes)
+}
 
 // Run runs the nodes until ctx is done or one of them fails.
 func (f *Fleet) Run(ctx context.Context) error {
@@ -103,8 +112,40 @@ func (f *Fleet) Run(ctx context.Context) error {
 	if f.gateway != nil {
 		group.Go(func() error { return f.gateway.Run(ctx) })
 	}
-	for _, node := range f.nodes {
-		group.Go(func() error { return node.Run(ctx) })
+	for i := range f.nodes {
+		group.Go(func() error { return f.runNode(ctx, i) })
 	}
 	return group.Wait()
+}
+
+// runNode runs a node, and again after each Reboot.
+func (f *Fleet) runNode(ctx context.Context, i int) error {
+	for {
+		on, off := context.WithCancel(ctx)
+		f.mu.Lock()
+		node := f.nodes[i]
+		f.power[i] = off
+		f.mu.Unlock()
+		err := node.Run(on)
+		off()
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		if node, err = f.makeNode(ctx, f.options.First+i); err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.nodes[i] = node
+		f.mu.Unlock()
+	}
+}
+
+// Reboot switches node number i of the fleet off, as a power cut does, and on again. What it has on disk stays, /var/run does
+// not, and its pods start anew.
+func (f *Fleet) Reboot(i int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if off := f.power[i]; off != nil {
+		off()
+	}
 }

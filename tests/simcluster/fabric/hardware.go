@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/google/uuid"
+
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
 	"gpufabric.io/tests/simcluster/cluster"
@@ -41,9 +43,24 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 				return nil, nil, err
 			}
 		}
+		if err := newBoot(root); err != nil {
+			return nil, nil, err
+		}
 		mappings, err := mount(root, dir)
 		return mappings, map[string]string{"fakefabric.gpufabric.io/profile": p.Name}, err
 	}, nil
+}
+
+// newBoot gives the node the kernel's name for a boot, by which drivers notice a reboot.
+func newBoot(root string) error {
+	dir := filepath.Join(root, "proc/sys/kernel/random")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("boot the node: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "boot_id"), []byte(uuid.NewString()+"\n"), 0o644); err != nil {
+		return fmt.Errorf("boot the node: %w", err)
+	}
+	return nil
 }
 
 // mount says where a node has its hardware: under FakeRoot, and where a real machine has it, so that the chart works with

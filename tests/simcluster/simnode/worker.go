@@ -87,7 +87,6 @@ func (w *worker) run(ctx context.Context) {
 		for _, c := range w.containers {
 			life.Go(func() { c.live(running) })
 		}
-		w.report(ctx)
 		w.watch(ctx)
 	}
 	if ctx.Err() != nil {
@@ -198,6 +197,10 @@ func (w *worker) watch(ctx context.Context) {
 		case <-w.deleted:
 			return
 		case <-w.changed:
+			if !pause(ctx, settle) {
+				return
+			}
+			w.drain()
 			w.report(ctx)
 			if w.status().Phase != corev1.PodRunning {
 				// A pod that ran to its end gives its devices back although its object stays.
@@ -209,6 +212,17 @@ func (w *worker) watch(ctx context.Context) {
 				return
 			}
 		}
+	}
+}
+
+// settle is how long a change waits for others to be reported with: containers of a pod start within a moment of each other.
+const settle = 5 * time.Millisecond
+
+// drain forgets a change that the report to come will tell.
+func (w *worker) drain() {
+	select {
+	case <-w.changed:
+	default:
 	}
 }
 

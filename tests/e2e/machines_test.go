@@ -20,7 +20,7 @@ func TestMachines(t *testing.T) {
 		values  []string
 		// before is a manifest that stands before the drivers do: the kubelet may take over a minute to bring a later one into a pod's volume.
 		before string
-		parts   map[string]func(*testing.T, *environment)
+		parts  map[string]func(*testing.T, *environment)
 	}{
 		{"gb200-nvl72", []string{"computeDomains.enabled=false", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", map[string]func(*testing.T, *environment){
 			"the seed's RDMA pods get their HCA's device nodes and no other's": testRDMAPods,

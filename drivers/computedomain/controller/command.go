@@ -134,7 +134,7 @@ func Run(ctx context.Context, config *rest.Config, s Settings) error {
 		return fmt.Errorf("set the controller up: %w", err)
 	}
 	for _, add := range s.others {
-		if err := add(ctx, manager); err != nil {
+		if err := manager.Add(&neighbour{config: manager.GetConfig(), add: add}); err != nil {
 			return fmt.Errorf("set another controller up: %w", err)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -42,7 +41,7 @@ func BenchmarkPrepareAndUnprepare(b *testing.B) {
 		if err != nil || results[claim.UID].Err != nil {
 			b.Fatal(err, results[claim.UID].Err)
 		}
-		failed, err := p.UnprepareResourceClaims(b.Context(), []kubeletplugin.NamespacedObject{{UID: types.UID(claim.UID)}})
+		failed, err := p.UnprepareResourceClaims(b.Context(), []kubeletplugin.NamespacedObject{{UID: claim.UID}})
 		if err != nil || failed[claim.UID] != nil {
 			b.Fatal(err, failed[claim.UID])
 		}

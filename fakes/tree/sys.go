@@ -73,6 +73,7 @@ func writeHost(w *writer, n *profile.Node) {
 		list, err := profile.ParseList(m.CPUs)
 		if err == nil && len(list) > 0 {
 			cpus = max(cpus, list[len(list)-1]+1)
+			writeCPU(w, list[0], m)
 		}
 	}
 	all := strings.Join(online, ",")
@@ -83,6 +84,15 @@ func writeHost(w *writer, n *profile.Node) {
 	}
 	w.files("sys/class/dmi/id", map[string]string{
 		"sys_vendor": n.Profile.Host.Vendor, "product_name": n.Profile.Host.Product, "product_uuid": profile.FormatUUID(profile.ParseUUID(n.MachineID)),
+	})
+}
+
+// writeCPU writes the topology of one CPU. Only the first of each NUMA node has one: that is enough for hwloc to place devices, and
+// hundreds of CPUs would double the size of a node.
+func writeCPU(w *writer, cpu int, m profile.NUMANode) {
+	self, socket := cpuMask(fmt.Sprint(cpu)), cpuMask(m.CPUs)
+	w.files(fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology", cpu), map[string]string{
+		"physical_package_id": fmt.Sprint(m.Node), "core_id": fmt.Sprint(cpu), "thread_siblings": self, "core_cpus": self, "core_siblings": socket, "package_cpus": socket,
 	})
 }
 

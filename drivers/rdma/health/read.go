@@ -28,15 +28,12 @@ func (p Port) Key() Key { return Key{p.Device, p.Number} }
 // String is the key as NCCL writes it: mlx5_0:1.
 func (k Key) String() string { return fmt.Sprintf("%s:%d", k.Device, k.Port) }
 
-// gone is the reason of a port that is not in sysfs.
-const gone = "the port is gone"
-
 // read looks at a port and says why it cannot carry traffic, or nothing.
 func read(sysfs infiniband.FS, p Port) string {
 	status, err := sysfs.Status(p.Path, p.Number)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return gone
+		return "the port is gone"
 	case err != nil:
 		return fmt.Sprintf("the port's status cannot be read: %v", err)
 	case status.State != infiniband.PortActive && status.State != infiniband.PortActiveDefer:

@@ -19,9 +19,6 @@ type State struct {
 	Reason string    // why it is not up
 }
 
-// Gone reports whether the port is not in sysfs any more.
-func (s State) Gone() bool { return s.Phase == Down && s.Reason == gone }
-
 // Watcher watches ports. Make it with New.
 type Watcher struct {
 	read    func(Port) string

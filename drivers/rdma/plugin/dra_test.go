@@ -150,8 +150,13 @@ func TestTaintsFollowThePortAndTheDevicePlugin(t *testing.T) {
 	expect("devices that the device plugin has", held)
 	n.tree.Write(first+"/ports/1/state", "1: DOWN")
 	expect("taint of a port that is down", held, down)
+	n.tree.Write(first+"/ports/1/rate", "200 Gb/sec (4X HDR)")
 	n.tree.Write(first+"/ports/1/state", "4: ACTIVE")
 	expect("devices that are healthy again", held)
+	awaitDevices(t, client, "the rate that the port came back with", func(d map[string]resourceapi.Device) bool {
+		rate, bandwidth := d["pci-0000-3b-00-0-1"].Attributes[dra.AttrRate].IntValue, d["pci-0000-3b-00-0-1"].Capacity[dra.CapBandwidth]
+		return *rate == 200 && bandwidth.Value.Value() == 200
+	})
 }
 
 func TestAnExclusivePoolsHCAsAreGivenWhole(t *testing.T) {

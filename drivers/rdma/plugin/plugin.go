@@ -35,7 +35,7 @@ const (
 	// firstHealth is how long serving waits for the first reading of all ports, so that the kubelet's first list is the right one.
 	firstHealth = 2 * time.Second
 	// Between discoveries where something could not be read: the sysfs tree may not be mounted yet, or a driver only be loading.
-	firstRetry, lastRetry = time.Second, time.Minute
+	firstRetry, lastRetry = time.Second, 10 * time.Second
 	// slowDiscovery is when a discovery that does not end is reported: a read of sysfs hangs with the firmware that it asks.
 	slowDiscovery = 10 * time.Second
 )

@@ -128,26 +128,18 @@ func (p *plugin) sweepSpecs(ctx context.Context) {
 	}
 }
 
-// refresh tells the kubelet and the API server of ports that changed.
+// refresh tells the kubelet and the API server of ports that changed. A port that went may be gone with its HCA, and one that came back may have
+// another rate, so the devices are discovered anew.
 func (p *plugin) refresh(ctx context.Context) {
-	if p.devices == nil {
+	if p.selection == nil {
 		return
 	}
-	p.publish(ctx)
-	defer p.report()
 	for _, s := range p.served {
 		s.resource.Update(s.offer.Devices(p.ports.State))
 	}
-	for i := range p.devices.HCAs {
-		for _, port := range p.devices.HCAs[i].Ports {
-			key := health.Key{Device: p.devices.HCAs[i].Name, Port: port.Number}
-			if state := p.ports.State(key); state.Gone() {
-				klog.FromContext(ctx).V(2).Info("A port is gone; discovering anew", "port", key.String())
-				p.ask()
-				return
-			}
-		}
-	}
+	p.publish(ctx)
+	p.report()
+	p.askSoon()
 }
 
 // tell logs what became of the devices, where it is not what was logged last.

@@ -44,7 +44,7 @@ func TestAgainstAPIServer(t *testing.T) {
 }
 
 // needTerraform skips the test where neither terraform nor tofu is found; the test framework would download one.
-func needTerraform(t *testing.T) {
+func needTerraform(t testing.TB) {
 	t.Helper()
 	if os.Getenv("TF_ACC_TERRAFORM_PATH") != "" {
 		return

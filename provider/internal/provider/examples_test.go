@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -13,41 +14,64 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-testing/config"
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
-	"github.com/hashicorp/terraform-plugin-testing/plancheck"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/apiserver"
+	"gpufabric.io/provider/internal/object"
 )
 
 const repository = "../../.."
 
 // testExamples runs examples/terraform with the repository's chart. No container runs here: the doubles roll workloads out and serve domains.
 func testExamples(t *testing.T, s *apiserver.Server) {
-	t.Setenv("TF_ACC_PROVIDER_NAMESPACE", "gpufabric") // the examples name their provider in full
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "NotReady", Message: "0 of 2 nodes"} })
 	chart, err := filepath.Abs(filepath.Join(repository, "charts/gpufabric"))
 	must(t, err)
 	if _, err := os.Stat(chart); err != nil {
 		t.Fatalf("the examples install the repository's chart: %v", err)
 	}
-	variables := config.Variables{"kubeconfig": config.StringVariable(s.Kubeconfig), "chart": config.StringVariable(chart)}
-	t.Run("quickstart is applied, planned again without changes, and destroyed without remains", func(t *testing.T) {
-		directory := config.StaticDirectory(filepath.Join(repository, "examples/terraform/quickstart"))
-		// The test framework wants the factories at each step where the configuration is a directory with a provider block.
-		resource.UnitTest(t, resource.TestCase{Steps: []resource.TestStep{{
-			ProtoV6ProviderFactories: factories(), ConfigDirectory: directory, ConfigVariables: variables,
-			Check: resource.ComposeAggregateTestCheckFunc(
-				resource.TestCheckResourceAttr("gpufabric_driver_stack.this", "ready", "true"),
-				resource.TestCheckResourceAttr("gpufabric_compute_domain.this", "accepted", "true"),
-				resource.TestCheckOutput("claim_template", "quickstart-channel"),
-			),
-		}, {
-			ProtoV6ProviderFactories: factories(), ConfigDirectory: directory, ConfigVariables: variables,
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}},
-		}}})
-		nothingLeft(t, s, "gpufabric-system")
-	})
+	ready := func(obj *unstructured.Unstructured) map[string]any {
+		return map[string]any{"observedGeneration": obj.GetGeneration(), "conditions": []any{map[string]any{
+			"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+	}
+	for _, kind := range []object.Kind{rdmaPoolKind, vgpuProfileKind, migLayoutKind} {
+		s.Serve(t, kind.GVR(), ready)
+	}
+	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
+	rc := buildProvider(t)
+	for _, c := range []struct {
+		name   string
+		output string
+		want   string
+	}{
+		{"quickstart", "claim_template", "quickstart-channel"},
+		{"rack", "claim_templates", "map[eval:eval-channel train:train-channel]"},
+		{"rdma-cluster", "networks", "default/rail-0,default/rail-1"},
+		{"vgpu-sharing", "slices_per_gpu", "map[large:map[cores_left:20 limited_by:memory memory_left_mib:8180 slices:2] small:map[cores_left:50 limited_by:memory memory_left_mib:8180 slices:5]]"},
+		{"platform", "pods_ask_for", "map[development: rdma:rdma/hca_shared_devices_a training:training-channel]"},
+	} {
+		t.Run(c.name+" is applied, planned again without changes, and destroyed without remains", func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform", c.name))))
+			terraform := newCLI(t, rc, dir, map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart})
+			terraform.run("apply", "-auto-approve")
+			if got := fmt.Sprint(terraform.outputs()[c.output]); got != c.want {
+				t.Errorf("output %s: got %s, want %s", c.output, got, c.want)
+			}
+			if changed, plan := terraform.changes(); changed {
+				t.Errorf("the next plan is not empty:\n%s", plan)
+			}
+			terraform.run("destroy", "-auto-approve")
+			nothingLeft(t, s, "gpufabric-system")
+		})
+	}
+	directories, err := filepath.Glob(filepath.Join(repository, "examples/terraform/*/main.tf"))
+	must(t, err)
+	if len(directories) != 5 {
+		t.Errorf("%d directories under examples/terraform, 5 are tested here", len(directories))
+	}
 }
 
 // testDocumentation plans every example of the documentation.

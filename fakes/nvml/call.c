@@ -18,9 +18,9 @@ static int trace_file = -1;
 
 static void delay(uint32_t function)
 {
-	uint32_t count = 0;
 	struct ff_delay delays[FF_MAX_DELAYS];
-	if (!ff_state_copy(offsetof(struct ff_node, delay_count), &count, sizeof count) || !count || count > FF_MAX_DELAYS)
+	uint32_t count = ff_state_delays();
+	if (!count || count > FF_MAX_DELAYS)
 		return;
 	if (!ff_state_copy(offsetof(struct ff_node, delays), delays, sizeof delays))
 		return;
@@ -31,6 +31,7 @@ static void delay(uint32_t function)
 	if (us) {
 		struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
 		nanosleep(&t, NULL);
+		ff_state_pin(); /* the state may be another by now */
 	}
 }
 
@@ -38,14 +39,17 @@ nvmlReturn_t ff_call(uint32_t function, bool implemented)
 {
 	if (__atomic_load_n(&initialised, __ATOMIC_RELAXED) <= 0)
 		return NVML_ERROR_UNINITIALIZED;
+	ff_state_pin();
 	delay(function);
 	return implemented ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t ff_lifecycle(uint32_t function, bool implemented)
 {
-	if (initialised > 0)
+	if (initialised > 0) {
+		ff_state_pin();
 		delay(function);
+	}
 	return implemented ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
@@ -58,6 +62,7 @@ static void open_trace(void)
 
 void ff_traced(const char *function, nvmlReturn_t result, bool implemented)
 {
+	ff_state_unpin();
 	if (trace_file < 0)
 		return;
 	char line[256];

@@ -182,6 +182,39 @@ static struct mapping *usable(void)
 	return m && intact(m) ? m : NULL;
 }
 
+static char *body(const struct mapping *m, uint64_t sequence)
+{
+	return (char *)m->header + m->body_offset + (sequence & 1) * m->body_size;
+}
+
+/* The mapping that the NVML call under way on this thread uses. Looking for it costs a system call, which is most of a getter's time, so
+ * it is looked for once per call. */
+static __thread struct mapping *pinned;
+
+static struct mapping *mapping(void)
+{
+	return pinned ? pinned : usable();
+}
+
+void ff_state_pin(void)
+{
+	pinned = usable();
+}
+
+void ff_state_unpin(void)
+{
+	pinned = NULL;
+}
+
+uint32_t ff_state_delays(void)
+{
+	const struct mapping *m = pinned;
+	if (!m)
+		return 0;
+	const struct ff_node *node = (const void *)body(m, __atomic_load_n(&m->header->sequence, __ATOMIC_ACQUIRE));
+	return __atomic_load_n(&node->delay_count, __ATOMIC_RELAXED);
+}
+
 bool ff_state_open(void)
 {
 	return usable() != NULL;
@@ -205,20 +238,15 @@ bool ff_state_root(char *path)
 
 bool ff_state_gpus(unsigned int *count)
 {
-	struct mapping *m = usable();
+	struct mapping *m = mapping();
 	if (m)
 		*count = m->gpu_count;
 	return m;
 }
 
-static char *body(const struct mapping *m, uint64_t sequence)
-{
-	return (char *)m->header + m->body_offset + (sequence & 1) * m->body_size;
-}
-
 bool ff_state_copy(size_t offset, void *out, size_t size)
 {
-	const struct mapping *m = usable();
+	const struct mapping *m = mapping();
 	if (!m || offset > m->body_size || size > m->body_size - offset)
 		return false;
 	for (;;) {

@@ -9,6 +9,13 @@
 /* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric. */
 bool ff_state_open(void);
 
+/* ff_state_pin finds the file once for everything this thread does until ff_state_unpin. */
+void ff_state_pin(void);
+void ff_state_unpin(void);
+
+/* ff_state_delays is how many functions are slow, in the pinned file. */
+uint32_t ff_state_delays(void);
+
 /* ff_state_header gives the mapped file, the newest one if it was replaced, or NULL when it is gone or damaged. */
 const struct ff_header *ff_state_header(void);
 

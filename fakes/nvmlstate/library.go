@@ -105,13 +105,17 @@ func (l *library) call(function string) (*state.File, nvml.Return) {
 		return nil, r
 	}
 	var delay time.Duration
-	if err := f.View(func(b *state.Body) { delay = b.Node.Delay("nvml" + function) }); err != nil {
-		return nil, nvml.ERROR_UNKNOWN
+	f.Peek(func(b *state.Body) {
+		delay = 0
+		if b.Node.DelayCount != 0 {
+			delay = b.Node.Delay("nvml" + function)
+		}
+	})
+	if delay == 0 {
+		return f, r
 	}
-	if delay > 0 {
-		time.Sleep(delay) // what is slow on purpose cannot be interrupted, as NVML cannot
-	}
-	return f, nvml.SUCCESS
+	time.Sleep(delay) // what is slow on purpose cannot be interrupted, as NVML cannot
+	return l.open()
 }
 
 // read runs fn on the state for one call of the named function. fn must only copy values out, and may run twice.
@@ -120,9 +124,7 @@ func (l *library) read(function string, fn func(*state.Body) nvml.Return) nvml.R
 	if r != nvml.SUCCESS {
 		return r
 	}
-	if err := f.View(func(b *state.Body) { r = fn(b) }); err != nil {
-		return nvml.ERROR_UNKNOWN
-	}
+	f.Peek(func(b *state.Body) { r = fn(b) }) // call has just asked whether the file is whole
 	return r
 }
 

@@ -30,6 +30,10 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 		err = runIMEX(ctx, args, stderr)
 	case "nvidia-imex-ctl":
 		err = runIMEXControl(ctx, args, stdout)
+	case "nvidia-cuda-mps-control":
+		err = runMPSControl(ctx, args, stdout, stderr)
+	case "nvidia-cuda-mps-server":
+		err = runMPSServer(ctx)
 	default:
 		err = runFakefabric(ctx, args, stdout, stderr)
 	}

@@ -41,6 +41,9 @@ func (n *Node) SetDelay(function string, d time.Duration) error {
 
 // Delay is how much longer a function takes.
 func (n *Node) Delay(function string) time.Duration {
+	if n.DelayCount == 0 {
+		return 0
+	}
 	hash := FunctionHash(function)
 	var total time.Duration
 	for _, x := range n.Delays[:min(n.DelayCount, MaxDelays)] {

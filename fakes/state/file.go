@@ -39,7 +39,9 @@ type File struct {
 	file *os.File
 	data []byte
 	// shape is what the header said when it was found valid; the file may be damaged later.
-	shape   shape
+	shape shape
+	// bodies are the two copies, as views of data.
+	bodies  [2]*Body
 	cleanup runtime.Cleanup
 	// write keeps this process's writers one after the other; the file lock does so among processes.
 	write sync.Mutex
@@ -132,11 +134,12 @@ func Open(root string) (*File, error) {
 	}
 	s := &File{path: path, file: f, data: data}
 	s.shape = shapeOf(int(min(header(data).GPUCount, MaxGPUs)))
-	// A file that nobody closes is unmapped with its last reference.
-	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	if err := validate(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("node state %s: %w; render the node again", path, err), s.Close())
 	}
+	s.bodies = [2]*Body{s.shape.body(data, 0), s.shape.body(data, 1)}
+	// A file that nobody closes is unmapped with its last reference.
+	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	return s, nil
 }
 
@@ -235,16 +238,22 @@ func (f *File) Read() (*Body, error) {
 
 // View runs fn on the current body in place, again if it changed meanwhile: fn must only copy values out. It saves Read's copy.
 func (f *File) View(fn func(*Body)) error {
-	defer runtime.KeepAlive(f)
 	if err := f.alive(); err != nil {
 		return err
 	}
+	f.Peek(fn)
+	return nil
+}
+
+// Peek is View without asking first whether the file still has all its bytes: for a caller that has just called Replaced.
+func (f *File) Peek(fn func(*Body)) {
+	defer runtime.KeepAlive(f)
 	h := header(f.data)
 	for {
 		seq := atomic.LoadUint64(&h.Sequence)
-		fn(f.shape.body(f.data, seq%2))
+		fn(f.bodies[seq%2])
 		if atomic.LoadUint64(&h.Sequence) == seq {
-			return nil
+			return
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Tools are the commands that a driver root has, each the fakefabric program under another name.
-var Tools = []string{"nvidia-smi", "nvidia-imex", "nvidia-imex-ctl"}
+var Tools = []string{"nvidia-smi", "nvidia-imex", "nvidia-imex-ctl", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
 // Libraries are the C libraries that Options.LibraryDir must hold, under their sonames.
 var Libraries = []string{"libnvidia-ml.so.1", "libcuda.so.1"}

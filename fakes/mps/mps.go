@@ -1,0 +1,218 @@
+// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as it does.
+// It shares nothing; it keeps what it is told, and its server is a process that waits.
+package mps
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Directory names, as the real daemon takes them from the environment.
+const (
+	PipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+	LogVariable  = "CUDA_MPS_LOG_DIRECTORY"
+	DefaultPipe  = "/tmp/nvidia-mps"
+	DefaultLog   = "/var/log/nvidia-mps"
+)
+
+// Daemon is a control daemon.
+type Daemon struct {
+	// Pipe is the directory of its socket (named control).
+	Pipe string
+	// Server is the command that is started as nvidia-cuda-mps-server.
+	Server string
+	Log    *slog.Logger
+
+	mu         sync.Mutex
+	percentage string
+	limits     map[string]string // pinned memory per device
+	perServer  map[int]string
+	servers    map[int]*exec.Cmd
+	quit       context.CancelFunc
+}
+
+// Socket is where the daemon of a pipe directory listens.
+func Socket(pipe string) string { return filepath.Join(pipe, "control") }
+
+// Run serves commands until ctx ends or one of them is quit.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, d.quit = context.WithCancel(ctx)
+	defer d.quit()
+	d.percentage, d.limits, d.servers, d.perServer = "100.0", map[string]string{}, map[int]*exec.Cmd{}, map[int]string{}
+	if err := os.MkdirAll(d.Pipe, 0o755); err != nil {
+		return fmt.Errorf("%s: %w", PipeVariable, err)
+	}
+	if conn, err := net.Dial("unix", Socket(d.Pipe)); err == nil {
+		_ = conn.Close() // nothing was said
+		return errors.New("an instance of this daemon is already running")
+	}
+	if err := os.Remove(Socket(d.Pipe)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", Socket(d.Pipe))
+	if err != nil {
+		return fmt.Errorf("%s: %w", PipeVariable, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer d.stopServers()
+	d.Log.Info("Start control daemon", "pipe", d.Pipe)
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return nil // the context ended, or quit closed it
+		}
+		wg.Go(func() { d.serve(ctx, conn) })
+	}
+}
+
+func (d *Daemon) serve(ctx context.Context, conn net.Conn) {
+	defer func() { _ = conn.Close() }() // the asker has its answers
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	lines := bufio.NewScanner(conn)
+	for lines.Scan() {
+		answer := d.do(strings.Fields(lines.Text()))
+		if _, err := io.WriteString(conn, answer); err != nil {
+			return
+		}
+	}
+}
+
+// do runs one command; its answer ends in a newline, or is empty.
+func (d *Daemon) do(words []string) string {
+	if len(words) == 0 {
+		return ""
+	}
+	d.Log.Info("command", "words", words)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	argument := func(i int) string {
+		if i < len(words) {
+			return words[i]
+		}
+		return ""
+	}
+	switch words[0] {
+	case "get_server_list":
+		return d.list()
+	case "start_server":
+		return d.start()
+	case "shutdown_server":
+		return d.shutdown(argument(1))
+	case "get_server_status":
+		if pid, err := strconv.Atoi(argument(1)); err == nil && d.servers[pid] != nil {
+			return "ACTIVE\n"
+		}
+		return "Server not found\n"
+	case "get_client_list":
+		return ""
+	case "set_default_active_thread_percentage":
+		return d.setPercentage(argument(1))
+	case "get_default_active_thread_percentage":
+		return d.percentage + "\n"
+	case "get_active_thread_percentage":
+		if pid, err := strconv.Atoi(argument(1)); err == nil && d.servers[pid] != nil {
+			return d.perServer[pid] + "\n"
+		}
+		return "Server not found\n"
+	case "set_default_device_pinned_mem_limit":
+		if argument(2) == "" {
+			return "Invalid argument: a device and a limit such as 0 2G are wanted\n"
+		}
+		d.limits[words[1]] = words[2]
+		return ""
+	case "get_default_device_pinned_mem_limit":
+		if v, ok := d.limits[argument(1)]; ok {
+			return v + "\n"
+		}
+		return "unlimited\n"
+	case "quit":
+		d.quit()
+		return ""
+	}
+	return fmt.Sprintf("Unknown command: %s\n", words[0])
+}
+
+func (d *Daemon) setPercentage(text string) string {
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil || v <= 0 || v > 100 {
+		return "Invalid argument: a percentage above 0 and up to 100 is wanted\n"
+	}
+	d.percentage = strconv.FormatFloat(v, 'f', 1, 64)
+	return d.percentage + "\n"
+}
+
+func (d *Daemon) list() string {
+	var b strings.Builder
+	for pid := range d.servers {
+		fmt.Fprintln(&b, pid)
+	}
+	return b.String()
+}
+
+// start runs the server, which lives until it is shut down.
+func (d *Daemon) start() string {
+	cmd := exec.Command(d.Server) //nolint:noctx // stopServers ends it
+	if err := cmd.Start(); err != nil {
+		return fmt.Sprintf("cannot start the server: %v\n", err)
+	}
+	d.servers[cmd.Process.Pid], d.perServer[cmd.Process.Pid] = cmd, d.percentage
+	d.Log.Info("Starting new server", "pid", cmd.Process.Pid)
+	return ""
+}
+
+func (d *Daemon) shutdown(pid string) string {
+	n, err := strconv.Atoi(pid)
+	if err != nil || d.servers[n] == nil {
+		return "Server not found\n"
+	}
+	end(d.servers[n])
+	delete(d.servers, n)
+	return ""
+}
+
+func (d *Daemon) stopServers() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.servers {
+		end(s)
+	}
+}
+
+func end(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // it may have ended by itself
+	_ = cmd.Wait()         // killed is what it is to be
+}
+
+// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers.
+func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Writer) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", Socket(pipe))
+	if err != nil {
+		return fmt.Errorf("cannot find MPS control daemon process: %w", err)
+	}
+	defer func() { _ = conn.Close() }() // read to its end
+	if _, err := io.Copy(conn, commands); err != nil {
+		return err
+	}
+	if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
+		return err
+	}
+	_, err = io.Copy(answers, conn)
+	return err
+}

@@ -1,0 +1,88 @@
+package mps_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/fakes/mps"
+)
+
+// The server that the daemon starts is this test binary, which then waits.
+func TestMain(m *testing.M) {
+	if os.Getenv("MPS_TEST_SERVER") != "" && len(os.Args) == 1 {
+		time.Sleep(time.Hour)
+	}
+	os.Exit(m.Run())
+}
+
+func daemon(t *testing.T) (pipe string, done chan error) {
+	t.Helper()
+	t.Setenv("MPS_TEST_SERVER", "1")
+	pipe, done = t.TempDir(), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	d := &mps.Daemon{Pipe: pipe, Server: os.Args[0], Log: slog.New(slog.DiscardHandler)}
+	go func() { done <- d.Run(ctx) }()
+	t.Cleanup(func() { cancel() })
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if mps.Send(t.Context(), pipe, strings.NewReader(""), new(bytes.Buffer)) == nil {
+			return pipe, done
+		}
+	}
+	t.Fatal("the daemon does not answer")
+	return "", nil
+}
+
+func send(t *testing.T, pipe, commands string) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := mps.Send(t.Context(), pipe, strings.NewReader(commands), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
+	pipe, done := daemon(t)
+	for _, c := range []struct{ say, want string }{
+		{"get_default_active_thread_percentage\n", "100.0\n"},
+		{"set_default_active_thread_percentage 30\nget_default_active_thread_percentage\n", "30.0\n30.0\n"},
+		{"set_default_active_thread_percentage 0\n", "Invalid argument: a percentage above 0 and up to 100 is wanted\n"},
+		{"set_default_device_pinned_mem_limit 0 10G\n", ""},
+		{"get_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1\n", "10G\nunlimited\n"},
+		{"get_server_list\n", ""},
+		{"dance\n", "Unknown command: dance\n"},
+	} {
+		if got := send(t, pipe, c.say); got != c.want {
+			t.Errorf("%q: %q; want %q", c.say, got, c.want)
+		}
+	}
+	send(t, pipe, "start_server -uid 0\n")
+	pid := strings.TrimSpace(send(t, pipe, "get_server_list\n"))
+	if got := send(t, pipe, "get_server_status "+pid+"\n"); got != "ACTIVE\n" {
+		t.Errorf("server %q: %q", pid, got)
+	}
+	send(t, pipe, "shutdown_server "+pid+"\n")
+	if got := send(t, pipe, "get_server_list\n"); got != "" {
+		t.Errorf("after shutdown: %q", got)
+	}
+	send(t, pipe, "quit\n")
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := mps.Send(t.Context(), pipe, strings.NewReader("get_server_list\n"), new(bytes.Buffer)); err == nil {
+		t.Error("a daemon that quit answers")
+	}
+}
+
+func TestASecondDaemonIsRefused(t *testing.T) {
+	pipe, _ := daemon(t)
+	d := &mps.Daemon{Pipe: pipe, Log: slog.New(slog.DiscardHandler)}
+	if err := d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "already running") {
+		t.Error(err)
+	}
+}

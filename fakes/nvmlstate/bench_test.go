@@ -1,0 +1,63 @@
+package nvmlstate_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+
+	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+// BenchmarkGetter measures common getters through the C library (go-nvml and cgo included), through Go, and through go-nvml's own mock.
+func BenchmarkGetter(b *testing.B) {
+	p, err := profile.Load("a100-40")
+	if err != nil {
+		b.Fatal(err)
+	}
+	o := tree.Options{Profile: p, Root: sharedRoot, LibraryDir: filepath.Join(built.Dir(b), "lib"), PlainDevices: true}
+	if loaded {
+		o.LibraryDir = ""
+	}
+	if err := tree.Render(b.Context(), o); err != nil {
+		b.Fatal(err)
+	}
+	if !loaded {
+		clib, loaded = nvml.New(nvml.WithLibraryPath(filepath.Join(sharedRoot, "driver/usr/lib64/libnvidia-ml.so.1"))), true
+		if r := clib.Init(); r != nvml.SUCCESS {
+			b.Fatal(r)
+		}
+	}
+	g := nvmlstate.New(sharedRoot)
+	if r := g.Init(); r != nvml.SUCCESS {
+		b.Fatal(r)
+	}
+	for _, l := range []struct {
+		name string
+		lib  nvml.Interface
+	}{{"C", clib}, {"Go", g}, {"mock", dgxa100.New()}} {
+		d, r := l.lib.DeviceGetHandleByIndex(0)
+		if r != nvml.SUCCESS {
+			b.Fatal(r)
+		}
+		b.Run("UUID/"+l.name, func(b *testing.B) {
+			for b.Loop() {
+				d.GetUUID()
+			}
+		})
+		b.Run("MemoryInfo/"+l.name, func(b *testing.B) {
+			for b.Loop() {
+				d.GetMemoryInfo()
+			}
+		})
+		b.Run("MinorNumber/"+l.name, func(b *testing.B) {
+			for b.Loop() {
+				d.GetMinorNumber()
+			}
+		})
+	}
+}

@@ -7,9 +7,11 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/api/resource/validation"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/partition"
@@ -62,6 +64,10 @@ type preparation struct {
 
 // Prepare makes a claim's devices ready.
 func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+	// The same as at admission, where there may be no webhook: what contradicts itself is refused rather than decided by order.
+	if errs := validation.Claim(&claim.Spec, field.NewPath("spec")); len(errs) > 0 {
+		return nil, draplugin.Refuse("InvalidConfig", "%w", errs.ToAggregate())
+	}
 	p := &preparation{claim: claim, hardware: k.Hardware(), instances: map[int]partition.Instance{}}
 	if err := p.find(); err != nil {
 		return nil, err

@@ -6,6 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
@@ -129,5 +133,23 @@ func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 				t.Error(problem)
 			}
 		})
+	}
+}
+
+func TestAClaimThatContradictsItselfIsRefused(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1))
+	c := b.claim("u1", nil, device{name: "gpu-0"})
+	for _, interval := range []string{"Long", "Short"} {
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: devices.Driver, Parameters: runtime.RawExtension{
+				Raw: []byte(gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)),
+			}},
+		}})
+	}
+	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	if _, problem := b.prepare(c); !strings.Contains(problem, "spec.devices.config[1].opaque.parameters") || !strings.Contains(problem, "contradicts") {
+		t.Errorf("got %q", problem)
 	}
 }

@@ -1,0 +1,139 @@
+package health
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// bench is a Monitor whose time is a variable.
+type bench struct {
+	*Monitor
+	machine *gputest.Machine
+	node    *inventory.Node
+	now     time.Time
+	told    []Fault
+	healed  []Fault
+}
+
+func newBench(t *testing.T, path, boot string) *bench {
+	t.Helper()
+	b := &bench{machine: gputest.New(t, 2), now: time.Unix(1_800_000_000, 0)}
+	n, err := inventory.Reader{NVML: b.machine, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.node = n
+	b.Monitor, err = New(Options{
+		NVML: b.machine, Path: path, Boot: boot, Now: func() time.Time { return b.now }, Node: func() *inventory.Node { return b.node }, Changed: func() {},
+		Tell: func(f Fault, _ bool) { b.told = append(b.told, f) }, Healed: func(f Fault) { b.healed = append(b.healed, f) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bench) xid(t *testing.T, code uint64) {
+	b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
+}
+
+func TestWhenAFaultHeals(t *testing.T) {
+	for name, c := range map[string]struct {
+		xid      uint64
+		after    time.Duration
+		recovery uint32
+		boot     string
+		want     bool
+	}{
+		"a fatal one heals when the GPU needs nothing more":         {xid: 119, after: settle, want: true},
+		"not at once: the driver works the recovery out later":      {xid: 119, after: time.Second},
+		"not while the GPU needs a reset":                           {xid: 119, after: time.Hour, recovery: uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET)},
+		"not by a reboot that did not help":                         {xid: 119, boot: "b2", recovery: uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT)},
+		"by a reboot that did":                                      {xid: 119, boot: "b2", want: true},
+		"a warning heals when it was quiet":                         {xid: 63, after: quiet, want: true},
+		"not before":                                                {xid: 63, after: quiet - time.Second},
+		"a warning heals by a reboot":                               {xid: 63, boot: "b2", want: true},
+		"an unknown error is fatal, and heals like one":             {xid: 999, after: settle, want: true},
+		"an unknown error stands while the GPU wants the bus reset": {xid: 999, after: time.Hour, recovery: uint32(nvml.GPU_RECOVERY_ACTION_BUS_RESET)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "faults.json")
+			b := newBench(t, path, "b1")
+			b.xid(t, c.xid)
+			if len(b.Faults()) != 1 {
+				t.Fatalf("faults %v", b.Faults())
+			}
+			now := b.now
+			if c.boot != "" {
+				b = newBench(t, path, c.boot) // reads what was kept
+			}
+			b.now = now.Add(c.after)
+			b.machine.GPUs[0].SetRecovery(c.recovery)
+			b.heal(t.Context())
+			if healed := len(b.Faults()) == 0; healed != c.want {
+				t.Errorf("healed %t, want %t", healed, c.want)
+			}
+			if again := newBench(t, path, c.boot); len(again.Faults()) != len(b.Faults()) {
+				t.Errorf("kept on disk: %v, standing: %v", again.Faults(), b.Faults())
+			}
+		})
+	}
+}
+
+func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
+	b.xid(t, 31)
+	if len(b.Faults()) != 0 || len(b.told) != 1 || b.told[0].Fatal {
+		t.Errorf("faults %v, told %v", b.Faults(), b.told)
+	}
+}
+
+func TestAFaultSeenAgainIsOneFault(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
+	b.xid(t, 48)
+	first := b.now
+	b.now = b.now.Add(time.Minute)
+	b.xid(t, 48)
+	if f := b.Faults(); len(f) != 1 || !f[0].Since.Equal(first) || !f[0].Last.Equal(b.now) {
+		t.Errorf("faults %v", f)
+	}
+}
+
+func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
+	f := Fault{GPU: b.node.GPUs[0].UUID, Kind: ECC, Code: 95, Fatal: true, Placement: &inventory.Placement{Start: 4, Size: 4}, Since: b.now}
+	taints := Taints([]Fault{f}, devices.NewPool(b.node, devices.Options{}).Devices())
+	for name, want := range map[string]bool{
+		"gpu-0": true, "gpu-0-shared": true, "gpu-0-mig-3g20gb-9-4": true, "gpu-0-mig-1g5gb-19-6": true, "gpu-0-mig-7g40gb-0-0": true,
+		"gpu-0-mig-3g20gb-9-0": false, "gpu-0-mig-1g5gb-19-3": false, "gpu-1": false,
+	} {
+		if got := len(taints[name]) == 1; got != want {
+			t.Errorf("%s tainted %t, want %t", name, got, want)
+		}
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(`{"version":1,"faults":[{"gpu":"GPU-1","kind":"xid","code":79,"fatal":true,"message":"m","since":"2026-01-01T00:00:00Z","last":"2026-01-01T00:00:00Z"}]}`))
+	f.Add([]byte(`{"version":2}`))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		path := filepath.Join(t.TempDir(), "faults.json")
+		write(t, path, raw)
+		faults, err := load(path)
+		if err != nil && len(faults) > 0 {
+			t.Fatalf("%v and %v", faults, err)
+		}
+		for _, fault := range faults {
+			_ = fault.String()
+			_ = fault.Taint()
+		}
+	})
+}

@@ -61,6 +61,11 @@ test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated 
 bench: build ## Measure what docs/measurements.md reports.
 	@set -e; for m in drivers fakes; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem ./...); done
 
+.PHONY: bench-kind
+bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10; needs Docker).
+	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -run TestFigures -runs $(or $(RUNS),10) -v .
+
 .PHONY: bench-scale
 bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
@@ -105,7 +110,7 @@ generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the 
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
 
 .PHONY: images
-images: build ## Build the images for amd64 and arm64 into dist/.
+images: build cross ## Build the images for amd64 and arm64 into dist/.
 	$(GO) run ./tests/cmd/harness images
 
 .PHONY: charts

@@ -1,0 +1,45 @@
+/* Loads a library and prints what that adds to the process: threads, signal handlers, KiB of memory. */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static long status(const char *key)
+{
+	char line[256];
+	long v = -1;
+	FILE *f = fopen("/proc/self/status", "r");
+	while (f && fgets(line, sizeof line, f))
+		if (strncmp(line, key, strlen(key)) == 0)
+			sscanf(line + strlen(key), ": %ld", &v);
+	if (f)
+		fclose(f);
+	return v;
+}
+
+static int handlers(void)
+{
+	int n = 0;
+	for (int s = 1; s < 65; s++) {
+		struct sigaction a;
+		if (sigaction(s, NULL, &a) == 0 && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN)
+			n++;
+	}
+	return n;
+}
+
+int main(int argc, char **argv)
+{
+	long threads = status("Threads"), memory = status("VmRSS");
+	int before = handlers();
+	void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
+	int (*init)(void) = library ? (int (*)(void))dlsym(library, "nvmlInit_v2") : NULL;
+	int (*count)(unsigned int *) = library ? (int (*)(unsigned int *))dlsym(library, "nvmlDeviceGetCount_v2") : NULL;
+	unsigned int n = 0;
+	if (!init || init() != 0 || count(&n) != 0) {
+		fprintf(stderr, "%s\n", library ? "init failed" : dlerror());
+		return 1;
+	}
+	printf("%ld %d %ld %u\n", status("Threads") - threads, handlers() - before, status("VmRSS") - memory, n);
+	return dlclose(library);
+}

@@ -1,0 +1,142 @@
+package program_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/internal/memdir"
+	"gpufabric.io/fakes/program"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+
+// node renders with the built program, so that the driver root has tools.
+func node(t *testing.T, profile string) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "node")
+	out, err := exec.CommandContext(t.Context(), filepath.Join(built.Dir(t), "fakefabric"), "render", "--profile", profile, "--root", root, "--plain-devices").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return root
+}
+
+func tool(t *testing.T, root, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(t.Context(), filepath.Join(root, "driver/usr/bin", name), args...)
+}
+
+func TestTheToolsFindTheirNodeByThemselves(t *testing.T) {
+	a, b := node(t, "l40s-8"), node(t, "t4-edge")
+	for root, want := range map[string]string{a: "GPU 7: NVIDIA L40S", b: "GPU 3: Tesla T4"} {
+		if out, err := tool(t, root, "nvidia-smi", "-L").Output(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s %v", out, err)
+		}
+	}
+	other := tool(t, a, "nvidia-smi", "-L")
+	other.Env = append(os.Environ(), "FAKEFABRIC_ROOT="+b)
+	if out, err := other.Output(); err != nil || !strings.Contains(string(out), "Tesla T4") {
+		t.Errorf("FAKEFABRIC_ROOT: %s %v", out, err)
+	}
+}
+
+func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
+	root, dir := node(t, "gb200-nvl72"), t.TempDir()
+	address := fmt.Sprintf("127.77.%d.1", os.Getpid()%250)
+	hosts := filepath.Join(dir, "nodes")
+	config := filepath.Join(dir, "imex.cfg")
+	for path, text := range map[string]string{hosts: address + "\n", config: fmt.Sprintf(
+		"BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=RECOVERY\nIMEX_CMD_UNIX_DOMAIN_PATH=%s/socket\n", address, hosts, dir)} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := tool(t, root, "nvidia-imex-ctl", "-c", config, "-q").Output(); err == nil || string(out) != "UNAVAILABLE\n" {
+		t.Errorf("without a daemon: %q %v", out, err)
+	}
+	daemon := tool(t, root, "nvidia-imex", "-c", config)
+	var log bytes.Buffer
+	daemon.Stderr = &log
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	query := func(args ...string) string {
+		out, _ := tool(t, root, "nvidia-imex-ctl", append([]string{"-c", config}, args...)...).Output()
+		return string(out)
+	}
+	for deadline := time.Now().Add(10 * time.Second); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never READY:\n%s", log.String())
+		}
+	}
+	if got := query("-N"); !strings.Contains(got, "\nDomain State: UP\n") {
+		t.Error(got)
+	}
+	if got := query("-N", "-j"); !strings.HasPrefix(got, `{"nodes":{"0":{"status":"READY"`) || !strings.Contains(got, `"version":"580.95.05"`) {
+		t.Error(got)
+	}
+	if err := daemon.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("SIGUSR1 ended it")
+		}
+	}
+	if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v\n%s", err, log.String())
+	}
+	if !strings.Contains(log.String(), "resolving peers again") {
+		t.Errorf("SIGUSR1 did nothing:\n%s", log.String())
+	}
+}
+
+func TestCommandsFailWithASentence(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"an unknown profile":   {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a100-40"},
+		"no root":              {[]string{"render", "--profile", "t4-edge"}, `required flag(s) "root" not set`},
+		"no libraries":         {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
+		"no node to change":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
+		"an argument alone":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "name=value is wanted"},
+		"an agent outside":     {[]string{"agent", "--node-name", "a", "--library-dir", filepath.Join(built.Dir(t), "lib")}, "the agent runs in a pod"},
+		"no nvidia-smi to ask": {[]string{"record", "--nvidia-smi", "/nowhere/nvidia-smi"}, "give --xml a file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			var out, stderr bytes.Buffer
+			if code := program.Run(context.WithoutCancel(t.Context()), "fakefabric", c.args, &out, &stderr); code == 0 || !strings.Contains(stderr.String(), c.want) {
+				t.Errorf("%d: %s", code, stderr.String())
+			}
+		})
+	}
+}
+
+func TestValidateNamesEveryMistakeOfEveryFile(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(bad, []byte("name: x\ncolour: green\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, stderr bytes.Buffer
+	if code := program.Run(t.Context(), "fakefabric", []string{"validate", bad, "../profiles/t4-edge.yaml"}, &out, &stderr); code == 0 {
+		t.Error("no failure")
+	}
+	for _, want := range []string{"bad.yaml:2: colour: unknown key", "bad.yaml:1: summary: is missing", "bad.yaml:1: host: is missing", "t4-edge.yaml: valid"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in:\n%s", want, out.String())
+		}
+	}
+}

@@ -54,7 +54,7 @@ type Server struct {
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver are not built.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	etcdPath, apiPath := find("etcd", "TEST_ASSET_ETCD"), find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")
+	etcdPath, apiPath := Find("etcd", "TEST_ASSET_ETCD"), Find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")
 	if etcdPath == "" || apiPath == "" {
 		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both, or TEST_ASSET_ETCD and TEST_ASSET_KUBE_APISERVER to their paths")
 	}
@@ -79,17 +79,23 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// find looks for a program in the environment variable, in KUBEBUILDER_ASSETS, in the toolchain's cache and on the PATH.
-func find(name, variable string) string {
-	candidates := []string{os.Getenv(variable)}
+// Find looks for a program in the environment variable, in KUBEBUILDER_ASSETS, on the PATH and in the toolchain's cache; empty when it is in none.
+func Find(name, variable string) string {
+	var candidates []string
+	if variable != "" {
+		candidates = append(candidates, os.Getenv(variable))
+	}
 	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
 		candidates = append(candidates, filepath.Join(assets, name))
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		candidates = append(candidates, path)
 	}
 	cache := os.Getenv("GPUFABRIC_CACHE")
 	if user, err := os.UserCacheDir(); cache == "" && err == nil {
 		cache = filepath.Join(user, "gpufabric")
 	}
-	built, _ := filepath.Glob(filepath.Join(cache, "toolchain", name, "*", name)) // the pattern is well formed
+	built, _ := filepath.Glob(filepath.Join(cache, "toolchain", "*", "*", name)) // the pattern is well formed
 	slices.Sort(built)
 	slices.Reverse(built) // the newest version first
 	for _, c := range append(candidates, built...) {
@@ -97,11 +103,7 @@ func find(name, variable string) string {
 			return c
 		}
 	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return ""
-	}
-	return path
+	return ""
 }
 
 // Pause stops the API server (etcd keeps its data), as if it had gone away in mid-apply.

@@ -3,7 +3,7 @@ package provider
 import (
 	"fmt"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/hashicorp/terraform-plugin-framework/providerserver"
@@ -43,20 +43,26 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 }
 
-// needTerraform skips the test where neither terraform nor tofu is found; the test framework would download one.
+// needTerraform finds terraform or tofu (TF_ACC_TERRAFORM_PATH, the PATH, the toolchain's cache) and shields it from the user's configuration. It skips the
+// test where there is neither: the test framework would download one.
 func needTerraform(t testing.TB) {
 	t.Helper()
-	if os.Getenv("TF_ACC_TERRAFORM_PATH") != "" {
-		return
-	}
-	path, err := exec.LookPath("terraform")
-	if err != nil {
-		if path, err = exec.LookPath("tofu"); err != nil {
-			t.Skip("skipped: neither terraform nor tofu is on the PATH; install one or set TF_ACC_TERRAFORM_PATH")
+	path := os.Getenv("TF_ACC_TERRAFORM_PATH")
+	for _, name := range []string{"terraform", "tofu"} {
+		if path == "" {
+			path = apiserver.Find(name, "")
 		}
-		t.Setenv("TF_ACC_PROVIDER_HOST", "registry.opentofu.org")
+	}
+	if path == "" {
+		t.Skip("skipped: neither terraform nor tofu is there; run `make toolchain`, install one, or set TF_ACC_TERRAFORM_PATH")
 	}
 	t.Setenv("TF_ACC_TERRAFORM_PATH", path)
+	if filepath.Base(path) == "tofu" {
+		t.Setenv("TF_ACC_PROVIDER_HOST", "registry.opentofu.org")
+	}
+	empty := filepath.Join(t.TempDir(), "empty.tfrc")
+	must(t, os.WriteFile(empty, nil, 0o600))
+	t.Setenv("TF_CLI_CONFIG_FILE", empty)
 }
 
 // factories serve the provider in this process.

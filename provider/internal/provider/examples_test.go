@@ -67,6 +67,19 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 			nothingLeft(t, s, "gpufabric-system")
 		})
 	}
+	t.Run("quickstart runs under OpenTofu too", func(t *testing.T) {
+		tofu := apiserver.Find("tofu", "")
+		if tofu == "" {
+			t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")
+		}
+		t.Setenv("TF_ACC_TERRAFORM_PATH", tofu)
+		dir := t.TempDir()
+		must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform/quickstart"))))
+		run := newCLI(t, rc, dir, map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart})
+		run.run("apply", "-auto-approve")
+		run.run("destroy", "-auto-approve")
+		nothingLeft(t, s, "gpufabric-system")
+	})
 	directories, err := filepath.Glob(filepath.Join(repository, "examples/terraform/*/main.tf"))
 	must(t, err)
 	if len(directories) != 5 {

@@ -4,8 +4,10 @@ package demo
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -28,6 +30,11 @@ const Profile = "gb200-nvl72"
 
 // domainName is the quickstart's own name for its domain; its pods claim channels from the template <name>-channel.
 const domainName = "quickstart"
+
+// chartValues turn on what the manifests of examples/manifests want: GPUs, and RDMA devices by the ConfigMap in kube-system.
+//
+//go:embed values.yaml
+var chartValues []byte
 
 // Demo is one run. Its cluster stays up afterwards.
 type Demo struct {
@@ -100,9 +107,14 @@ func (d *Demo) apply(ctx context.Context) error {
 		return err
 	}
 	quickstart := filepath.Join(d.root, "examples/terraform/quickstart")
+	values := filepath.Join(d.Dir, "values.yaml")
+	if err := os.WriteFile(values, chartValues, 0o644); err != nil {
+		return fmt.Errorf("write the chart's values: %w", err)
+	}
 	return terraform{program: tools["terraform"], provider: filepath.Join(d.root, "bin"), dir: d.Dir, output: d.printer}.apply(ctx, quickstart,
 		"-var-file="+filepath.Join(quickstart, "fake-hardware.tfvars"),
-		"-var=kubeconfig="+d.kubeconfig(), "-var=nodes="+strconv.Itoa(Nodes), "-var=domain="+domainName)
+		"-var=kubeconfig="+d.kubeconfig(), "-var=nodes="+strconv.Itoa(Nodes), "-var=domain="+domainName,
+		fmt.Sprintf("-var=values_files=[%q]", values))
 }
 
 // received prints what a pod's first container received, for the devices among it.

@@ -39,7 +39,7 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 	return func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
 		root := filepath.Join(dir, hardwareDir)
 		if _, err := tree.ReadRendered(root); err != nil { // a node that only reboots keeps its hardware
-			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools, PlainDevices: true}); err != nil {
+			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools}); err != nil {
 				return nil, nil, err
 			}
 		}

@@ -3,6 +3,8 @@ package simnode
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 	_ "unsafe" // for go:linkname
 
@@ -34,6 +36,8 @@ const capacityPeriod = time.Second
 type deviceManager struct {
 	*devicemanager.ManagerImpl
 	node *Node
+	// admission holds back pods while another is given its devices: the kubelet admits them one by one, and counts on it.
+	admission sync.Mutex
 }
 
 func newDeviceManager(n *Node) (*deviceManager, error) {
@@ -52,6 +56,18 @@ func (d *deviceManager) start(ctx context.Context, ready config.SourcesReady) er
 }
 
 func (d *deviceManager) handler() cache.PluginHandler { return d.GetWatcherHandler() }
+
+// admit gives a pod's containers their devices.
+func (d *deviceManager) admit(pod *corev1.Pod) error {
+	d.admission.Lock()
+	defer d.admission.Unlock()
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if err := d.Allocate(pod, &c); err != nil {
+			return fmt.Errorf("allocate device plugin resources: %w", err)
+		}
+	}
+	return nil
+}
 
 // publish keeps the device plugins' resources in the node's status until ctx is done, and stops the manager then.
 func (d *deviceManager) publish(ctx context.Context) {

@@ -149,13 +149,21 @@ func (n *Node) Object() *corev1.Node {
 	return n.object
 }
 
-// Silence stops (true) or resumes (false) the node's lease, as a lost network would. Its containers go on.
+// Silence stops (true) or resumes (false) the node's lease and its reports, as a lost network would. Its containers go on.
 func (n *Node) Silence(ctx context.Context, silent bool) error {
 	n.silent.Store(silent)
 	if silent {
 		return nil
 	}
-	return n.register(ctx) // Ready again
+	if err := n.register(ctx); err != nil { // Ready again
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, w := range n.workers {
+		w.notify()
+	}
+	return nil
 }
 
 // Run registers the node and serves its pods until ctx is done; then containers end as if the machine went off.

@@ -106,7 +106,7 @@ func (w *worker) report(ctx context.Context) {
 	w.mu.Lock()
 	pod, gone := w.latest, w.gone
 	w.mu.Unlock()
-	if gone {
+	if gone || w.node.silent.Load() {
 		return
 	}
 	status := w.status()

@@ -1,6 +1,7 @@
 package simnode
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
 
@@ -63,6 +65,33 @@ func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	return made, nil
+}
+
+// configPeriod is how often ConfigMaps that are mounted are read again; the kubelet takes up to a minute and a half.
+const configPeriod = 20 * time.Second
+
+// mountsConfig tells whether the pod mounts a ConfigMap that may change, or come yet. Every pod mounts kube-root-ca.crt, which
+// does not.
+func (w *worker) mountsConfig() bool {
+	for _, volume := range w.pod().Spec.Volumes {
+		if volume.ConfigMap != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// refresh brings the pod's ConfigMap volumes up to date; what fails is tried again the next time.
+func (w *worker) refresh(ctx context.Context) {
+	pod := w.pod()
+	for i := range pod.Spec.Volumes {
+		if pod.Spec.Volumes[i].ConfigMap == nil {
+			continue
+		}
+		if _, err := w.volume(ctx, &pod.Spec.Volumes[i]); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Reading a mounted ConfigMap again failed and is tried again", "volume", pod.Spec.Volumes[i].Name, "err", err)
+		}
+	}
 }
 
 // hostsFile is the pod's /etc/hosts, which the kubelet makes for all its containers.
@@ -176,8 +205,11 @@ func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath) 
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return fmt.Errorf("write the volume: %w", err)
 		}
-		if err := os.WriteFile(path, content[key], 0o644); err != nil {
-			return fmt.Errorf("write the volume: %w", err)
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content[key]) {
+			continue // nobody is told of a change that is none
+		}
+		if err := writeWhole(path, content[key]); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -58,6 +57,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	if pod.DeletionTimestamp != nil {
 		w.end()
 	}
+	w.notify() // others may have written its status, such as the controller manager for a node that was silent
 }
 
 // vanished: the object is gone from the API, by force.
@@ -146,10 +146,8 @@ func (w *worker) startUntilDone(ctx context.Context) bool {
 func (w *worker) start(ctx context.Context) error {
 	// In the kubelet's order: device plugins at the pod's admission, volumes, DRA drivers, containers.
 	pod := w.pod()
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		if err := w.node.device.Allocate(pod, &c); err != nil {
-			return fmt.Errorf("allocate device plugin resources: %w", err)
-		}
+	if err := w.node.device.admit(pod); err != nil {
+		return err
 	}
 	volumes, err := w.mount(ctx)
 	if err != nil {
@@ -190,8 +188,16 @@ func (w *worker) start(ctx context.Context) error {
 
 // watch writes the status whenever a container changes, until the pod is to end.
 func (w *worker) watch(ctx context.Context) {
+	var refresh <-chan time.Time
+	if w.mountsConfig() {
+		ticker := time.NewTicker(configPeriod)
+		defer ticker.Stop()
+		refresh = ticker.C
+	}
 	for {
 		select {
+		case <-refresh:
+			w.refresh(ctx)
 		case <-ctx.Done():
 			return
 		case <-w.deleted:

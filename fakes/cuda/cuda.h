@@ -45,4 +45,7 @@ enum {
 	ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };
 
+CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuGetErrorString(CUresult error, const char **text);
+
 #define EXPORT __attribute__((visibility("default")))

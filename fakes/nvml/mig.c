@@ -84,18 +84,6 @@ static nvmlReturn_t perform(struct request *q)
 	return NVML_SUCCESS;
 }
 
-static nvmlReturn_t read_gpu(unsigned int gpu, struct ff_gpu *g, struct ff_model *m)
-{
-	nvmlReturn_t r = ff_model(m);
-	if (r != NVML_SUCCESS)
-		return r;
-	if (!ff_state_copy(ff_gpu_offset(gpu), g, sizeof *g))
-		return NVML_ERROR_UNKNOWN;
-	if (g->core.lost)
-		return NVML_ERROR_GPU_IS_LOST;
-	return m->mig_profile_count ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-}
-
 nvmlReturn_t impl_nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
 {
 	OUT(activation && mode <= NVML_DEVICE_MIG_ENABLE);
@@ -219,7 +207,7 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device,
 	struct ff_gpu g;
 	OUT(count);
 	TARGET(ff_whole_gpu);
-	if ((r = read_gpu(t.gpu, &g, &m)) != NVML_SUCCESS)
+	if ((r = ff_mig_read(t.gpu, &g, &m)) != NVML_SUCCESS)
 		return r;
 	int p = ff_mig_profile_index(&m, id);
 	if (p < 0 || !g.core.mig_current)
@@ -268,7 +256,7 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id
 	unsigned int n = 0;
 	OUT(out && count);
 	TARGET(ff_whole_gpu);
-	if ((r = read_gpu(t.gpu, &g, &m)) != NVML_SUCCESS)
+	if ((r = ff_mig_read(t.gpu, &g, &m)) != NVML_SUCCESS)
 		return r;
 	int p = ff_mig_profile_index(&m, id);
 	if (p < 0 || !g.core.mig_current)
@@ -288,7 +276,7 @@ nvmlReturn_t impl_nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int
 	struct ff_gpu g;
 	OUT(out);
 	TARGET(ff_whole_gpu);
-	if ((r = read_gpu(t.gpu, &g, &m)) != NVML_SUCCESS)
+	if ((r = ff_mig_read(t.gpu, &g, &m)) != NVML_SUCCESS)
 		return r;
 	if (!g.core.mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
@@ -310,7 +298,7 @@ struct whole {
 static nvmlReturn_t whole(nvmlGpuInstance_t handle, struct whole *w)
 {
 	OUT(ff_gi_place(handle, &w->number, &w->id));
-	nvmlReturn_t r = read_gpu(w->number, &w->gpu, &w->model);
+	nvmlReturn_t r = ff_mig_read(w->number, &w->gpu, &w->model);
 	if (r != NVML_SUCCESS)
 		return r;
 	w->gi = ff_mig_gi(&w->gpu, w->id);
@@ -480,63 +468,4 @@ nvmlReturn_t impl_nvmlComputeInstanceGetInfo(nvmlComputeInstance_t compute, nvml
 	if (r == NVML_SUCCESS)
 		memcpy(info, &all, offsetof(nvmlComputeInstanceInfo_t, placement));
 	return r;
-}
-
-nvmlReturn_t impl_nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is)
-{
-	OUT(is);
-	TARGET(ff_device);
-	*is = t.mig;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t impl_nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-	OUT(id);
-	TARGET(ff_device);
-	if (!t.mig)
-		return NVML_ERROR_NOT_SUPPORTED;
-	*id = t.gi;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t impl_nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
-{
-	OUT(id);
-	TARGET(ff_device);
-	if (!t.mig)
-		return NVML_ERROR_NOT_SUPPORTED;
-	*id = t.ci;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t impl_nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *parent)
-{
-	OUT(parent);
-	TARGET(ff_device);
-	if (!t.mig)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*parent = ff_gpu_handle(t.gpu);
-	return NVML_SUCCESS;
-}
-
-/* MIG devices are counted in the order of their GPU instances' and then their compute instances' IDs. */
-nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
-{
-	struct ff_model m;
-	struct ff_gpu g;
-	OUT(mig);
-	TARGET(ff_whole_gpu);
-	if ((r = read_gpu(t.gpu, &g, &m)) != NVML_SUCCESS)
-		return r;
-	if (!g.core.mig_current)
-		return NVML_ERROR_NOT_SUPPORTED;
-	OUT(index < m.mig_max_instances);
-	for (unsigned int gi = 0; gi < FF_GI_IDS; gi++)
-		for (unsigned int ci = 0; ci < FF_CI_IDS; ci++)
-			if (ff_mig_ci(ff_mig_gi(&g, gi), ci) && index-- == 0) {
-				*mig = ff_mig_handle(t.gpu, gi, ci);
-				return NVML_SUCCESS;
-			}
-	return NVML_ERROR_NOT_FOUND;
 }

@@ -294,3 +294,15 @@ nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, u
 		gpu->core.mig_current = mode;
 	return NVML_SUCCESS;
 }
+
+nvmlReturn_t ff_mig_read(unsigned int gpu, struct ff_gpu *g, struct ff_model *m)
+{
+	nvmlReturn_t r = ff_model(m);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (!ff_state_copy(ff_gpu_offset(gpu), g, sizeof *g))
+		return NVML_ERROR_UNKNOWN;
+	if (g->core.lost)
+		return NVML_ERROR_GPU_IS_LOST;
+	return m->mig_profile_count ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}

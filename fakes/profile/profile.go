@@ -48,7 +48,7 @@ type Host struct {
 	// Architecture is Go's name of the CPU: amd64 or arm64.
 	Architecture string `yaml:"architecture" required:"true" enum:"amd64,arm64"`
 	// Hostname has the node's index in place of %d (or %02d).
-	Hostname string `yaml:"hostname"`
+	Hostname string `yaml:"hostname" pattern:"^[a-z0-9.-]*(%0?[0-9]?d)?[a-z0-9.-]*$"`
 	// Vendor and Product are what the firmware tells (sys/class/dmi/id).
 	Vendor  string `yaml:"vendor"`
 	Product string `yaml:"product"`

@@ -263,3 +263,39 @@ func TestDelaysAddUpAndEnd(t *testing.T) {
 		t.Error("there is no limit")
 	}
 }
+
+func FuzzAStateFileIsReadOrRefusedButNeverCrashes(f *testing.F) {
+	root, _ := create(f, "a100-40")
+	whole, err := os.ReadFile(state.Path(root))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(uint16(0), []byte{}, 0)
+	f.Add(uint16(24), []byte{255, 255, 255, 255}, 0)
+	f.Add(uint16(60000), []byte{1, 2, 3}, 100)
+	f.Fuzz(func(t *testing.T, at uint16, bytes []byte, cut int) {
+		damaged := append([]byte(nil), whole...)
+		copy(damaged[int(at)*4%len(damaged):], bytes)
+		damaged = damaged[:len(damaged)-min(max(cut, 0), len(damaged))]
+		dir := t.TempDir()
+		if err := os.MkdirAll(filepath.Dir(state.Path(dir)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(state.Path(dir), damaged, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		file, err := state.Open(dir)
+		if err != nil {
+			return
+		}
+		defer func() { _ = file.Close() }()
+		b, err := file.Read()
+		if err != nil {
+			return
+		}
+		for _, g := range b.GPUs {
+			g.Sweep()
+		}
+		_ = b.Node.Delay("nvmlInit_v2")
+	})
+}

@@ -197,7 +197,7 @@ func TestWhatUninstallLeavesIsTakenUpAgain(t *testing.T) {
 // awaitNoCRD returns when the chart's CRDs are gone.
 func (s *server) awaitNoCRD(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	for {
 		labelled := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=gpufabric"}

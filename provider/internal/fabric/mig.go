@@ -120,7 +120,7 @@ func MIGLayouts(name string, containing ...string) ([][]string, error) {
 			layouts = append(layouts, layout)
 		}
 	}
-	slices.SortFunc(layouts, func(a, b []string) int { return slices.Compare(a, b) })
+	slices.SortFunc(layouts, slices.Compare)
 	return layouts, nil
 }
 

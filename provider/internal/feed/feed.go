@@ -45,11 +45,11 @@ func NewSet(client dynamic.Interface) *Set {
 // version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. A
 // Forbidden error says that the kind may not be listed and watched over all namespaces; the caller may then watch the object alone.
 func (s *Set) Wait(ctx context.Context, gvr schema.GroupVersionResource, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
-	f := s.join(gvr)
+	f := s.join(gvr) //nolint:contextcheck // the feed outlives the waiter that starts it
 	defer s.leave(f)
 	var last *unstructured.Unstructured
 	for {
-		obj, reached, refused, changed := f.look(key, since)
+		obj, reached, changed, refused := f.look(key, since)
 		if refused != nil {
 			return last, refused
 		}
@@ -118,7 +118,7 @@ type feed struct {
 }
 
 // look returns the object, whether the feed has reached since, and a channel that is closed at the next change.
-func (f *feed) look(key Key, since string) (obj *unstructured.Unstructured, reached bool, refused error, changed <-chan struct{}) {
+func (f *feed) look(key Key, since string) (obj *unstructured.Unstructured, reached bool, changed <-chan struct{}, refused error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	obj = f.objects[key]
@@ -128,12 +128,12 @@ func (f *feed) look(key Key, since string) (obj *unstructured.Unstructured, reac
 		if f.any == nil {
 			f.any = make(chan struct{})
 		}
-		return obj, false, f.refused, f.any
+		return obj, false, f.any, f.refused
 	}
 	if f.changed[key] == nil {
 		f.changed[key] = make(chan struct{})
 	}
-	return obj, true, f.refused, f.changed[key]
+	return obj, true, f.changed[key], f.refused
 }
 
 func (f *feed) run(ctx context.Context) {

@@ -71,10 +71,16 @@ func testList(t *testing.T, s *apiserver.Server) {
 	})
 }
 
+// listServer is a provider server with list resources; plugin-go still has the two interfaces apart.
+type listServer interface {
+	tfprotov6.ProviderServer
+	tfprotov6.ListResourceServer
+}
+
 // configured returns a provider server that is connected to s, and its schemas.
-func configured(t *testing.T, s *apiserver.Server) (tfprotov6.ProviderServerWithListResource, *tfprotov6.GetProviderSchemaResponse) {
+func configured(t *testing.T, s *apiserver.Server) (listServer, *tfprotov6.GetProviderSchemaResponse) {
 	t.Helper()
-	server, ok := providerserver.NewProtocol6(New("test")())().(tfprotov6.ProviderServerWithListResource)
+	server, ok := providerserver.NewProtocol6(New("test")())().(listServer)
 	if !ok {
 		t.Fatal("the provider serves no list resources")
 	}

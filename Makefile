@@ -108,6 +108,7 @@ isolated: ## Build each module by itself, with GOWORK=off.
 generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation.
 	@set -e; gen=$$($(GO) run ./tests/cmd/toolchain controller-gen); cd drivers && \
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
+	cp drivers/api/crds/*.yaml charts/gpufabric/files/crds/
 
 .PHONY: images
 images: build cross ## Build the images for amd64 and arm64 into dist/.

@@ -27,16 +27,12 @@ static nvmlReturn_t processes(const struct ff_target *t, struct ff_process list[
 /* The total is the GPU's, or the GPU instance's. */
 static nvmlReturn_t total(const struct ff_target *t, uint64_t *bytes, uint64_t *reserved)
 {
-	struct ff_model m;
-	nvmlReturn_t r = ff_model(&m);
-	if (r != NVML_SUCCESS)
-		return r;
-	*bytes = m.memory_total;
-	*reserved = m.memory_reserved;
+	if (!FF_MODEL(memory_total, bytes) || !FF_MODEL(memory_reserved, reserved))
+		return NVML_ERROR_UNKNOWN;
 	if (!t->mig)
 		return NVML_SUCCESS;
 	nvmlDeviceAttributes_t a;
-	r = impl_nvmlDeviceGetAttributes_v2(ff_mig_handle(t->gpu, t->gi, t->ci), &a);
+	nvmlReturn_t r = impl_nvmlDeviceGetAttributes_v2(ff_mig_handle(t->gpu, t->gi, t->ci), &a);
 	*bytes = a.memorySizeMB << 20;
 	*reserved = 0;
 	return r;

@@ -33,9 +33,10 @@ func (d *device) memory(function string) (memory, nvml.Return) {
 // processes are those on the GPU or, for a MIG device, on its compute instance.
 func (d *device) processes(p part) []state.Process {
 	var all []state.Process
-	for _, q := range p.gpu.Processes {
+	for i := range p.gpu.Processes {
+		q := &p.gpu.Processes[i]
 		if q.PID != 0 && q.Alive(d.lib.namespace) && (!d.isMIG || q.GPUInstance == d.gi && q.ComputeInstance == d.ci) {
-			all = append(all, q)
+			all = append(all, *q)
 		}
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -103,7 +104,7 @@ func (w *worker) addDevices(ctx context.Context, bundle *oci.Spec, spec *corev1.
 			bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: mount.ContainerPath, Source: mount.HostPath, Type: "bind", Options: []string{"rbind"}})
 		}
 		for _, device := range options.Devices {
-			bundle.Linux.Devices = append(bundle.Linux.Devices, oci.LinuxDevice{Path: device.PathInContainer, Type: "c"})
+			bundle.Linux.Devices = append(bundle.Linux.Devices, deviceNode(device.PathOnHost, device.PathInContainer))
 		}
 		for _, device := range options.CDIDevices {
 			names = append(names, device.Name)
@@ -121,6 +122,17 @@ func (w *worker) addDevices(ctx context.Context, bundle *oci.Spec, spec *corev1.
 		return fmt.Errorf("inject CDI devices (unresolved: %v): %w", unresolved, err)
 	}
 	return nil
+}
+
+// deviceNode is the device at a path of this machine by another name. Where fake hardware is plain files, because device nodes
+// could not be made, it has no numbers.
+func deviceNode(real, path string) oci.LinuxDevice {
+	node := oci.LinuxDevice{Path: path, Type: "c"}
+	var stat unix.Stat_t
+	if err := unix.Stat(real, &stat); err == nil && stat.Mode&unix.S_IFMT == unix.S_IFCHR {
+		node.Major, node.Minor = int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev))
+	}
+	return node
 }
 
 // cdiDirs are the container runtimes' defaults, later ones counting more.

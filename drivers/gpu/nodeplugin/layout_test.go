@@ -18,19 +18,18 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// layouts makes MIGLayouts in the API and returns what waits for the node's reports on one.
-func (b *bench) reports() chan v1alpha1.MIGLayoutNode {
-	out := make(chan v1alpha1.MIGLayoutNode, 16)
+// collectReports makes the API server hand the node's reports on MIGLayouts to b.reports. It comes before the role starts.
+func (b *bench) collectReports() {
+	b.reports = make(chan v1alpha1.MIGLayoutNode, 64)
 	b.objects.PrependReactor("patch", "miglayouts", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		var l v1alpha1.MIGLayout
 		if err := json.Unmarshal(action.(k8stesting.PatchAction).GetPatch(), &l); err != nil || len(l.Status.Nodes) != 1 {
 			b.Errorf("report %s: %v", action.(k8stesting.PatchAction).GetPatch(), err)
 			return true, nil, err
 		}
-		out <- l.Status.Nodes[0]
+		b.reports <- l.Status.Nodes[0]
 		return true, &unstructured.Unstructured{Object: map[string]any{}}, nil
 	})
-	return out
 }
 
 func (b *bench) layout(name, config, use string) {
@@ -70,7 +69,7 @@ const twoLayouts = `{"version":"v1","mig-configs":{
 func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
-	reports := b.reports()
+	reports := b.reports
 	holder := b.claim("u1", nil, device{name: "gpu-1"})
 	b.mustPrepare(holder)
 	b.layout("training", twoLayouts, "cut")
@@ -99,7 +98,7 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 
 func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
-	reports := b.reports()
+	reports := b.reports
 	b.layout("wish", twoLayouts, "impossible")
 	await(t, reports, v1alpha1.MIGLayoutFailed, "do not fit on GPU 0")
 }
@@ -107,7 +106,7 @@ func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
 func TestTwoLayoutsForOneNodeChangeNothing(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
-	reports := b.reports()
+	reports := b.reports
 	b.layout("a", twoLayouts, "impossible")
 	await(t, reports, v1alpha1.MIGLayoutFailed, "do not fit")
 	b.layout("b", twoLayouts, "cut")

@@ -30,6 +30,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -47,6 +48,7 @@ type bench struct {
 	options Options
 	writer  atomicfile.Writer                                   // with a Before, the role's writes pass there
 	mps     func(shm, program string, args ...string) *exec.Cmd // runs MPS daemons; nil: as the role does
+	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
 	stop    func()
 }
 
@@ -81,6 +83,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}:   "MIGLayoutList",
 		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}: "VGPUProfileList",
 	})
+	b.collectReports()
 	// The fake API server gives no names to objects that ask for one by generateName.
 	var named atomic.Int32
 	b.client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {

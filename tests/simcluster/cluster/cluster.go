@@ -77,6 +77,8 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	fleet, err := NewFleet(ctx, FleetOptions{
 		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: c.Plane.Access(), Runtime: options.Runtime,
 		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry, RestartBackoff: options.RestartBackoff,
+		// Four heartbeats within the grace, as Kubernetes has it.
+		Heartbeat: options.NodeGrace / 4,
 	})
 	if err != nil {
 		return nil, err

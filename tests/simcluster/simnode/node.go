@@ -76,6 +76,8 @@ type Config struct {
 	Sockets   *SocketWatcher
 	// PrepareRetry is the pause after a pod could not start; 0 is the kubelet's, about 75 s.
 	PrepareRetry time.Duration
+	// Heartbeat is how often the node's lease is renewed; 0 is the kubelet's 10 s.
+	Heartbeat time.Duration
 	// RestartBackoff is the pause before a container that ended is started again, doubled each time; 0 is the kubelet's 10 s.
 	RestartBackoff time.Duration
 }
@@ -117,6 +119,9 @@ func New(config Config) (*Node, error) {
 	}
 	if config.PrepareRetry == 0 {
 		config.PrepareRetry = 75 * time.Second
+	}
+	if config.Heartbeat == 0 {
+		config.Heartbeat = defaultHeartbeat
 	}
 	if config.RestartBackoff == 0 {
 		config.RestartBackoff = 10 * time.Second

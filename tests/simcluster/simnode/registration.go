@@ -16,8 +16,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// leaseDuration is the kubelet's: the lease is renewed four times within it.
+// leaseDuration is the kubelet's; the lease is renewed four times within it.
 const leaseDuration = 40 * time.Second
+
+// defaultHeartbeat is how often the kubelet renews the lease and looks after its node's status.
+const defaultHeartbeat = leaseDuration / 4
 
 // register creates the Node object, or takes over the one there is after a reboot.
 func (n *Node) register(ctx context.Context) error {
@@ -85,6 +88,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 		if n.silent.Load() {
 			return
 		}
+		n.stayReady(ctx)
 		now := metav1.NewMicroTime(time.Now())
 		var err error
 		if lease == nil {
@@ -112,5 +116,21 @@ func (n *Node) heartbeat(ctx context.Context) {
 				logger.V(2).Info("Renewing the node's lease failed and is tried again", "err", err)
 			}
 		}
-	}, leaseDuration/4, 0.1, true)
+	}, n.config.Heartbeat, 0.1, true)
+}
+
+// stayReady writes the node's status again when others hold it not Ready, as after a time without leases.
+func (n *Node) stayReady(ctx context.Context) {
+	node, err := n.client.CoreV1().Nodes().Get(ctx, n.config.Name, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return // the lease tells the same
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady && condition.Status != corev1.ConditionTrue {
+			if err := n.register(ctx); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(2).Info("Writing the node's status failed and is tried again", "err", err)
+			}
+			return
+		}
+	}
 }

@@ -58,8 +58,10 @@ test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated 
 	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -timeout 60m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
 
 .PHONY: bench
-bench: build ## Measure what docs/measurements.md reports.
-	@set -e; for m in drivers fakes; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem ./...); done
+bench: build toolchain-sim ## Measure what docs/measurements.md reports.
+	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
+	for m in drivers fakes provider; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem -benchtime $(or $(BENCHTIME),1s) -timeout 60m ./...); done
+	drivers/rdma/bench/compare.sh
 
 .PHONY: bench-kind
 bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10; needs Docker).
@@ -71,10 +73,11 @@ bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 
 .PHONY: lint
-lint: prerequisites ## Run golangci-lint over every module.
+lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
 	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run ./...); done; \
 	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run ./...); done
+	provider/generate-docs --check
 
 ##@ Building
 
@@ -109,6 +112,7 @@ generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the 
 	@set -e; gen=$$($(GO) run ./tests/cmd/toolchain controller-gen); cd drivers && \
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
 	cp drivers/api/crds/*.yaml charts/gpufabric/files/crds/
+	provider/generate-docs
 
 .PHONY: images
 images: build cross ## Build the images for amd64 and arm64 into dist/.

@@ -3,7 +3,6 @@ module gpufabric.io/provider
 go 1.26.0
 
 require (
-	gpufabric.io/drivers v0.0.0
 	github.com/google/go-cmp v0.7.0
 	github.com/hashicorp/terraform-plugin-framework v1.19.0
 	github.com/hashicorp/terraform-plugin-framework-timeouts v0.7.0
@@ -11,12 +10,14 @@ require (
 	github.com/hashicorp/terraform-plugin-go v0.31.0
 	github.com/hashicorp/terraform-plugin-log v0.10.0
 	github.com/hashicorp/terraform-plugin-testing v1.16.0
+	gpufabric.io/drivers v0.0.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/api v0.36.3
-	k8s.io/apiextensions-apiserver v0.36.2
 	k8s.io/client-go v0.36.3
 	sigs.k8s.io/yaml v1.6.0
 )
+
+require k8s.io/apiextensions-apiserver v0.36.2 // indirect
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

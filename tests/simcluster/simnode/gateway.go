@@ -55,7 +55,7 @@ func (g *Gateway) connect(ctx context.Context, w http.ResponseWriter, r *http.Re
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	pod, err := (&net.Dialer{}).DialContext(r.Context(), "tcp", net.JoinHostPort(podAddress(host), port))
+	pod, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(podAddress(host), port))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

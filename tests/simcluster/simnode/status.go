@@ -126,8 +126,8 @@ func (w *worker) report(ctx context.Context) {
 	}
 }
 
-// event records an Event on the pod, without waiting for its success: a lost event harms nothing.
-func (n *Node) event(ctx context.Context, pod *corev1.Pod, kind, reason, message string) {
+// warn records a Warning on the pod, without waiting for its success: a lost event harms nothing.
+func (n *Node) warn(ctx context.Context, pod *corev1.Pod, reason, message string) {
 	const limit = 1024 // the API's
 	if len(message) > limit {
 		message = message[:limit]
@@ -136,7 +136,7 @@ func (n *Node) event(ctx context.Context, pod *corev1.Pod, kind, reason, message
 	_, err := n.client.CoreV1().Events(pod.Namespace).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{GenerateName: pod.Name + ".", Namespace: pod.Namespace},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Type:           kind, Reason: reason, Message: message,
+		Type:           corev1.EventTypeWarning, Reason: reason, Message: message,
 		Source: corev1.EventSource{Component: "kubelet", Host: n.config.Name}, ReportingController: "kubelet", ReportingInstance: n.config.Name,
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})

@@ -31,7 +31,7 @@ func (w *worker) mount(ctx context.Context) (map[string]string, error) {
 			return made, nil
 		}
 		if retry == lastMountRetry {
-			w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedMount", err.Error())
+			w.node.warn(ctx, w.pod(), "FailedMount", err.Error())
 		}
 		select {
 		case <-time.After(retry):
@@ -239,7 +239,7 @@ func (w *worker) token(ctx context.Context, path string, source *corev1.ServiceA
 		case <-ctx.Done():
 		default:
 			if err := w.token(ctx, path, source); err != nil {
-				w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedMount", err.Error())
+				w.node.warn(ctx, w.pod(), "FailedMount", err.Error())
 			}
 		}
 	})

@@ -128,7 +128,7 @@ func (w *worker) startUntilDone(ctx context.Context) bool {
 		default:
 		}
 		klog.FromContext(ctx).V(2).Info("The pod could not be started and is tried again", "err", err)
-		w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedPrepareDynamicResources", err.Error())
+		w.node.warn(ctx, w.pod(), "FailedPrepareDynamicResources", err.Error())
 		w.mu.Lock()
 		w.message = err.Error()
 		w.mu.Unlock()
@@ -252,7 +252,7 @@ func (w *worker) release(ctx context.Context) {
 			return
 		}
 		klog.FromContext(ctx).V(2).Info("Giving the pod's devices back failed and is tried again", "err", err)
-		w.node.event(ctx, w.pod(), corev1.EventTypeWarning, "FailedUnprepareDynamicResources", err.Error())
+		w.node.warn(ctx, w.pod(), "FailedUnprepareDynamicResources", err.Error())
 		select {
 		case <-ctx.Done():
 			return

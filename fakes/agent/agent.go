@@ -73,11 +73,12 @@ func Run(ctx context.Context, o Options) error {
 		}
 	})
 	defer func() { _ = server.Close() }() // answers under way may be cut
-	return a.follow(ctx)
+	a.follow(ctx)
+	return nil
 }
 
 // follow renders for every state of the labels; when the API server cannot be reached it tries again, at most every 10 s.
-func (a *agent) follow(ctx context.Context) error {
+func (a *agent) follow(ctx context.Context) {
 	wait := time.Second
 	for {
 		err := a.API.WatchLabels(ctx, a.NodeName, func(labels map[string]string) {
@@ -85,12 +86,12 @@ func (a *agent) follow(ctx context.Context) error {
 			a.apply(ctx, labels)
 		})
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		a.Log.Warn("following the node's labels", "error", err, "retry", wait)
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-time.After(wait):
 			wait = min(2*wait, 10*time.Second)
 		}

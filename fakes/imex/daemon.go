@@ -65,7 +65,6 @@ type Daemon struct {
 	state State
 	self  int // place in nodes, -1 when none of them is this machine
 	peers []*peer
-	bound netip.AddrPort
 }
 
 // New reads the list of nodes and prepares a daemon; nothing is opened yet.

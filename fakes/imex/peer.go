@@ -91,12 +91,13 @@ func (p *peer) run(ctx context.Context) {
 	beat := p.daemon.options.Heartbeat
 	for ctx.Err() == nil {
 		addr, self := p.address()
-		if self {
+		switch {
+		case self:
 			p.setStatus(Connected)
-		} else if addr.IsValid() && !p.cut(addr) {
+		case addr.IsValid() && !p.cut(addr):
 			p.talk(ctx, addr)
 			p.setStatus(p.lostStatus())
-		} else {
+		default:
 			p.setStatus(p.lostStatus())
 		}
 		select {

@@ -132,7 +132,7 @@ func compareArguments(t *testing.T, cd, gd nvml.Device, c, g nvml.Interface, n i
 		check("GetNvLinkVersion", link)
 		check("GetNvLinkRemotePciInfo", link)
 		check("GetNvLinkRemoteDeviceType", link)
-		check("GetNvLinkErrorCounter", link, nvml.NvLinkErrorCounter(nvml.NVLINK_ERROR_DL_REPLAY))
+		check("GetNvLinkErrorCounter", link, nvml.NVLINK_ERROR_DL_REPLAY)
 	}
 	for kind := range nvml.GPU_INSTANCE_PROFILE_COUNT + 1 {
 		check("GetGpuInstanceProfileInfo", kind)
@@ -142,7 +142,7 @@ func compareArguments(t *testing.T, cd, gd nvml.Device, c, g nvml.Interface, n i
 		check("GetMaxClockInfo", nvml.ClockType(k))
 		check("GetTemperatureThreshold", nvml.TemperatureThresholds(k))
 	}
-	check("GetTemperature", nvml.TemperatureSensors(nvml.TEMPERATURE_GPU))
+	check("GetTemperature", nvml.TEMPERATURE_GPU)
 	check("GetCpuAffinity", 4)
 	check("GetMemoryAffinity", 2, nvml.AffinityScope(nvml.AFFINITY_SCOPE_NODE))
 	for k := range 2 {

@@ -167,7 +167,7 @@ func FuzzAProfileIsReadOrRefusedButNeverCrashes(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Fuzz(func(_ *testing.T, data []byte) {
 		p, err := profile.Parse("fuzz.yaml", data)
 		if err == nil {
 			p.Node(3)

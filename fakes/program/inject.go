@@ -17,7 +17,7 @@ func injectCommand() *cobra.Command {
 		Short: "Make an event happen on a node",
 		Long:  "Make an event happen on a node. Events and their arguments:\n\n" + eventHelp(),
 		Args:  cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: func(_ *cobra.Command, args []string) error {
 			with := fault.Arguments{}
 			for _, a := range args[1:] {
 				name, value, ok := strings.Cut(a, "=")

@@ -33,7 +33,7 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	case "nvidia-cuda-mps-control":
 		err = runMPSControl(ctx, args, stdout, stderr)
 	case "nvidia-cuda-mps-server":
-		err = runMPSServer(ctx)
+		<-ctx.Done() // a server of the MPS stand-in waits until it is told to end
 	default:
 		err = runFakefabric(ctx, args, stdout, stderr)
 	}
@@ -51,6 +51,7 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	//nolint:contextcheck // each command takes its context from cobra
 	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(), compareCommand(), schemaCommand(), agentCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -67,9 +67,3 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 	d := mps.Daemon{Pipe: pipe, Server: filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-server"), Log: slog.New(slog.NewTextHandler(log, nil))}
 	return d.Run(ctx)
 }
-
-// runMPSServer is nvidia-cuda-mps-server: it waits until it is told to end.
-func runMPSServer(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
-}

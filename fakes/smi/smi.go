@@ -40,7 +40,6 @@ type options struct {
 	migMode              string
 	powerLimit           string
 	version, help        bool
-	rest                 []string
 	queryComputeApps     []string
 	selectedProcessQuery bool
 }

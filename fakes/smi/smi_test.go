@@ -3,6 +3,7 @@ package smi_test
 import (
 	"bytes"
 	"encoding/xml"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -155,7 +156,7 @@ func TestTheXMLIsWellFormed(t *testing.T) {
 	gpus := 0
 	for {
 		token, err := d.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -259,7 +259,7 @@ func TestANodeIsSmall(t *testing.T) {
 			t.Fatal(err)
 		}
 		var total int64
-		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
 			if err != nil || slices.Contains(tree.Tools, d.Name()) {
 				return err
 			}

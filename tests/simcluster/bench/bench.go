@@ -84,10 +84,12 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 		if downErr := options.Down(); err == nil {
 			err = downErr
 		}
+		if len(result.Domains) > 0 { // worth telling, whatever failed after it
+			results = append(results, result)
+		}
 		if err != nil {
 			return results, fmt.Errorf("%d nodes: %w", nodes, err)
 		}
-		results = append(results, result)
 	}
 	return results, nil
 }
@@ -95,6 +97,10 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 func one(ctx context.Context, options Options, nodes int) (Result, error) {
 	begin := time.Now()
 	m := measurement{options: options, result: Result{Nodes: nodes}}
+	defer func() {
+		slices.Sort(m.result.Domains)
+		slices.Sort(m.result.LastDaemon)
+	}()
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error
@@ -113,7 +119,5 @@ func one(ctx context.Context, options Options, nodes int) (Result, error) {
 		options.Progress("  %s: %.1f s", step.name, time.Since(started).Seconds())
 	}
 	m.result.Total = time.Since(begin).Seconds()
-	slices.Sort(m.result.Domains)
-	slices.Sort(m.result.LastDaemon)
 	return m.result, nil
 }

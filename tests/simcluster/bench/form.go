@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -285,6 +286,26 @@ func (o *observer) report(r *Result) {
 	if span := last.Sub(first).Seconds(); span > 0 {
 		r.PodsPerSecond = float64(len(o.scheduled)) / span
 	}
+}
+
+// deletePods deletes them one by one: a thousand in one request take longer than the API server gives a request.
+func deletePods(ctx context.Context, client kubernetes.Interface) error {
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the pods: %w", err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(creators)
+	for i := range pods.Items {
+		group.Go(func() error {
+			err := client.CoreV1().Pods(namespace).Delete(ctx, pods.Items[i].Name, metav1.DeleteOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("delete pod %s: %w", pods.Items[i].Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 func deleteDomains(ctx context.Context, objects dynamic.Interface) error {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -138,8 +137,8 @@ func (m *measurement) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, errors.New("the domains did not go in time"))
 	defer cancel()
 	begin := time.Now()
-	if err := m.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete the pods: %w", err)
+	if err := deletePods(ctx, m.client); err != nil {
+		return err
 	}
 	if err := deleteDomains(ctx, m.manifests.Objects()); err != nil {
 		return err

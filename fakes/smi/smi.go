@@ -61,6 +61,9 @@ func (c *Command) Run(args []string) error {
 	if len(args) > 0 && args[0] == "mig" {
 		return c.mig(args[1:])
 	}
+	if len(args) > 0 && args[0] == "compute-policy" {
+		return c.computePolicy(args[1:])
+	}
 	o, err := parse(args)
 	if err != nil {
 		return err
@@ -97,6 +100,7 @@ const usage = `nvidia-smi of a fake node. It knows:
   nvidia-smi -pm 0|1, -c 0|2|3, -mig 0|1, -pl WATTS
   nvidia-smi topo -m
   nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci | -cgi P,... [-C] | -cci [P] | -dgi | -dci   [-gi G] [-ci C]
+  nvidia-smi compute-policy --list | --set-timeslice 0|1|2|3
   all with -i INDEX|UUID|PCI for some GPUs only
 `
 

@@ -215,3 +215,18 @@ func TestAnInstanceInUseIsNotDestroyed(t *testing.T) {
 		t.Error(out)
 	}
 }
+
+func TestATimeSliceIsSetPerGPUAndListed(t *testing.T) {
+	root := render(t, "l40s-8")
+	run(t, root, "compute-policy", "-i", "3", "--set-timeslice", "3")
+	for gpu, want := range map[string]string{"2": "Default", "3": "Long"} {
+		if out := run(t, root, "compute-policy", "-i", gpu, "--list"); !strings.Contains(out, want) {
+			t.Errorf("GPU %s: want %s in\n%s", gpu, want, out)
+		}
+	}
+	for _, args := range [][]string{{}, {"--set-timeslice"}, {"--set-timeslice", "4"}, {"--list", "--set-timeslice", "1"}, {"--frobnicate"}} {
+		if out, err := try(root, append([]string{"compute-policy"}, args...)...); err == nil {
+			t.Errorf("compute-policy %v was taken:\n%s", args, out)
+		}
+	}
+}

@@ -213,7 +213,7 @@ type Core struct {
 	FabricClique     uint32
 	FabricHealth     uint32
 	FabricSummary    uint32
-	Reserved         uint32
+	TimeSlice        uint32 // the compute policy: 0 default, 1 short, 2 medium, 3 long
 	FabricCluster    [16]byte
 	// Topology is NVML's nvmlGpuTopologyLevel_t to each GPU; P2P is 1 where peers reach each other over NVLink.
 	Topology [MaxGPUs]uint8

@@ -67,7 +67,8 @@ type Claim struct {
 func (c *Claim) Intend(data any) error { return c.intend(data) }
 
 // Waiting tells the user, by an Event on the claim and its pods, what the preparation is waiting for. reason is a CamelCase word.
-// Saying the same twice says it once.
+// Saying the same twice says it once, and other words for the same reason are held back for a while. An error with the same reason
+// after the kubelet's call has run out is the same wait.
 func (c *Claim) Waiting(reason, message string) { c.waiting(reason, message) }
 
 // AllocatedDevice is one device of a claim.

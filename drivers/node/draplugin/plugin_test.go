@@ -3,6 +3,7 @@ package draplugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -161,6 +162,53 @@ func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 			t.Errorf("the next claim failed: %v", err)
 		}
 	})
+}
+
+// A wait that is longer than one of the kubelet's calls costs no write on the claim, unless it lasts.
+func TestAWaitIsToldByAnEventAndWrittenOnTheClaimOnlyWhenItLasts(t *testing.T) {
+	for name, c := range map[string]struct {
+		calls      int // of 45 s, with 75 s between them, as the kubelet does
+		conditions int
+		events     int
+	}{
+		"one call":            {calls: 1, conditions: 0, events: 2},
+		"two calls":           {calls: 2, conditions: 0, events: 4},
+		"eight minutes' wait": {calls: 4, conditions: 1, events: 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				claim := claimOf("u1", "d0")
+				b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
+				said := 0
+				b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+					for range 3 { // other words for the same, at once
+						said++
+						claim.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", said))
+					}
+					<-ctx.Done()
+					return nil, Refuse("WaitingForPaint", "the paint is %d %% dry", said)
+				}
+				for range c.calls {
+					ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+					results, _ := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim})
+					cancel()
+					if results["u1"].Err == nil {
+						t.Fatal("no error")
+					}
+					time.Sleep(75 * time.Second) // the test's clock, not the machine's
+				}
+				patches := 0
+				for _, action := range b.client.Actions() {
+					if action.GetVerb() == "patch" {
+						patches++
+					}
+				}
+				if patches != c.conditions || len(b.events.Events) != c.events {
+					t.Errorf("%d patches and %d events, want %d and %d", patches, len(b.events.Events), c.conditions, c.events)
+				}
+			})
+		})
+	}
 }
 
 func TestADeviceWhoseClaimIsGoneFromTheAPIIsFreedAtOnce(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,47 +33,39 @@ const (
 // that is prepared at the first try costs no write.
 type reporter struct {
 	config Config
-
-	mu   sync.Mutex
-	last map[types.UID]string // the last wait told about a claim
+	waits  waits
 }
 
 func newReporter(config Config) *reporter {
-	return &reporter{config: config, last: map[types.UID]string{}}
+	return &reporter{config: config, waits: waits{claim: map[types.UID]*claimWait{}}}
 }
 
-// waiting tells what a claim waits for, once per message.
+// waiting tells what a claim waits for, but not in every turn of phrase.
 func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message string) {
-	r.mu.Lock()
-	repeated := r.last[claim.UID] == message
-	r.last[claim.UID] = message
-	r.mu.Unlock()
-	if !repeated {
+	if r.waits.tell(claim.UID, reason, message, time.Now()) {
 		r.events(claim, corev1.EventTypeNormal, reason, message)
 	}
 }
 
-// failed tells why a claim is not prepared.
+// failed tells why a claim is not prepared. A wait that only outlasts the kubelet's call is no failure while it is young: its
+// Event stands, and the kubelet makes one of the answer.
 func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim, err error) {
+	if ctx.Err() != nil && r.waits.patient(claim.UID, reasonOf(err), time.Now()) {
+		return
+	}
 	r.events(claim, corev1.EventTypeWarning, reasonOf(err), err.Error())
 	r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse, Reason: reasonOf(err), Message: err.Error()})
 }
 
 // succeeded takes back what failed wrote, if it did.
 func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	r.waits.forget(claim.UID)
 	for _, device := range claim.Status.Devices {
 		if device.Driver == r.config.Driver && meta.IsStatusConditionFalse(device.Conditions, conditionReady) {
 			r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionTrue, Reason: "Prepared", Message: "prepared on node " + r.config.Node.NodeName})
 			return
 		}
 	}
-}
-
-// forget drops what is remembered of a claim.
-func (r *reporter) forget(uid types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.last, uid)
 }
 
 // node tells something about the node as a whole.

@@ -57,7 +57,7 @@ func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
 		}
 	}
 	p.ledger.Release(string(uid))
-	p.report.forget(uid)
+	p.report.waits.forget(uid)
 	return nil
 }
 

@@ -1,0 +1,62 @@
+package draplugin
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// retellPause is how long other words of the same wait ("the pod is not here yet", "its container is being created") are kept
+	// back after the last were told: they follow each other in seconds while a cluster is busy, and each costs an Event on the claim
+	// and one on every pod.
+	retellPause = 30 * time.Second
+	// conditionPatience is how long a claim may wait, over as many of the kubelet's calls as that takes, before the wait is written on
+	// the claim itself. A thousand nodes that join their domains at once on two cores wait for two minutes, and would write a
+	// condition each, and another to take it back, for something that is going well.
+	conditionPatience = 5 * time.Minute
+)
+
+// waits are the waits of claims that were told.
+type waits struct {
+	mu    sync.Mutex
+	claim map[types.UID]*claimWait
+}
+
+// claimWait is what one claim waits for.
+type claimWait struct {
+	reason, message string
+	since, told     time.Time
+}
+
+// tell says whether a wait is to be told: another reason at once, other words of the same after a pause.
+func (w *waits) tell(claim types.UID, reason, message string, now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := w.claim[claim]
+	switch {
+	case known == nil || known.reason != reason:
+		known = &claimWait{reason: reason, since: now}
+		w.claim[claim] = known
+	case known.message == message || now.Sub(known.told) < retellPause:
+		return false
+	}
+	known.message, known.told = message, now
+	return true
+}
+
+// patient says whether a claim waits for that reason and has not for long.
+func (w *waits) patient(claim types.UID, reason string, now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := w.claim[claim]
+	return known != nil && known.reason == reason && now.Sub(known.since) < conditionPatience
+}
+
+// forget drops a claim that waits no more.
+func (w *waits) forget(claim types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.claim, claim)
+}

@@ -246,7 +246,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 		return 0, err
 	}
 	setStatus(p.domain, membersOf(nodes, pods), p.problem)
-	pause, changed := pauseBefore(*before, p.domain.Status)
+	pause, changed := pauseBefore(p.domain.Spec.NumNodes, *before, p.domain.Status)
 	if !changed {
 		return 0, nil
 	}

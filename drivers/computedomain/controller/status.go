@@ -105,7 +105,8 @@ func plural(n int, one, many string) string {
 // these bound its writes to a few while nobody waits longer than matters: the daemons for each other's addresses, users for the
 // progress of a domain that is not ready anyway.
 const (
-	// atOnce: the domain became Ready, or is no longer.
+	// atOnce: the domain became Ready, or is no longer; or the last of the nodes it asks for has an address, so that there is
+	// nothing to gather that the daemons would wait for.
 	atOnce time.Duration = 0
 	// addressPause: nodes came, went or changed their address or clique, or were lost; or the last of those known is ready.
 	addressPause = 200 * time.Millisecond
@@ -115,12 +116,16 @@ const (
 	wordsPause = 10 * time.Second
 )
 
-// pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write.
-func pauseBefore(old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
+// pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write. wanted is how many
+// nodes the domain asks for.
+func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
 	if reflect.DeepEqual(old, new) {
 		return 0, false
 	}
 	if old.Status != new.Status || old.ObservedGeneration != new.ObservedGeneration || len(old.Conditions) == 0 {
+		return atOnce, true
+	}
+	if len(old.Nodes) < wanted && len(new.Nodes) >= wanted {
 		return atOnce, true
 	}
 	if len(old.Nodes) != len(new.Nodes) {

@@ -71,7 +71,7 @@ func TestAProblemKeepsADomainFromBeingReady(t *testing.T) {
 }
 
 func TestWritesWaitForAsLongAsTheyMay(t *testing.T) {
-	const never = -1
+	const never, wanted = -1, 5
 	statusOf := func(numNodes int, members []member) v1beta1.ComputeDomainStatus {
 		domain := &v1beta1.ComputeDomain{Spec: v1beta1.ComputeDomainSpec{NumNodes: numNodes}}
 		setStatus(domain, members, nil)
@@ -86,19 +86,21 @@ func TestWritesWaitForAsLongAsTheyMay(t *testing.T) {
 		old, new v1beta1.ComputeDomainStatus
 		want     time.Duration
 	}{
-		"nothing new":                      {statusOf(3, membersWith(1)), statusOf(3, membersWith(1)), never},
-		"the first status":                 {v1beta1.ComputeDomainStatus{Status: v1beta1.NotReady}, statusOf(3, nil), atOnce},
-		"Ready":                            {statusOf(2, membersWith(1, "x")), statusOf(2, membersWith(2)), atOnce},
-		"Ready no longer":                  {statusOf(2, membersWith(2)), statusOf(2, membersWith(1)), atOnce},
-		"a node came":                      {statusOf(3, membersWith(1)), statusOf(3, membersWith(1, "x")), addressPause},
-		"a node has another address":       {statusOf(3, membersWith(2)), statusOf(3, moved), addressPause},
-		"a node is ready, another is not":  {statusOf(4, membersWith(0, "x", "x")), statusOf(4, readyFirst(membersWith(0, "x", "x"))), progressPause},
-		"the last known node is ready":     {statusOf(4, membersWith(0, "x")), statusOf(4, readyFirst(membersWith(0, "x"))), addressPause},
-		"a node of a Ready domain is lost": {statusOf(0, readyFirst(membersWith(0, "x"))), statusOf(0, membersWith(0, "x")), addressPause},
-		"other words":                      {statusOf(2, membersWith(1, "x")), statusOf(2, otherwise), wordsPause},
+		"the last node that is asked for came": {statusOf(wanted, membersWith(0, "x", "x", "x", "x")), statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")), atOnce},
+		"one more than is asked for came":      {statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")), statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x", "x")), addressPause},
+		"nothing new":                          {statusOf(3, membersWith(1)), statusOf(3, membersWith(1)), never},
+		"the first status":                     {v1beta1.ComputeDomainStatus{Status: v1beta1.NotReady}, statusOf(3, nil), atOnce},
+		"Ready":                                {statusOf(2, membersWith(1, "x")), statusOf(2, membersWith(2)), atOnce},
+		"Ready no longer":                      {statusOf(2, membersWith(2)), statusOf(2, membersWith(1)), atOnce},
+		"a node came":                          {statusOf(3, membersWith(1)), statusOf(3, membersWith(1, "x")), addressPause},
+		"a node has another address":           {statusOf(3, membersWith(2)), statusOf(3, moved), addressPause},
+		"a node is ready, another is not":      {statusOf(4, membersWith(0, "x", "x")), statusOf(4, readyFirst(membersWith(0, "x", "x"))), progressPause},
+		"the last known node is ready":         {statusOf(4, membersWith(0, "x")), statusOf(4, readyFirst(membersWith(0, "x"))), addressPause},
+		"a node of a Ready domain is lost":     {statusOf(0, readyFirst(membersWith(0, "x"))), statusOf(0, membersWith(0, "x")), addressPause},
+		"other words":                          {statusOf(2, membersWith(1, "x")), statusOf(2, otherwise), wordsPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, changed := pauseBefore(c.old, c.new)
+			got, changed := pauseBefore(wanted, c.old, c.new)
 			if !changed {
 				got = never
 			}

@@ -96,6 +96,13 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	if err != nil {
 		return err
 	}
+	// Before anything that takes time: a probe that is refused a connection is made again only a second later, one that is accepted
+	// waits until it can be answered.
+	probes, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(s.podIP, strconv.Itoa(s.healthPort)))
+	if err != nil {
+		return fmt.Errorf("serve the readiness probe: %w", err)
+	}
+	defer probes.Close() //nolint:errcheck // the server closes it first, but for an error on the way there
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err
@@ -123,8 +130,6 @@ func run(ctx context.Context, h host.Host, s settings) error {
 		client.Watch(ctx, s.domainSpace, s.domainName, func(domain *domain) { membership.follow(ctx, domain) })
 		return nil
 	})
-	group.Go(func() error {
-		return serveHealth(ctx, net.JoinHostPort(s.podIP, strconv.Itoa(s.healthPort)), supervisor)
-	})
+	group.Go(func() error { return serveHealth(ctx, probes, supervisor) })
 	return group.Wait()
 }

@@ -50,11 +50,7 @@ func handler(supervisor *imexd.Supervisor) http.Handler {
 }
 
 // serveHealth serves until ctx ends.
-func serveHealth(ctx context.Context, address string, supervisor *imexd.Supervisor) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("serve the readiness probe: %w", err)
-	}
+func serveHealth(ctx context.Context, listener net.Listener, supervisor *imexd.Supervisor) error {
 	server := &http.Server{Handler: handler(supervisor), ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()

@@ -14,8 +14,14 @@ import (
 )
 
 // probe runs the container's probes until ctx is done: startup first, then liveness and readiness side by side. A program
-// that fails its startup or liveness probe is killed.
+// that fails its startup or liveness probe is killed. As with the kubelet, the first are made when the pod is first reported with
+// its containers, not in the instant in which the program starts.
 func (c *container) probe(ctx context.Context, run Container, kill context.CancelCauseFunc) {
+	select {
+	case <-c.worker.told:
+	case <-ctx.Done():
+		return
+	}
 	if p := c.spec.StartupProbe; p != nil {
 		started := c.repeat(ctx, run, p, func(ok bool) (done bool) {
 			if !ok {
@@ -50,11 +56,14 @@ func (c *container) probe(ctx context.Context, run Container, kill context.Cance
 }
 
 // repeat probes with the probe's period and thresholds and passes on each change of the verdict, the first included,
-// until decided returns true; it returns the last verdict.
+// until decided returns true; it returns the last verdict. The period is from one probe's start to the next one's, as the kubelet
+// has it, and a probe that takes longer is followed by the next at once.
 func (c *container) repeat(ctx context.Context, run Container, p *corev1.Probe, decided func(ok bool) bool) bool {
 	if !pause(ctx, time.Duration(p.InitialDelaySeconds)*time.Second) {
 		return false
 	}
+	ticker := time.NewTicker(time.Duration(max(p.PeriodSeconds, 1)) * time.Second)
+	defer ticker.Stop()
 	var verdict, known bool
 	successes, failures := int32(0), int32(0)
 	for {
@@ -79,8 +88,10 @@ func (c *container) repeat(ctx context.Context, run Container, p *corev1.Probe, 
 				return verdict
 			}
 		}
-		if !pause(ctx, time.Duration(max(p.PeriodSeconds, 1))*time.Second) {
+		select {
+		case <-ctx.Done():
 			return false
+		case <-ticker.C:
 		}
 	}
 }

@@ -22,12 +22,14 @@ type worker struct {
 	dir     string // the pod's directory
 
 	deleted chan struct{} // closed when the pod is to end
+	told    chan struct{} // closed when the status was first written with the pod's containers
 	changed chan struct{} // holds a token when the status is to be written again
 
 	mu         sync.Mutex
 	latest     *corev1.Pod // as last seen
 	gone       bool        // the object is no longer there: nobody to report to
 	deleting   sync.Once
+	telling    sync.Once
 	containers []*container
 	message    string // why the pod has not started
 	claimed    bool   // resources were asked for: they are to be given back
@@ -36,7 +38,7 @@ type worker struct {
 func newWorker(n *Node, pod *corev1.Pod) *worker {
 	w := &worker{
 		node: n, latest: pod, dir: n.dir(containersDir, string(pod.UID)),
-		deleted: make(chan struct{}), changed: make(chan struct{}, 1),
+		deleted: make(chan struct{}), told: make(chan struct{}), changed: make(chan struct{}, 1),
 	}
 	if pod.DeletionTimestamp != nil {
 		w.end()
@@ -208,6 +210,7 @@ func (w *worker) watch(ctx context.Context) {
 			}
 			w.drain()
 			w.report(ctx)
+			w.telling.Do(func() { close(w.told) })
 			if w.status().Phase != corev1.PodRunning {
 				// A pod that ran to its end gives its devices back although its object stays.
 				w.release(ctx)

@@ -19,6 +19,9 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
+// dataVersion is raised when a field of data changes its meaning.
+const dataVersion = 0
+
 // data is what a claim's record holds of this driver. Fields are only ever added.
 type data struct {
 	// Partitions are the MIG instances that were made for the claim, or are about to be: nothing stood at their placements before, so

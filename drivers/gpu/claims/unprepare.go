@@ -46,6 +46,10 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 
 func decode(record claimstate.Record) (data, error) {
 	var d data
+	if record.DataVersion > dataVersion {
+		return d, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; run that one again, "+
+			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
+	}
 	if len(record.Data) == 0 {
 		return d, nil
 	}

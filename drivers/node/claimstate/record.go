@@ -8,6 +8,14 @@
 //
 // The checksum covers bytes, not a re-marshalled struct, so a program that knows more or fewer fields than the writer reads the
 // file all the same. A new version number means that the meaning of a field changed, never that a field was added.
+//
+// # Upgrades and downgrades
+//
+// A program reads its own version and every one before. It writes each record in the oldest version that can say what the record
+// says, so that after a downgrade the program before reads all but those that say something new; these it sets aside and names.
+//
+//   - Version 1: the fields of Record without DataVersion.
+//   - Version 2: Data means what DataVersion says. Written for records with a DataVersion above 0 alone.
 package claimstate
 
 import (
@@ -23,8 +31,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Version is the version that this program writes. It reads every version from 1 to this one.
-const Version = 1
+// Version is the newest version that this program reads and writes.
+const Version = 2
 
 const magic = "gpufabric-claim"
 
@@ -53,6 +61,17 @@ type Record struct {
 	Devices []Device `json:"devices,omitempty"`
 	// Data is the device kind's own.
 	Data json.RawMessage `json:"data,omitempty"`
+	// DataVersion is raised by a kind when a field of its data changes its meaning. A kind must refuse data of a version that it does
+	// not know.
+	DataVersion int `json:"dataVersion,omitempty"`
+}
+
+// version is the oldest one that can say what the record says.
+func (r Record) version() int {
+	if r.DataVersion > 0 {
+		return 2
+	}
+	return 1
 }
 
 // Device is one allocated device of a claim.
@@ -76,7 +95,7 @@ func encode(record Record) ([]byte, error) {
 		return nil, fmt.Errorf("encode claim %s/%s: %w", record.Namespace, record.Name, err)
 	}
 	body = append(body, '\n')
-	return append([]byte(header(Version, body)), body...), nil
+	return append([]byte(header(record.version(), body)), body...), nil
 }
 
 func header(version int, body []byte) string {

@@ -33,6 +33,10 @@ func (u Unreadable) String() string {
 	if u.MovedTo == "" {
 		return fmt.Sprintf("claim state %s is unreadable and could not be set aside: %v", u.File, u.Err)
 	}
+	if errors.Is(u.Err, errNewer) {
+		return fmt.Sprintf("claim state %s is not for this version of the program (%v); set aside as %s: run the newer version again and move the file back "+
+			"before it starts, or delete the claim's pod and the file", u.File, u.Err, u.MovedTo)
+	}
 	return fmt.Sprintf("claim state %s is unreadable (%v); set aside as %s: look at it, then delete it", u.File, u.Err, u.MovedTo)
 }
 

@@ -2,6 +2,8 @@ package claimstate
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -58,6 +60,89 @@ func TestAFieldOfALaterProgramDoesNotMakeAFileUnreadable(t *testing.T) {
 	record, err := decode(append([]byte(header(Version, body)), body...))
 	if err != nil || record.Name != "train" {
 		t.Errorf("%+v, %v", record, err)
+	}
+}
+
+// ofVersion1 is a record as version 1 of the program wrote it, byte for byte.
+const ofVersion1 = `gpufabric-claim 1 sha256:120de182e7adfbdc8d7bf75225e0bdb06a34c04fef5ef6da23ef5ee30735e069
+{"uid":"u1","namespace":"default","name":"train","phase":"Prepared","bootID":"boot","devices":[{"requests":["r/sub"],"pool":"p","device":"d","shareID":"s","cdiDeviceIDs":["v/c=n"]}],"data":{"channel":"x"}}
+`
+
+// version1 reads a file by the rules of version 1, which must not change: three words, a version of 1, the bytes' checksum, known fields.
+func version1(content []byte) (Record, error) {
+	line, body, _ := bytes.Cut(content, []byte("\n"))
+	words := strings.Split(string(line), " ")
+	if len(words) != 3 || words[0] != "gpufabric-claim" {
+		return Record{}, fmt.Errorf("header %q", line)
+	}
+	if words[1] != "1" {
+		return Record{}, fmt.Errorf("version %s, known are 1 to 1", words[1])
+	}
+	if sum := sha256.Sum256(body); words[2] != "sha256:"+hex.EncodeToString(sum[:]) {
+		return Record{}, fmt.Errorf("checksum %s", words[2])
+	}
+	var record Record
+	err := json.Unmarshal(body, &record)
+	return record, err
+}
+
+func TestAnUpgradeReadsWhatTheVersionBeforeWrote(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "u1.claim"), []byte(ofVersion1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store, unreadable := open(t, dir)
+	if diff := cmp.Diff([]Record{sample()}, store.List()); diff != "" || len(unreadable) != 0 {
+		t.Errorf("unreadable %v, records (-want +got)\n%s", unreadable, diff)
+	}
+}
+
+func TestADowngradeReadsEveryRecordThatSaysNothingNew(t *testing.T) {
+	said, newer := sample(), sample()
+	newer.UID, newer.DataVersion = "u2", 1
+	dir := t.TempDir()
+	store, _ := open(t, dir)
+	for _, record := range []Record{said, newer} {
+		if err := store.Put(record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		file, refused string
+	}{{"u1.claim", ""}, {"u2.claim", "version 2"}} {
+		content, err := os.ReadFile(filepath.Join(dir, c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := version1(content)
+		switch {
+		case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)):
+			t.Errorf("%s: %+v, error %v; want it refused as %s", c.file, record, err, c.refused)
+		case c.refused == "" && (err != nil || !cmp.Equal(record, said)):
+			t.Errorf("%s: error %v (-want +got)\n%s", c.file, err, cmp.Diff(said, record))
+		}
+	}
+	// Up again: both are there.
+	again, unreadable := open(t, dir)
+	if diff := cmp.Diff([]Record{said, newer}, again.List()); diff != "" || len(unreadable) != 0 {
+		t.Errorf("unreadable %v, records (-want +got)\n%s", unreadable, diff)
+	}
+}
+
+func TestARecordOfALaterVersionIsKeptForIt(t *testing.T) {
+	dir := t.TempDir()
+	body := []byte(`{"uid":"u9"}`)
+	content := append([]byte(header(Version+1, body)), body...)
+	path := filepath.Join(dir, "u9.claim")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, unreadable := open(t, dir)
+	if len(unreadable) != 1 || !strings.Contains(unreadable[0].String(), "run the newer version again and move the file back") {
+		t.Fatalf("unreadable %v", unreadable)
+	}
+	if kept, err := os.ReadFile(unreadable[0].MovedTo); err != nil || !bytes.Equal(kept, content) {
+		t.Errorf("set aside as %q, %v", kept, err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -51,6 +52,8 @@ type Plugin struct {
 	ledger ledger.Ledger
 	report *reporter
 	helper *kubeletplugin.Helper
+	// lock keeps a second plugin of this role out of the state directory.
+	lock io.Closer
 
 	cancel context.CancelCauseFunc
 	ctx    context.Context // ends when the plugin stops; its cause says why
@@ -73,6 +76,11 @@ func Start(ctx context.Context, config Config) (*Plugin, error) {
 }
 
 func (p *Plugin) start() error {
+	lock, err := claimstate.Lock(p.ctx, p.config.Node.StateDir)
+	if err != nil {
+		return err
+	}
+	p.lock = lock
 	if err := p.open(); err != nil {
 		return err
 	}
@@ -199,6 +207,9 @@ func (p *Plugin) Stop() {
 	p.cancel(errStopped)
 	p.helper.Stop()
 	p.wg.Wait()
+	if p.lock != nil {
+		_ = p.lock.Close() // which gives it up; there is nothing to lose in the file
+	}
 }
 
 // HandleError is called by the kubelet helper for errors in the background.

@@ -1,0 +1,36 @@
+package claimstate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	first, err := Lock(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Lock(now, dir)
+	if err == nil {
+		t.Fatal("two hold one state directory")
+	}
+	for _, want := range []string{dir, fmt.Sprintf("PID %d", os.Getpid()), "--state-dir"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %s", err, want)
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := Lock(now, dir)
+	if err != nil {
+		t.Fatalf("after the first ended: %v", err)
+	}
+	_ = second.Close()
+}

@@ -30,6 +30,7 @@ func New(root string) nvml.Interface {
 		sets:      unsupported(&mock.EventSet{}),
 		root:      root,
 		namespace: state.PIDNamespace(),
+		tickets:   map[target]*ticket{},
 	}
 }
 
@@ -46,6 +47,8 @@ type library struct {
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced
 	inits int
+	// tickets are the handles that go-nvml's handlers took to C.
+	tickets map[target]*ticket
 }
 
 var _ nvml.Interface = (*library)(nil)
@@ -82,6 +85,9 @@ func (l *library) Shutdown() nvml.Return {
 		return nvml.ERROR_UNINITIALIZED
 	}
 	l.inits--
+	if l.inits == 0 {
+		l.dropTickets()
+	}
 	return nvml.SUCCESS
 }
 

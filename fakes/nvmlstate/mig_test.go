@@ -37,6 +37,9 @@ func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
 					t.Fatalf("step %d: C %v, Go %v; state (-C +Go):\n%s", step, wantCode, gotCode, cmp.Diff(want, got))
 				}
 				outcomes[gotCode]++
+				if step%100 == 0 {
+					compareInstances(t, c, g)
+				}
 			}
 			for _, code := range []nvml.Return{nvml.SUCCESS, nvml.ERROR_INSUFFICIENT_RESOURCES, nvml.ERROR_IN_USE, nvml.ERROR_INVALID_ARGUMENT} {
 				if outcomes[code] == 0 {
@@ -44,6 +47,26 @@ func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// compareInstances compares what the two say of the compute profiles of GPU 0's instances.
+func compareInstances(t *testing.T, c, g nvml.Interface) {
+	t.Helper()
+	cd, _ := c.DeviceGetHandleByIndex(0)
+	gd, _ := g.DeviceGetHandleByIndex(0)
+	for id := range mig.GPUInstanceIDs {
+		ci, code := cd.GetGpuInstanceById(id)
+		if code != nvml.SUCCESS {
+			continue
+		}
+		gi, code := gd.GetGpuInstanceById(id)
+		if code != nvml.SUCCESS {
+			t.Fatalf("GPU instance %d: %v", id, code)
+		}
+		for kind := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT + 1 {
+			compareVersions(t, ci, gi, "GetComputeInstanceProfileInfoV", kind, 0)
+		}
 	}
 }
 

@@ -110,6 +110,26 @@ func values(results []reflect.Value) []any {
 	return all
 }
 
+// compareVersions asks both for one of go-nvml's handlers, which call C whichever library they are from, and calls each version of it.
+func compareVersions(t *testing.T, c, g any, name string, args ...any) {
+	t.Helper()
+	handler := func(of any) reflect.Value {
+		var in []reflect.Value
+		for _, a := range args {
+			in = append(in, reflect.ValueOf(a))
+		}
+		return reflect.ValueOf(of).MethodByName(name).Call(in)[0]
+	}
+	fromC, fromGo := handler(c), handler(g)
+	for i := range fromC.NumMethod() {
+		version := fromC.Type().Method(i).Name
+		want, got := values(fromC.Method(i).Call(nil)), values(fromGo.Method(i).Call(nil))
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s%v.%s (-C +Go):\n%s", name, args, version, diff)
+		}
+	}
+}
+
 // compareArguments calls the methods that take something.
 func compareArguments(t *testing.T, cd, gd nvml.Device, c, g nvml.Interface, n int) {
 	t.Helper()
@@ -126,6 +146,15 @@ func compareArguments(t *testing.T, cd, gd nvml.Device, c, g nvml.Interface, n i
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s%v (-C +Go):\n%s", name, args, diff)
 		}
+	}
+	for _, name := range []string{"GetGpuFabricInfoV", "GetTemperatureV", "GetC2cModeInfoV", "GetNvLinkInfo"} {
+		compareVersions(t, cd, gd, name)
+	}
+	for kind := range nvml.GPU_INSTANCE_PROFILE_COUNT + 1 {
+		compareVersions(t, cd, gd, "GetGpuInstanceProfileInfoV", kind)
+	}
+	for id := range 21 {
+		compareVersions(t, cd, gd, "GetGpuInstanceProfileInfoByIdV", id)
 	}
 	for link := range nvml.NVLINK_MAX_LINKS + 1 {
 		check("GetNvLinkState", link)

@@ -70,6 +70,8 @@ func Render(ctx context.Context, o Options) error {
 	}
 	defer func() { _ = os.RemoveAll(fresh) }() // holds only the earlier rendering by then
 
+	spread(fresh)
+
 	n := o.Profile.Node(o.Node)
 	w := newWriter(fresh, o.PlainDevices)
 	writeSys(w, n)

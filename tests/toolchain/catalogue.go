@@ -15,6 +15,7 @@ const (
 	CRITools      = "v1.36.0"
 	Kind          = "v0.33.0"
 	Helm          = "v3.21.4"
+	Terraform     = "v1.16.0"
 	OpenTofu      = "v1.12.6"
 	GolangciLint  = "v2.6.0"
 	Gotestsum     = "v1.13.0"
@@ -82,9 +83,11 @@ func catalogue() map[string]Tool {
 		module: "kind", main: "sigs.k8s.io/kind"})
 	add(Tool{Name: "helm", Version: Helm, fits: span{version{3, 21, 0}, version{4, 0, 0}}, askVersion: []string{"version", "--short"},
 		module: "helm", main: "helm.sh/helm/v3/cmd/helm", settings: []string{"helm.sh/helm/v3/internal/version.version=" + Helm}})
-	// Terraform itself is not to be built here: its licence is no open-source one. OpenTofu runs every configuration in examples/.
-	add(Tool{Name: "terraform", Version: OpenTofu, onPath: []string{"terraform", "tofu"}, fits: span{version{1, 8, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
-		module: "opentofu", main: "github.com/opentofu/opentofu/cmd/tofu", binary: "tofu", settings: []string{"github.com/opentofu/opentofu/version.dev=no"}})
+	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into nothing that ships.
+	add(Tool{Name: "terraform", Version: Terraform, fits: span{version{1, 14, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
+		module: "terraform", main: "github.com/hashicorp/terraform", settings: []string{"github.com/hashicorp/terraform/version.dev=no"}})
+	add(Tool{Name: "tofu", Version: OpenTofu, fits: span{version{1, 8, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
+		module: "opentofu", main: "github.com/opentofu/opentofu/cmd/tofu", settings: []string{"github.com/opentofu/opentofu/version.dev=no"}})
 
 	add(Tool{Name: "golangci-lint", Version: GolangciLint, fits: span{version{2, 6, 0}, version{3, 0, 0}}, askVersion: []string{"version"},
 		module: "golangci-lint", main: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"})

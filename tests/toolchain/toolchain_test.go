@@ -152,9 +152,10 @@ func TestPathToolIsTakenOnlyWhereItsVersionFits(t *testing.T) {
 		tool, command, says string
 		taken               bool
 	}{
-		"terraform of the oldest version that will do": {"terraform", "terraform", "Terraform v1.8.0\non linux_amd64", true},
-		"terraform that is too old":                    {"terraform", "terraform", "Terraform v1.7.5", false},
-		"tofu in terraform's place":                    {"terraform", "tofu", "OpenTofu v1.12.6", true},
+		"terraform of the oldest version that will do": {"terraform", "terraform", "Terraform v1.14.0\non linux_amd64", true},
+		"terraform that is too old":                    {"terraform", "terraform", "Terraform v1.13.5", false},
+		"tofu does not stand in for terraform":         {"terraform", "tofu", "OpenTofu v1.12.6", false},
+		"tofu":                                         {"tofu", "tofu", "OpenTofu v1.12.6", true},
 		"helm of the next major version":               {"helm", "helm", "v4.0.1+gabc", false},
 		"a command that says no version":               {"helm", "helm", "hello", false},
 		"a script where a static binary is needed":     {"kubectl", "kubectl", "Client Version: v1.36.3", false},

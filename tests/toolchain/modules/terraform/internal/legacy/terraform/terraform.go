@@ -1,0 +1,2 @@
+// Package terraform stands in for a package that only Terraform's own tests import.
+package terraform

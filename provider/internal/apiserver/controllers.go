@@ -83,6 +83,11 @@ func (s *Server) Serve(t testing.TB, gvr schema.GroupVersionResource, answer fun
 	})
 }
 
+// React plays a controller that does react for every object of a kind, now and at each change.
+func (s *Server) React(t testing.TB, gvr schema.GroupVersionResource, react func(*unstructured.Unstructured)) (stop func()) {
+	return s.play(t, func(ctx context.Context) { s.follow(ctx, gvr, react) })
+}
+
 func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured, d Domain) {
 	domains := s.Dynamic.Resource(computeDomains).Namespace(obj.GetNamespace())
 	templates := s.Dynamic.Resource(claimTemplates).Namespace(obj.GetNamespace())

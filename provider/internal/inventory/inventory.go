@@ -35,6 +35,7 @@ type Device struct {
 // Claim is an allocation of a device, or of a share of it.
 type Claim struct {
 	Namespace, Name string
+	Pods            []string                           // that it is reserved for, by name in its namespace
 	Consumed        map[resourcev1.QualifiedName]int64 // of a share
 }
 
@@ -107,7 +108,7 @@ func build(published []resourcev1.ResourceSlice, claims []resourcev1.ResourceCla
 			if r.AdminAccess != nil && *r.AdminAccess {
 				continue // looks on, takes nothing
 			}
-			holder := Claim{Namespace: c.Namespace, Name: c.Name}
+			holder := Claim{Namespace: c.Namespace, Name: c.Name, Pods: Pods(&c)}
 			for name, amount := range r.ConsumedCapacity {
 				if holder.Consumed == nil {
 					holder.Consumed = map[resourcev1.QualifiedName]int64{}
@@ -137,6 +138,17 @@ func build(published []resourcev1.ResourceSlice, claims []resourcev1.ResourceCla
 		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), natural(a.Name, b.Name))
 	})
 	return inv
+}
+
+// Pods lists the pods that a claim is reserved for, by name in its namespace.
+func Pods(c *resourcev1.ResourceClaim) []string {
+	var pods []string
+	for _, consumer := range c.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.Name)
+		}
+	}
+	return pods
 }
 
 // natural orders gpu-2 before gpu-10.

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,4 +68,21 @@ func take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 		s.Labels[n.Name] = n.Labels
 	}
 	return s, nil
+}
+
+// Holders lists the pods, as namespace/name and sorted, whose claims hold a device for which chosen holds.
+func (inv *Inventory) Holders(chosen func(*Device, *Claim) bool) []string {
+	var pods []string
+	for i := range inv.Devices {
+		d := &inv.Devices[i]
+		for j := range d.Claims {
+			if c := &d.Claims[j]; chosen(d, c) {
+				for _, pod := range c.Pods {
+					pods = append(pods, c.Namespace+"/"+pod)
+				}
+			}
+		}
+	}
+	slices.Sort(pods)
+	return slices.Compact(pods)
 }

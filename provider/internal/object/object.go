@@ -152,6 +152,15 @@ func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, forc
 	return s.Apply(ctx, obj, force)
 }
 
+// Add applies an object, new or old, without waiting for its kind: a missing one is a *MissingKindError at once.
+func (s *Store) Add(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	applied, err := s.Apply(ctx, obj, false)
+	if isMissingKind(err) {
+		return nil, &MissingKindError{s.kind.Name, s.kind.CRD()}
+	}
+	return applied, err
+}
+
 // Apply writes the fields in obj by server-side apply and returns the object as stored. Fields applied earlier and now absent are
 // removed; a field that another manager owns with another value is a *ConflictError, unless force takes it over.
 func (s *Store) Apply(ctx context.Context, obj *unstructured.Unstructured, force bool) (*unstructured.Unstructured, error) {

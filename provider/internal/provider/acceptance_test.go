@@ -37,6 +37,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"secondary network", testSecondaryNetwork},
 		{"list", testList},
 		{"ephemeral kubeconfig", testKubeconfig},
+		{"actions", testActions},
+		{"life cycles", testLifeCycles},
 		{"documentation", testDocumentation},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })

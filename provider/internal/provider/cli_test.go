@@ -53,6 +53,18 @@ func (c *cli) run(args ...string) string {
 	return out
 }
 
+// plain runs a command that takes no variables and must succeed.
+func (c *cli) plain(args ...string) string {
+	c.tb.Helper()
+	cmd := exec.CommandContext(c.tb.Context(), c.terraform, args...)
+	cmd.Dir, cmd.Env = c.dir, c.env
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		c.tb.Fatalf("terraform %v: %v\n%s", args, err, out[max(0, len(out)-6000):])
+	}
+	return string(out)
+}
+
 func (c *cli) try(args ...string) (string, error) {
 	args = append(append(args, "-no-color", "-input=false"), c.vars...)
 	cmd := exec.CommandContext(c.tb.Context(), c.terraform, args...)

@@ -3,7 +3,6 @@ package provider
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/domain"
 	"gpufabric.io/provider/internal/inventory"
 	"gpufabric.io/provider/internal/object"
 )
@@ -52,7 +52,7 @@ var (
 	nodeType    = map[string]attr.Type{"name": types.StringType, "ip_address": types.StringType, "clique_id": types.StringType, "index": types.Int64Type, "status": types.StringType}
 )
 
-var computeDomainKind = object.Kind{Group: "resource.nvidia.com", Version: "v1beta1", Name: "ComputeDomain", Plural: "computedomains", Namespaced: true}
+var computeDomainKind = domain.Kind
 
 func newComputeDomainResource() resource.Resource {
 	return newObjectResource(computeDomainDefinition())
@@ -121,13 +121,13 @@ func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstru
 	}
 	channel, diags := types.ObjectValue(channelType, map[string]attr.Value{"resource_claim_template": types.StringValue(template), "allocation_mode": types.StringValue(mode)})
 	m.Channel = channel
-	state := readDomain(obj)
+	state := domain.Read(obj)
 	m.WaitFor = types.StringValue(or(m.WaitFor.ValueString(), waitAccepted)) // none after an import
-	m.Accepted, m.Ready, m.Message = types.BoolValue(state.accepted), types.BoolValue(state.ready), types.StringValue(state.message)
-	nodes := make([]attr.Value, 0, len(state.nodes))
-	for _, n := range state.nodes {
-		node, more := types.ObjectValue(nodeType, map[string]attr.Value{"name": types.StringValue(n.name), "ip_address": types.StringValue(n.address),
-			"clique_id": types.StringValue(n.clique), "index": types.Int64Value(n.index), "status": types.StringValue(n.status)})
+	m.Accepted, m.Ready, m.Message = types.BoolValue(state.Accepted), types.BoolValue(state.Ready), types.StringValue(state.Message)
+	nodes := make([]attr.Value, 0, len(state.Nodes))
+	for _, n := range state.Nodes {
+		node, more := types.ObjectValue(nodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "ip_address": types.StringValue(n.Address),
+			"clique_id": types.StringValue(n.Clique), "index": types.Int64Value(n.Index), "status": types.StringValue(n.Status)})
 		diags.Append(more...)
 		nodes = append(nodes, node)
 	}
@@ -158,8 +158,6 @@ func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *co
 	return diags
 }
 
-var claimTemplateKind = object.Kind{Group: "resource.k8s.io", Version: "v1", Name: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Namespaced: true}
-
 func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 	key := m.key()
 	if m.WaitFor.ValueString() == waitNone {
@@ -169,86 +167,19 @@ func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeD
 		if obj == nil || obj.GetDeletionTimestamp() != nil {
 			return false, object.ErrGone
 		}
-		state := readDomain(obj)
-		progress(ctx, "ComputeDomain "+key.String(), state.missing())
-		return state.ready || (state.accepted && m.WaitFor.ValueString() == waitAccepted), nil
+		state := domain.Read(obj)
+		progress(ctx, "ComputeDomain "+key.String(), state.Missing())
+		return state.Ready || (state.Accepted && m.WaitFor.ValueString() == waitAccepted), nil
 	})
 	if last == nil {
 		last = obj
 	}
 	if err != nil {
-		return last, readDomain(last).missing(), err
+		return last, domain.Read(last).Missing(), err
 	}
 	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
-	_, err = object.NewStore(client, claimTemplateKind).Await(ctx, object.Key{Namespace: key.Namespace, Name: template}, nil, func(obj *unstructured.Unstructured) (bool, error) {
+	_, err = object.NewStore(client, domain.ClaimTemplateKind).Await(ctx, object.Key{Namespace: key.Namespace, Name: template}, nil, func(obj *unstructured.Unstructured) (bool, error) {
 		return obj != nil, nil
 	})
 	return last, fmt.Sprintf("the controller has not created the ResourceClaimTemplate %s/%s", key.Namespace, template), err
-}
-
-// domainState is what a ComputeDomain's status says.
-type domainState struct {
-	accepted, ready bool
-	message         string
-	numNodes        int64
-	nodes           []domainNode
-}
-
-type domainNode struct {
-	name, address, clique, status string
-	index                         int64
-}
-
-func readDomain(obj *unstructured.Unstructured) domainState {
-	var s domainState
-	s.numNodes, _, _ = unstructured.NestedInt64(obj.Object, "spec", "numNodes")
-	status, _, _ := unstructured.NestedString(obj.Object, "status", "status")
-	s.accepted, s.ready = status != "", status == "Ready"
-	conditions, _, _ := unstructured.NestedSlice(obj.Object, "status", "conditions")
-	for _, c := range conditions {
-		if condition, ok := c.(map[string]any); ok && condition["type"] == "Ready" {
-			s.accepted = true
-			s.message, _ = condition["message"].(string)
-		}
-	}
-	nodes, _, _ := unstructured.NestedSlice(obj.Object, "status", "nodes")
-	for _, n := range nodes {
-		node, ok := n.(map[string]any)
-		if !ok {
-			continue
-		}
-		text := func(field string) string { v, _ := node[field].(string); return v }
-		index, _ := node["index"].(int64)
-		s.nodes = append(s.nodes, domainNode{name: text("name"), address: text("ipAddress"), clique: text("cliqueID"), status: text("status"), index: index})
-	}
-	return s
-}
-
-// missing says what the domain still lacks, with the nodes named.
-func (s domainState) missing() string {
-	if !s.accepted {
-		return "no controller has taken it up; check that the gpufabric controller runs"
-	}
-	if s.ready {
-		return ""
-	}
-	ready, waiting := 0, []string{}
-	for _, n := range s.nodes {
-		if n.status == "Ready" {
-			ready++
-		} else {
-			waiting = append(waiting, n.name)
-		}
-	}
-	text := fmt.Sprintf("%d of %d nodes ready", ready, s.numNodes)
-	if len(waiting) > 0 {
-		text += "; waiting for " + strings.Join(waiting, ", ")
-	}
-	if lacking := s.numNodes - int64(len(s.nodes)); lacking > 0 {
-		text += fmt.Sprintf("; %d more must join, which they do when pods that use the domain run there", lacking)
-	}
-	if s.message != "" {
-		text += "; the controller says: " + s.message
-	}
-	return text
 }

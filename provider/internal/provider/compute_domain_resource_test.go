@@ -20,7 +20,7 @@ var (
 
 const domainAddress = "gpufabric_compute_domain.test"
 
-func domain(s *apiserver.Server, name, more string) string {
+func domainConfig(s *apiserver.Server, name, more string) string {
 	return as(s) + fmt.Sprintf("resource \"gpufabric_compute_domain\" \"test\" {\n  name = %q\n  channel = { resource_claim_template = \"%s-channel\" }\n%s\n}\n", name, name, more)
 }
 
@@ -40,7 +40,7 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("becomes Ready with its nodes in the state, and can be imported", func(t *testing.T) {
 		check(t, resource.TestStep{
-			Config: domain(s, "ready", "num_nodes = 2\nwait_for = \"ready\""),
+			Config: domainConfig(s, "ready", "num_nodes = 2\nwait_for = \"ready\""),
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(domainAddress, "id", "default/ready"),
 				resource.TestCheckResourceAttr(domainAddress, "ready", "true"),
@@ -54,14 +54,14 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("is accepted without being Ready, so that its workload can follow", func(t *testing.T) {
 		check(t, resource.TestStep{
-			Config: domain(s, "waiting", "num_nodes = 2"),
+			Config: domainConfig(s, "waiting", "num_nodes = 2"),
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(domainAddress, "accepted", "true"), resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
 				resource.TestCheckResourceAttr(domainAddress, "message", "IMEX ready on 1 of 2 nodes")),
 		})
 	})
 	t.Run("that is not ready in time is kept untainted, and the next apply waits on and names the node", func(t *testing.T) {
-		config := domain(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"2s\", update = \"2s\" }")
+		config := domainConfig(s, "slow", "num_nodes = 2\nwait_for = \"ready\"\ntimeouts = { create = \"2s\", update = \"2s\" }")
 		check(t, resource.TestStep{
 			Config: config, ExpectNonEmptyPlan: true,
 			Check: resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
@@ -73,28 +73,28 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("that was deleted by somebody is planned anew", func(t *testing.T) {
 		check(t, resource.TestStep{
-			Config: domain(s, "ready", "num_nodes = 2"),
+			Config: domainConfig(s, "ready", "num_nodes = 2"),
 		}, resource.TestStep{
 			PreConfig: func() {
 				must(t, s.Dynamic.Resource(computeDomains).Namespace("default").Delete(t.Context(), "ready", metav1.DeleteOptions{}))
 			},
-			Config:           domain(s, "ready", "num_nodes = 2"),
+			Config:           domainConfig(s, "ready", "num_nodes = 2"),
 			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionCreate)}},
 		})
 	})
 	t.Run("is replaced when its spec changes and changed in place when its labels do", func(t *testing.T) {
-		check(t, resource.TestStep{Config: domain(s, "ready", "num_nodes = 2")},
+		check(t, resource.TestStep{Config: domainConfig(s, "ready", "num_nodes = 2")},
 			resource.TestStep{
-				Config:           domain(s, "ready", "num_nodes = 2\nlabels = { team = \"a\" }"),
+				Config:           domainConfig(s, "ready", "num_nodes = 2\nlabels = { team = \"a\" }"),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
 			},
 			resource.TestStep{
-				Config:           domain(s, "ready", "num_nodes = 2"),
+				Config:           domainConfig(s, "ready", "num_nodes = 2"),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
 				Check:            resource.TestCheckNoResourceAttr(domainAddress, "labels.team"),
 			},
 			resource.TestStep{
-				Config:           domain(s, "ready", "num_nodes = 1"),
+				Config:           domainConfig(s, "ready", "num_nodes = 1"),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionReplace)}},
 			})
 	})

@@ -146,6 +146,7 @@ func TestDocumentation(t *testing.T) {
 	add("data-sources", slices.Collect(maps.Keys(all.DataSourceSchemas)))
 	add("functions", slices.Collect(maps.Keys(all.Functions)))
 	add("ephemeral-resources", slices.Collect(maps.Keys(all.EphemeralResourceSchemas)))
+	add("actions", slices.Collect(maps.Keys(all.ActionSchemas)))
 	add("list-resources", slices.Collect(maps.Keys(all.ListResourceSchemas)))
 	for _, what := range offered {
 		if _, err := os.Stat(filepath.Join("../../examples", what)); err != nil {

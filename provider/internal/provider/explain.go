@@ -6,8 +6,10 @@ import (
 	"strings"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/maintenance"
 	"gpufabric.io/provider/internal/object"
 	"gpufabric.io/provider/internal/release"
+	"gpufabric.io/provider/internal/validation"
 )
 
 // explain puts every error the lower packages return into a summary and a detail that says what to do.
@@ -19,6 +21,9 @@ func explain(doing string, err error) (summary, detail string) {
 		blocked  *release.BlockedError
 		release_ *release.ExistsError
 		busy     *release.BusyError
+		failed   *validation.FailedError
+		absent   *maintenance.MissingError
+		stuck    *maintenance.StuckError
 		foreign  *release.ForeignCRDError
 	)
 	switch {
@@ -43,6 +48,12 @@ func explain(doing string, err error) (summary, detail string) {
 			doing, busy, busy.Release.Name, busy.Release.Namespace)
 	case errors.As(err, &foreign):
 		return "CRDs of another owner", fmt.Sprintf("Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.", doing, foreign)
+	case errors.As(err, &failed):
+		return "Fabric not proven", fmt.Sprintf("Could not %s:\n%s\n\nWith keep = true job and domain stay to be looked at.", doing, strings.Join(failed.Reasons, "\n"))
+	case errors.As(err, &absent):
+		return absent.What, fmt.Sprintf("Could not %s: %s.", doing, absent)
+	case errors.As(err, &stuck):
+		return "Not done in time", fmt.Sprintf("Could not %s in time. Waiting for:\n%s", doing, strings.Join(stuck.Waiting, "\n"))
 	}
 	return cluster.Explain(doing, err)
 }

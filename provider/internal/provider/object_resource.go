@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
-	"github.com/hashicorp/terraform-plugin-log/tflog"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -272,23 +271,13 @@ func (r *objectResource[M]) ModifyPlan(ctx context.Context, req resource.ModifyP
 	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 }
 
-// adviceTimeout bounds what a plan may wait for a cluster that does not answer.
-const adviceTimeout = 5 * time.Second
-
-// advice asks the cluster; one that does not answer, or has no such kinds yet, is no reason to fail a plan.
+// advice asks the cluster what a change means.
 func (r *objectResource[M]) advice(ctx context.Context, state, plan M) diag.Diagnostics {
-	if r.advise == nil || r.connection == nil || !r.connection.Known() {
+	if r.advise == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, adviceTimeout)
-	defer cancel()
-	client, err := r.connection.Client(ctx)
-	if err != nil {
-		return nil
-	}
-	now, err := client.Inventory.Snapshot(ctx)
-	if err != nil {
-		tflog.Debug(ctx, "planning without live capacity", map[string]any{"because": err.Error()})
+	now := snapshot(ctx, r.connection)
+	if now == nil {
 		return nil
 	}
 	return r.advise(ctx, now, state, plan)

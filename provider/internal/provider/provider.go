@@ -30,6 +30,7 @@ var (
 	_ provider.ProviderWithFunctions          = (*fabricProvider)(nil)
 	_ provider.ProviderWithListResources      = (*fabricProvider)(nil)
 	_ provider.ProviderWithEphemeralResources = (*fabricProvider)(nil)
+	_ provider.ProviderWithActions            = (*fabricProvider)(nil)
 )
 
 type fabricProvider struct {
@@ -120,6 +121,7 @@ func (p *fabricProvider) Configure(ctx context.Context, req provider.ConfigureRe
 	resp.DataSourceData = connection
 	resp.ListResourceData = connection
 	resp.EphemeralResourceData = connection
+	resp.ActionData = connection
 }
 
 // connection checks the configuration and wraps it; it does not connect. Mistakes are errors here, at the attribute at fault; values

@@ -38,7 +38,7 @@ func write(ctx context.Context) error {
 	}
 	out := object{
 		"provider": schema(all.Provider), "resource_schemas": schemas(all.ResourceSchemas), "data_source_schemas": schemas(all.DataSourceSchemas),
-		"ephemeral_resource_schemas": schemas(all.EphemeralResourceSchemas), "list_resource_schemas": schemas(all.ListResourceSchemas),
+		"ephemeral_resource_schemas": schemas(all.EphemeralResourceSchemas), "list_resource_schemas": schemas(all.ListResourceSchemas), "action_schemas": actions(all.ActionSchemas),
 		"functions": functions(all.Functions), "resource_identity_schemas": identitySchemas(identities.IdentitySchemas),
 	}
 	encoder := json.NewEncoder(os.Stdout)
@@ -50,6 +50,14 @@ func schemas(all map[string]*tfprotov6.Schema) object {
 	out := object{}
 	for name, s := range all {
 		out[name] = schema(s)
+	}
+	return out
+}
+
+func actions(all map[string]*tfprotov6.ActionSchema) object {
+	out := object{}
+	for name, s := range all {
+		out[name] = schema(s.Schema)
 	}
 	return out
 }

@@ -1,0 +1,190 @@
+package maintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+
+	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/inventory"
+	"gpufabric.io/provider/internal/object"
+)
+
+// MIGLayoutKind is the kind that Repartition works on.
+var MIGLayoutKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "MIGLayout", Plural: "miglayouts"}
+
+// evictAgain is the pause before an eviction that a disruption budget refused is tried again: budgets send no event when they allow one.
+const evictAgain = 5 * time.Second
+
+// Repartitioned is what Repartition did.
+type Repartitioned struct {
+	Nodes   []string // that have the layout, sorted
+	Evicted []string // pods, namespace/name, sorted
+}
+
+// Repartition brings a MIGLayout about on all of its nodes: pods that hold a GPU for which a node waits are evicted, by the Eviction API, which keeps to disruption budgets;
+// without evict it only waits for them to end. say is told of progress. Errors: *MissingError, *StuckError, or the API server's.
+func Repartition(ctx context.Context, client *cluster.Client, name string, evict bool, say func(string)) (Repartitioned, error) {
+	r := &repartition{client: client, name: name, evict: evict, say: say, evicted: map[string]bool{}}
+	layouts := object.NewStore(client, MIGLayoutKind)
+	obj, err := layouts.Get(ctx, object.Key{Name: name})
+	if err != nil {
+		return Repartitioned{}, err
+	}
+	if obj == nil {
+		return Repartitioned{}, &MissingError{"there is no MIGLayout " + name, "list those there are with kubectl get miglayouts"}
+	}
+	for {
+		var layout v1alpha1.MIGLayout
+		round, stop := context.WithCancel(ctx)
+		if r.blocked != "" {
+			round, stop = context.WithTimeout(ctx, evictAgain)
+		}
+		_, err := layouts.Wait(round, object.Key{Name: name}, func(obj *unstructured.Unstructured) (bool, error) {
+			if obj == nil {
+				return false, object.ErrGone
+			}
+			layout = v1alpha1.MIGLayout{}
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &layout); err != nil {
+				return false, err
+			}
+			return r.stands(&layout), nil
+		})
+		stop()
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return Repartitioned{}, &StuckError{"the repartitioning to MIGLayout " + name, r.waiting(&layout), ctx.Err()}
+		case err != nil && !errors.Is(err, context.DeadlineExceeded):
+			return Repartitioned{}, err
+		}
+		done, err := r.step(ctx, &layout)
+		if err != nil || done {
+			return Repartitioned{nodeNames(&layout), sortedKeys(r.evicted)}, err
+		}
+	}
+}
+
+// repartition is one run of Repartition.
+type repartition struct {
+	client  *cluster.Client
+	name    string
+	evict   bool
+	say     func(string)
+	said    string
+	seen    string          // the status that was acted on
+	evicted map[string]bool // pods, namespace/name
+	blocked string          // why an eviction was refused, for now
+}
+
+// stands reports whether there is something to do: all is applied, or a node's state changed since the last step.
+func (r *repartition) stands(layout *v1alpha1.MIGLayout) bool {
+	if now := strings.Join(r.waiting(layout), "; "); now != r.said {
+		r.said = now
+		if now != "" {
+			r.say("waiting for " + now)
+		}
+	}
+	return applied(layout) || fmt.Sprint(layout.Status.Nodes) != r.seen
+}
+
+// step evicts what stands in the way of waiting nodes, and reports whether the layout is there.
+func (r *repartition) step(ctx context.Context, layout *v1alpha1.MIGLayout) (done bool, err error) {
+	r.seen, r.blocked = fmt.Sprint(layout.Status.Nodes), ""
+	if applied(layout) {
+		return true, nil
+	}
+	if !r.evict {
+		return false, nil
+	}
+	pods, err := r.holders(ctx, layout)
+	if err != nil {
+		return false, err
+	}
+	for _, pod := range pods {
+		err := r.client.Typed.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}})
+		switch {
+		case err == nil:
+			r.evicted[pod.String()] = true
+			r.say("evicted pod " + pod.String())
+		case apierrors.IsTooManyRequests(err):
+			r.blocked = fmt.Sprintf("pod %s may not be evicted yet: %v", pod, err)
+			r.seen = "" // look again after a pause
+		case !apierrors.IsNotFound(err):
+			return false, fmt.Errorf("evict pod %s: %w", pod, err)
+		}
+	}
+	return false, nil
+}
+
+// waiting says for each node that has not got the layout why that is.
+func (r *repartition) waiting(layout *v1alpha1.MIGLayout) []string {
+	var list []string
+	for _, n := range layout.Status.Nodes {
+		if n.State != v1alpha1.MIGLayoutApplied || n.ObservedGeneration < layout.Generation {
+			list = append(list, n.Name+": "+n.Message)
+		}
+	}
+	if len(layout.Status.Nodes) == 0 {
+		list = append(list, "a node to report; check that MIGLayout "+r.name+" selects nodes on which the GPU plugin runs")
+	}
+	if r.blocked != "" {
+		list = append(list, r.blocked)
+	}
+	return list
+}
+
+// applied reports whether every node has the layout as it is now.
+func applied(layout *v1alpha1.MIGLayout) bool {
+	return len(layout.Status.Nodes) > 0 && !slices.ContainsFunc(layout.Status.Nodes, func(n v1alpha1.MIGLayoutNode) bool {
+		return n.State != v1alpha1.MIGLayoutApplied || n.ObservedGeneration < layout.Generation
+	})
+}
+
+// holder finds the claims that a waiting node's message names: "GPU 3: ... is held by claim team/trainer".
+var holder = regexp.MustCompile(`held by claim ([a-z0-9-]+)/([a-z0-9.-]*[a-z0-9])`)
+
+// holders lists the pods of the claims for which nodes wait. A node names one claim of each GPU at a time.
+func (r *repartition) holders(ctx context.Context, layout *v1alpha1.MIGLayout) ([]object.Key, error) {
+	var pods []object.Key
+	for _, n := range layout.Status.Nodes {
+		if n.State != v1alpha1.MIGLayoutWaiting || n.ObservedGeneration < layout.Generation {
+			continue
+		}
+		for _, match := range holder.FindAllStringSubmatch(n.Message, -1) {
+			claim, err := r.client.Typed.ResourceV1().ResourceClaims(match[1]).Get(ctx, match[2], metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				continue // on its way out already
+			}
+			if err != nil {
+				return nil, fmt.Errorf("look up what holds a GPU of %s: %w", n.Name, err)
+			}
+			for _, pod := range inventory.Pods(claim) {
+				if key := (object.Key{Namespace: claim.Namespace, Name: pod}); !slices.Contains(pods, key) {
+					pods = append(pods, key)
+				}
+			}
+		}
+	}
+	return pods, nil
+}
+
+func nodeNames(layout *v1alpha1.MIGLayout) []string {
+	names := make([]string, 0, len(layout.Status.Nodes))
+	for _, n := range layout.Status.Nodes {
+		names = append(names, n.Name)
+	}
+	slices.Sort(names)
+	return names
+}

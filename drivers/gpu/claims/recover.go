@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/claimstate"
@@ -51,6 +52,16 @@ func (k *Kind) SetProfiles(ctx context.Context, profiles []devices.Profile) {
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	h.Offer.Profiles = profiles
+	k.Replace(&h)
+	k.layOut(ctx)
+}
+
+// SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known before.
+func (k *Kind) SetNode(ctx context.Context, node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
+	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
+	h := *k.Hardware()
+	h.Node, h.Edits = node, found
 	k.Replace(&h)
 	k.layOut(ctx)
 }

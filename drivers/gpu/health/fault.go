@@ -44,16 +44,22 @@ type Fault struct {
 	Last  time.Time `json:"last"`
 	// Boot is the boot in which it was seen.
 	Boot string `json:"boot,omitempty"`
+	// Link is the number of the NVLink that is down; nil for other faults.
+	Link *int `json:"link,omitempty"`
 	// Placement is the MIG instance's place; nil where the whole GPU is meant.
 	Placement *inventory.Placement `json:"placement,omitempty"`
 }
 
 // same says whether two faults are one fault seen twice.
 func (f Fault) same(o Fault) bool {
-	if f.GPU != o.GPU || f.Kind != o.Kind || f.Code != o.Code || (f.Placement == nil) != (o.Placement == nil) {
-		return false
+	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && equal(f.Link, o.Link) && equal(f.Placement, o.Placement)
+}
+
+func equal[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
 	}
-	return f.Placement == nil || *f.Placement == *o.Placement
+	return *a == *b
 }
 
 // Touches says whether a device is unhealthy by the fault.
@@ -70,8 +76,11 @@ func (f Fault) Touches(d *devices.Device) bool {
 // Taint is what the fault is on a device. A lost GPU's pods are evicted: nothing they do there can end well.
 func (f Fault) Taint() resourceapi.DeviceTaint {
 	t := resourceapi.DeviceTaint{Key: devices.Driver + "/" + string(f.Kind), TimeAdded: &metav1.Time{Time: f.Since}, Effect: resourceapi.DeviceTaintEffectNone}
-	if f.Code != 0 {
+	switch {
+	case f.Code != 0:
 		t.Value = strconv.FormatUint(f.Code, 10)
+	case f.Link != nil:
+		t.Value = "link-" + strconv.Itoa(*f.Link)
 	}
 	switch {
 	case f.Kind == Lost:

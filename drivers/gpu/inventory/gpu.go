@@ -14,6 +14,8 @@ type Node struct {
 	CUDAVersion int
 	// GPUs are ordered by minor number.
 	GPUs []*GPU
+	// Missing are NVML's indices of the GPUs that could not be read at all.
+	Missing []int
 	// Problems says which GPUs or attributes could not be read, and why; the others are served.
 	Problems []error
 }

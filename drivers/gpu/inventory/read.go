@@ -40,15 +40,18 @@ func (r Reader) Read() (*Node, error) {
 		handle, ret := r.NVML.DeviceGetHandleByIndex(index)
 		if ret != nvml.SUCCESS {
 			n.Problems = append(n.Problems, fmt.Errorf("GPU %d: asking NVML for its handle: %w", index, ret))
+			n.Missing = append(n.Missing, index)
 			continue
 		}
 		g, err := r.gpu(lib, index, handle)
 		if err != nil {
 			n.Problems = append(n.Problems, fmt.Errorf("GPU %d: %w", index, err))
 		}
-		if g != nil {
-			n.GPUs = append(n.GPUs, g)
+		if g == nil {
+			n.Missing = append(n.Missing, index)
+			continue
 		}
+		n.GPUs = append(n.GPUs, g)
 	}
 	slices.SortFunc(n.GPUs, func(a, b *GPU) int { return cmp.Compare(a.Minor, b.Minor) })
 	nameNVLinkIslands(r.NVML, n.GPUs)

@@ -13,6 +13,13 @@ import (
 // fakeNode renders a fake node of a profile and runs the role on it.
 func fakeNode(t *testing.T, name string) *bench {
 	t.Helper()
+	root := renderFake(t, name)
+	return benchOn(t, nvmlstate.New(root), root)
+}
+
+// renderFake renders a fake node of a profile, and returns its root.
+func renderFake(t *testing.T, name string) string {
+	t.Helper()
 	p, err := profile.Load(name)
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +28,7 @@ func fakeNode(t *testing.T, name string) *bench {
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
 		t.Fatal(err)
 	}
-	return benchOn(t, nvmlstate.New(root), root)
+	return root
 }
 
 // TestEveryFakeNodesGPUsAreHandedOut publishes, prepares and gives back one device of each form on every machine there is a profile of.

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/fakes/fault"
+	"gpufabric.io/fakes/nvmlstate"
 )
 
 // taints waits until the published taints of a device are as wanted ("key=value:effect", space-separated).
@@ -130,6 +132,53 @@ func TestALostGPUEvictsItsPods(t *testing.T) {
 	m.GPUs[0].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT))
 	m.Event(0, nvml.EventTypeXidCriticalError, 79)
 	b.taints("gpu-0", "gpu.nvidia.com/lost=79:NoExecute")
+}
+
+func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
+	root := renderFake(t, "h100-hgx")
+	inject := func(event string, args fault.Arguments) {
+		t.Helper()
+		if err := fault.Apply(root, event, args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inject("gpu-lost", fault.Arguments{"gpu": "3"})
+	b := benchOn(t, nvmlstate.New(root), root)
+	b.stop()
+	b.recheck = 50 * time.Millisecond
+	b.start()
+	b.taints("gpu-0", "")
+	for _, s := range b.slices() {
+		for _, d := range s.Spec.Devices {
+			if strings.HasPrefix(d.Name, "gpu-3") {
+				t.Fatalf("%s is published while the GPU is lost", d.Name)
+			}
+		}
+	}
+	inject("gpu-back", fault.Arguments{"gpu": "3"})
+	b.taints("gpu-3", "")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-3"}))
+}
+
+func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
+	root := renderFake(t, "h100-hgx")
+	b := benchOn(t, nvmlstate.New(root), root)
+	b.stop()
+	b.recheck = 50 * time.Millisecond
+	b.start()
+	b.taints("gpu-2", "")
+	if err := fault.Apply(root, "nvlink-down", fault.Arguments{"gpu": "2", "link": "5"}); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-2", "gpu.nvidia.com/nvlink=link-5:NoSchedule")
+	// A restart knows it still.
+	b.stop()
+	b.start()
+	b.taints("gpu-2", "gpu.nvidia.com/nvlink=link-5:NoSchedule")
+	if err := fault.Apply(root, "nvlink-up", fault.Arguments{"gpu": "2", "link": "5"}); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-2", "")
 }
 
 func TestAnUnreadableFaultFileIsSetAside(t *testing.T) {

@@ -44,7 +44,6 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
-	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -110,6 +109,8 @@ type plugin struct {
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
+	// recheck is how often what has no event is looked at; 0: as often as package health thinks right.
+	recheck time.Duration
 	// dirty holds a token while what is published is not what there is.
 	dirty chan struct{}
 }
@@ -223,66 +224,6 @@ func (p *plugin) run(ctx context.Context) error {
 			return cause
 		}
 		return nil
-	}
-}
-
-// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
-func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
-	logger := klog.FromContext(ctx)
-	offer, err := p.options.offer()
-	if err != nil {
-		return nil, err
-	}
-	extra, err := edits.ReadExtra(p.options.ContainerEdits)
-	if err != nil {
-		return nil, err
-	}
-	locate, err := inventory.Locator(ctx, p.options.SysfsRoot)
-	if err != nil {
-		return nil, err
-	}
-	node, err := inventory.Reader{NVML: p.nvml, Locate: locate}.Read()
-	if err != nil {
-		return nil, err
-	}
-	for _, problem := range node.Problems {
-		logger.Error(problem, "Hardware not read whole")
-		p.report("GPUNotReadWhole", problem.Error())
-	}
-	logger.Info("Read the node's GPUs", "gpus", len(node.GPUs), "driverVersion", node.DriverVersion)
-	found := later(func() (*edits.Set, error) {
-		set, err := edits.Find(node, edits.Options{
-			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
-			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
-		})
-		if err != nil {
-			return nil, err
-		}
-		for _, problem := range set.Problems {
-			logger.Info("Containers go without something", "reason", problem.Error())
-		}
-		return set, nil
-	})
-	return &claims.Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer), Edits: found}, nil
-}
-
-// later starts f now and returns what waits for its end.
-func later[T any](f func() (T, error)) func(context.Context) (T, error) {
-	var result T
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		result, err = f()
-	}()
-	return func(ctx context.Context) (T, error) {
-		select {
-		case <-done:
-			return result, err
-		case <-ctx.Done():
-			var none T
-			return none, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
-		}
 	}
 }
 

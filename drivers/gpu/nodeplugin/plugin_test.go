@@ -48,6 +48,7 @@ type bench struct {
 	options Options
 	writer  atomicfile.Writer                                   // with a Before, the role's writes pass there
 	mps     func(shm, program string, args ...string) *exec.Cmd // runs MPS daemons; nil: as the role does
+	recheck time.Duration                                       // how often the role looks at what has no event; 0: as it does
 	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
 	stop    func()
 }
@@ -104,13 +105,13 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		if b.writer.Before == nil && b.mps == nil {
+		if b.writer.Before == nil && b.mps == nil && b.recheck == 0 {
 			ended <- Run(ctx, b.options, b.lib, b.client, b.objects)
 			return
 		}
 		_ = b.lib.Init()
 		p := newPlugin(b.options, b.lib, b.client, b.objects, record.NewFakeRecorder(1000))
-		p.writer = b.writer
+		p.writer, p.recheck = b.writer, b.recheck
 		if b.mps != nil {
 			p.mpsCommand = b.mps
 		}

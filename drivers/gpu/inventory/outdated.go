@@ -1,0 +1,48 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Outdated says whether reading again would find something else: a GPU answers that did not, or one joined another NVLink clique (the fabric
+// manager may take minutes after the boot). It asks little of each GPU, so it may be called every few seconds. GPUs plugged in after
+// NVML was started are not among those that NVML counts.
+func (r Reader) Outdated(n *Node) bool {
+	for _, index := range n.Missing {
+		if handle, ret := r.NVML.DeviceGetHandleByIndex(index); ret == nvml.SUCCESS {
+			if _, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS {
+				return true
+			}
+		}
+	}
+	for _, g := range n.GPUs {
+		// Of one that cannot be asked now nothing new is known.
+		if clique, _, err := fabric(r.NVML, g.Handle); err == nil && clique != g.Clique && !lost(g) {
+			return true
+		}
+	}
+	return false
+}
+
+func lost(g *GPU) bool {
+	_, ret := g.Handle.GetMemoryInfo()
+	return ret != nvml.SUCCESS
+}
+
+// Keeping is a newer reading of n with those of its GPUs that could not be read again: a GPU that is lost is still this node's, and claims
+// may hold it.
+func (n *Node) Keeping(newer *Node) *Node {
+	merged := *newer
+	merged.GPUs, merged.Missing = slices.Clone(newer.GPUs), slices.Clone(newer.Missing)
+	for _, g := range n.GPUs {
+		if newer.ByUUID(g.UUID) == nil {
+			merged.GPUs = append(merged.GPUs, g)
+			merged.Missing = slices.DeleteFunc(merged.Missing, func(index int) bool { return index == g.Index })
+		}
+	}
+	slices.SortFunc(merged.GPUs, func(a, b *GPU) int { return cmp.Compare(a.Minor, b.Minor) })
+	return &merged
+}

@@ -1,0 +1,115 @@
+package nodeplugin
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
+func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
+	offer, err := p.options.offer()
+	if err != nil {
+		return nil, err
+	}
+	node, err := p.inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, err := p.find(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return &claims.Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer), Edits: found}, nil
+}
+
+// inventory reads the node's GPUs and tells of those that it could not read.
+func (p *plugin) inventory(ctx context.Context) (*inventory.Node, error) {
+	logger := klog.FromContext(ctx)
+	locate, err := inventory.Locator(ctx, p.options.SysfsRoot)
+	if err != nil {
+		return nil, err
+	}
+	node, err := inventory.Reader{NVML: p.nvml, Locate: locate}.Read()
+	if err != nil {
+		return nil, err
+	}
+	for _, problem := range node.Problems {
+		logger.Error(problem, "Hardware not read whole")
+		p.report("GPUNotReadWhole", problem.Error())
+	}
+	logger.Info("Read the node's GPUs", "gpus", len(node.GPUs), "driverVersion", node.DriverVersion)
+	return node, nil
+}
+
+// find starts to look for what containers need of the node's GPUs.
+func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.Context) (*edits.Set, error), error) {
+	logger := klog.FromContext(ctx)
+	extra, err := edits.ReadExtra(p.options.ContainerEdits)
+	if err != nil {
+		return nil, err
+	}
+	return later(func() (*edits.Set, error) {
+		set, err := edits.Find(node, edits.Options{
+			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
+			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, problem := range set.Problems {
+			logger.Info("Containers go without something", "reason", problem.Error())
+		}
+		return set, nil
+	}), nil
+}
+
+// reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late.
+func (p *plugin) reread(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	known := p.kind.Hardware().Node
+	if !(inventory.Reader{NVML: p.nvml}).Outdated(known) {
+		return
+	}
+	node, err := p.inventory(ctx)
+	if err == nil {
+		node = known.Keeping(node)
+		var found func(context.Context) (*edits.Set, error)
+		if found, err = p.find(ctx, node); err == nil {
+			p.kind.SetNode(ctx, node, found)
+			p.recorder.Event(p.nodeReference(), corev1.EventTypeNormal, "GPUsReadAgain",
+				fmt.Sprintf("the node's GPUs changed: %d are offered now, %d were before", len(node.GPUs), len(known.GPUs)))
+			p.health.changed()
+			p.changed()
+			return
+		}
+	}
+	logger.Error(err, "Changed hardware not read")
+}
+
+// later starts f now and returns what waits for its end.
+func later[T any](f func() (T, error)) func(context.Context) (T, error) {
+	var result T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		result, err = f()
+	}()
+	return func(ctx context.Context) (T, error) {
+		select {
+		case <-done:
+			return result, err
+		case <-ctx.Done():
+			var none T
+			return none, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+		}
+	}
+}

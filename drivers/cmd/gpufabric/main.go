@@ -9,11 +9,13 @@ import (
 	"syscall"
 
 	"gpufabric.io/drivers/program"
+	"gpufabric.io/drivers/program/footprint"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	go footprint.Keep(ctx)
 	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		stop()

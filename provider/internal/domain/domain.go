@@ -61,7 +61,7 @@ func Read(obj *unstructured.Unstructured) State {
 // Missing says what the domain still lacks, with the nodes named; empty when it is Ready.
 func (s State) Missing() string {
 	if !s.Accepted {
-		return "no controller has taken it up; check that the gpufabric controller runs"
+		return "the gpufabric controller has not taken it up yet"
 	}
 	if s.Ready {
 		return ""

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+
 	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/feed"
 )
@@ -186,6 +188,7 @@ func isMissingKind(err error) bool {
 
 // awaitKind waits until the kind's CRD is established.
 func (s *Store) awaitKind(ctx context.Context) error {
+	tflog.Info(ctx, "the cluster has no kind "+s.kind.Name+" yet: waiting", map[string]any{"for": "CustomResourceDefinition " + s.kind.CRD()})
 	_, err := follow(ctx, s.client.Dynamic.Resource(crdResource), s.kind.CRD(), Established)
 	if err != nil {
 		return &MissingKindError{s.kind.Name, s.kind.CRD()}

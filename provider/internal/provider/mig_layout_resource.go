@@ -206,7 +206,7 @@ func (m *migLayoutModel) forget() {
 // waiting names the nodes that are not there yet and why.
 func (m *migLayoutModel) waiting(ctx context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "no controller has looked at the layout; check that the gpufabric controller runs and that the chart's gpus.enabled is true"
+		return "the gpufabric controller has not looked at the layout yet; check that the chart's gpus.enabled is true"
 	}
 	var nodes []struct {
 		Name    string `tfsdk:"name"`

@@ -317,13 +317,20 @@ type unfinished struct{ summary, detail string }
 
 // settle waits and takes over what was last seen; nil means that the wait is over.
 func (r *objectResource[M]) settle(ctx context.Context, client *cluster.Client, m M, applied *unstructured.Unstructured, timeout time.Duration) *unfinished {
-	last, waiting, err := r.await(ctx, client, m, applied)
+	overseen, lookout := keepLookout(ctx, client, r.title(m))
+	last, waiting, err := r.await(overseen, client, m, applied)
+	inVain := errors.Is(context.Cause(overseen), errNobody)
+	if trouble := lookout.end(); trouble != "" {
+		waiting += "; " + trouble
+	}
 	if last != nil {
 		m.observe(ctx, last) // its diagnostics were reported with the object as applied
 	}
 	switch {
 	case err == nil:
 		return nil
+	case inVain:
+		return &unfinished{r.kind.Name + " is looked at by nobody", fmt.Sprintf("The wait for %s was given up: %s.", r.title(m), waiting)}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &unfinished{r.kind.Name + " not ready in time", fmt.Sprintf("After %s, %s is not there yet: %s.", timeout, r.title(m), waiting)}
 	case errors.Is(err, context.Canceled):

@@ -140,7 +140,7 @@ func (m *rdmaPoolModel) forget() {
 // waiting names the nodes that lack a healthy device.
 func (m *rdmaPoolModel) waiting(ctx context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "no controller has looked at the pool; check that the gpufabric controller runs and that the chart's rdma.enabled is true"
+		return "the gpufabric controller has not looked at the pool yet; check that the chart's rdma.enabled is true"
 	}
 	var nodes []struct {
 		Name    types.String `tfsdk:"name"`

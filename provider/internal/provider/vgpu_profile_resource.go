@@ -145,7 +145,7 @@ func (m *vgpuProfileModel) forget() {
 
 func (m *vgpuProfileModel) waiting(context.Context) string {
 	if !m.Accepted.ValueBool() {
-		return "no controller has looked at the profile; check that the gpufabric controller runs and that the chart's gpus.enabled is true"
+		return "the gpufabric controller has not looked at the profile yet; check that the chart's gpus.enabled is true"
 	}
 	return m.Message.ValueString()
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 	appsv1 "k8s.io/api/apps/v1"
@@ -65,7 +66,7 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 		return Rollout{}, err
 	}
 	// The informers below retry a refused list for ever; asking once first turns missing rights into an error.
-	if state, err := m.Rollout(ctx, r); err != nil || state.Ready() {
+	if state, err := m.Rollout(ctx, r); err != nil {
 		return state, err
 	}
 	watching, stop := context.WithCancel(ctx)
@@ -83,8 +84,13 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 		for _, w := range list {
 			state.add(w, cached(factories[w.Namespace], w))
 		}
+		var again <-chan time.Time
 		if state.Ready() {
-			return state, nil
+			shaky, rest, err := m.unsteady(ctx, list)
+			if err != nil || len(shaky) == 0 {
+				return state, err
+			}
+			state.Waiting, again = shaky, time.After(rest)
 		}
 		if now := strings.Join(state.Waiting, "; "); now != said {
 			said = now
@@ -95,6 +101,7 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 			m.explain(context.WithoutCancel(ctx), list, &state)
 			return state, ctx.Err()
 		case <-changed:
+		case <-again:
 		}
 	}
 }
@@ -169,27 +176,36 @@ func (r *Rollout) add(w workload, obj any) {
 	case *appsv1.Deployment:
 		want := replicas(o.Spec.Replicas)
 		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want || s.Replicas > s.UpdatedReplicas {
-			r.wait(w, s.AvailableReplicas, want)
+			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedReplicas, s.AvailableReplicas, want)
 		}
 	case *appsv1.DaemonSet:
 		s := o.Status
 		if s.ObservedGeneration < o.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberAvailable < s.DesiredNumberScheduled {
-			r.wait(w, s.NumberAvailable, s.DesiredNumberScheduled)
+			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedNumberScheduled, s.NumberAvailable, s.DesiredNumberScheduled)
 		} else if s.DesiredNumberScheduled == 0 {
 			r.Notes = append(r.Notes, fmt.Sprintf("%s matches no node: check its nodeSelector and tolerations against the nodes' labels and taints.", w))
 		}
 	case *appsv1.StatefulSet:
 		want := replicas(o.Spec.Replicas)
 		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want {
-			r.wait(w, s.AvailableReplicas, want)
+			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedReplicas, s.AvailableReplicas, want)
 		}
 	default:
 		r.Waiting = append(r.Waiting, w.String()+": does not exist")
 	}
 }
 
-func (r *Rollout) wait(w workload, available, want int32) {
-	r.Waiting = append(r.Waiting, fmt.Sprintf("%s: %d of %d pods available", w, available, want))
+func (r *Rollout) wait(w workload, behind bool, updated, available, want int32) {
+	text := fmt.Sprintf("%s: %d of %d pods available", w, available, want)
+	switch {
+	case behind:
+		text = w.String() + ": its controller has not taken the change up yet"
+	case updated < want:
+		text += fmt.Sprintf(", %d updated", updated)
+	case available >= want:
+		text += ", and old ones have yet to end"
+	}
+	r.Waiting = append(r.Waiting, text)
 }
 
 func replicas(n *int32) int32 {

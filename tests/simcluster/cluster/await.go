@@ -24,7 +24,7 @@ func AwaitNodes(ctx context.Context, client kubernetes.Interface, count int, pro
 			return false, nil
 		}
 		before := len(ready)
-		if event.Type != watch.Deleted && nodeReady(node) {
+		if event.Type != watch.Deleted && NodeReady(node) {
 			ready[node.Name] = true
 		} else {
 			delete(ready, node.Name)
@@ -40,7 +40,8 @@ func AwaitNodes(ctx context.Context, client kubernetes.Interface, count int, pro
 	return nil
 }
 
-func nodeReady(node *corev1.Node) bool {
+// NodeReady tells whether a node is Ready and no taint says otherwise.
+func NodeReady(node *corev1.Node) bool {
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable {
 			return false

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"gpufabric.io/tests/simcluster/apiproxy"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/simnode"
 )
@@ -30,8 +32,10 @@ type Options struct {
 	NodeGrace time.Duration
 	Runtime   simnode.Runtime
 	Hardware  Hardware
-	// PrepareRetry and RestartBackoff, see simnode.Config.
-	PrepareRetry, RestartBackoff time.Duration
+	// PrepareRetry, RestartBackoff and MaxRestartBackoff, see simnode.Config.
+	PrepareRetry, RestartBackoff, MaxRestartBackoff time.Duration
+	// Proxy puts an apiproxy.Proxy between the pods and the API server, for tests that disturb what the drivers hear and say.
+	Proxy bool
 }
 
 // Cluster is a running cluster whose nodes live in this process.
@@ -41,6 +45,7 @@ type Cluster struct {
 	Fleet  *Fleet
 	Config *rest.Config // the administrator's
 	Client kubernetes.Interface
+	Proxy  *apiproxy.Proxy // nil without Options.Proxy
 
 	block  *simnode.Block
 	cancel context.CancelFunc
@@ -74,9 +79,16 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
 		return nil, fmt.Errorf("make the administrator's client: %w", err)
 	}
+	access := c.Plane.Access()
+	if options.Proxy {
+		if err := c.openProxy(access); err != nil {
+			return nil, err
+		}
+	}
 	fleet, err := NewFleet(ctx, FleetOptions{
-		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: c.Plane.Access(), Runtime: options.Runtime,
-		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry, RestartBackoff: options.RestartBackoff,
+		Dir: options.Dir, Count: options.Nodes, Block: c.block.Number, Access: access, Runtime: options.Runtime,
+		Hardware: options.Hardware, PrepareRetry: options.PrepareRetry,
+		RestartBackoff: options.RestartBackoff, MaxRestartBackoff: options.MaxRestartBackoff,
 		// Four heartbeats within the grace, as Kubernetes has it.
 		Heartbeat: options.NodeGrace / 4,
 	})
@@ -97,6 +109,19 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	return c, nil
 }
 
+// openProxy opens the proxy and has pods use it.
+func (c *Cluster) openProxy(access *controlplane.Access) error {
+	certificate, err := access.Serving("api-proxy", net.IPv4(127, 0, 0, 1))
+	if err != nil {
+		return err
+	}
+	if c.Proxy, err = apiproxy.Open(access.Server, access.CA(), certificate); err != nil {
+		return err
+	}
+	access.Pods = c.Proxy.URL()
+	return nil
+}
+
 // Err says what ended that should not have: a node or a component of the control plane.
 func (c *Cluster) Err() error {
 	select {
@@ -112,6 +137,9 @@ func (c *Cluster) Down() {
 	if c.cancel != nil {
 		c.cancel()
 		<-c.ended
+	}
+	if c.Proxy != nil {
+		c.Proxy.Close()
 	}
 	if c.Plane != nil {
 		c.Plane.Stop()

@@ -28,8 +28,8 @@ type FleetOptions struct {
 	Access   *controlplane.Access
 	Runtime  simnode.Runtime
 	Hardware Hardware
-	// PrepareRetry, RestartBackoff and Heartbeat are those of simnode.Config.
-	PrepareRetry, RestartBackoff, Heartbeat time.Duration
+	// PrepareRetry, RestartBackoff, MaxRestartBackoff and Heartbeat are those of simnode.Config.
+	PrepareRetry, RestartBackoff, MaxRestartBackoff, Heartbeat time.Duration
 }
 
 // Fleet is a number of simulated nodes in one process; they share one inotify instance.
@@ -94,7 +94,8 @@ func (f *Fleet) makeNode(ctx context.Context, index int) (*simnode.Node, error) 
 	return simnode.New(simnode.Config{
 		Name: NodeName(index), Labels: labels, Dir: dir, Hardware: mappings,
 		Addresses: simnode.NewAddresses(f.options.Block, index), Access: f.options.Access, Runtime: f.options.Runtime, Sockets: f.sockets,
-		PrepareRetry: f.options.PrepareRetry, RestartBackoff: f.options.RestartBackoff, Heartbeat: f.options.Heartbeat,
+		PrepareRetry: f.options.PrepareRetry, RestartBackoff: f.options.RestartBackoff, MaxRestartBackoff: f.options.MaxRestartBackoff,
+		Heartbeat: f.options.Heartbeat,
 	})
 }
 

@@ -4,7 +4,9 @@ package controlplane
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -140,7 +142,9 @@ func (c *ControlPlane) Admin() (*rest.Config, error) {
 
 // Access is what a process of the cluster needs to make its own clients.
 type Access struct {
-	Server    string
+	Server string
+	// Pods is the URL by which pods reach the API server where that is not Server.
+	Pods      string
 	authority *pki.Authority
 }
 
@@ -174,8 +178,24 @@ func (a *Access) Node(name string) (*rest.Config, error) {
 // Token is a configuration that reads its bearer token from a file, as pods do.
 func (a *Access) Token(tokenFile string) *rest.Config {
 	config := a.anonymous()
+	if a.Pods != "" {
+		config.Host = a.Pods
+	}
 	config.BearerTokenFile = tokenFile
 	return config
+}
+
+// Serving is a certificate for a server of the cluster, which its pods trust as they trust the API server.
+func (a *Access) Serving(name string, addresses ...net.IP) (tls.Certificate, error) {
+	pair, err := a.authority.Server(name, nil, addresses)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("load the certificate of %s: %w", name, err)
+	}
+	return certificate, nil
 }
 
 // CA is the certificate that a client verifies the API server by, PEM.

@@ -48,7 +48,7 @@ func (c *container) live(ctx context.Context) {
 		if policy == corev1.RestartPolicyNever || (policy == corev1.RestartPolicyOnFailure && err == nil) {
 			return
 		}
-		if time.Since(began) > 2*maxRestartBackoff {
+		if time.Since(began) > 2*c.worker.node.config.MaxRestartBackoff {
 			backoff = c.worker.node.config.RestartBackoff
 		}
 		c.set(func() {
@@ -61,7 +61,7 @@ func (c *container) live(ctx context.Context) {
 			return
 		case <-time.After(backoff):
 		}
-		backoff = min(2*backoff, maxRestartBackoff)
+		backoff = min(2*backoff, c.worker.node.config.MaxRestartBackoff)
 		c.set(func() { c.restarts++ })
 	}
 }

@@ -80,6 +80,8 @@ type Config struct {
 	Heartbeat time.Duration
 	// RestartBackoff is the pause before a container that ended is started again, doubled each time; 0 is the kubelet's 10 s.
 	RestartBackoff time.Duration
+	// MaxRestartBackoff is the longest of those pauses; 0 is the kubelet's 5 min.
+	MaxRestartBackoff time.Duration
 }
 
 // Node is one simulated node.
@@ -125,6 +127,9 @@ func New(config Config) (*Node, error) {
 	}
 	if config.RestartBackoff == 0 {
 		config.RestartBackoff = 10 * time.Second
+	}
+	if config.MaxRestartBackoff == 0 {
+		config.MaxRestartBackoff = maxRestartBackoff
 	}
 	n := &Node{config: config, rest: restConfig, client: client, bootID: uuid.NewString(), workers: map[types.UID]*worker{}}
 	for _, dir := range []string{n.dir(kubeletDir, "plugins_registry"), n.dir(kubeletDir, "device-plugins"), n.dir(containersDir), n.dir(rootDir)} {

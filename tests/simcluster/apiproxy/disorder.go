@@ -1,0 +1,129 @@
+package apiproxy
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// latest bounds how late an event may be; each watch is late by itself, so events of different kinds overtake each other.
+	latest = 1500 * time.Millisecond
+	// pairing is how long an event waits for the next one, to come after it.
+	pairing = 300 * time.Millisecond
+)
+
+// disorder is what is done to watches while it lasts.
+type disorder struct{ seed uint64 }
+
+// DisturbWatches repeats events, makes them late, and swaps neighbours, at moments of the seed's, until stop is called. What the
+// API promises holds: events of one object keep their order, and none is lost.
+func (p *Proxy) DisturbWatches(seed uint64) (stop func()) {
+	d := &disorder{seed: seed}
+	p.disorder.Store(d)
+	return func() { p.disorder.CompareAndSwap(d, nil) }
+}
+
+// stream is one watch on its way through the proxy.
+type stream struct {
+	proxy    *Proxy
+	name     string // by which a seed knows the watch again
+	upstream io.Reader
+	out      *io.PipeWriter
+}
+
+func (s *stream) run(ctx context.Context) {
+	lines := make(chan []byte)
+	ended := make(chan error, 1)
+	go func() { // ends with the upstream body, which the client's end closes
+		in := bufio.NewReader(s.upstream)
+		for {
+			line, err := in.ReadBytes('\n')
+			if len(line) > 0 {
+				select {
+				case lines <- line:
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
+			if err != nil {
+				ended <- err
+				close(lines)
+				return
+			}
+		}
+	}()
+	var random *rand.Rand
+	var current *disorder
+	for line := range lines {
+		d := s.proxy.disorder.Load()
+		if d != current {
+			current, random = d, nil
+			if d != nil {
+				name := fnv.New64a()
+				_, _ = name.Write([]byte(s.name)) // never fails
+				random = rand.New(rand.NewPCG(d.seed, name.Sum64()))
+			}
+		}
+		if _, err := s.out.Write(disturbed(ctx, random, line, lines)); err != nil {
+			for range lines { //nolint:revive // the reader ends by itself: the client's end closes its body
+			}
+			return
+		}
+	}
+	_ = s.out.CloseWithError(<-ended) // never fails
+}
+
+// disturbed is what is written in the line's place, perhaps with the next line; random is nil in quiet times.
+func disturbed(ctx context.Context, random *rand.Rand, line []byte, lines <-chan []byte) []byte {
+	if random == nil {
+		return line
+	}
+	switch random.IntN(4) {
+	case 0: // late, and all that follow with it
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(random.Int64N(int64(latest)))):
+		}
+	case 1: // twice
+		return append(line, line...)
+	case 2: // after its successor
+		select {
+		case <-ctx.Done():
+		case <-time.After(pairing):
+		case next, ok := <-lines:
+			if !ok {
+				return line
+			}
+			if overtakes(next, line) {
+				return append(next, line...)
+			}
+			return append(line, next...)
+		}
+	}
+	return line
+}
+
+// overtakes tells whether one event may come before another that it followed: both are changes, of different objects.
+func overtakes(next, line []byte) bool {
+	a, b := subject(next), subject(line)
+	return a != "" && b != "" && a != b
+}
+
+// subject names the object whose change an event is, "" for bookmarks and errors.
+func subject(line []byte) string {
+	var event struct {
+		Type   string
+		Object struct {
+			Metadata struct{ UID string }
+		}
+	}
+	if json.Unmarshal(line, &event) != nil || (event.Type != "ADDED" && event.Type != "MODIFIED" && event.Type != "DELETED") {
+		return ""
+	}
+	return event.Object.Metadata.UID
+}

@@ -1,0 +1,140 @@
+// Package smalldisk gives tests directories on disks that are full, without root: small file systems in memory, mounted in a
+// namespace that only the tests and their child processes see.
+package smalldisk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// insideEnv marks a process that Enter started.
+const insideEnv = "SIMCLUSTER_OWN_MOUNTS"
+
+// ballastFile takes what room is left.
+const ballastFile = ".ballast"
+
+// Enter runs this same program again, with the same arguments, in a user and mount namespace of its own, and returns its exit
+// status. In that run, ran is false. Where the machine allows no such namespace the error says so; the caller may go on
+// without, but cannot Fill.
+func Enter() (status int, ran bool, err error) {
+	if Inside() {
+		return 0, false, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return 0, false, fmt.Errorf("find this program: %w", err)
+	}
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN},
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, false, fmt.Errorf("this machine lets no user make a mount namespace: %w", err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		return 0, true, fmt.Errorf("wait for the run in a namespace: %w", err)
+	}
+	return cmd.ProcessState.ExitCode(), true, nil
+}
+
+// Inside tells whether Fill can work.
+func Inside() bool { return os.Getenv(insideEnv) != "" }
+
+// Fill puts the directory, with what is in it, on a disk of its own that has no byte left. empty makes room again; the disk
+// stays until Release.
+func Fill(dir string) (empty func() error, err error) {
+	if !mounted(dir) {
+		if err := mount(dir); err != nil {
+			return nil, fmt.Errorf("put %s on a small disk: %w", dir, err)
+		}
+	}
+	ballast := filepath.Join(dir, ballastFile)
+	if err := fill(ballast); err != nil {
+		return nil, fmt.Errorf("fill the disk of %s: %w", dir, err)
+	}
+	return func() error { return os.Remove(ballast) }, nil
+}
+
+// Release takes the disk away again; what is on it is then in the directory. Nothing should write there meanwhile.
+func Release(dir string) error {
+	if !mounted(dir) {
+		return nil
+	}
+	if err := release(dir); err != nil {
+		return fmt.Errorf("take the small disk of %s away: %w", dir, err)
+	}
+	return nil
+}
+
+func release(dir string) error {
+	aside := dir + ".above"
+	if err := os.CopyFS(aside, os.DirFS(dir)); err != nil {
+		return err
+	}
+	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return os.CopyFS(dir, os.DirFS(aside))
+}
+
+func mounted(dir string) bool {
+	var own, parent unix.Stat_t
+	return unix.Stat(dir, &own) == nil && unix.Stat(filepath.Dir(dir), &parent) == nil && own.Dev != parent.Dev
+}
+
+// mount covers the directory with a file system that has its content and little room more.
+func mount(dir string) error {
+	aside := dir + ".below"
+	if err := os.CopyFS(aside, os.DirFS(dir)); err != nil {
+		return fmt.Errorf("copy what is there: %w", err)
+	}
+	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
+	// Room for a hundred claims' files and no more.
+	if err := unix.Mount("small", dir, "tmpfs", 0, "size=512k,mode=0755"); err != nil {
+		return err
+	}
+	if err := os.CopyFS(dir, os.DirFS(aside)); err != nil {
+		return fmt.Errorf("copy what was there: %w", err)
+	}
+	return nil
+}
+
+// fill writes until nothing more goes in.
+func fill(path string) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() //nolint:errcheck // what it holds is not wanted
+	for block := make([]byte, 4096); ; {
+		if _, err := file.Write(block); err != nil {
+			if errors.Is(err, syscall.ENOSPC) {
+				return nil
+			}
+			return err
+		}
+	}
+}

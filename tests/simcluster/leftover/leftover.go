@@ -1,4 +1,4 @@
-// Package leftover finds what compute domains leave behind in a simulated cluster, when they should leave nothing.
+// Package leftover finds what compute domains and claims leave behind in a simulated cluster, when they should leave nothing.
 package leftover
 
 import (
@@ -18,7 +18,7 @@ import (
 // places are where drivers write on a node, below the node's directory.
 var places = []string{"r/var/run/cdi", "r/var/lib/gpufabric"}
 
-// Find names what refers to any of the domains with these UIDs: DaemonSets, claim templates, pods and node labels in the API,
+// Find names what refers to any of the domains or claims with these UIDs: DaemonSets, claim templates, pods and node labels in the API,
 // and files on the nodes of the cluster in dir.
 func Find(ctx context.Context, dir string, client kubernetes.Interface, uids ...string) ([]string, error) {
 	var left []string

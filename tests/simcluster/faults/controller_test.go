@@ -1,0 +1,85 @@
+//go:build faults
+
+package faults
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+
+	"gpufabric.io/tests/simcluster/apiproxy"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+const controllerUser = "system:serviceaccount:" + fixture.System + ":gpufabric-controller"
+
+// fewestSteps are the controller's writes for any domain: its finalizer, two templates, the DaemonSet, the status; the end of the
+// templates, of the DaemonSet, and of the finalizer.
+const fewestSteps = 9
+
+// killControllerAtEachStep kills the controller twice at each of its writes for the domain: when it is about to ask for it, and when it
+// is done and the controller has not heard so.
+func killControllerAtEachStep(s *scenario) {
+	steps := &steps{namespace: s.n.Name, kill: s.n.ControllerKiller(), seen: map[string]int{}}
+	stop := shared.Proxy.Tap(apiproxy.Tap{
+		Before: func(w apiproxy.Write) bool { return steps.strike(w, 0) },
+		After:  func(w apiproxy.Write) bool { return steps.strike(w, 1) },
+	})
+	defer stop()
+	s.start()
+	steps.domain(s.uid)
+	s.settle()
+	s.end()
+	done := steps.list()
+	s.t.Logf("the controller was killed before and after each of %d writes:\n%s", len(done), strings.Join(done, "\n"))
+	if len(done) < fewestSteps {
+		s.t.Errorf("the controller was killed at %d of its writes, want at least %d", len(done), fewestSteps)
+	}
+}
+
+// steps are the controller's writes for one domain.
+type steps struct {
+	namespace string
+	kill      func() error
+
+	mu   sync.Mutex
+	uid  string
+	seen map[string]int // a write to how often the controller was killed at it
+	done []string
+}
+
+func (s *steps) domain(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.uid = uid
+}
+
+// strike kills the controller at a write of the domain if it was killed there so many times before.
+func (s *steps) strike(w apiproxy.Write, times int) bool {
+	if w.User != controllerUser || strings.HasSuffix(w.Path, "/events") {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !strings.Contains(w.Path, "/"+s.namespace+"/") && !bytes.Contains(w.Body, []byte(s.namespace)) && (s.uid == "" || !strings.Contains(w.Path, s.uid)) {
+		return false
+	}
+	key := w.Method + " " + w.Path
+	if bytes.Contains(w.Body, []byte(`"finalizers":null`)) {
+		key += " (removes the finalizer)"
+	}
+	if s.seen[key] != times {
+		return false
+	}
+	s.seen[key]++
+	if times == 1 {
+		s.done = append(s.done, key)
+	}
+	return s.kill() == nil
+}
+
+func (s *steps) list() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.done
+}

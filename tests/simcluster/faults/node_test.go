@@ -1,0 +1,150 @@
+//go:build faults
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/smalldisk"
+	"gpufabric.io/tests/simcluster/wallclock"
+)
+
+// silenceAndReboot cuts a node off until the cluster holds it gone, then boots it with hardware rendered anew: what plugins made there
+// (MIG instances among it) is gone, and what they noted on disk is not.
+func silenceAndReboot(s *scenario) {
+	s.start()
+	s.pause(2500 * time.Millisecond)
+	node := shared.Fleet.Nodes()[s.victim]
+	if err := node.Silence(s.t.Context(), true); err != nil {
+		s.t.Fatal(err)
+	}
+	shared.AwaitReady(s.t, cluster.NodeName(s.victim), false)
+	if err := os.Remove(filepath.Join(nodeDir(s.victim), "f/state/rendered.json")); err != nil {
+		s.t.Fatal(err)
+	}
+	shared.Fleet.Reboot(s.victim)
+	shared.AwaitReady(s.t, cluster.NodeName(s.victim), true)
+	s.settle()
+	s.end()
+}
+
+func (s *scenario) stateDir() string { return filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric") }
+
+// blockState puts a file where the drivers' state directories are: whatever they write fails, for root too.
+func blockState(s *scenario) {
+	aside := s.stateDir() + ".aside"
+	if err := os.Rename(s.stateDir(), aside); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(s.stateDir(), nil, 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	s.start()
+	s.explain("not a directory")
+	if err := os.Remove(s.stateDir()); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Rename(aside, s.stateDir()); err != nil {
+		s.t.Fatal(err)
+	}
+	s.settle()
+	s.end()
+}
+
+// fillDisk leaves no byte where the plugins keep their state, or where they write CDI specs.
+func fillDisk(s *scenario) {
+	if !smalldisk.Inside() {
+		s.t.Skipf("no full disk without root here: %v", fullDisks)
+	}
+	dir := s.stateDir()
+	if s.random.IntN(2) == 0 {
+		dir = filepath.Join(nodeDir(s.victim), "r/var/run/cdi")
+	}
+	makeRoom, err := smalldisk.Fill(dir)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() {
+		if err := smalldisk.Release(dir); err != nil {
+			s.t.Error(err)
+		}
+	}()
+	s.start()
+	s.explain("no space left on device")
+	if err := makeRoom(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.settle()
+	s.end()
+}
+
+// stepClocks moves the wall clocks of the victim's plugins and of the controller, in opposite directions, while the domain forms, and
+// back and beyond when it stands. Timers do not move with them, as on any Linux.
+func stepClocks(s *scenario) {
+	// Back by less than an hour: the API server's certificate is that old.
+	forth, back := s.between(time.Hour, 12*time.Hour), -s.between(10*time.Minute, 50*time.Minute)
+	if s.random.IntN(2) == 0 {
+		forth, back = back, forth
+	}
+	victims := append(s.pids("--node-name="+cluster.NodeName(s.victim)), s.pids("\x00controller\x00")...)
+	if want := len(plugins()) + 1; len(victims) < want {
+		s.t.Fatalf("found %d programs of ours to give another clock; want %d", len(victims), want)
+	}
+	step := func(plugins, controller time.Duration) {
+		for at, pid := range victims {
+			by := plugins
+			if at == len(victims)-1 {
+				by = controller
+			}
+			err := wallclock.Step(pid, by)
+			switch {
+			case errors.Is(err, wallclock.ErrUnsupported), errors.Is(err, os.ErrPermission):
+				s.t.Skipf("no process can be given another clock here: %v", err)
+			case err != nil && alive(pid): // others may kill the controller meanwhile
+				s.t.Error(err)
+			}
+		}
+	}
+	step(forth, back)
+	s.start()
+	s.settle()
+	step(back-forth, forth-back)
+	s.end()
+	step(-back, -forth)
+}
+
+func (s *scenario) between(from, to time.Duration) time.Duration {
+	return from + time.Duration(s.random.Int64N(int64(to-from)))
+}
+
+// pids are the programs started from here whose command line contains a text.
+func (s *scenario) pids(text string) []int {
+	s.t.Helper()
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var found []int
+	for _, list := range lists {
+		children, _ := os.ReadFile(list) // of a thread that has ended: others have its children
+		for _, child := range strings.Fields(string(children)) {
+			line, _ := os.ReadFile(filepath.Join("/proc", child, "cmdline")) // it may have ended
+			if pid, err := strconv.Atoi(child); err == nil && strings.Contains(string(line), text) {
+				found = append(found, pid)
+			}
+		}
+	}
+	return found
+}
+
+func alive(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil
+}

@@ -1,0 +1,103 @@
+//go:build faults
+
+package faults
+
+import (
+	"io/fs"
+	"path/filepath"
+	"sync"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// plugins are the programs on a node that prepare claims.
+func plugins() []string { return []string{"compute-domain-plugin", "gpu-plugin"} }
+
+func (s *scenario) killPlugins() {
+	s.t.Helper()
+	for _, plugin := range plugins() {
+		s.n.KillPlugin(plugin, s.victim)
+	}
+}
+
+func killBeforePrepare(s *scenario) {
+	s.killPlugins()
+	s.start()
+	s.settle()
+	s.end()
+}
+
+func killDuringPrepare(s *scenario) {
+	struck := s.killAtWrites()
+	s.start()
+	s.settle()
+	struck()
+	s.end()
+}
+
+func killAfterPrepare(s *scenario) {
+	s.start()
+	s.settle()
+	s.killPlugins()
+	s.holdNobodyTwice()
+	s.end()
+}
+
+func killDuringUnprepare(s *scenario) {
+	s.start()
+	s.settle()
+	struck := s.killAtWrites()
+	s.end()
+	struck()
+}
+
+// killAtWrites kills each plugin of the victim when it changes its files for the nth time, n being the seed's: between the steps of
+// what it does for a claim, each of which is on disk before the next begins. The returned function holds that it did.
+func (s *scenario) killAtWrites() (struck func()) {
+	s.t.Helper()
+	// A claim's preparation makes at least a temporary file, its content and a rename; its end, a removal.
+	const most = 4
+	var watching sync.WaitGroup
+	var stops []func() error
+	killed := make([]bool, len(plugins()))
+	for at, plugin := range plugins() {
+		events, err := fsnotify.NewWatcher()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		stops = append(stops, events.Close)
+		state := filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric", plugin)
+		if err := filepath.WalkDir(state, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.IsDir() {
+				return err
+			}
+			return events.Add(path)
+		}); err != nil {
+			s.t.Fatal(err)
+		}
+		kill := s.n.PluginKiller(plugin, s.victim)
+		nth := s.random.IntN(most)
+		watching.Go(func() { // until struck closes the watcher
+			for seen := 0; ; seen++ {
+				if _, ok := <-events.Events; !ok {
+					return
+				}
+				if seen == nth {
+					killed[at] = kill() == nil
+				}
+			}
+		})
+	}
+	return func() {
+		s.t.Helper()
+		for _, stop := range stops {
+			_ = stop() // it only watched
+		}
+		watching.Wait()
+		for at, plugin := range plugins() {
+			if !killed[at] {
+				s.t.Errorf("the %s was not killed: it did not change its files often enough", plugin)
+			}
+		}
+	}
+}

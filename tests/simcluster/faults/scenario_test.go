@@ -1,0 +1,166 @@
+//go:build faults
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/domain"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+// scenario is a domain over a few nodes with a pod on each that has a channel and a GPU, and a pod with a MIG instance besides on
+// the victim, while something goes wrong there.
+type scenario struct {
+	t      *testing.T
+	n      *fixture.Namespace
+	nodes  []int
+	victim int // the one of nodes that things happen to
+	seed   uint64
+	random *rand.Rand
+	uid    string // the domain's
+}
+
+const slice = "slice" // the pod with the MIG instance
+
+// start makes the domain and the pods and returns before any of them is there.
+func (s *scenario) start() {
+	s.n.Domain("d", size)
+	s.uid = s.n.AwaitDomain("d", func(d domain.Domain) bool { return d.UID != "" }).UID
+	s.n.Template("gpu", "gpu.nvidia.com", "")
+	s.n.Template("mig", "mig.nvidia.com", "")
+	for _, i := range s.nodes {
+		s.n.ClaimPod(member(i), cluster.NodeName(i), "d-channel", "gpu")
+	}
+	s.n.ClaimPod(slice, cluster.NodeName(s.victim), "mig")
+}
+
+// settle waits until the domain is Ready and every pod runs.
+func (s *scenario) settle() {
+	s.t.Helper()
+	s.n.AwaitDomain("d", func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == size })
+	for _, name := range s.pods() {
+		s.n.AwaitPod(name, fixture.Running)
+	}
+	s.holdNobodyTwice()
+}
+
+// explain waits until the claims of the victim's pods say why they are not prepared.
+func (s *scenario) explain(words ...string) {
+	s.t.Helper()
+	s.n.AwaitEvent(member(s.victim), words...)
+	s.n.AwaitEvent(slice, words...)
+	s.holdNobodyTwice()
+}
+
+// end deletes everything and waits until nothing is left of it.
+func (s *scenario) end() {
+	s.t.Helper()
+	uids := append(s.n.ClaimUIDs(), s.uid)
+	for _, name := range s.pods() {
+		s.n.DeletePod(name)
+	}
+	s.n.DeleteDomain("d")
+	s.n.AwaitNothingLeft(uids...)
+	for _, i := range s.nodes {
+		s.awaitNoInstances(i)
+	}
+}
+
+func (s *scenario) pods() []string {
+	names := []string{slice}
+	for _, i := range s.nodes {
+		names = append(names, member(i))
+	}
+	return names
+}
+
+func member(i int) string { return fmt.Sprintf("member-%d", i) }
+
+// pause waits for a time of the seed's, below most.
+func (s *scenario) pause(most time.Duration) { time.Sleep(time.Duration(s.random.Int64N(int64(most)))) }
+
+var (
+	channel  = regexp.MustCompile(`^/dev/nvidia-caps-imex-channels/channel\d+$`)
+	wholeGPU = regexp.MustCompile(`^/dev/nvidia\d+$`)
+	instance = regexp.MustCompile(`^/dev/nvidia-caps/nvidia-cap\d+$`)
+)
+
+// holdNobodyTwice fails the test if two running pods of a node have the same channel, GPU or MIG instance, or one the GPU of
+// which another has an instance.
+func (s *scenario) holdNobodyTwice() {
+	s.t.Helper()
+	type holder struct {
+		pod  string
+		part bool // it has an instance of the GPU
+	}
+	holders := map[string]holder{}
+	for _, pod := range s.n.RunningPods() {
+		for _, container := range s.n.TryReceived(&pod) {
+			part := false
+			for _, device := range container.Devices {
+				part = part || instance.MatchString(device.Path)
+			}
+			for _, device := range container.Devices {
+				gpu := wholeGPU.MatchString(device.Path)
+				if !gpu && !channel.MatchString(device.Path) && !instance.MatchString(device.Path) {
+					continue
+				}
+				key := pod.Spec.NodeName + " " + device.Path
+				if other, held := holders[key]; held && other.pod != pod.Name && !(gpu && part && other.part) {
+					s.t.Errorf("%s is held by %s and by %s", key, other.pod, pod.Name)
+				}
+				holders[key] = holder{pod.Name, part}
+			}
+		}
+	}
+}
+
+// awaitNoInstances waits until no GPU of the node has a MIG instance.
+func (s *scenario) awaitNoInstances(i int) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
+	defer cancel()
+	var left []string
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) { // hardware has no event for it
+		left = instances(i)
+		return len(left) == 0, nil
+	})
+	if err != nil {
+		s.t.Errorf("these MIG instances are left on %s: %v", cluster.NodeName(i), left)
+	}
+}
+
+// instances are the MIG instances of a node.
+func instances(i int) []string {
+	library := nvmlstate.New(filepath.Join(nodeDir(i), "f"))
+	library.Init()
+	defer library.Shutdown()
+	count, _ := library.DeviceGetCount()
+	var found []string
+	for gpu := range count {
+		device, _ := library.DeviceGetHandleByIndex(gpu)
+		most, result := device.GetMaxMigDeviceCount()
+		if result != nvml.SUCCESS {
+			continue
+		}
+		for index := range most {
+			if instance, result := device.GetMigDeviceHandleByIndex(index); result == nvml.SUCCESS {
+				uuid, _ := instance.GetUUID()
+				found = append(found, uuid)
+			}
+		}
+	}
+	return found
+}

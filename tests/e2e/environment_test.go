@@ -91,6 +91,14 @@ func (e *environment) apply(t *testing.T, manifest string) {
 	must(t, err)
 }
 
+// kubectlCleanup runs kubectl after the test's own context has ended.
+func (e *environment) kubectlCleanup(t *testing.T, args ...string) {
+	t.Helper()
+	if _, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...); err != nil {
+		t.Errorf("clean up: %v", err)
+	}
+}
+
 // refused applies a manifest that must be refused and returns what the API server said.
 func (e *environment) refused(t *testing.T, manifest string) string {
 	t.Helper()

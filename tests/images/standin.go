@@ -15,24 +15,27 @@ import (
 // stands in for a shell to look around with, not for what else the published image holds.
 type StandIn struct {
 	Name    string
-	Command []string // what it runs unless told otherwise
+	Command []string      // what it runs unless told otherwise
+	Base    rootfs.Recipe // the Debian
+	Files   []File        // laid over it
 }
 
 // StandIns are the images that the seed's pods name. Those whose programs serve or train do nothing, for ever, in their place.
 func StandIns() []StandIn {
-	shell, idle := []string{"bash"}, []string{"sleep", "infinity"}
+	shell, idle, base := []string{"bash"}, []string{"sleep", "infinity"}, rootfs.Base()
 	return []StandIn{
-		{"ubuntu:22.04", shell},
-		{"ubuntu:24.04", shell},
-		{"nvcr.io/nvidia/tensorflow:22.07-tf2-py3", idle},
-		{"nvidia/cuda:9.0-devel", idle},
-		{"rdma-test:v1", idle},
+		{"ubuntu:22.04", shell, base, nil},
+		{"ubuntu:24.04", shell, base, nil},
+		{"nvcr.io/nvidia/tensorflow:22.07-tf2-py3", idle, base, nil},
+		{"nvidia/cuda:9.0-devel", idle, base, nil},
+		{"rdma-test:v1", idle, base, nil},
+		{"ghcr.io/nvidia/k8s-samples:nvbandwidth-v0.7-8d103163", shell, rootfs.MPI(), nvbandwidth()},
 	}
 }
 
-// StandInLayer is what all stand-ins hold; its root file system is kept in the cache directory.
-func StandInLayer(ctx context.Context, cache string) (v1.Layer, error) {
-	tar, err := rootfs.Base().Tar(ctx, cache)
+// BaseLayer makes the layer of a Debian; its root file system is kept in the cache directory.
+func BaseLayer(ctx context.Context, base rootfs.Recipe, cache string) (v1.Layer, error) {
+	tar, err := base.Tar(ctx, cache)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +46,15 @@ func StandInLayer(ctx context.Context, cache string) (v1.Layer, error) {
 	return layer, nil
 }
 
-// Build makes the stand-in of the shared layer.
-func (s StandIn) Build(layer v1.Layer) (v1.Image, error) {
-	return New(runtime.GOARCH, v1.Config{Cmd: s.Command}, layer)
+// Build makes the stand-in on the layer of its Base.
+func (s StandIn) Build(base v1.Layer) (v1.Image, error) {
+	layers := []v1.Layer{base}
+	if len(s.Files) > 0 {
+		files, err := Layer(s.Files...)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, files)
+	}
+	return New(runtime.GOARCH, v1.Config{Cmd: s.Command}, layers...)
 }

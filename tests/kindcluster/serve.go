@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/images"
@@ -67,12 +68,15 @@ func (s serveStandIns) Execute(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	layer, err := images.StandInLayer(ctx, filepath.Join(cache, "nodeimage"))
-	if err != nil {
-		return err
-	}
+	layers := map[string]v1.Layer{} // by the key of their recipe
 	for _, standIn := range images.StandIns() {
-		image, err := standIn.Build(layer)
+		key := standIn.Base.Key()
+		if layers[key] == nil {
+			if layers[key], err = images.BaseLayer(ctx, standIn.Base, filepath.Join(cache, "nodeimage")); err != nil {
+				return err
+			}
+		}
+		image, err := standIn.Build(layers[key])
 		if err != nil {
 			return err
 		}
@@ -81,6 +85,19 @@ func (s serveStandIns) Execute(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// ServeProgram pushes an image that holds one static program and runs it, under a name that manifests ask for.
+func (c *Cluster) ServeProgram(ctx context.Context, reference, program string) error {
+	layer, err := images.Layer(images.File{Path: "/program", From: program})
+	if err != nil {
+		return err
+	}
+	image, err := images.New(runtime.GOARCH, v1.Config{Entrypoint: []string{"/program"}}, layer)
+	if err != nil {
+		return err
+	}
+	return c.Registry.Push(ctx, reference, image)
 }
 
 // forget removes the image from every node, so that pods started from now on get the one that was pushed under the same name.

@@ -36,6 +36,12 @@ func Base() Recipe {
 	return Recipe{Name: "base", Variant: "essential", Packages: []string{"bash", "iptables", "nftables", "conntrack", "kmod"}}
 }
 
+// MPI is what a stand-in for an image with MPI programs is made of: Open MPI's mpirun and the SSH server and client through which it starts
+// its daemons on other pods.
+func MPI() Recipe {
+	return Recipe{Name: "mpi", Variant: "essential", Packages: []string{"bash", "openmpi-bin", "openssh-server"}}
+}
+
 // Key changes whenever the recipe does.
 func (r Recipe) Key() string {
 	sum := sha256.Sum256([]byte(suite + "\n" + r.Variant + "\n" + strings.Join(r.Packages, "\n")))

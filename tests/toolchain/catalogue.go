@@ -20,6 +20,7 @@ const (
 	GolangciLint  = "v2.6.0"
 	Gotestsum     = "v1.13.0"
 	ControllerGen = "v0.21.0"
+	MPIOperator   = "v0.8.0"
 )
 
 // Tool is one command: how to know that the one on the PATH will do, and how to build it from its module.
@@ -95,6 +96,8 @@ func catalogue() map[string]Tool {
 		module: "gotestsum", main: "gotest.tools/gotestsum"})
 	add(Tool{Name: "controller-gen", Version: ControllerGen, fits: span{version{0, 21, 0}, version{0, 22, 0}}, askVersion: []string{"--version"},
 		module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"})
+	add(Tool{Name: "mpi-operator", Version: MPIOperator, fits: span{version{0, 8, 0}, version{0, 9, 0}}, askVersion: []string{"--version"}, static: true,
+		module: "mpi-operator", main: "github.com/kubeflow/mpi-operator/cmd/mpi-operator"})
 	return tools
 }
 

@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"gpufabric.io/tests/docker"
+)
+
+// testGPUClaims runs the claims by which the NVIDIA driver's documentation shows what it can do, each a manifest of the examples.
+func testGPUClaims(t *testing.T, e *environment) {
+	for name, part := range map[string]func(*testing.T, *environment){
+		"two pods get a GPU each":                                             testGPUEach,
+		"two containers share their pod's GPU":                                testGPUOfTwoContainers,
+		"two pods share a claim and outlive each other":                       testGPUOfTwoPods,
+		"three MIG devices are made on one parent and removed with their pod": testMIGOfOneParent,
+		"one claim has a GPU in long time slices and one behind MPS":          testTimeSlicingAndMPS,
+	} {
+		t.Run(name, func(t *testing.T) { part(t, e) })
+	}
+}
+
+// seen are the GPUs and MIG capabilities of /dev that a container sees: "nvidia3", "nvidia-cap12".
+func (e *environment) seen(t *testing.T, pod, container string) []string {
+	t.Helper()
+	return strings.Fields(e.kubectl(t, "exec", pod, "--container", container, "--", "sh", "-c",
+		"ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps 2>/dev/null || true"))
+}
+
+// ready waits for pods and returns the node of each.
+func (e *environment) ready(t *testing.T, pods ...string) []string {
+	t.Helper()
+	var nodes []string
+	for _, pod := range pods {
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		nodes = append(nodes, e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.spec.nodeName}"))
+	}
+	return nodes
+}
+
+// smi is what nvidia-smi says on a node.
+func (e *environment) smi(ctx context.Context, node string, args ...string) (string, error) {
+	return docker.Script(ctx, node, "/var/lib/fakefabric/driver/usr/bin/nvidia-smi "+strings.Join(args, " ")+" 2>&1 || true", "FAKEFABRIC_ROOT=/var/lib/fakefabric")
+}
+
+func testGPUEach(t *testing.T, e *environment) {
+	e.apply(t, e.file(t, "examples/manifests/gpu-one.yaml"))
+	nodes := e.ready(t, "one-gpu-a", "one-gpu-b")
+	a, b := e.seen(t, "one-gpu-a", "main"), e.seen(t, "one-gpu-b", "main")
+	if len(a) != 1 || len(b) != 1 || nodes[0] == nodes[1] && a[0] == b[0] {
+		t.Errorf("the pods see %v on %s and %v on %s, want one GPU each, not the same", a, nodes[0], b, nodes[1])
+	}
+}
+
+func testGPUOfTwoContainers(t *testing.T, e *environment) {
+	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-containers.yaml"))
+	e.ready(t, "gpu-of-two-containers")
+	first, second := e.seen(t, "gpu-of-two-containers", "first"), e.seen(t, "gpu-of-two-containers", "second")
+	if len(first) != 1 || !slices.Equal(first, second) {
+		t.Errorf("the containers see %v and %v, want the same GPU", first, second)
+	}
+}
+
+func testGPUOfTwoPods(t *testing.T, e *environment) {
+	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-pods.yaml"))
+	nodes := e.ready(t, "gpu-of-two-pods-a", "gpu-of-two-pods-b")
+	a, b := e.seen(t, "gpu-of-two-pods-a", "main"), e.seen(t, "gpu-of-two-pods-b", "main")
+	if len(a) != 1 || !slices.Equal(a, b) || nodes[0] != nodes[1] {
+		t.Errorf("the pods see %v on %s and %v on %s, want the same GPU", a, nodes[0], b, nodes[1])
+	}
+	uid := e.kubectl(t, "get", "resourceclaim", "gpu-of-two-pods", "--output", "jsonpath={.metadata.uid}")
+	e.kubectl(t, "delete", "pod/gpu-of-two-pods-a", "--timeout=60s")
+	if traces, err := e.traces(t.Context(), uid); err != nil || len(traces) == 0 {
+		t.Errorf("the claim of the pod that stays was given back with the other (error: %v)", err)
+	}
+	e.kubectl(t, "delete", "pod/gpu-of-two-pods-b", "--timeout=60s")
+	vanish(t, "the claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uid) })
+}
+
+func testMIGOfOneParent(t *testing.T, e *environment) {
+	manifest := e.file(t, "examples/manifests/gpu-mig-of-one-parent.yaml")
+	e.apply(t, manifest)
+	node := e.ready(t, "mig-of-one-parent")[0]
+	all := map[string]bool{}
+	parents := map[string]bool{}
+	for _, container := range []string{"small", "middle", "large"} {
+		seen := e.seen(t, "mig-of-one-parent", container)
+		for _, name := range seen {
+			if strings.HasPrefix(name, "nvidia-cap") {
+				all[name] = true
+			} else {
+				parents[name] = true
+			}
+		}
+		if len(seen) != 3 {
+			t.Errorf("container %s sees %v, want its parent and the two capabilities that open its MIG device", container, seen)
+		}
+	}
+	if len(parents) != 1 || len(all) != 6 {
+		t.Errorf("the containers see the parents %v and the capabilities %v, want one parent and six", parents, all)
+	}
+	if out, err := e.smi(t.Context(), node, "mig", "-lgi"); err != nil || !has(out, "1g.10gb", "2g.20gb", "3g.40gb") {
+		t.Errorf("the node's MIG instances (error: %v):\n%s", err, out)
+	}
+	e.kubectl(t, "delete", "pod/mig-of-one-parent", "--timeout=60s")
+	eventually(t, "the MIG instances to be removed", func(ctx context.Context) (bool, string, error) {
+		out, err := e.smi(ctx, node, "mig", "-lgi")
+		return has(out, "No ", "found"), out, err
+	})
+}
+
+func testTimeSlicingAndMPS(t *testing.T, e *environment) {
+	const pod = "time-slicing-and-mps"
+	e.apply(t, e.file(t, "examples/manifests/gpu-time-slicing-and-mps.yaml"))
+	node := e.ready(t, pod)[0]
+	for _, strategy := range []string{"sliced", "mps"} {
+		a, b := e.seen(t, pod, strategy+"-a"), e.seen(t, pod, strategy+"-b")
+		if len(a) != 1 || !slices.Equal(a, b) {
+			t.Errorf("%s: the containers see %v and %v, want the same GPU", strategy, a, b)
+		}
+	}
+	if out := e.kubectl(t, "exec", pod, "--container", "mps-a", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY; ls /tmp/nvidia-mps"); !has(out, "/tmp/nvidia-mps", "control") {
+		t.Errorf("the container finds no MPS control daemon:\n%s", out)
+	}
+	if out := e.kubectl(t, "exec", pod, "--container", "sliced-a", "--", "sh", "-c", "env; ls -d /tmp/nvidia-mps 2>&1 || true"); strings.Contains(out, "CUDA_MPS") {
+		t.Errorf("the container that shares by time is given MPS:\n%s", out)
+	}
+	policies := func(ctx context.Context) (string, error) {
+		slices, err := e.smi(ctx, node, "compute-policy", "--list")
+		if err != nil {
+			return "", err
+		}
+		modes, err := e.smi(ctx, node, "--query-gpu=index,compute_mode", "--format=csv,noheader")
+		return slices + "\n" + modes, err
+	}
+	if out, err := policies(t.Context()); err != nil || strings.Count(out, "Long") != 1 || strings.Count(out, "Exclusive_Process") != 1 {
+		t.Errorf("want one GPU with long time slices and one for MPS' server alone (error: %v):\n%s", err, out)
+	}
+	e.kubectl(t, "delete", "pod/"+pod, "--timeout=60s")
+	eventually(t, "the GPUs to be shared in the ordinary way again", func(ctx context.Context) (bool, string, error) {
+		out, err := policies(ctx)
+		return !strings.Contains(out, "Long") && !strings.Contains(out, "Exclusive"), out, err
+	})
+	if out, err := docker.Script(t.Context(), node, "ls -A /run/gpufabric/mps"); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("left of MPS: %s (error: %v)", out, err)
+	}
+}
+
+func has(text string, all ...string) bool {
+	return !slices.ContainsFunc(all, func(one string) bool { return !strings.Contains(text, one) })
+}
+
+// inject makes an event happen to a node's hardware.
+func (e *environment) inject(t *testing.T, node string, event ...string) {
+	t.Helper()
+	agent := e.kubectl(t, "--namespace", "fake-hardware", "get", "pods", "--field-selector", "spec.nodeName="+node, "--output", "jsonpath={.items[0].metadata.name}")
+	e.kubectl(t, append([]string{"--namespace", "fake-hardware", "exec", agent, "--", "fakefabric", "inject", "--root", "/var/lib/fakefabric"}, event...)...)
+}
+
+// taints are what stands on a node's whole GPUs, as "gpu-3 gpu.nvidia.com/xid=119:NoSchedule", sorted.
+func (e *environment) taints(t *testing.T, node string) []string {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Spec struct {
+				Devices []struct {
+					Name   string
+					Taints []struct{ Key, Value, Effect string }
+				}
+			}
+		}
+	}
+	e.get(t, &list, "resourceslices", "--field-selector", "spec.driver=gpu.nvidia.com,spec.nodeName="+node)
+	var out []string
+	for _, slice := range list.Items {
+		for _, device := range slice.Spec.Devices {
+			for _, taint := range device.Taints {
+				if strings.Count(device.Name, "-") == 1 {
+					out = append(out, fmt.Sprintf("%s %s=%s:%s", device.Name, taint.Key, taint.Value, taint.Effect))
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}

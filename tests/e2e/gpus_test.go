@@ -18,6 +18,7 @@ func testGPUClaims(t *testing.T, e *environment) {
 		"two pods share a claim and outlive each other":                       testGPUOfTwoPods,
 		"three MIG devices are made on one parent and removed with their pod": testMIGOfOneParent,
 		"one claim has a GPU in long time slices and one behind MPS":          testTimeSlicingAndMPS,
+		"two pods share a GPU by memory and cores":                            testGPUShares,
 	} {
 		t.Run(name, func(t *testing.T) { part(t, e) })
 	}
@@ -78,6 +79,20 @@ func testGPUOfTwoPods(t *testing.T, e *environment) {
 	}
 	e.kubectl(t, "delete", "pod/gpu-of-two-pods-b", "--timeout=60s")
 	vanish(t, "the claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uid) })
+}
+
+func testGPUShares(t *testing.T, e *environment) {
+	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-share.yaml"), e.Workers()[0]))
+	e.ready(t, "gpu-share-a", "gpu-share-b")
+	a, b := e.seen(t, "gpu-share-a", "main"), e.seen(t, "gpu-share-b", "main")
+	if len(a) != 1 || !slices.Equal(a, b) {
+		t.Errorf("the pods see %v and %v, want the same GPU", a, b)
+	}
+	for _, pod := range []string{"gpu-share-a", "gpu-share-b"} {
+		if out := e.kubectl(t, "exec", pod, "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=20480m", "CUDA_DEVICE_SM_LIMIT=30") {
+			t.Errorf("%s is not told its limits:\n%s", pod, out)
+		}
+	}
 }
 
 func testMIGOfOneParent(t *testing.T, e *environment) {

@@ -77,7 +77,7 @@
 {{- $names = concat $names (list "compute-domain-daemon.nvidia.com" "compute-domain-default-channel.nvidia.com") }}
 {{- end }}
 {{- if .Values.gpus.enabled }}
-{{- $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com") }}
+{{- $names = concat $names (list "gpu.nvidia.com" "mig.nvidia.com" "gpu-share.gpufabric.io") }}
 {{- end }}
 {{- if .Values.rdma.enabled }}
 {{- $names = append $names "rdma.gpufabric.io" }}

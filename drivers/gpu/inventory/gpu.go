@@ -55,7 +55,8 @@ type Place struct {
 	BusID string
 	// Root is the root complex ("pci0000:16"), empty where sysfs does not tell.
 	Root string
-	// Switch is the bus id of the PCIe switch's upstream port that the device hangs under, empty where there is none.
+	// Switch is the bus id of the upstream port of the PCIe switch that the GPU shares with other cards; without a switch that of its root port
+	// or, directly on the root complex, its own. Empty only where sysfs does not tell.
 	Switch string
 	// NUMANode is -1 where the machine does not tell.
 	NUMANode int

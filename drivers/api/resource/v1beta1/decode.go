@@ -50,6 +50,9 @@ func Decode(raw []byte) (Config, error) {
 	}
 	var meta metav1.TypeMeta
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
+		if named := wrongType(raw, err); named != err { //nolint:errorlint // whether it was worded anew
+			return nil, named
+		}
 		return nil, fmt.Errorf("the configuration is not a JSON object: %.200w", err)
 	}
 	if want := SchemeGroupVersion().String(); meta.APIVersion != want {
@@ -66,6 +69,7 @@ func Decode(raw []byte) (Config, error) {
 		if errs := wrongQuantities(raw); len(errs) > 0 {
 			err = errs.ToAggregate()
 		}
+		err = wrongType(raw, err)
 		return nil, fmt.Errorf("%s: %w", meta.Kind, shorten(err))
 	}
 	if err := errors.Join(strict...); err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 )
 
@@ -17,13 +18,19 @@ func Reexec(words ...string) func(shm, program string, args ...string) *exec.Cmd
 	}
 }
 
-// WithShm becomes program, with shm in the place of /dev/shm. It returns only to say why it could not.
+// WithShm becomes program, with shm in the place of /dev/shm and without the privileges that only this mount needs. It returns only to say why
+// it could not.
 func WithShm(shm, program string, args ...string) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("keeping mounts to this process: %w (MPS needs CAP_SYS_ADMIN)", err)
 	}
 	if err := syscall.Mount(shm, "/dev/shm", "", syscall.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mounting %s on /dev/shm: %w", shm, err)
+	}
+	// Capabilities are a thread's, and exec makes this one the program.
+	runtime.LockOSThread()
+	if err := dropPrivileges(); err != nil {
+		return err
 	}
 	return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{program}, args...), os.Environ()))
 }

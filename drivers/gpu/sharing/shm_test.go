@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,5 +35,36 @@ func TestTheDaemonSeesItsOwnShm(t *testing.T) {
 	}
 	if _, err := os.Stat("/dev/shm/mark"); err == nil {
 		t.Error("everybody sees it")
+	}
+}
+
+func TestTheDaemonKeepsNoRightsOverTheNode(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: what a root process loses is what is tried here")
+	}
+	out, err := Reexec("with-shm")(t.TempDir(), "/bin/cat", "/proc/self/status").CombinedOutput()
+	if err != nil && strings.Contains(err.Error()+string(out), "not permitted") {
+		t.Skipf("this machine allows no mount namespaces: %v %s", err, out)
+	}
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	status := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		name, value, _ := strings.Cut(line, ":")
+		status[name] = strings.TrimSpace(value)
+	}
+	var want uint64
+	for _, capability := range kept() {
+		want |= 1 << capability
+	}
+	for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
+		got, err := strconv.ParseUint(status[set], 16, 64)
+		if err != nil || got&^want != 0 {
+			t.Errorf("%s is %s (error: %v), want nothing beyond %016x", set, status[set], err, want)
+		}
+	}
+	if status["NoNewPrivs"] != "1" {
+		t.Errorf("NoNewPrivs is %q", status["NoNewPrivs"])
 	}
 }

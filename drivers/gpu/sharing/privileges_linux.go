@@ -1,0 +1,35 @@
+package sharing
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept are the capabilities of an MPS control daemon. It and its server run as root for clients of any user, whose pipes they make and whose
+// identity the server takes; nothing that they do takes rights over the node.
+func kept() []uintptr {
+	return []uintptr{
+		unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_KILL,
+		unix.CAP_IPC_LOCK, unix.CAP_IPC_OWNER, unix.CAP_SYS_NICE,
+	}
+}
+
+// dropPrivileges takes every other capability from what this thread becomes by exec, and from all its children. The caller keeps the goroutine
+// on its thread.
+func dropPrivileges() error {
+	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
+		if slices.Contains(kept(), capability) {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("dropping capability %d: %w", capability, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("forbidding new privileges: %w", err)
+	}
+	return nil
+}

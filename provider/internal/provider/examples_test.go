@@ -16,6 +16,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"gpufabric.io/provider/internal/apiserver"
@@ -40,6 +42,7 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		s.Serve(t, kind.GVR(), ready)
 	}
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
+	letVolumesGo(t, s)
 	rc := buildProvider(t)
 	for _, c := range []struct {
 		name   string
@@ -50,12 +53,18 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		{"rack", "claim_templates", "map[eval:eval-channel train:train-channel]"},
 		{"rdma-cluster", "networks", "default/rail-0,default/rail-1"},
 		{"vgpu-sharing", "slices_per_gpu", "map[large:map[cores_left:20 limited_by:memory memory_left_mib:8180 slices:2] small:map[cores_left:50 limited_by:memory memory_left_mib:8180 slices:5]]"},
+		{"training-job", "checkpoints", "default/training-checkpoints"},
 		{"platform", "pods_ask_for", "map[development: rdma:rdma/hca_shared_devices_a training:training-channel]"},
 	} {
 		t.Run(c.name+" is applied, planned again without changes, and destroyed without remains", func(t *testing.T) {
 			dir := t.TempDir()
 			must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform", c.name))))
-			terraform := newCLI(t, rc, dir, map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart})
+			variables := map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart}
+			if c.name == "training-job" {
+				needKubectl(t)
+				variables["storage_class"] = "longhorn"
+			}
+			terraform := newCLI(t, rc, dir, variables)
 			terraform.run("apply", "-auto-approve")
 			if got := fmt.Sprint(terraform.outputs()[c.output]); got != c.want {
 				t.Errorf("output %s: got %s, want %s", c.output, got, c.want)
@@ -77,14 +86,40 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform/quickstart"))))
 		run := newCLI(t, rc, dir, map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart})
 		run.run("apply", "-auto-approve")
+		if changed, plan := run.changes(); changed {
+			t.Errorf("the next plan is not empty:\n%s", plan)
+		}
 		run.run("destroy", "-auto-approve")
 		nothingLeft(t, s, "gpufabric-system")
 	})
 	directories, err := filepath.Glob(filepath.Join(repository, "examples/terraform/*/main.tf"))
 	must(t, err)
-	if len(directories) != 5 {
-		t.Errorf("%d directories under examples/terraform, 5 are tested here", len(directories))
+	if len(directories) != 6 {
+		t.Errorf("%d directories under examples/terraform, 6 are tested here", len(directories))
 	}
+}
+
+// needKubectl puts kubectl on the PATH.
+func needKubectl(t *testing.T) {
+	t.Helper()
+	kubectl := apiserver.Find("kubectl", "")
+	if kubectl == "" {
+		t.Skip("skipped: kubectl is not there; run `make toolchain` or put it on the PATH")
+	}
+	t.Setenv("PATH", filepath.Dir(kubectl)+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// letVolumesGo plays the controller that lets go of claims of volumes that no pod uses.
+func letVolumesGo(t *testing.T, s *apiserver.Server) {
+	t.Helper()
+	claims := corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	s.React(t, claims, func(obj *unstructured.Unstructured) {
+		if obj.GetDeletionTimestamp() != nil {
+			obj = obj.DeepCopy()
+			obj.SetFinalizers(nil)
+			_, _ = s.Dynamic.Resource(claims).Namespace(obj.GetNamespace()).Update(t.Context(), obj, metav1.UpdateOptions{}) // a lost race is tried again at the next event
+		}
+	})
 }
 
 // testDocumentation plans every example of the documentation.

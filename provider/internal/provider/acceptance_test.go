@@ -28,6 +28,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"trouble", testTrouble},
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
+		{"upgrades of the driver stack", testUpgradeAdvice},
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},

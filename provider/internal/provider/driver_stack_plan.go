@@ -9,8 +9,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// ModifyPlan reads the chart from disk and plans what it will make of the release, without asking the cluster: an upgrade where chart or
-// values differ from what the last refresh saw in the cluster, a repair where objects drifted, a new wait where the last one ran out.
+// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from what the last refresh
+// saw in the cluster, a repair where objects drifted, a new wait where the last one ran out. Of an upgrade it warns what is disturbed, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -49,6 +49,9 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 		}
 	} else {
 		plan.forgetRelease()
+		if known && len(resp.RequiresReplace) == 0 {
+			resp.Diagnostics.Append(adviseUpgrade(ctx, r.connection, spec)...)
+		}
 	}
 	resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 }

@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gruntwork-io/terratest/modules/terraform"
+
+	"gpufabric.io/tests/docker"
+	"gpufabric.io/tests/toolchain"
+)
+
+// TestExamples applies each directory of examples/terraform, on the machine that fits it, looks at what came of it, and destroys it without remains. The quickstart is
+// the story of TestComputeDomainsFromTerraformToPod.
+func TestExamples(t *testing.T) {
+	e := newEnvironment(t)
+	networks := e.file(t, "provider/internal/provider/testdata/network-attachment-definitions.yaml")
+	for _, machine := range []struct {
+		profile  string
+		examples []example
+	}{
+		{profile, []example{
+			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, "", testRack},
+			{"training-job", map[string]any{"storage_class": "checkpoints", "checkpoint_size": "1Gi", "steps": 20}, checkpointVolume, testTrainingJob},
+		}},
+		{"h100-hgx", []example{
+			{"rdma-cluster", nil, networks, testRails},
+			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/os": "linux"}}, "", testPlatform},
+		}},
+		{"l40s-8", []example{{"vgpu-sharing", nil, "", testSlices}}},
+	} {
+		e.turnInto(t, machine.profile)
+		for _, x := range machine.examples {
+			t.Run(x.name+" on "+machine.profile, func(t *testing.T) {
+				if x.before != "" {
+					e.apply(t, x.before)
+				}
+				options := e.example(t, x)
+				started := time.Now()
+				// What it made is taken away whatever the test finds.
+				t.Cleanup(func() {
+					if t.Failed() {
+						_, _ = terraform.DestroyE(t, options)
+					}
+				})
+				terraform.InitAndApply(t, options)
+				measured(t, "terraform apply of "+x.name, time.Since(started))
+				if code := terraform.PlanExitCode(t, options); code != 0 {
+					t.Errorf("a second plan's exit code is %d, want 0 for no change", code)
+				}
+				x.look(t, e, options)
+				started = time.Now()
+				terraform.Destroy(t, options)
+				measured(t, "terraform destroy of "+x.name, time.Since(started))
+				vanish(t, "what came with the drivers", e.installed)
+			})
+		}
+	}
+}
+
+// example is a directory of examples/terraform.
+type example struct {
+	name   string
+	vars   map[string]any
+	before string // a manifest that the example needs
+	look   func(*testing.T, *environment, *terraform.Options)
+}
+
+// example prepares a copy of an example's directory.
+func (e *environment) example(t *testing.T, x example) *terraform.Options {
+	t.Helper()
+	tools, err := toolchain.Ensure(t.Context(), "terraform", "kubectl")
+	must(t, err)
+	options := quickstart(t, e)
+	fake := filepath.Join(options.TerraformDir, options.VarFiles[0])
+	dir := filepath.Join(t.TempDir(), x.name)
+	must(t, os.CopyFS(dir, os.DirFS(filepath.Join(e.root, "examples/terraform", x.name))))
+	for _, leftover := range []string{".terraform", ".terraform.lock.hcl", "terraform.tfstate", "terraform.tfstate.backup"} {
+		must(t, os.RemoveAll(filepath.Join(dir, leftover))) // of somebody who ran the example in the checkout
+	}
+	options.TerraformDir, options.VarFiles = dir, []string{fake}
+	options.EnvVars["PATH"] = filepath.Dir(tools["kubectl"]) + string(os.PathListSeparator) + os.Getenv("PATH")
+	for name, value := range x.vars {
+		options.Vars[name] = value
+	}
+	return options
+}
+
+// turnInto swaps the workers' hardware.
+func (e *environment) turnInto(t *testing.T, machine string) {
+	t.Helper()
+	must(t, e.Equip(t.Context(), e.printer, machine))
+	for _, node := range e.Workers() {
+		eventually(t, node+" to be a "+machine, func(ctx context.Context) (bool, string, error) {
+			out, err := docker.Script(ctx, node, "cat /var/lib/fakefabric/state/rendered.json")
+			return strings.Contains(out, `"`+machine+`"`), out, err
+		})
+	}
+}
+
+// testRack proves the rack by the provider's actions: a ping over both nodes, and a restart of IMEX under a domain that runs.
+func testRack(t *testing.T, e *environment, options *terraform.Options) {
+	const actions = `
+action "gpufabric_validate_fabric" "ping" {
+  config {
+    num_nodes = 2
+  }
+}
+
+action "gpufabric_restart_imex" "train" {
+  config {
+    domain = "train"
+    nodes  = [%q]
+  }
+}
+`
+	nodes := e.Workers()
+	must(t, os.WriteFile(filepath.Join(options.TerraformDir, "actions.tf"), fmt.Appendf(nil, actions, nodes[0]), 0o644))
+	invoke := func(name string) string {
+		t.Helper()
+		out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-invoke="+name)...)
+		must(t, err)
+		return strings.Join(strings.Fields(out), " ")
+	}
+	if out := invoke("action.gpufabric_validate_fabric.ping"); !strings.Contains(out, "2 nodes share an IMEX domain: "+strings.Join(nodes, ", ")) {
+		t.Errorf("the ping says %s", out)
+	}
+	e.apply(t, memberOf("train-a", nodes[0], "train-channel")+"---\n"+memberOf("train-b", nodes[1], "train-channel"))
+	e.kubectl(t, "wait", "pod/train-a", "pod/train-b", "--for=condition=Ready", "--timeout=120s")
+	if out := invoke("action.gpufabric_restart_imex.train"); !strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
+		t.Errorf("the restart says %s", out)
+	}
+	e.kubectl(t, "delete", "pod/train-a", "pod/train-b", "--timeout=120s")
+}
+
+// checkpointVolume is a volume of a StorageClass in which nothing is provisioned.
+const checkpointVolume = `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: checkpoints}, provisioner: kubernetes.io/no-provisioner}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: checkpoints}
+spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [ReadWriteMany], hostPath: {path: /var/lib/checkpoints, type: DirectoryOrCreate}}
+`
+
+var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GPUs and channel0`)
+
+func testTrainingJob(t *testing.T, e *environment, _ *terraform.Options) {
+	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", "--timeout=120s")
+	log := e.kubectl(t, "logs", "--selector", "training-job=training", "--prefix")
+	if n := len(trained.FindAllString(log, -1)); n != 2 {
+		t.Errorf("%d pods saw 4 GPUs and their channel, want 2:\n%s", n, log)
+	}
+	for rank, node := range e.kubectlLines(t, "get", "pods", "--selector", "training-job=training", "--sort-by=.metadata.annotations.batch\\.kubernetes\\.io/job-completion-index", "--output", "jsonpath={range .items[*]}{.spec.nodeName}{\"\\n\"}{end}") {
+		if step, err := docker.Script(t.Context(), node, fmt.Sprintf("cat /var/lib/checkpoints/rank-%d", rank)); err != nil || strings.TrimSpace(step) != "20" {
+			t.Errorf("the checkpoint of rank %d on %s is %q (error: %v), want 20", rank, node, step, err)
+		}
+	}
+}
+
+func testRails(t *testing.T, e *environment, _ *terraform.Options) {
+	for _, rail := range []string{"rail-0", "rail-1"} {
+		if got := e.kubectl(t, "get", "network-attachment-definitions", rail, "--output", `jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/resourceName}`); got != "rdma/hca_shared_devices_a" {
+			t.Errorf("%s hangs on %q", rail, got)
+		}
+	}
+	if got := e.kubectl(t, "get", "rdmapools", "--output", "jsonpath={.items[*].status.observedGeneration}"); got != "1" {
+		t.Errorf("the controller observed generation %q of the pool, want 1", got)
+	}
+}
+
+// testPlatform sees the layout stand on both nodes: sixteen GPUs in halves.
+func testPlatform(t *testing.T, e *environment, _ *terraform.Options) {
+	e.kubectl(t, "wait", "miglayout/inference", "--for=condition=Ready", "--timeout=60s")
+	for _, node := range e.Workers() {
+		eventually(t, node+" to publish sixteen halves", func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector", "spec.nodeName="+node+",spec.driver=gpu.nvidia.com", "--output", `jsonpath={range .items[*].spec.devices[*]}{.name}{"\n"}{end}`)
+			return strings.Count(out, "-mig-3g.40gb-")+strings.Count(out, "-mig-3g-40gb-") >= 16, out, err
+		})
+	}
+}
+
+// testSlices asks for a slice by one line of limits, as the example's output says.
+func testSlices(t *testing.T, e *environment, options *terraform.Options) {
+	resource := terraform.OutputMap(t, options, "resources")["small"]
+	e.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: slice}, spec: {terminationGracePeriodSeconds: 1,
+		containers: [{name: c, image: "ubuntu:22.04", command: [sleep, "9999"], resources: {limits: {%q: 1}}}]}}`, resource))
+	e.kubectl(t, "wait", "pod/slice", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/slice", "--timeout=60s")
+}
+
+// kubectlLines returns what kubectl printed, by lines.
+func (e *environment) kubectlLines(t *testing.T, args ...string) []string {
+	t.Helper()
+	return strings.Fields(e.kubectl(t, args...))
+}

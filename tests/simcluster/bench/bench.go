@@ -9,6 +9,9 @@ import (
 	"time"
 )
 
+// rackSize is how many nodes a rack has.
+const rackSize = 18
+
 // Options say what to measure.
 type Options struct {
 	// Nodes are the sizes; each is a whole number of racks of 18.
@@ -25,46 +28,53 @@ type Options struct {
 // Result is what was measured at one size. Durations are seconds.
 type Result struct {
 	Nodes, Racks int
+	// Rounds is how often the domains were formed and deleted: a median of one domain is none. What is counted is over all rounds.
+	Rounds int
 	// Up is from nothing to all nodes Ready, Published from there to every node's ResourceSlice.
 	Up, Published float64
 	// Domains are from a domain's creation to its Ready, sorted; LastDaemon from the start of its last daemon's container to it.
 	Domains, LastDaemon []float64
-	// PodsPerSecond is how many pods with claims were scheduled in a second; Running is from the first creation until all ran.
-	PodsPerSecond, Running float64
+	// PodsPerSecond is how many pods with claims were scheduled in a second; Running is from the first creation until all ran. Both
+	// are sorted, one a round.
+	PodsPerSecond, Running []float64
 	// Writes are those of our own service accounts in the formation, Events apart, by verb and resource; Conflicts are 409s.
 	Writes    map[string]int
 	Events    int
 	Conflicts int
 	// Requests are all requests to the API server in the formation, by verb and resource, from its metrics.
 	Requests map[string]float64
-	// Idle are the requests of our service accounts in a quiet time of IdleTime, watches and leases apart, by verb and resource.
-	Idle     map[string]int
-	IdleTime float64
-	// Memory is resident, in MiB, by role; the controller's is its highest.
-	Memory map[string]float64
-	// Deleted is until every domain and pod was gone; Left names what refers to a domain afterwards.
-	Deleted float64
+	// Idle are the requests of our service accounts in a quiet time of IdleTime, watches and leases apart, by account, verb and
+	// resource; IdleKept are the watches and leases.
+	Idle, IdleKept map[string]int
+	IdleTime       float64
+	// IdleMemory and Memory are resident, in MiB, by role, before any domain and after the formation; the controller's is its highest.
+	IdleMemory, Memory map[string]float64
+	// Deleted is until every domain and pod was gone, sorted, one a round; Left names what refers to a domain afterwards.
+	Deleted []float64
 	Left    []string
 	// Total is everything, without the control plane's own end.
 	Total float64
 }
 
-// writesOf sums the writes per node and domain: each node is in one domain.
-func (r Result) writesPerNode() float64 {
-	total := 0
-	for _, n := range r.Writes {
-		total += n
+// perNode divides a count over all rounds; each node is in one domain a round.
+func (r Result) perNode(count float64) float64 { return count / float64(r.Nodes*r.Rounds) }
+
+// perDomain does the same for a domain.
+func (r Result) perDomain(count float64) float64 { return count / float64(r.Racks*r.Rounds) }
+
+func sum[N int | float64](counts map[string]N) float64 {
+	total := 0.0
+	for _, n := range counts {
+		total += float64(n)
 	}
-	return float64(total) / float64(r.Nodes)
+	return total
 }
 
-func (r Result) requestsPerNode() float64 {
-	total := 0.0
-	for _, n := range r.Requests {
-		total += n
-	}
-	return total / float64(r.Nodes)
-}
+// domainsAtLeast is how many domains a size's figures are made of.
+const domainsAtLeast = 8
+
+// roundsOf is how often that many racks are formed.
+func roundsOf(racks int) int { return max(1, (domainsAtLeast+racks-1)/racks) }
 
 // quantile is the q-th of sorted values, 0 of none.
 func quantile(sorted []float64, q float64) float64 {
@@ -96,22 +106,26 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 
 func one(ctx context.Context, options Options, nodes int) (Result, error) {
 	begin := time.Now()
-	m := measurement{options: options, result: Result{Nodes: nodes}}
+	m := measurement{options: options, result: Result{Nodes: nodes, Writes: map[string]int{}, Requests: map[string]float64{}}}
 	defer func() {
 		slices.Sort(m.result.Domains)
-		slices.Sort(m.result.LastDaemon)
+		for _, values := range [][]float64{m.result.LastDaemon, m.result.PodsPerSecond, m.result.Running, m.result.Deleted} {
+			slices.Sort(values)
+		}
 	}()
-	for _, step := range []struct {
+	type step struct {
 		name string
 		run  func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"bring the cluster up", m.up},
 		{"install the drivers", m.install},
 		{"watch them idle", m.idle},
-		{"form the domains", m.form},
-		{"read memory", m.memory},
-		{"delete everything", m.remove},
-	} {
+	}
+	for range roundsOf(nodes / rackSize) {
+		steps = append(steps, step{"form the domains", m.form}, step{"delete everything", m.remove})
+	}
+	for _, step := range steps {
 		started := time.Now()
 		if err := step.run(ctx); err != nil {
 			return m.result, fmt.Errorf("%s: %w", step.name, err)

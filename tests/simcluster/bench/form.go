@@ -55,7 +55,8 @@ func (m *measurement) form(ctx context.Context) error {
 		return err
 	}
 	m.result.Racks = len(racks)
-	if _, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	m.result.Rounds++
+	if _, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make the namespace: %w", err)
 	}
 	o := &observer{domains: map[string]*observedDomain{}, scheduled: map[string]time.Time{}, running: map[string]time.Time{}, daemons: map[string]bool{}, changed: make(chan struct{}, 1)}
@@ -86,13 +87,18 @@ func (m *measurement) form(ctx context.Context) error {
 		}
 	}
 	end := time.Now()
-	m.result.Running = end.Sub(begin).Seconds()
+	m.result.Running = append(m.result.Running, end.Sub(begin).Seconds())
 	after, err := requests(ctx, m.client)
 	if err != nil {
 		return err
 	}
-	m.result.Requests = difference(after, before)
+	for name, grown := range difference(after, before) {
+		m.result.Requests[name] += grown
+	}
 	o.report(&m.result)
+	if m.result.Memory, err = m.memory(); err != nil {
+		return err
+	}
 	return m.count(ctx, begin, end)
 }
 
@@ -284,7 +290,7 @@ func (o *observer) report(r *Result) {
 		}
 	}
 	if span := last.Sub(first).Seconds(); span > 0 {
-		r.PodsPerSecond = float64(len(o.scheduled)) / span
+		r.PodsPerSecond = append(r.PodsPerSecond, float64(len(o.scheduled))/span)
 	}
 }
 

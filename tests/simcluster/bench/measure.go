@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -94,12 +95,20 @@ func (m *measurement) idle(ctx context.Context) error {
 	if err := sleep(ctx, auditDelay); err != nil {
 		return err
 	}
-	m.result.Idle, m.result.IdleTime = map[string]int{}, end.Sub(begin).Seconds()
+	var err error
+	if m.result.IdleMemory, err = m.memory(); err != nil {
+		return err
+	}
+	m.result.Idle, m.result.IdleKept, m.result.IdleTime = map[string]int{}, map[string]int{}, end.Sub(begin).Seconds()
 	return audit.Requests(controlplane.AuditLog(m.options.Dir), func(r audit.Request) {
-		if r.Received.Before(begin) || r.Received.After(end) || r.Verb == "watch" || r.Object.Resource == "leases" {
+		counts := m.result.Idle
+		switch {
+		case r.Received.Before(begin) || r.Received.After(end):
 			return
+		case r.Verb == "watch" || r.Object.Resource == "leases":
+			counts = m.result.IdleKept
 		}
-		m.result.Idle[kind(r)]++
+		counts[strings.TrimPrefix(r.User.Username, "system:serviceaccount:"+system+":")+": "+kind(r)]++
 	})
 }
 
@@ -108,7 +117,6 @@ func (m *measurement) count(ctx context.Context, begin, end time.Time) error {
 	if err := sleep(ctx, auditDelay); err != nil {
 		return err
 	}
-	m.result.Writes = map[string]int{}
 	return audit.Requests(controlplane.AuditLog(m.options.Dir), func(r audit.Request) {
 		switch {
 		case r.Received.Before(begin) || r.Received.After(end) || !r.Writes():
@@ -126,6 +134,9 @@ func (m *measurement) count(ctx context.Context, begin, end time.Time) error {
 
 func kind(r audit.Request) string {
 	name := r.Object.Resource
+	if name == "" { // no object's, such as discovery
+		name, _, _ = strings.Cut(r.URI, "?")
+	}
 	if r.Object.Subresource != "" {
 		name += "/" + r.Object.Subresource
 	}
@@ -146,7 +157,7 @@ func (m *measurement) remove(ctx context.Context) error {
 	if err := awaitEmpty(ctx, m.client, m.manifests.Objects()); err != nil {
 		return err
 	}
-	m.result.Deleted = time.Since(begin).Seconds()
+	m.result.Deleted = append(m.result.Deleted, time.Since(begin).Seconds())
 	var uids []string
 	for _, d := range m.domains {
 		uids = append(uids, d.uid)
@@ -159,7 +170,8 @@ func (m *measurement) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if m.result.Left = left; len(left) == 0 || time.Now().After(deadline) {
+		if len(left) == 0 || time.Now().After(deadline) {
+			m.result.Left = append(m.result.Left, left...)
 			return nil
 		}
 		if err := sleep(ctx, time.Second); err != nil {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -14,52 +15,48 @@ type quantity struct {
 	name   string
 	format string
 	of     func(Result) float64
-	// grows says whether it may grow with the cluster (a total) or should not (a quantity per node or domain).
-	grows bool
 }
 
 func quantities() []quantity {
+	median := func(values []float64) float64 { return quantile(values, 0.5) }
 	return []quantity{
-		{"nodes Ready (s)", "%.1f", func(r Result) float64 { return r.Up }, true},
-		{"drivers installed to every ResourceSlice published (s)", "%.1f", func(r Result) float64 { return r.Published }, true},
-		{"domain created to Ready, median (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 0.5) }, true},
-		{"domain created to Ready, p99 (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 0.99) }, true},
-		{"domain created to Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 1) }, true},
-		{"last daemon started to domain Ready, median (s)", "%.2f", func(r Result) float64 { return quantile(r.LastDaemon, 0.5) }, false},
-		{"last daemon started to domain Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.LastDaemon, 1) }, false},
-		{"first pod created to all running (s)", "%.1f", func(r Result) float64 { return r.Running }, true},
-		{"pods with claims scheduled per second", "%.0f", func(r Result) float64 { return r.PodsPerSecond }, false},
-		{"API writes of our accounts per node, Events apart", "%.2f", Result.writesPerNode, false},
-		{"Events of our accounts per node", "%.2f", func(r Result) float64 { return float64(r.Events) / float64(r.Nodes) }, false},
-		{"conflicts (409) per node", "%.3f", func(r Result) float64 { return float64(r.Conflicts) / float64(r.Nodes) }, false},
-		{"API requests of everybody per node", "%.1f", Result.requestsPerNode, false},
-		{"idle requests of our accounts per node and minute, watches and leases apart", "%.3f", Result.idlePerNodeMinute, false},
-		{"controller, peak resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["controller"] }, true},
-		{"node plugin, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["compute-domain-plugin"] }, false},
-		{"IMEX daemon's supervisor, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["imex-daemon"] }, false},
-		{"API server, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["kube-apiserver"] }, true},
-		{"everything deleted (s)", "%.1f", func(r Result) float64 { return r.Deleted }, true},
-		{"left behind", "%.0f", func(r Result) float64 { return float64(len(r.Left)) }, false},
-		{"all of this (s)", "%.0f", func(r Result) float64 { return r.Total }, true},
+		{"nodes Ready (s)", "%.1f", func(r Result) float64 { return r.Up }},
+		{"drivers installed to every ResourceSlice published (s)", "%.1f", func(r Result) float64 { return r.Published }},
+		{"domains formed, in all rounds", "%.0f", func(r Result) float64 { return float64(len(r.Domains)) }},
+		{"domain created to Ready, median (s)", "%.2f", func(r Result) float64 { return median(r.Domains) }},
+		{"domain created to Ready, p99 (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 0.99) }},
+		{"domain created to Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.Domains, 1) }},
+		{"last daemon started to domain Ready, median (s)", "%.2f", func(r Result) float64 { return median(r.LastDaemon) }},
+		{"last daemon started to domain Ready, max (s)", "%.2f", func(r Result) float64 { return quantile(r.LastDaemon, 1) }},
+		{"first pod created to all running (s)", "%.1f", func(r Result) float64 { return median(r.Running) }},
+		{"pods with claims scheduled per second", "%.0f", func(r Result) float64 { return median(r.PodsPerSecond) }},
+		{"API writes of our accounts per node and domain, Events apart", "%.2f", func(r Result) float64 { return r.perNode(sum(r.Writes)) }},
+		{"Events of our accounts per node and domain", "%.2f", func(r Result) float64 { return r.perNode(float64(r.Events)) }},
+		{"conflicts (409) per node and domain", "%.3f", func(r Result) float64 { return r.perNode(float64(r.Conflicts)) }},
+		{"API requests of everybody per node and domain", "%.1f", func(r Result) float64 { return r.perNode(sum(r.Requests)) }},
+		{"idle requests of our accounts per node and minute, watches and leases apart", "%.3f", func(r Result) float64 {
+			return sum(r.Idle) / float64(r.Nodes) / (r.IdleTime / 60)
+		}},
+		{"controller, peak resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["controller"] }},
+		{"node plugin, idle, resident (MiB)", "%.0f", func(r Result) float64 { return r.IdleMemory["compute-domain-plugin"] }},
+		{"node plugin, after the formation, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["compute-domain-plugin"] }},
+		{"IMEX daemon's supervisor, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["imex-daemon"] }},
+		{"API server, resident (MiB)", "%.0f", func(r Result) float64 { return r.Memory["kube-apiserver"] }},
+		{"everything deleted (s)", "%.1f", func(r Result) float64 { return median(r.Deleted) }},
+		{"left behind", "%.0f", func(r Result) float64 { return float64(len(r.Left)) }},
+		{"all of this (s)", "%.0f", func(r Result) float64 { return r.Total }},
 	}
 }
 
-func (r Result) idlePerNodeMinute() float64 {
-	total := 0
-	for _, n := range r.Idle {
-		total += n
-	}
-	return float64(total) / float64(r.Nodes) / (r.IdleTime / 60)
-}
-
-// Report writes the table, then what the writes and requests are made of at the largest size.
+// Report writes the table of quantities, then those of requests by verb and resource, then what is no number.
 func Report(w io.Writer, results []Result) error {
 	var b strings.Builder
-	b.WriteString("| |")
+	var head, rule strings.Builder
 	for _, r := range results {
-		fmt.Fprintf(&b, " %d nodes |", r.Nodes)
+		fmt.Fprintf(&head, " %d nodes |", r.Nodes)
+		rule.WriteString("---:|")
 	}
-	b.WriteString(" growth |\n|---|" + strings.Repeat("---:|", len(results)) + "---|\n")
+	fmt.Fprintf(&b, "| |%s growth |\n|---|%s---|\n", head.String(), rule.String())
 	for _, q := range quantities() {
 		fmt.Fprintf(&b, "| %s |", q.name)
 		for _, r := range results {
@@ -67,23 +64,54 @@ func Report(w io.Writer, results []Result) error {
 		}
 		fmt.Fprintf(&b, " %s |\n", growth(results, q.of))
 	}
-	if len(results) > 0 {
-		last := results[len(results)-1]
-		fmt.Fprintf(&b, "\nAt %d nodes, per node in the formation: writes of our accounts %s; requests of everybody %s. Idle requests of our accounts in %.0f s: %s. Left behind: %s.\n",
-			last.Nodes, perNode(last.Writes, last.Nodes), perNode(last.Requests, last.Nodes), last.IdleTime, listed(last.Idle), orNothing(last.Left))
+	for _, t := range []struct {
+		title string
+		of    func(Result) map[string]float64
+	}{
+		{"Writes of our service accounts in the formation, from the audit log", func(r Result) map[string]float64 { return asFloats(r.Writes) }},
+		{"Requests of everybody in the formation, from the API server's metrics", func(r Result) map[string]float64 { return r.Requests }},
+	} {
+		fmt.Fprintf(&b, "\n%s, per node; the last column is per domain at the largest size.\n\n", t.title)
+		fmt.Fprintf(&b, "| |%s growth | a domain |\n|---|%s---|---:|\n", head.String(), rule.String())
+		for _, name := range mostFrequent(results, t.of) {
+			fmt.Fprintf(&b, "| %s |", name)
+			perNode := func(r Result) float64 { return r.perNode(t.of(r)[name]) }
+			for _, r := range results {
+				fmt.Fprintf(&b, " %.2f |", perNode(r))
+			}
+			last := results[len(results)-1]
+			fmt.Fprintf(&b, " %s | %.1f |\n", growth(results, perNode), last.perDomain(t.of(last)[name]))
+		}
+	}
+	for _, r := range results {
+		fmt.Fprintf(&b, "\n%d nodes: in %.0f idle seconds our accounts asked for %s; watches and leases apart from that: %s. Left behind: %s.\n",
+			r.Nodes, r.IdleTime, listed(r.Idle), listed(r.IdleKept), orNothing(r.Left))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func perNode[N int | float64](counts map[string]N, nodes int) string {
-	names := slices.Collect(maps.Keys(counts))
-	slices.SortFunc(names, func(a, b string) int { return int(counts[b]) - int(counts[a]) })
-	var parts []string
-	for _, name := range names[:min(len(names), 12)] {
-		parts = append(parts, fmt.Sprintf("%s %.2f", name, float64(counts[name])/float64(nodes)))
+// kinds is how many kinds of requests a table lists.
+const kinds = 20
+
+// mostFrequent are the names with the highest counts at the largest size.
+func mostFrequent(results []Result, of func(Result) map[string]float64) []string {
+	if len(results) == 0 {
+		return nil
 	}
-	return strings.Join(parts, ", ")
+	counts := of(results[len(results)-1])
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
+	})
+	return names[:min(len(names), kinds)]
+}
+
+func asFloats(counts map[string]int) map[string]float64 {
+	floats := make(map[string]float64, len(counts))
+	for name, n := range counts {
+		floats[name] = float64(n)
+	}
+	return floats
 }
 
 func listed(counts map[string]int) string {

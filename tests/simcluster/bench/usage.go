@@ -54,13 +54,13 @@ func difference(after, before map[string]float64) map[string]float64 {
 	return grown
 }
 
-// memory reads what one process of each role takes; the cluster's mode says which roles are processes.
-func (m *measurement) memory(context.Context) error {
+// memory reads what one process of each role takes, in MiB; the cluster's mode says which roles are processes.
+func (m *measurement) memory() (map[string]float64, error) {
 	running, err := process.Find(m.options.Dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	m.result.Memory = map[string]float64{}
+	sizes := map[string]float64{}
 	for _, p := range running {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Pid))
 		if err != nil {
@@ -79,9 +79,9 @@ func (m *measurement) memory(context.Context) error {
 			continue
 		}
 		// Of several of a role (the shards of nodes) the largest.
-		m.result.Memory[role] = max(m.result.Memory[role], size/1024)
+		sizes[role] = max(sizes[role], size/1024)
 	}
-	return nil
+	return sizes, nil
 }
 
 // statusKiB reads a size from /proc/PID/status.

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"gpufabric.io/tests/simcluster/bench"
 	"gpufabric.io/tests/simcluster/cluster"
@@ -34,6 +37,10 @@ func benchCommand(dir *string) *cobra.Command {
 				}
 				nodes = append(nodes, n)
 			}
+			machine, err := machineNow()
+			if err != nil {
+				return err
+			}
 			results, err := bench.Run(cmd.Context(), bench.Options{
 				Nodes: nodes, Dir: *dir,
 				Up: func(ctx context.Context, n int) error {
@@ -44,7 +51,7 @@ func benchCommand(dir *string) *cobra.Command {
 				Progress: func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) },
 			})
 			// What was measured before a size failed is written all the same.
-			if writeErr := writeBench(cmd, out, results); err == nil {
+			if writeErr := writeBench(cmd, out, machine, results); err == nil {
 				err = writeErr
 			}
 			return err
@@ -55,7 +62,22 @@ func benchCommand(dir *string) *cobra.Command {
 	return cmd
 }
 
-func writeBench(cmd *cobra.Command, out string, results []bench.Result) error {
+// machineNow says on what and when this runs, and what else the machine had to do.
+func machineNow() (string, error) {
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "", fmt.Errorf("describe the machine: %w", err)
+	}
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return "", fmt.Errorf("describe the machine: %w", err)
+	}
+	const gib = 1 << 30
+	return fmt.Sprintf("Taken on %s with %d CPUs and %.0f GiB; the load average was %s before it began (anything above 0.5 is other work on the same machine).",
+		time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), float64(info.Totalram)*float64(info.Unit)/gib, strings.Join(strings.Fields(string(load))[:3], ", ")), nil
+}
+
+func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result) error {
 	if len(results) == 0 {
 		return nil
 	}
@@ -65,8 +87,9 @@ func writeBench(cmd *cobra.Command, out string, results []bench.Result) error {
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
 	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one machine: a real\n" +
-		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes.\n\n"
-	if err := os.WriteFile(filepath.Join(out, "scale.md"), []byte(header+table.String()+"\n![Seconds by nodes](scale.svg)\n"), 0o644); err != nil {
+		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes. All racks'\n" +
+		"domains are formed at once. Growth is the exponent e of the least-squares fit of nodes^e.\n\n" + machine + "\n\n![Seconds by nodes](scale.svg)\n\n"
+	if err := os.WriteFile(filepath.Join(out, "scale.md"), []byte(header+table.String()), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	raw, err := json.MarshalIndent(results, "", "  ")

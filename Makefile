@@ -66,6 +66,7 @@ bench: build toolchain-sim ## Measure what docs/measurements.md reports.
 	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
 	for m in drivers fakes provider; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem -benchtime $(or $(BENCHTIME),1s) -timeout 60m ./...); done
 	drivers/rdma/bench/compare.sh
+	drivers/gpu/bench/compare.sh
 
 .PHONY: bench-kind
 bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10; needs Docker).

@@ -1,0 +1,220 @@
+// Package gpucompare measures our GPU plugin beside another driver of the same name: each a process of its own against one real API
+// server, on fake nodes of one profile, spoken to as the kubelet speaks to them, in turn.
+package gpucompare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/tests/simcluster/controlplane"
+)
+
+const (
+	// driverName is both drivers' name.
+	driverName = "gpu.nvidia.com"
+	// profileName is the machine: eight GPUs that can be cut.
+	profileName = "h100-hgx"
+	gpus        = 8
+	// starts, rounds and migRounds are how often each thing is measured, for each driver.
+	starts    = 5
+	rounds    = 20
+	migRounds = 5
+	// idle is how long a plugin is left alone before its memory is read.
+	idle = 20 * time.Second
+	// migDelay is how long the fake hardware takes to make a GPU instance.
+	migDelay = time.Second
+)
+
+// Options say what to compare.
+type Options struct {
+	// Dir is where everything is written; short, because of unix sockets below it.
+	Dir string
+	// Ours and Theirs are the programs: gpufabric, and the other driver's gpu-kubelet-plugin.
+	Ours, Theirs string
+	// FakeFabric renders the nodes, with the libraries in Libraries.
+	FakeFabric, Libraries string
+	Progress              func(format string, args ...any)
+}
+
+// Result is what was measured of one driver.
+type Result struct {
+	Driver string
+	// Start is from the process's start to its published ResourceSlices.
+	Start []time.Duration
+	// Times are durations by what was done.
+	Times map[string][]time.Duration
+	// Anonymous and Resident are KiB, Idle before any claim and Used after all.
+	Idle, Used memory
+}
+
+type memory struct{ Anonymous, Resident int }
+
+// Run compares them.
+func Run(ctx context.Context, options Options) (results []*Result, err error) {
+	if err := os.MkdirAll(options.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of the comparison: %w", err)
+	}
+	binaries, err := controlplane.Binaries(ctx)
+	if err != nil {
+		return nil, err
+	}
+	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(options.Dir, "c"), Binaries: binaries})
+	if err != nil {
+		return nil, err
+	}
+	defer plane.Stop()
+	config, err := plane.Admin()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the administrator's client: %w", err)
+	}
+	drivers := []*driver{ours(options, plane.Kubeconfig(), client), theirs(options, plane.Kubeconfig(), client)}
+	defer func() {
+		for _, d := range drivers {
+			d.stop()
+		}
+	}()
+	for _, step := range []struct {
+		name string
+		run  func(context.Context, []*driver) error
+	}{
+		{"render the nodes", prepareNodes},
+		{"start", measureStarts},
+		{"prepare", measurePrepare},
+		{"prepare beside 2048 channels", measureBesideChannels},
+		{"prepare while another GPU is cut", measureBesideMIG},
+		{"memory after use", func(_ context.Context, drivers []*driver) error {
+			return each(drivers, func(d *driver) error { return d.readMemory(&d.result.Used) })
+		}},
+	} {
+		began := time.Now()
+		if err := step.run(ctx, drivers); err != nil {
+			return nil, fmt.Errorf("%s: %w", step.name, err)
+		}
+		options.Progress("%s: %.0f s", step.name, time.Since(began).Seconds())
+	}
+	for _, d := range drivers {
+		results = append(results, &d.result)
+	}
+	return results, nil
+}
+
+func each(drivers []*driver, do func(*driver) error) error {
+	for _, d := range drivers {
+		if err := do(d); err != nil {
+			return fmt.Errorf("%s: %w", d.result.Driver, err)
+		}
+	}
+	return nil
+}
+
+func prepareNodes(ctx context.Context, drivers []*driver) error {
+	return each(drivers, func(d *driver) error { return d.render(ctx) })
+}
+
+func measureStarts(ctx context.Context, drivers []*driver) error {
+	for range starts {
+		if err := each(drivers, func(d *driver) error {
+			took, err := d.restart(ctx, false)
+			d.result.Start = append(d.result.Start, took)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	if err := sleep(ctx, idle); err != nil {
+		return err
+	}
+	return each(drivers, func(d *driver) error { return d.readMemory(&d.result.Idle) })
+}
+
+func measurePrepare(ctx context.Context, drivers []*driver) error {
+	return measureRounds(ctx, drivers, "")
+}
+
+// measureBesideChannels has a CDI spec of all IMEX channels in the CDI directory, as a compute-domain plugin may keep one there.
+func measureBesideChannels(ctx context.Context, drivers []*driver) error {
+	if err := each(drivers, (*driver).writeChannels); err != nil {
+		return err
+	}
+	defer func() { _ = each(drivers, (*driver).removeChannels) }()
+	return measureRounds(ctx, drivers, ", beside a CDI spec of 2048 channels")
+}
+
+func measureRounds(ctx context.Context, drivers []*driver, where string) error {
+	for round := range rounds {
+		if err := each(drivers, func(d *driver) error {
+			if err := d.time(ctx, fmt.Sprintf("a-%d", round), "1 GPU"+where, d.gpus[:1]); err != nil {
+				return err
+			}
+			return d.time(ctx, fmt.Sprintf("b-%d", round), "8 claims at once"+where, d.gpus)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureBesideMIG times a whole GPU's claim while another GPU is being cut, which takes the hardware a second.
+func measureBesideMIG(ctx context.Context, drivers []*driver) error {
+	return each(drivers, func(d *driver) error {
+		if _, err := d.restart(ctx, true); err != nil {
+			return err
+		}
+		if err := d.inject(ctx, "delay", "function=nvmlDeviceCreateGpuInstanceWithPlacement", fmt.Sprintf("ms=%d", migDelay.Milliseconds())); err != nil {
+			return err
+		}
+		if d.mig == "" || d.gpus[0] == d.migParent {
+			return errors.New("published no MIG device on another GPU than the first")
+		}
+		for round := range migRounds {
+			var slow sync.WaitGroup
+			var slowErr error
+			name := fmt.Sprintf("m-%d", round)
+			mig, err := d.claim(ctx, name, d.mig)
+			if err != nil {
+				return err
+			}
+			slow.Go(func() { slowErr = d.prepare(ctx, mig) })
+			// The cut is under way when half of its time has passed, on any machine.
+			if err := sleep(ctx, migDelay/2); err != nil {
+				return err
+			}
+			err = d.time(ctx, name+"-gpu", "1 GPU, while another is cut", d.gpus[:1])
+			slow.Wait()
+			if err := errors.Join(err, slowErr, d.unprepare(ctx, mig)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// quantile is the q-th of durations, in milliseconds; 0 of none.
+func quantile(durations []time.Duration, q float64) float64 {
+	if len(durations) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(durations))
+	return float64(sorted[int(q*float64(len(sorted)-1)+0.5)].Microseconds()) / 1000
+}

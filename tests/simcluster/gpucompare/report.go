@@ -1,0 +1,44 @@
+package gpucompare
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Report writes a table: for each quantity both drivers' medians and highest, and the ratio of the medians.
+func Report(w io.Writer, results []*Result) error {
+	if len(results) != 2 {
+		return fmt.Errorf("a comparison has two results, not %d", len(results))
+	}
+	a, b := results[0], results[1]
+	var table strings.Builder
+	fmt.Fprintf(&table, "| | n | %s, median (max) | %s, median (max) | %s / %s |\n|---|---:|---:|---:|---:|\n", a.Driver, b.Driver, b.Driver, a.Driver)
+	line := func(name string, n int, format string, ours, ourMax, theirs, theirMax float64) {
+		values := fmt.Sprintf("| %s | %d | %s (%s) | %s (%s) | %%.1f |\n", name, n, format, format, format, format)
+		fmt.Fprintf(&table, values, ours, ourMax, theirs, theirMax, theirs/ours)
+	}
+	line("process start to published slices (ms)", len(a.Start), "%.0f", quantile(a.Start, 0.5), quantile(a.Start, 1), quantile(b.Start, 0.5), quantile(b.Start, 1))
+	var names []string
+	for name := range a.Times {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		x, y := a.Times[name], b.Times[name]
+		line(name+" (ms)", len(x), "%.1f", quantile(x, 0.5), quantile(x, 1), quantile(y, 0.5), quantile(y, 1))
+	}
+	const mib = 1024
+	for _, m := range []struct {
+		name         string
+		ours, theirs int
+	}{
+		{"anonymous memory, idle (MiB)", a.Idle.Anonymous, b.Idle.Anonymous}, {"all resident memory, idle (MiB)", a.Idle.Resident, b.Idle.Resident},
+		{"anonymous memory, after all this (MiB)", a.Used.Anonymous, b.Used.Anonymous}, {"all resident memory, after all this (MiB)", a.Used.Resident, b.Used.Resident},
+	} {
+		fmt.Fprintf(&table, "| %s | 1 | %.1f | %.1f | %.1f |\n", m.name, float64(m.ours)/mib, float64(m.theirs)/mib, float64(m.theirs)/float64(m.ours))
+	}
+	_, err := io.WriteString(w, table.String())
+	return err
+}

@@ -1,0 +1,52 @@
+// Package dra tests the GPU and RDMA drivers together on a simulated cluster, where both hand everything out by DRA: whole GPUs, MIG
+// instances, NICs, both side by side, and the extended resources that DRA serves.
+package dra
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/fabric"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+const (
+	nodes       = 3
+	gpusPerNode = 4
+)
+
+// shared is the package's cluster; each test has a namespace of its own in it.
+var shared *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	ctx := context.Background()
+	up, err := fixture.Up(ctx, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
+		"computeDomains": map[string]any{"enabled": false},
+		"gpus":           map[string]any{"enabled": true},
+		// The seed's ConfigMap stands in kube-system, and its pods ask for an extended resource.
+		"rdma": map[string]any{"enabled": true, "namespace": "kube-system", "devicePlugin": false, "extendedResources": []any{"rdma/hca_shared_devices_a"}},
+	}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
+		return 1
+	}
+	defer up.Down()
+	shared = up
+	for _, driver := range []string{"gpu.nvidia.com", "rdma.gpufabric.io"} {
+		if err := cluster.AwaitSlices(ctx, up.Client, driver, nodes); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	code := m.Run()
+	if err := up.Err(); err != nil {
+		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)
+		code = 1
+	}
+	return code
+}

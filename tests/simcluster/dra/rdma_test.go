@@ -1,0 +1,124 @@
+package dra
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+var (
+	verbs = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
+	pools = schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "rdmapools"}
+)
+
+// pool makes an exclusive pool of all NICs that ends with the test.
+func pool(t *testing.T, n *fixture.Namespace) {
+	t.Helper()
+	t.Cleanup(func() {
+		_ = shared.Manifests.Objects().Resource(pools).Delete(t.Context(), "all", metav1.DeleteOptions{})
+	})
+	n.Apply(`
+apiVersion: gpufabric.io/v1alpha1
+kind: RDMAPool
+metadata: {name: all}
+spec: {resourceName: every_hca, mode: Exclusive, selectors: {vendors: ["15b3"]}}
+`)
+}
+
+func TestANICReachesItsPodThroughDRA(t *testing.T) {
+	n := shared.Namespace(t)
+	n.Template("nic", "rdma.gpufabric.io", "")
+	n.ClaimPod("client", "", "nic")
+	n.AwaitPod("client", fixture.Running)
+	if got := n.Devices("client", verbs); len(got) != 1 {
+		t.Errorf("received %v; want one NIC's verbs", got)
+	}
+	if got := n.Devices("client", regexp.MustCompile(`^/dev/infiniband/rdma_cm$`)); len(got) != 1 {
+		t.Errorf("lacks /dev/infiniband/rdma_cm")
+	}
+}
+
+func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
+	n := shared.Namespace(t)
+	pool(t, n)
+	n.Template("nic", "rdma.gpufabric.io", `device.attributes['rdma.gpufabric.io'].?pool.orValue('') == 'rdma/every_hca'`)
+	n.ClaimPod("one", cluster.NodeName(0), "nic")
+	n.ClaimPod("two", cluster.NodeName(0), "nic")
+	n.AwaitPod("one", fixture.Running)
+	n.AwaitPod("two", fixture.Running)
+	one, two := n.Devices("one", verbs), n.Devices("two", verbs)
+	if len(one) != 1 || len(two) != 1 || slices.Equal(one, two) {
+		t.Errorf("the pods received %v and %v; want one NIC each, and not the same", one, two)
+	}
+}
+
+func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
+	n := shared.Namespace(t)
+	n.ApplyFile("examples/manifests/rdma-devices-configmap.yaml")
+	t.Cleanup(func() {
+		_ = shared.Client.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), "rdma-devices", metav1.DeleteOptions{})
+	})
+	for _, name := range []string{"rdma-server", "rdma-client"} {
+		n.ApplyFile("examples/manifests/" + name + ".yaml")
+		n.AwaitPod(name, fixture.Running)
+	}
+	server, client := n.Devices("rdma-server", verbs), n.Devices("rdma-client", verbs)
+	if len(server) != 1 || len(client) != 1 {
+		t.Errorf("received %v and %v; want one NIC's verbs each", server, client)
+	}
+}
+
+func TestAGPUComesWithTheNICNearestToIt(t *testing.T) {
+	n := shared.Namespace(t)
+	t.Cleanup(func() {
+		_ = shared.Manifests.Objects().Resource(pools).Delete(t.Context(), "rails", metav1.DeleteOptions{})
+	})
+	n.ApplyFile("examples/manifests/rdma-gpu-aligned.yaml")
+	n.AwaitPod("gpu-with-nic", fixture.Running)
+	if gpu, nic := n.Devices("gpu-with-nic", wholeGPU), n.Devices("gpu-with-nic", verbs); len(gpu) != 1 || len(nic) != 1 {
+		t.Errorf("received the GPUs %v and the NICs %v; want one of each", gpu, nic)
+	}
+	var places []string
+	var rung string
+	for _, result := range n.Allocated("gpu-with-nic") {
+		attributes := n.Attributes(result)
+		attribute := map[string]resourceapi.QualifiedName{"switch": "gpufabric.io/pcieSwitch", "root": "resource.kubernetes.io/pcieRoot", "numa": "resource.kubernetes.io/numaNode"}
+		if _, alternative, ok := strings.Cut(result.Request, "/"); ok {
+			rung = alternative
+		}
+		place := map[string]string{}
+		for name, key := range attribute {
+			if a, ok := attributes[key]; ok {
+				place[name] = value(a)
+			}
+		}
+		places = append(places, place["switch"], place["root"], place["numa"])
+	}
+	if len(places) != 6 {
+		t.Fatalf("the claim has %d devices, want a GPU and a NIC", len(places)/3)
+	}
+	at := map[string]int{"switch": 0, "root": 1, "numa": 2}[rung]
+	if places[at] == "" || places[at] != places[at+3] {
+		t.Errorf("the NIC was taken for the same %s, and it is %q and %q", rung, places[at], places[at+3])
+	}
+	t.Logf("the NIC is below the GPU's %s, %s", rung, places[at])
+}
+
+func value(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	}
+	return ""
+}

@@ -25,12 +25,12 @@ func silenceAndReboot(s *scenario) {
 	if err := node.Silence(s.t.Context(), true); err != nil {
 		s.t.Fatal(err)
 	}
-	shared.AwaitReady(s.t, cluster.NodeName(s.victim), false)
+	s.n.AwaitReady(cluster.NodeName(s.victim), false)
 	if err := os.Remove(filepath.Join(nodeDir(s.victim), "f/state/rendered.json")); err != nil {
 		s.t.Fatal(err)
 	}
 	shared.Fleet.Reboot(s.victim)
-	shared.AwaitReady(s.t, cluster.NodeName(s.victim), true)
+	s.n.AwaitReady(cluster.NodeName(s.victim), true)
 	s.settle()
 	s.end()
 }

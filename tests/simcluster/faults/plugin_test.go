@@ -28,7 +28,9 @@ func killBeforePrepare(s *scenario) {
 }
 
 func killDuringPrepare(s *scenario) {
-	struck := s.killAtWrites()
+	// A claim's preparation makes a temporary file, its content and a rename.
+	const changes = 4
+	struck := s.killAtWrites(changes)
 	s.start()
 	s.settle()
 	struck()
@@ -46,17 +48,18 @@ func killAfterPrepare(s *scenario) {
 func killDuringUnprepare(s *scenario) {
 	s.start()
 	s.settle()
-	struck := s.killAtWrites()
+	// A claim's end is a removal, and each plugin has two claims at least.
+	const changes = 2
+	struck := s.killAtWrites(changes)
 	s.end()
 	struck()
 }
 
-// killAtWrites kills each plugin of the victim when it changes its files for the nth time, n being the seed's: between the steps of
-// what it does for a claim, each of which is on disk before the next begins. The returned function holds that it did.
-func (s *scenario) killAtWrites() (struck func()) {
+// killAtWrites kills each plugin of the victim when it changes its files for the nth time, n being the seed's and at most the
+// given number: between the steps of what it does for a claim, each of which is on disk before the next begins. The returned
+// function holds that it did.
+func (s *scenario) killAtWrites(most int) (struck func()) {
 	s.t.Helper()
-	// A claim's preparation makes at least a temporary file, its content and a rename; its end, a removal.
-	const most = 4
 	var watching sync.WaitGroup
 	var stops []func() error
 	killed := make([]bool, len(plugins()))

@@ -8,31 +8,12 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-var (
-	verbs = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
-	pools = schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "rdmapools"}
-)
-
-// pool makes an exclusive pool of all NICs that ends with the test.
-func pool(t *testing.T, n *fixture.Namespace) {
-	t.Helper()
-	t.Cleanup(func() {
-		_ = shared.Manifests.Objects().Resource(pools).Delete(t.Context(), "all", metav1.DeleteOptions{})
-	})
-	n.Apply(`
-apiVersion: gpufabric.io/v1alpha1
-kind: RDMAPool
-metadata: {name: all}
-spec: {resourceName: every_hca, mode: Exclusive, selectors: {vendors: ["15b3"]}}
-`)
-}
+var verbs = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
 
 func TestANICReachesItsPodThroughDRA(t *testing.T) {
 	n := shared.Namespace(t)
@@ -49,7 +30,7 @@ func TestANICReachesItsPodThroughDRA(t *testing.T) {
 
 func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 	n := shared.Namespace(t)
-	pool(t, n)
+	n.Pool("all", `{resourceName: every_hca, mode: Exclusive, selectors: {vendors: ["15b3"]}}`)
 	n.Template("nic", "rdma.gpufabric.io", `device.attributes['rdma.gpufabric.io'].?pool.orValue('') == 'rdma/every_hca'`)
 	n.ClaimPod("one", cluster.NodeName(0), "nic")
 	n.ClaimPod("two", cluster.NodeName(0), "nic")
@@ -63,10 +44,8 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 
 func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
 	n := shared.Namespace(t)
+	n.RemoveAtEnd(fixture.ConfigMaps, "kube-system", "rdma-devices")
 	n.ApplyFile("examples/manifests/rdma-devices-configmap.yaml")
-	t.Cleanup(func() {
-		_ = shared.Client.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), "rdma-devices", metav1.DeleteOptions{})
-	})
 	for _, name := range []string{"rdma-server", "rdma-client"} {
 		n.ApplyFile("examples/manifests/" + name + ".yaml")
 		n.AwaitPod(name, fixture.Running)
@@ -79,9 +58,7 @@ func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
 
 func TestAGPUComesWithTheNICNearestToIt(t *testing.T) {
 	n := shared.Namespace(t)
-	t.Cleanup(func() {
-		_ = shared.Manifests.Objects().Resource(pools).Delete(t.Context(), "rails", metav1.DeleteOptions{})
-	})
+	n.RemoveAtEnd(fixture.RDMAPools, "", "rails")
 	n.ApplyFile("examples/manifests/rdma-gpu-aligned.yaml")
 	n.AwaitPod("gpu-with-nic", fixture.Running)
 	if gpu, nic := n.Devices("gpu-with-nic", wholeGPU), n.Devices("gpu-with-nic", verbs); len(gpu) != 1 || len(nic) != 1 {

@@ -50,7 +50,14 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int count
 		ff_sweep(&gpus[q->gpu]);
 		q->result = apply(&node->model, &gpus[q->gpu], q);
 	}
-	return q->result == NVML_SUCCESS;
+	if (q->result != NVML_SUCCESS)
+		return false;
+	/* Before the change is there to be seen: a process that is killed in between leaves a file too many, not one too few. */
+	if (q->action == CREATE_GI)
+		ff_mig_files_add(q->minor, q->id, FF_NONE);
+	else if (q->action == CREATE_CI)
+		ff_mig_files_add(q->minor, q->gi, q->id);
+	return true;
 }
 
 static nvmlReturn_t perform(struct request *q)
@@ -65,22 +72,10 @@ static nvmlReturn_t perform(struct request *q)
 	}
 	if (q->result != NVML_SUCCESS)
 		return q->result;
-	switch (q->action) {
-	case CREATE_GI:
-		ff_mig_files_add(q->minor, q->id, FF_NONE);
-		break;
-	case CREATE_CI:
-		ff_mig_files_add(q->minor, q->gi, q->id);
-		break;
-	case DESTROY_GI:
+	if (q->action == DESTROY_GI)
 		ff_mig_files_remove(q->minor, q->gi, FF_NONE);
-		break;
-	case DESTROY_CI:
+	else if (q->action == DESTROY_CI)
 		ff_mig_files_remove(q->minor, q->gi, q->ci);
-		break;
-	case SET_MODE:
-		break;
-	}
 	return NVML_SUCCESS;
 }
 

@@ -81,7 +81,7 @@ bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="
 lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
 	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run ./...); done; \
-	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run ./...); done
+	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults ./...); done
 	provider/generate-docs --check
 
 ##@ Building

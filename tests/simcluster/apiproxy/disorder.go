@@ -70,7 +70,7 @@ func (s *stream) run(ctx context.Context) {
 			}
 		}
 		if _, err := s.out.Write(disturbed(ctx, random, line, lines)); err != nil {
-			for range lines { //nolint:revive // the reader ends by itself: the client's end closes its body
+			for range lines { // the reader ends by itself: the client's end closes its body
 			}
 			return
 		}

@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/fixture"
 	"gpufabric.io/tests/simcluster/smalldisk"
 	"gpufabric.io/tests/simcluster/wallclock"
 )
@@ -93,10 +97,7 @@ func stepClocks(s *scenario) {
 	if s.random.IntN(2) == 0 {
 		forth, back = back, forth
 	}
-	victims := append(s.pids("--node-name="+cluster.NodeName(s.victim)), s.pids("\x00controller\x00")...)
-	if want := len(plugins()) + 1; len(victims) < want {
-		s.t.Fatalf("found %d programs of ours to give another clock; want %d", len(victims), want)
-	}
+	victims := s.programs()
 	step := func(plugins, controller time.Duration) {
 		for at, pid := range victims {
 			by := plugins
@@ -124,6 +125,22 @@ func (s *scenario) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(s.random.Int64N(int64(to-from)))
 }
 
+// programs are the victim's plugins and, last, the controller, which others may be about to start again.
+func (s *scenario) programs() []int {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), fixture.Patience)
+	defer cancel()
+	var found []int
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) { // processes have no event
+		found = append(s.pids("--node-name="+cluster.NodeName(s.victim)), s.pids("\x00controller\x00")...)
+		return len(found) == len(plugins())+1, nil
+	})
+	if err != nil {
+		s.t.Fatalf("found %d programs of ours to give another clock; want %d", len(found), len(plugins())+1)
+	}
+	return found
+}
+
 // pids are the programs started from here whose command line contains a text.
 func (s *scenario) pids(text string) []int {
 	s.t.Helper()
@@ -144,7 +161,8 @@ func (s *scenario) pids(text string) []int {
 	return found
 }
 
+// alive tells whether a process runs; one that was killed and not yet waited for has no command line.
 func alive(pid int) bool {
-	_, err := os.Stat(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && len(line) > 0
 }

@@ -154,8 +154,10 @@ func (s *scenario) awaitNoInstances(i int) {
 // instances are the MIG instances of a node.
 func instances(i int) []string {
 	library := nvmlstate.New(filepath.Join(nodeDir(i), "f"))
-	library.Init()
-	defer library.Shutdown()
+	if result := library.Init(); result != nvml.SUCCESS {
+		return []string{"unknown: " + result.String()}
+	}
+	defer library.Shutdown() //nolint:errcheck // it only reads
 	count, _ := library.DeviceGetCount()
 	var found []string
 	for gpu := range count {

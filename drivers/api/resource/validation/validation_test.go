@@ -219,6 +219,26 @@ func TestADeviceClassIsCheckedToo(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongIsRefusedInClaimsAndClassesAlikeAtItsField(t *testing.T) {
+	for _, c := range wrong {
+		t.Run(c.name, func(t *testing.T) {
+			one := config(c.driver, c.raw)
+			right := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: config(GPUDriver, right["MPS"]).DeviceConfiguration, Requests: []string{"other"}}
+			one.Requests = []string{"this"}
+			for path, errs := range map[string]field.ErrorList{
+				"spec.devices.config[1].opaque.parameters": Claim(claim(right, one), field.NewPath("spec")),
+				"spec.config[1].opaque.parameters": DeviceClass(&resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{
+					{DeviceConfiguration: right.DeviceConfiguration}, {DeviceConfiguration: one.DeviceConfiguration},
+				}}, field.NewPath("spec")),
+			} {
+				if len(errs) != 1 || errs[0].Field != path || !strings.Contains(errs[0].Detail, c.want[0]) {
+					t.Errorf("got %v, want one error at %s that says %s", errs, path, c.want[0])
+				}
+			}
+		})
+	}
+}
+
 // FuzzDecode holds that no configuration, however wrong, does more than be refused; and that what is accepted has all that a driver reads.
 func FuzzDecode(f *testing.F) {
 	for _, c := range wrong {

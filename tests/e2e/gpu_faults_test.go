@@ -22,7 +22,6 @@ func testGPUHealth(t *testing.T, e *environment) {
 	node := e.ready(t, pod)[0]
 	held := strings.TrimPrefix(e.seen(t, pod, "first")[0], "nvidia")
 	lost, unlinked := "6", "7"
-	e.inject(t, node, "xid", "gpu="+held, "code=119")
 	e.inject(t, node, "gpu-lost", "gpu="+lost)
 	e.inject(t, node, "nvlink-down", "gpu="+unlinked, "link=4")
 	want := []string{
@@ -30,11 +29,15 @@ func testGPUHealth(t *testing.T, e *environment) {
 		"gpu-" + lost + " gpu.nvidia.com/lost=79:NoExecute",
 		"gpu-" + unlinked + " gpu.nvidia.com/nvlink=link-4:NoSchedule",
 	}
+	// The fake driver asks for no recovery after an XID, so that its fault ends ten seconds after it was last seen.
+	again := func() { e.inject(t, node, "xid", "gpu="+held, "code=119") }
 	eventually(t, "the taints of the broken GPUs", func(context.Context) (bool, string, error) {
+		again()
 		got := e.taints(t, node)
 		return slices.Equal(got, want), fmt.Sprint(got), nil
 	})
 	eventually(t, "the kubelet to say in the pod's status that its GPU is unhealthy", func(ctx context.Context) (bool, string, error) {
+		again()
 		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output", "jsonpath={.status.containerStatuses[*].allocatedResourcesStatus}")
 		return strings.Count(out, `"Unhealthy"`) == 2, out, err
 	})
@@ -44,7 +47,6 @@ func testGPUHealth(t *testing.T, e *environment) {
 			return strings.Contains(out, "XID 119"), out, err
 		})
 	}
-	// The driver names no recovery action for the first; the others come back.
 	e.inject(t, node, "gpu-back", "gpu="+lost)
 	e.inject(t, node, "nvlink-up", "gpu="+unlinked, "link=4")
 	eventually(t, "the taints to go", func(context.Context) (bool, string, error) {

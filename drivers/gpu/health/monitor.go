@@ -160,10 +160,9 @@ func (m *Monitor) register(ctx context.Context, set nvml.EventSet) {
 
 // event turns an event into a fault.
 func (m *Monitor) event(ctx context.Context, e nvml.EventData) {
-	uuid, ret := e.Device.GetUUID()
-	g := m.options.Node().ByUUID(uuid)
-	if ret != nvml.SUCCESS || g == nil {
-		klog.FromContext(ctx).Info("Event on a GPU that is not this node's", "uuid", uuid, "nvml", ret, "type", e.EventType, "data", e.EventData)
+	g := m.gpu(e.Device)
+	if g == nil {
+		klog.FromContext(ctx).Info("Event on a GPU that is not this node's, or not to be asked", "type", e.EventType, "data", e.EventData)
 		m.probe(ctx)
 		return
 	}
@@ -190,6 +189,21 @@ func (m *Monitor) event(ctx context.Context, e nvml.EventData) {
 	}
 	f.Fatal = level == fatal
 	m.add(ctx, f, level != application)
+}
+
+// gpu finds the GPU that an event is of, by its handle first: one that is lost does not say its UUID.
+func (m *Monitor) gpu(d nvml.Device) *inventory.GPU {
+	n := m.options.Node()
+	for _, g := range n.GPUs {
+		if g.Handle == d {
+			return g
+		}
+	}
+	uuid, ret := d.GetUUID()
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	return n.ByUUID(uuid)
 }
 
 // placement is where a MIG instance stands; nil for the whole GPU, and for an instance that is gone.

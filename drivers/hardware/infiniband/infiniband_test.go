@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -299,26 +298,5 @@ func BenchmarkScan(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-func TestAScanOf512FunctionsIsQuick(t *testing.T) {
-	tree := manyFunctions(t, 512)
-	best := time.Hour
-	for range 5 {
-		start := time.Now()
-		bus, err := pci.NewFS(tree.Sys).Scan(t.Context(), pci.Class.Network)
-		if err != nil || len(bus.Functions) != 512 {
-			t.Fatal(len(bus.Functions), err)
-		}
-		if found := scan(t, tree); len(found.Devices) != 512 {
-			t.Fatal(len(found.Devices))
-		}
-		best = min(best, time.Since(start))
-	}
-	t.Logf("best of 5: %v", best)
-	// The goal is 50 ms (see BenchmarkScan); a shared machine under load gets room, and one gone quadratic still fails.
-	if best > 3*time.Second {
-		t.Errorf("best of 5: %v", best)
 	}
 }

@@ -116,9 +116,12 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
 	live := startServer(t)
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), everything()); err != nil {
+	values := everything()
+	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
+	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
+	t.Run("no tenant switches the limits of shared GPUs off", func(t *testing.T) { limitsStay(t, live) })
 	const domain = "compute-domain.nvidia.com"
 	for resource, objects := range map[schema.GroupVersionResource][]*unstructured.Unstructured{
 		nodeResource: {
@@ -211,6 +214,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"registering GPUs on another node", vgpu, "node-a", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), otherNode},
 		{"a fabric label", vgpu, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node"},
 		{"telling the scheduler of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success", "volcano.sh/devices-to-allocate": null}}}`), ""},
+		{"showing a pod's MIG instances", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"vgpu.gpufabric.io/mig-instances": "{}"}}}`), ""},
 		{"an annotation of a pod there", vgpu, "node-a", patch(podResource, "default", "there", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "may change pods on that node only, not on node-b"},
 		{"an annotation of a pod that is nowhere yet", vgpu, "node-a", patch(podResource, "default", "nowhere", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "not on no node"},
 		{"another annotation of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "x"}}}`), "may change no annotations of a pod but"},
@@ -225,6 +229,33 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 				t.Errorf("allowed; the refusal should say %q", test.refused)
 			case test.refused != "" && !strings.Contains(err.Error(), test.refused):
 				t.Errorf("refused with\n%v\nwhich lacks %q", err, test.refused)
+			}
+		})
+	}
+}
+
+// limitsStay tries pods as an administrator: the policy is for everybody.
+func limitsStay(t *testing.T, live *server) {
+	create := func(spec string) attempt {
+		return func(ctx context.Context, _ dynamic.Interface) error {
+			pod := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tenant", "namespace": "default"}, "spec": ` + spec + `}`)
+			_, err := live.client.Resource(podResource).Namespace("default").Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+	}
+	const off = `"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]`
+	live.awaitPolicies(t, "anybody", create(`{"containers": [{"name": "main", "image": "i", `+off+`}]}`))
+	for name, test := range map[string]struct{ spec, refused string }{
+		"a container":            {`{"containers": [{"name": "main", "image": "i", ` + off + `}]}`, "containers main set CUDA_DISABLE_CONTROL"},
+		"an init container":      {`{"initContainers": [{"name": "first", "image": "i", ` + off + `}], "containers": [{"name": "main", "image": "i"}]}`, "containers first set"},
+		"a value from elsewhere": {`{"containers": [{"name": "main", "image": "i", "env": [{"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]}`, "containers main set"},
+		"another variable":       {`{"containers": [{"name": "main", "image": "i", "env": [{"name": "A", "value": "b"}]}]}`, ""},
+		"a pod of no variables":  {`{"containers": [{"name": "main", "image": "i"}]}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := create(test.spec)(t.Context(), nil)
+			if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
+				t.Errorf("got %v, want an error with %q", err, test.refused)
 			}
 		})
 	}

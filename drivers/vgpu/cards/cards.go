@@ -44,9 +44,8 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 		if s.Hides(gpu.UUID, gpu.Index) {
 			continue
 		}
-		if s.ModeOf(gpu.UUID) == annotation.ModeMIG && (gpu.MIG == nil || !gpu.MIG.Enabled) {
-			deck.Refused = append(deck.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU %s; it is not shared. Set mode hami-core for it, or enable MIG: nvidia-smi -i %d -mig 1",
-				gpu.UUID, gpu.ProductName, migState(gpu), gpu.Index))
+		if s.ModeOf(gpu.UUID) == annotation.ModeMIG && (gpu.MIG == nil || len(gpu.MIG.Profiles) == 0) {
+			deck.Refused = append(deck.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU cannot be partitioned; it is not shared. Set mode hami-core for it in gpumodes", gpu.UUID, gpu.ProductName))
 			continue
 		}
 		shared = append(shared, gpu)
@@ -71,11 +70,13 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 // MiB is a GPU's memory in MiB, rounded down.
 func MiB(gpu *inventory.GPU) int64 { return int64(gpu.MemoryBytes >> 20) }
 
-func migState(gpu *inventory.GPU) string {
-	if gpu.MIG == nil {
-		return "cannot be partitioned"
+// Ail marks each card of which ails says something as unhealthy.
+func (d *Deck) Ail(ails func(*Card) string) {
+	for i := range d.Cards {
+		if why := ails(&d.Cards[i]); why != "" {
+			d.Cards[i].Healthy, d.Cards[i].Reason = false, why
+		}
 	}
-	return "is not in MIG mode"
 }
 
 // slots is the split count, or in MIG mode the most instances the GPU takes: more containers than instances could never run.

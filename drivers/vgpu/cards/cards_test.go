@@ -68,9 +68,9 @@ func TestLayRefusesMIGModeOnAGPUWithoutIt(t *testing.T) {
 		mig  *inventory.MIG
 		want string
 	}{
-		"a GPU that cannot":       {nil, "cannot be partitioned"},
-		"a GPU with MIG mode off": {&inventory.MIG{}, "is not in MIG mode"},
-		"a GPU with MIG mode on":  {&inventory.MIG{Enabled: true, Profiles: []inventory.Profile{{MaxInstances: 7}, {MaxInstances: 1}}}, ""},
+		"a GPU that cannot":      {nil, "cannot be partitioned"},
+		"a GPU without profiles": {&inventory.MIG{}, "cannot be partitioned"},
+		"a GPU that can":         {&inventory.MIG{Profiles: []inventory.Profile{{MaxInstances: 7}, {MaxInstances: 1}}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			deck, err := Lay(node(1, 40960, test.mig), s, 0)

@@ -5,22 +5,27 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
 	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/instances"
 )
 
 // Pods finds the pods of this node.
@@ -33,6 +38,16 @@ type Pods interface {
 type Outcome interface {
 	Served(pod *corev1.Pod, container string)
 	Failed(pod *corev1.Pod, container string, why error)
+	// Partitioned hears which MIG instances a container has.
+	Partitioned(pod *corev1.Pod, container string, given []instances.Instance)
+}
+
+// Instances makes MIG instances and takes them away.
+type Instances interface {
+	Give(ctx context.Context, owner instances.Owner, asks []instances.Ask) ([]instances.Instance, error)
+	// End ends one pod's, Keep those of every pod that live does not name.
+	End(podUID string)
+	Keep(live map[string]bool)
 }
 
 // Hook is the NRI plugin. Fill it before it is started; it is not copied afterwards.
@@ -48,8 +63,15 @@ type Hook struct {
 	Device func(uuid string) string
 	// NoCoreLimit leaves cores unlimited.
 	NoCoreLimit bool
+	// ForbidControlOff refuses containers that switch their limiter off.
+	ForbidControlOff bool
+	// Instances makes MIG instances on the GPUs in mode mig.
+	Instances Instances
+	// Capabilities are the device nodes that open an instance.
+	Capabilities func(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error)
 
 	connected atomic.Bool
+	sandboxes sandboxes
 }
 
 // Connected tells whether a container runtime calls the hook.
@@ -70,13 +92,14 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		byID[sandbox.GetId()] = sandbox
 		pods[sandbox.GetUid()] = true
 	}
+	h.sandboxes.replace(sandboxes)
 	live := map[string]bool{}
 	for _, container := range containers {
 		sandbox := byID[container.GetPodSandboxId()]
 		if sandbox == nil || container.GetState() == api.ContainerState_CONTAINER_STOPPED {
 			continue
 		}
-		shares := standing(container)
+		shares := standing(container, h.Deck().Factor)
 		if len(shares) == 0 {
 			continue
 		}
@@ -87,6 +110,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		}
 	}
 	h.Book.Keep(live)
+	h.Instances.Keep(pods)
 	h.connected.Store(true)
 	return nil, h.removeLeftovers(pods)
 }
@@ -110,13 +134,25 @@ func (h *Hook) removeLeftovers(live map[string]bool) error {
 // has become of the pod's own annotations since.
 const heldAnnotation = "vgpu.gpufabric.io/shares"
 
-// standing are the shares of a container that runs already.
-func standing(container *api.Container) []annotation.Share {
+// factorAnnotation is the size in MiB of the units of memory in heldAnnotation.
+const factorAnnotation = "vgpu.gpufabric.io/unit-mib"
+
+// patience is how long the hook waits for MIG instances; the runtime drops a plugin that takes two seconds.
+const patience = 1500 * time.Millisecond
+
+// standing are the shares of a container that runs already, in today's units: the factor may have grown since it was made.
+func standing(container *api.Container, factor int) []annotation.Share {
 	lists, err := annotation.ParseShares(container.GetAnnotations()[heldAnnotation])
 	if err != nil || len(lists) != 1 {
 		return nil
 	}
-	return lists[0]
+	shares := lists[0]
+	if then, err := strconv.Atoi(container.GetAnnotations()[factorAnnotation]); err == nil && then > 0 && then != factor {
+		for i := range shares {
+			shares[i].Memory = (shares[i].Memory*int64(then) + int64(factor) - 1) / int64(factor)
+		}
+	}
+	return shares
 }
 
 // CreateContainer gives a container its shares. An error keeps the container from being made, and stands in the pod's Events.
@@ -127,7 +163,7 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 	}
 	var adjustment *api.ContainerAdjustment
 	if err == nil {
-		adjustment, err = h.give(sandbox, container, shares)
+		adjustment, err = h.give(ctx, pod, sandbox, container, shares)
 	}
 	if err != nil {
 		if pod != nil {
@@ -166,40 +202,38 @@ func mentioned(sandbox *api.PodSandbox) bool {
 	return sandbox.GetAnnotations()[annotation.PodDevices] != ""
 }
 
-func (h *Hook) give(sandbox *api.PodSandbox, container *api.Container, shares []annotation.Share) (*api.ContainerAdjustment, error) {
-	deck := h.Deck()
-	who := holder(sandbox, container)
-	for _, share := range shares {
-		if share.Slot != nil {
-			return nil, fmt.Errorf("the scheduler gave container %s a MIG slot of %s: Dynamic MIG through Volcano is not served; claim an instance through the DeviceClass mig.nvidia.com",
-				container.GetName(), share.UUID)
+func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbox, container *api.Container, shares []annotation.Share) (*api.ContainerAdjustment, error) {
+	if h.ForbidControlOff {
+		if err := controlled(container.GetEnv()); err != nil {
+			return nil, err
 		}
 	}
-	if err := h.Book.Take(deck, who, shares); err != nil {
-		return nil, err
-	}
-	identity := injection.Container{PodUID: sandbox.GetUid(), Name: container.GetName()}
-	edits, err := h.Limiter.Edits(identity, injection.Limits(shares, deck.Factor, h.NoCoreLimit))
-	if err == nil {
-		err = h.Limiter.Make(identity)
-	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	given, err := h.Give(ctx, pod, container.GetName(), holder(sandbox, container), shares)
 	if err != nil {
-		h.Book.Release(who.ID)
 		return nil, err
 	}
-	adjustment := Adjust(edits)
-	seen := map[string]bool{}
-	for _, share := range shares {
-		if !seen[share.UUID] {
-			adjustment.AddCDIDevice(&api.CDIDevice{Name: h.Device(share.UUID)})
-		}
-		seen[share.UUID] = true
+	adjustment := Adjust(given.Edits)
+	for _, device := range given.Devices {
+		adjustment.AddCDIDevice(&api.CDIDevice{Name: device})
 	}
-	adjustment.AddAnnotation(heldAnnotation, annotation.FormatShares([][]annotation.Share{shares}))
+	adjustment.AddAnnotation(heldAnnotation, annotation.FormatShares([][]annotation.Share{given.Shares}))
+	adjustment.AddAnnotation(factorAnnotation, strconv.Itoa(h.Deck().Factor))
 	return adjustment, nil
 }
 
-// Adjust says edits in NRI's words: environment and mounts; nothing else is in an injection.
+// controlled refuses a container whose environment, from wherever it comes, switches the limiter off.
+func controlled(env []string) error {
+	for _, variable := range env {
+		if name, value, _ := strings.Cut(variable, "="); name == injection.ControlOff && value != "" && value != "false" && value != "0" {
+			return fmt.Errorf("%s=%s in its environment switches its limits off, and the administrator forbids that (--forbid-control-off): remove the variable", name, value)
+		}
+	}
+	return nil
+}
+
+// Adjust says edits in NRI's words: environment, mounts, and the device nodes of MIG instances; nothing else is in an injection.
 func Adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	adjustment := &api.ContainerAdjustment{}
 	for _, variable := range edits.Env {
@@ -208,6 +242,14 @@ func Adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	}
 	for _, mount := range edits.Mounts {
 		adjustment.AddMount(&api.Mount{Source: mount.HostPath, Destination: mount.ContainerPath, Type: "bind", Options: mount.Options})
+	}
+	for _, node := range edits.DeviceNodes {
+		if node.Type == "" {
+			// Its numbers are not known: what stands on the host under that name is shown as it is.
+			adjustment.AddMount(&api.Mount{Source: cmp.Or(node.HostPath, node.Path), Destination: node.Path, Type: "bind", Options: []string{"rw", "nosuid", "noexec", "bind"}})
+			continue
+		}
+		adjustment.AddDevice(&api.LinuxDevice{Path: node.Path, Type: node.Type, Major: node.Major, Minor: node.Minor})
 	}
 	return adjustment
 }
@@ -224,8 +266,19 @@ func (h *Hook) RemoveContainer(_ context.Context, _ *api.PodSandbox, container *
 	return nil
 }
 
-// RemovePodSandbox removes the pod's accounting directories, which nothing mounts any more.
+// RunPodSandbox notes that a pod has a sandbox more.
+func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	h.sandboxes.add(sandbox)
+	return nil
+}
+
+// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which nothing mounts any more. A pod whose sandbox
+// died has a second one before the first is removed; then nothing ends.
 func (h *Hook) RemovePodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	if !h.sandboxes.remove(sandbox) {
+		return nil
+	}
+	h.Instances.End(sandbox.GetUid())
 	return h.Limiter.Remove(sandbox.GetUid())
 }
 

@@ -3,6 +3,7 @@ package hook
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -21,6 +23,7 @@ import (
 	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/instances"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -29,6 +32,7 @@ const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 type world struct {
 	cached, fresh  map[string]*corev1.Pod
 	served, failed []string
+	partitioned    []string
 }
 
 func (w *world) Pod(_ context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
@@ -49,6 +53,24 @@ func (w *world) Failed(pod *corev1.Pod, container string, _ error) {
 	w.failed = append(w.failed, pod.Name+"/"+container)
 }
 
+func (w *world) Partitioned(pod *corev1.Pod, container string, given []instances.Instance) {
+	w.partitioned = append(w.partitioned, pod.Name+"/"+container+" "+given[0].Profile)
+}
+
+// instance makes one kind of MIG instance for everybody.
+type instance struct{ ended []string }
+
+func (i *instance) Give(_ context.Context, _ instances.Owner, asks []instances.Ask) ([]instances.Instance, error) {
+	var out []instances.Instance
+	for range asks {
+		out = append(out, instances.Instance{GPU: uuid, UUID: "MIG-1", Profile: "1g.5gb", MemoryMiB: 4864, ID: 7})
+	}
+	return out, nil
+}
+
+func (i *instance) End(podUID string)    { i.ended = append(i.ended, podUID) }
+func (i *instance) Keep(map[string]bool) {}
+
 func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 	w := &world{cached: map[string]*corev1.Pod{}, fresh: map[string]*corev1.Pod{}}
 	for _, pod := range pods {
@@ -62,6 +84,11 @@ func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 		Limiter: injection.Limiter{Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")},
 		Deck:    func() *cards.Deck { return deck },
 		Device:  func(uuid string) string { return "gpufabric.io/vgpu=" + uuid },
+
+		Instances: &instance{},
+		Capabilities: func(_ *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
+			return []*specs.DeviceNode{{Path: fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", i.ID), Type: "c", Major: 238, Minor: int64(i.ID)}}, nil
+		},
 	}, w
 }
 
@@ -151,7 +178,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		{unplaced, "schedulerName"}, {greedy, "49140 MiB are free and 99990"}, {slot, "mig.nvidia.com"}, {broken, annotation.PodDevices}, {hostile, "not a name"},
+		{unplaced, "schedulerName"}, {greedy, "49140 MiB are free and 99990"}, {slot, "not shared in mode mig"}, {broken, annotation.PodDevices}, {hostile, "not a name"},
 	} {
 		h, w := setup(t, test.pod)
 		_, _, err := h.CreateContainer(t.Context(), sandbox(test.pod), container(test.pod, "main"))
@@ -160,6 +187,71 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 		}
 		if len(w.failed) != 1 || h.Book.Len() != 0 {
 			t.Errorf("%s: failed %v, %d booked; want the failure told and nothing booked", test.pod.Name, w.failed, h.Book.Len())
+		}
+	}
+}
+
+func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
+	p := pod("train", uuid+"[0-1],NVIDIA,300,0:;", "main")
+	h, w := setup(t, p)
+	h.Deck().Cards[0].Mode = annotation.ModeMIG
+	adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(adjustment.Env) != 1 || adjustment.Env[0].Value != "MIG-1" || len(adjustment.Mounts) != 0 {
+		t.Errorf("environment %v, mounts %v; want the instance and no limiter", adjustment.Env, adjustment.Mounts)
+	}
+	if devices := adjustment.Linux.Devices; len(devices) != 1 || devices[0].Path != "/dev/nvidia-caps/nvidia-cap7" || devices[0].Minor != 7 {
+		t.Errorf("devices %v, want the instance's capability", devices)
+	}
+	if !slices.Equal(w.partitioned, []string{"train/main 1g.5gb"}) {
+		t.Errorf("told of %v", w.partitioned)
+	}
+	if use := h.Book.Use(h.Deck(), uuid); use.Units != 486 {
+		t.Errorf("booked %+v, want what the instance has", use)
+	}
+}
+
+func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
+	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
+	h, _ := setup(t, p)
+	first, second := sandbox(p), sandbox(p)
+	second.Id = "sandbox-2"
+	for _, s := range []*api.PodSandbox{first, second} {
+		if err := h.RunPodSandbox(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := h.CreateContainer(t.Context(), second, container(p, "main")); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemovePodSandbox(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	if uids, _ := h.Limiter.Pods(); len(uids) != 1 {
+		t.Errorf("directories of %v, want the pod's", uids)
+	}
+	if err := h.RemovePodSandbox(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	if uids, _ := h.Limiter.Pods(); len(uids) != 0 {
+		t.Errorf("directories of %v are left", uids)
+	}
+	if ended := h.Instances.(*instance).ended; !slices.Equal(ended, []string{string(p.UID)}) {
+		t.Errorf("ended %v, want the pod once", ended)
+	}
+}
+
+func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *testing.T) {
+	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
+	for value, refused := range map[string]bool{"CUDA_DISABLE_CONTROL=true": true, "CUDA_DISABLE_CONTROL=false": false, "OTHER=true": false} {
+		h, _ := setup(t, p)
+		h.ForbidControlOff = true
+		made := container(p, "main")
+		made.Env = []string{value}
+		if _, _, err := h.CreateContainer(t.Context(), sandbox(p), made); (err != nil) != refused {
+			t.Errorf("%s: got %v, want refused %v", value, err, refused)
 		}
 	}
 }

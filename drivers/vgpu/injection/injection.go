@@ -13,6 +13,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/instances"
 )
 
 // Paths in a container, where HAMi-core looks.
@@ -24,6 +25,18 @@ const (
 	region    = "/tmp/vgpu/cudevshr.cache"
 	devicesIn = "NVIDIA_VISIBLE_DEVICES"
 )
+
+// ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
+const ControlOff = "CUDA_DISABLE_CONTROL"
+
+// Visible is the variable that names a container's MIG instances.
+func Visible(given []instances.Instance) string {
+	uuids := make([]string, 0, len(given))
+	for _, i := range given {
+		uuids = append(uuids, i.UUID)
+	}
+	return devicesIn + "=" + strings.Join(uuids, ",")
+}
 
 // Limiter is where the limiter stands on the host.
 type Limiter struct {

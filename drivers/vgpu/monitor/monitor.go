@@ -47,8 +47,8 @@ type Options struct {
 	Source Source
 	// Directory is where the containers' accounting directories are, POD-UID_CONTAINER each.
 	Directory string
-	// Factor is the size of a unit of memory in MiB.
-	Factor int
+	// Factor is the size of a unit of memory in MiB, now.
+	Factor func() int
 	// ByteLabels adds Device_memory_desc_of_container as the public monitor has it, with byte counts as labels: each change of use is a new series.
 	ByteLabels bool
 	Now        func() time.Time
@@ -107,7 +107,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.hostMemory, float64(gpu.MemoryUsed), strconv.Itoa(gpu.Index), gpu.UUID)
 		gauge(c.hostCores, float64(gpu.Utilization), strconv.Itoa(gpu.Index), gpu.UUID)
 	}
-	unreadable := 0
+	unreadable, factor := 0, uint64(c.options.Factor()) //nolint:gosec // positive
 	for _, container := range c.options.Source.Containers() {
 		read, err := c.read(container)
 		if err != nil {
@@ -115,7 +115,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		}
 		for i, share := range container.Shares {
 			labels := []string{container.Namespace, container.Pod, container.Name, strconv.Itoa(i), share.UUID}
-			limit := uint64(share.Memory) * uint64(c.options.Factor) << 20
+			limit := uint64(share.Memory) * factor << 20
 			if share.Memory == 0 {
 				limit = totals[share.UUID]
 			}

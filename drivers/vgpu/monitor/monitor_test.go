@@ -50,7 +50,7 @@ func hamiCore(t testing.TB, directory string, container Container, limit, used u
 
 func collector(directory string, byteLabels bool, containers ...Container) *Collector {
 	return New(Options{
-		Source: machine{containers}, Directory: directory, Factor: 10, ByteLabels: byteLabels,
+		Source: machine{containers}, Directory: directory, Factor: func() int { return 10 }, ByteLabels: byteLabels,
 		Now: func() time.Time { return time.Unix(1763000100, 0) },
 	})
 }

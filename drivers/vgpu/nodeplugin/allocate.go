@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -16,7 +17,6 @@ import (
 	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
-	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
@@ -57,7 +57,7 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 		candidates := n.hook.Resources.Candidates(all, len(ids), n.served)
 		switch {
 		case len(candidates) == 1:
-			return n.give(candidates[0])
+			return n.give(ctx, candidates[0])
 		case len(candidates) > 1:
 			return nil, ambiguous(candidates, len(ids))
 		}
@@ -92,69 +92,66 @@ func (n number) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	live := map[string]bool{}
 	for _, pod := range all {
-		if podwatch.Over(pod) || pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
+		if podwatch.Over(pod) {
+			continue
+		}
+		live[string(pod.UID)] = true
+		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
 			continue
 		}
 		for _, container := range pod.Spec.Containers {
 			shares, err := n.hook.Resources.Of(pod, container.Name)
 			if err == nil && len(shares) > 0 {
-				err = n.hook.Book.Take(n.hook.Deck(), held(pod, container.Name), shares)
+				err = n.rebook(ctx, pod, container.Name, shares)
 			}
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "A running container's share does not fit", "pod", klog.KObj(pod))
 			}
 		}
 	}
+	n.hook.Instances.Keep(live)
 	return nil
+}
+
+// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is made anew.
+func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
+	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
+		return n.hook.Book.Take(n.hook.Deck(), held(pod, container), shares)
+	}
+	_, err := n.hook.Give(ctx, pod, container, held(pod, container), shares)
+	return err
 }
 
 func held(pod *corev1.Pod, container string) holdings.Holder {
 	return holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container}
 }
 
-func (n number) give(c assignment.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
-	deck := n.hook.Deck()
-	identity := injection.Container{PodUID: string(c.Pod.UID), Name: c.Container}
-	edits, err := n.hook.Limiter.Edits(identity, injection.Limits(c.Shares, deck.Factor, n.hook.NoCoreLimit))
+func (n number) give(ctx context.Context, c assignment.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
+	given, err := n.hook.Give(ctx, c.Pod, c.Container, held(c.Pod, c.Container), c.Shares)
 	if err != nil {
-		return nil, err
-	}
-	holder := held(c.Pod, c.Container)
-	if err := n.hook.Book.Take(deck, holder, c.Shares); err != nil {
-		n.hook.Outcome.Failed(c.Pod, c.Container, err)
-		return nil, err
-	}
-	if err := n.hook.Limiter.Make(identity); err != nil {
-		n.hook.Book.Release(holder.ID)
 		n.hook.Outcome.Failed(c.Pod, c.Container, err)
 		return nil, err
 	}
 	response := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{}}
-	for _, variable := range edits.Env {
+	for _, variable := range given.Edits.Env {
 		key, value, _ := strings.Cut(variable, "=")
 		response.Envs[key] = value
 	}
-	for _, mount := range edits.Mounts {
+	for _, mount := range given.Edits.Mounts {
 		response.Mounts = append(response.Mounts, &pluginapi.Mount{
 			ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, ReadOnly: slices.Contains(mount.Options, "ro"),
 		})
 	}
-	for _, uuid := range distinct(c.Shares) {
-		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: n.hook.Device(uuid)})
+	for _, node := range given.Edits.DeviceNodes {
+		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: node.Path, HostPath: cmp.Or(node.HostPath, node.Path), Permissions: "rw"})
+	}
+	for _, device := range given.Devices {
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})
 	}
 	n.hook.Outcome.Served(c.Pod, c.Container)
 	return response, nil
-}
-
-func distinct(shares []annotation.Share) []string {
-	var out []string
-	for _, share := range shares {
-		if !slices.Contains(out, share.UUID) {
-			out = append(out, share.UUID)
-		}
-	}
-	return out
 }
 
 // Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that pods on this

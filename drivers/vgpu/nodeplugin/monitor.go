@@ -16,8 +16,8 @@ import (
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/vgpu/agreement"
 	"gpufabric.io/drivers/vgpu/assignment"
-	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/monitor"
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
@@ -67,7 +67,9 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
 	}
 	defer func() { _ = lib.Shutdown() }()
-	deck, _, err := lay(ctx, o, lib, config)
+	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
+	// The plugin agrees with the other nodes; the monitor only follows.
+	t, err := setTable(ctx, o, lib, config, agreement.Factor{})
 	if err != nil {
 		return err
 	}
@@ -78,21 +80,28 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(monitor.New(monitor.Options{
 		Source: source{
-			deck: deck, pods: watched,
+			table: t, pods: watched,
 			resources: assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
 		},
-		Directory: filepath.Join(o.StateDir, "containers"), Factor: deck.Factor, ByteLabels: byteLabels, Now: time.Now,
+		Directory: filepath.Join(o.StateDir, "containers"), Factor: func() int { return t.Deck().Factor }, ByteLabels: byteLabels, Now: time.Now,
 	}))
 	address := o.MetricsAddress
 	if address == "" {
 		address = monitorAddress
 	}
-	return metrics.Serve(ctx, address, registry, func() error { return nil })
+	return together(ctx,
+		func(ctx context.Context) error {
+			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
+		},
+		func(ctx context.Context) error {
+			return metrics.Serve(ctx, address, registry, func() error { return nil })
+		},
+	)
 }
 
 // source is what the monitor knows of the node.
 type source struct {
-	deck      *cards.Deck
+	table     *table
 	pods      *podwatch.Pods
 	resources assignment.Resources
 }
@@ -100,7 +109,7 @@ type source struct {
 // GPUs implements monitor.Source.
 func (s source) GPUs() []monitor.GPU {
 	var out []monitor.GPU
-	for _, card := range s.deck.Cards {
+	for _, card := range s.table.Deck().Cards {
 		memory, ret := card.GPU.Handle.GetMemoryInfo()
 		if ret != nvml.SUCCESS {
 			continue

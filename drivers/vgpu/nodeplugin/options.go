@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -28,6 +30,10 @@ type Options struct {
 	LimiterDir string
 	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
 	Handshake bool
+	// ForbidControlOff refuses containers that switch their limiter off by environment.
+	ForbidControlOff bool
+	// Namespace holds the ConfigMap in which nodes agree on a unit of memory; empty: each node chooses for itself.
+	Namespace string
 
 	flags     *pflag.FlagSet
 	split     int
@@ -35,7 +41,11 @@ type Options struct {
 	memory    float64
 	cores     float64
 	mig, list string
+	recheck   time.Duration // of the GPUs' health; 0: as package health says
 }
+
+// stateFile is a file of the role's state.
+func (o *Options) stateFile(name string) string { return filepath.Join(o.StateDir, name) }
 
 // Bind adds the flags to a flag set. Those of the public plugin have its names.
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
@@ -55,6 +65,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as environment alone")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")
+	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false, "refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off")
+	flags.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the ConfigMap gpufabric-vgpu-unit, by which nodes agree on a unit of memory where none is set (environment: POD_NAMESPACE); empty: each chooses for itself")
 	flags.IntVar(&o.split, "device-split-count", 0, "containers that may share one GPU; before the configuration file where set")
 	flags.IntVar(&o.factor, "gpu-memory-factor", 0, "MiB in one unit of memory; 0: the smallest that the kubelet can receive; before the configuration file where set")
 	flags.Float64Var(&o.memory, "device-memory-scaling", 1, "multiple of a GPU's memory that is promised; before the configuration file where set")

@@ -14,6 +14,7 @@ import (
 
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
+	"gpufabric.io/drivers/vgpu/instances"
 )
 
 // outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only enqueues.
@@ -24,12 +25,16 @@ type outcome struct {
 	queue     chan result
 	// waiting are containers of a pod that have not got their shares yet, by pod UID. Only run touches it.
 	waiting map[types.UID]map[string]bool
+	// shown are the MIG instances of the last pod that was told of, which its cached annotations may not have yet.
+	shown map[types.UID]map[string][]instances.Instance
 }
 
 type result struct {
 	pod       *corev1.Pod
 	container string
 	why       error
+	// given, where it is set, is told instead of a phase.
+	given []instances.Instance
 }
 
 // queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then learns from the
@@ -40,10 +45,16 @@ func newOutcome(client kubernetes.Interface, resources assignment.Resources, nod
 	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength), waiting: map[types.UID]map[string]bool{}}
 }
 
-func (o *outcome) Served(pod *corev1.Pod, container string) { o.add(result{pod, container, nil}) }
+func (o *outcome) Served(pod *corev1.Pod, container string) {
+	o.add(result{pod: pod, container: container})
+}
 
 func (o *outcome) Failed(pod *corev1.Pod, container string, why error) {
-	o.add(result{pod, container, why})
+	o.add(result{pod: pod, container: container, why: why})
+}
+
+func (o *outcome) Partitioned(pod *corev1.Pod, container string, given []instances.Instance) {
+	o.add(result{pod: pod, container: container, given: given})
 }
 
 func (o *outcome) add(r result) {
@@ -70,6 +81,9 @@ func (o *outcome) run(ctx context.Context) {
 // tell writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends the scheduler's
 // lock on the node.
 func (o *outcome) tell(ctx context.Context, r result) error {
+	if r.given != nil {
+		return o.show(ctx, r)
+	}
 	phase := annotation.BindFailed
 	if r.why == nil {
 		waiting := o.waiting[r.pod.UID]
@@ -101,6 +115,26 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 		return err
 	}
 	return o.unlock(ctx)
+}
+
+// instancesAnnotation shows people which MIG instances a pod's containers have: a JSON object of lists, by container.
+const instancesAnnotation = "vgpu.gpufabric.io/mig-instances"
+
+// show writes which instances a container has into the pod's annotation, beside those of its other containers.
+func (o *outcome) show(ctx context.Context, r result) error {
+	shown := o.shown[r.pod.UID]
+	if shown == nil {
+		shown = map[string][]instances.Instance{}
+		// What another program wrote there is written over.
+		_ = json.Unmarshal([]byte(r.pod.Annotations[instancesAnnotation]), &shown)
+		o.shown = map[types.UID]map[string][]instances.Instance{r.pod.UID: shown}
+	}
+	shown[r.container] = r.given
+	text, err := json.Marshal(shown)
+	if err != nil || string(text) == r.pod.Annotations[instancesAnnotation] {
+		return err
+	}
+	return o.annotate(ctx, r.pod, map[string]any{instancesAnnotation: string(text)})
 }
 
 func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map[string]any) error {

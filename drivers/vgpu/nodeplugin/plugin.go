@@ -9,7 +9,8 @@
 // the containers' accounting directories are in it, and are mounted into them), --handover-dir, the directory of --nri-socket, --dev-root and
 // --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and volcano-vgpu-node-config, for --device-config and --node-config.
 //
-// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch. A ValidatingAdmissionPolicy keeps it to its own
+// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch; in its own namespace the ConfigMap
+// gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
 // node and the pods on it.
 package nodeplugin
 
@@ -17,7 +18,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -39,11 +39,14 @@ import (
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/vgpu/agreement"
+	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
 	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/instances"
 	"gpufabric.io/drivers/vgpu/podwatch"
 	"gpufabric.io/drivers/vgpu/settings"
 )
@@ -95,21 +98,32 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
 	}
 	defer func() { _ = lib.Shutdown() }()
-	deck, node, err := lay(ctx, o, lib, config)
+	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
+	t, err := setTable(ctx, o, lib, config, factor)
 	if err != nil {
 		return err
 	}
-	if err := own(ctx, o, deck); err != nil {
+	if err := own(ctx, o, t.Deck()); err != nil {
 		return err
 	}
-	devices, err := writeDevices(ctx, o, lib, node, deck)
+	found, devices, err := writeDevices(ctx, o, lib, t)
+	if err != nil {
+		return err
+	}
+	t.divide(ctx)
+	t.follow(ctx, o, lib)
+	t.lay(ctx)
+	made, err := openInstances(ctx, o, t)
 	if err != nil {
 		return err
 	}
 	book := &holdings.Book{}
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
-		for _, container := range pod.Spec.Containers {
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			book.Release(heldID(string(pod.UID), container.Name))
+		}
+		if o.RuntimeSocket == "" {
+			made.End(string(pod.UID)) // with a runtime, when the pod's sandbox is gone
 		}
 	})
 	if err != nil {
@@ -118,10 +132,11 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
 	told := newOutcome(client, resources, o.NodeName)
 	h := &hook.Hook{
-		Resources: resources, Pods: running, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit,
-		Limiter: injection.Limiter{Directory: o.LimiterDir, Containers: filepath.Join(o.StateDir, "containers"), Locks: filepath.Join(o.StateDir, "locks")},
-		Deck:    func() *cards.Deck { return deck },
-		Device:  func(uuid string) string { return devices.ID(spec, uuid) },
+		Resources: resources, Pods: running, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
+		Limiter:   injection.Limiter{Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks")},
+		Deck:      t.Deck,
+		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
+		Instances: made, Capabilities: found.capabilities,
 	}
 	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != ""}
 	if !shares.nri {
@@ -130,26 +145,20 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		}
 	}
 	plugins := deviceplugin.NewHost(o.KubeletRoot, nil)
-	for _, served := range []struct {
-		resource string
-		backend  deviceplugin.Backend
-		devices  []deviceplugin.Device
-	}{
-		{config.NumberResource, shares, deck.Number()},
-		{config.MemoryResource, amount{}, deck.Memory()},
-		{config.CoresResource, amount{}, deck.Cores()},
-	} {
-		if _, err := plugins.Serve(served.resource, served.backend, served.devices); err != nil {
-			return err
-		}
+	if err := t.serve(plugins, shares); err != nil {
+		return err
 	}
 	registers := &registrar{
 		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
 		deck: h.Deck, changed: make(chan struct{}, 1),
 	}
-	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(deck.Cards), "memoryFactorMiB", deck.Factor)
+	t.onChange(func(*cards.Deck) { registers.wake() })
+	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run,
+		plugins.Run, registers.run, t.monitor.Run, made.Run,
+		func(ctx context.Context) error {
+			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
+		},
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error { return connect(ctx, o.RuntimeSocket, h) },
 		func(ctx context.Context) error {
@@ -177,24 +186,45 @@ func together(ctx context.Context, jobs ...func(context.Context) error) error {
 	return nil
 }
 
-// lay reads the node's GPUs and lays them out.
-func lay(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings) (*cards.Deck, *inventory.Node, error) {
+// setTable reads the node's GPUs and lays them out, with the factor that the cluster agreed on where the settings have none.
+func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings, factor agreement.Factor) (*table, error) {
 	locate, err := inventory.Locator(ctx, o.SysfsRoot)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	node, err := inventory.Reader{NVML: lib, Locate: locate}.Read()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	deck, err := cards.Lay(node, config, 0)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
+	t := &table{node: node, settings: config}
+	if config.MemoryFactor == 0 {
+		if t.factor, err = factor.Agree(ctx, deck.Factor); err != nil {
+			return nil, err
+		}
+		if deck, err = cards.Lay(node, config, t.factor); err != nil {
+			return nil, err
+		}
+	}
+	t.deck.Store(deck)
 	for _, problem := range append(node.Problems, deck.Refused...) {
 		klog.FromContext(ctx).Error(problem, "A GPU is not shared")
 	}
-	return deck, node, nil
+	return t, nil
+}
+
+// openInstances makes what gives MIG instances, with what was kept.
+func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manager, error) {
+	made, unreadable, err := instances.New(instances.Options{
+		Directory: o.stateFile("mig"), Boot: o.BootID(), GPU: t.node.ByUUID, Geometries: t.settings.GeometriesOf, Faulty: t.faulty,
+	})
+	for _, file := range unreadable {
+		klog.FromContext(ctx).Error(file.Err, "State of MIG instances is lost", "what", file.String())
+	}
+	return made, err
 }
 
 // own waits until the shared GPUs are this role's: tainted in DRA by the GPU plugin.
@@ -214,23 +244,36 @@ func own(ctx context.Context, o *Options, deck *cards.Deck) error {
 	return directory.Await(ctx, uuids...)
 }
 
+// finder finds the device nodes of MIG instances.
+type finder struct{ nodes edits.Capabilities }
+
+func (f finder) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
+	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
+}
+
 // writeDevices writes the CDI spec through which containers get the shared GPUs' device nodes and the driver's files.
-func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, node *inventory.Node, deck *cards.Deck) (*cdi.Dir, error) {
-	found, err := edits.Find(node, edits.Options{
-		NVML: lib, DriverRoot: o.DriverRoot, HostDriverRoot: o.HostDriverRoot, DevRoot: o.DevRoot, HookPath: o.CDIHook, Log: klog.FromContext(ctx),
+func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, t *table) (finder, *cdi.Dir, error) {
+	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: o.DevRoot}}
+	found, err := edits.Find(t.node, edits.Options{
+		NVML: lib, DriverRoot: o.DriverRoot, HostDriverRoot: o.HostDriverRoot, DevRoot: o.DevRoot, ProcDevices: o.ProcDevices, HookPath: o.CDIHook,
+		Log: klog.FromContext(ctx),
 	})
 	if err != nil {
-		return nil, err
+		return nodes, nil, err
 	}
 	directory, err := cdi.Open(o.CDIRoot, driver, atomicfile.Writer{})
 	if err != nil {
-		return nil, err
+		return nodes, nil, err
 	}
 	var devices []cdi.Device
-	for _, card := range deck.Cards {
-		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), found.GPU(card.GPU))})
+	for _, card := range t.Deck().Cards {
+		own := found.GPU(card.GPU)
+		if card.Mode == annotation.ModeMIG {
+			own = found.Partition(card.GPU) // the instance's own nodes come when it is made
+		}
+		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), own)})
 	}
-	return directory, directory.Write(spec, devices)
+	return nodes, directory, directory.Write(spec, devices)
 }
 
 // deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.

@@ -35,6 +35,14 @@ type registrar struct {
 	changed chan struct{}
 }
 
+// wake has the deck looked at again.
+func (r *registrar) wake() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
 // run watches the node and answers, until ctx ends.
 func (r *registrar) run(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(r.client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {

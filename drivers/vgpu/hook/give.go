@@ -1,0 +1,110 @@
+package hook
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/holdings"
+	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/instances"
+)
+
+// Given is what a container is given.
+type Given struct {
+	// Devices are the CDI devices of its GPUs, each once.
+	Devices []string
+	// Edits are what it needs besides.
+	Edits specs.ContainerEdits
+	// Shares are what is booked: of a MIG instance the memory that it has, not the memory that was asked for.
+	Shares []annotation.Share
+}
+
+// Give books a container's shares and makes what they need on the node; on an error nothing is booked. The runtime's hook and an allocation without one
+// both end here.
+func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
+	deck := h.Deck()
+	partitioned, err := mode(deck, container, shares)
+	if err != nil {
+		return Given{}, err
+	}
+	if partitioned {
+		return h.partition(ctx, deck, pod, container, who, shares)
+	}
+	if err := h.Book.Take(deck, who, shares); err != nil {
+		return Given{}, err
+	}
+	identity := injection.Container{PodUID: string(pod.UID), Name: container}
+	edits, err := h.Limiter.Edits(identity, injection.Limits(shares, deck.Factor, h.NoCoreLimit))
+	if err == nil {
+		err = h.Limiter.Make(identity)
+	}
+	if err != nil {
+		h.Book.Release(who.ID)
+		return Given{}, err
+	}
+	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares}, nil
+}
+
+// mode says whether a container's shares are MIG instances. All of them are or none: CUDA sees one kind of device in a process.
+func mode(deck *cards.Deck, container string, shares []annotation.Share) (partitioned bool, err error) {
+	for i, share := range shares {
+		card := deck.ByUUID(share.UUID)
+		mig := card != nil && card.Mode == annotation.ModeMIG
+		if share.Slot != nil && !mig {
+			return false, fmt.Errorf("the scheduler gave container %s a MIG slot of %s, which is not shared in mode mig on this node", container, share.UUID)
+		}
+		if i > 0 && mig != partitioned {
+			return false, fmt.Errorf("the scheduler gave container %s both MIG instances and shares in mode hami-core (%s), which CUDA cannot use together: give the pod the annotation %s",
+				container, share.UUID, annotation.PodMode)
+		}
+		partitioned = mig
+	}
+	return partitioned, nil
+}
+
+// partition gives a container MIG instances. The hardware keeps it to them: there is no limiter, and no accounting directory.
+func (h *Hook) partition(ctx context.Context, deck *cards.Deck, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
+	asks := make([]instances.Ask, 0, len(shares))
+	for _, share := range shares {
+		asks = append(asks, instances.Ask{GPU: deck.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(deck.Factor), Cores: share.Cores})
+		if card := deck.ByUUID(share.UUID); !card.Healthy {
+			return Given{}, fmt.Errorf("%s asks for a MIG instance of %s, which is unhealthy: %s", who.Name, share.UUID, card.Reason)
+		}
+	}
+	given, err := h.Instances.Give(ctx, instances.Owner{PodUID: string(pod.UID), Container: container, Namespace: pod.Namespace, Pod: pod.Name}, asks)
+	if err != nil {
+		return Given{}, err
+	}
+	booked := slices.Clone(shares)
+	out := Given{Shares: booked, Devices: h.devices(shares), Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
+	for i, instance := range given {
+		booked[i].Memory, booked[i].Cores = instance.MemoryMiB/int64(deck.Factor), 0
+		nodes, err := h.Capabilities(asks[i].GPU, instance)
+		if err != nil {
+			return Given{}, err
+		}
+		out.Edits.DeviceNodes = append(out.Edits.DeviceNodes, nodes...)
+	}
+	if err := h.Book.Take(deck, who, booked); err != nil {
+		return Given{}, err
+	}
+	h.Outcome.Partitioned(pod, container, given)
+	return out, nil
+}
+
+// devices are the CDI devices of the shares' GPUs, each once.
+func (h *Hook) devices(shares []annotation.Share) []string {
+	var out []string
+	for _, share := range shares {
+		if device := h.Device(share.UUID); !slices.Contains(out, device) {
+			out = append(out, device)
+		}
+	}
+	return out
+}

@@ -1,0 +1,172 @@
+package instances
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// at is a profile at a place.
+type at struct {
+	profile   inventory.Profile
+	placement inventory.Placement
+}
+
+// seat finds what Volcano's `[group-position]` means on a GPU: the group of its layouts, and the instance at that position of the group, counted in the
+// order in which the group names them. The layouts are the administrator's knownMigGeometries for the model; where there are none, one group for each
+// profile that NVML offers, smallest first, with as many instances as fit.
+func seat(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) (at, error) {
+	groups, err := layouts(g, known)
+	if err != nil {
+		return at{}, err
+	}
+	if slot.Group >= len(groups) {
+		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is of geometry %d, where 0 to %d are known for %s", g.UUID, slot.Group, slot.Position, slot.Group, len(groups)-1, g.ProductName)
+	}
+	group := groups[slot.Group]
+	if slot.Position >= len(group) {
+		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is position %d of a geometry of %d instances", g.UUID, slot.Group, slot.Position, slot.Position, len(group))
+	}
+	placements, ok := pack(group)
+	if !ok {
+		return at{}, fmt.Errorf("%s: the %d instances of MIG geometry %d do not fit the GPU together; correct knownMigGeometries", g.UUID, len(group), slot.Group)
+	}
+	return at{group[slot.Position], placements[slot.Position]}, nil
+}
+
+// layouts lists each group's instances, one element for each.
+func layouts(g *inventory.GPU, known []settings.Geometry) ([][]inventory.Profile, error) {
+	var out [][]inventory.Profile
+	for _, group := range known {
+		var list []inventory.Profile
+		for _, i := range group.Instances {
+			p, err := named(g, i.Profile)
+			if err != nil {
+				return nil, fmt.Errorf("knownMigGeometries, geometry %q: %w", group.Name, err)
+			}
+			list = append(list, slices.Repeat([]inventory.Profile{p}, i.Count)...)
+		}
+		out = append(out, list)
+	}
+	if len(known) > 0 {
+		return out, nil
+	}
+	for _, p := range ascending(g) {
+		out = append(out, slices.Repeat([]inventory.Profile{p}, p.MaxInstances))
+	}
+	return out, nil
+}
+
+func named(g *inventory.GPU, name string) (inventory.Profile, error) {
+	var offered []string
+	for _, p := range g.MIG.Profiles {
+		if p.Name == name {
+			return p, nil
+		}
+		offered = append(offered, p.Name)
+	}
+	return inventory.Profile{}, fmt.Errorf("%s is not a MIG profile of %s; its driver offers %s", name, g.UUID, strings.Join(offered, ", "))
+}
+
+// pack places a list of instances so that none overlap, the largest first and each as low as it can be: the same list always lies the same way.
+func pack(list []inventory.Profile) ([]inventory.Placement, bool) {
+	order := make([]int, len(list))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].MemoryBytes, list[a].MemoryBytes) })
+	placed := make([]inventory.Placement, len(list))
+	var place func(n int) bool
+	place = func(n int) bool {
+		if n == len(order) {
+			return true
+		}
+		for _, candidate := range list[order[n]].Placements {
+			if slices.ContainsFunc(order[:n], func(i int) bool { return overlap(placed[i], candidate) }) {
+				continue
+			}
+			placed[order[n]] = candidate
+			if place(n + 1) {
+				return true
+			}
+		}
+		return false
+	}
+	return placed, place(0)
+}
+
+func overlap(a, b inventory.Placement) bool {
+	return a.Start < b.Start+b.Size && b.Start < a.Start+a.Size
+}
+
+// ascending are a GPU's profiles, smallest first: by memory, then by compute slices, then by the media engines that come with them, which few can have.
+func ascending(g *inventory.GPU) []inventory.Profile {
+	media := func(p inventory.Profile) int { return p.Decoders + p.Encoders + p.JPEGEngines + p.OFAEngines }
+	return slices.SortedFunc(slices.Values(g.MIG.Profiles), func(a, b inventory.Profile) int {
+		return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Slices, b.Slices), cmp.Compare(media(a), media(b)), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// choose finds the smallest instance with at least so much memory (MiB) and so many percent of the GPU's cores that has room among what is held. Of its
+// placements it takes one that stands and is idle, else the one that spoils the fewest placements of other profiles.
+func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.Instance, held []inventory.Placement) (at, error) {
+	free := func(p inventory.Placement) bool {
+		return !slices.ContainsFunc(held, func(h inventory.Placement) bool { return overlap(h, p) })
+	}
+	slicesOfAll := 0
+	for _, p := range g.MIG.Profiles {
+		slicesOfAll = max(slicesOfAll, p.Slices)
+	}
+	fits := 0
+	for _, profile := range ascending(g) {
+		if int64(profile.MemoryBytes>>20) < memoryMiB || profile.Slices*100 < cores*slicesOfAll { //nolint:gosec // MiB
+			continue
+		}
+		fits++
+		var best *at
+		least := 0
+		for _, placement := range profile.Placements {
+			if !free(placement) {
+				continue
+			}
+			spoilt := spoils(g, placement, free)
+			for _, i := range standing {
+				switch {
+				case i.Profile == profile.ID && i.Start == placement.Start:
+					spoilt = -1
+				case i.Overlaps(placement):
+					spoilt += 1000 // an idle instance would have to go first
+				}
+			}
+			if best == nil || spoilt < least {
+				best, least = &at{profile, placement}, spoilt
+			}
+		}
+		if best != nil {
+			return *best, nil
+		}
+	}
+	if fits == 0 {
+		return at{}, fmt.Errorf("%s: no MIG instance of %s has %d MiB and %d percent of its cores", g.UUID, g.ProductName, memoryMiB, cores)
+	}
+	return at{}, fmt.Errorf("%s: none of the %d kinds of MIG instance with at least %d MiB and %d percent of its cores has room left", g.UUID, fits, memoryMiB, cores)
+}
+
+// spoils counts the free placements that would be free no more.
+func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory.Placement) bool) int {
+	count := 0
+	for _, p := range g.MIG.Profiles {
+		for _, other := range p.Placements {
+			if free(other) && overlap(other, placement) {
+				count++
+			}
+		}
+	}
+	return count
+}

@@ -23,7 +23,9 @@ func everything() map[string]any {
 // TestEachRoleMayDoWhatIsListedAndNoMore compares every rule with testdata/rbac.txt, so that a wider right shows as a line in a review.
 func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
 	var lines []string
-	for _, object := range renderValues(t, "gpufabric", everything()) {
+	values := everything()
+	values["scheduler"] = on()
+	for _, object := range renderValues(t, "gpufabric", values) {
 		for _, rule := range rules(t, object) {
 			lines = append(lines, describe(object, rule)...)
 		}
@@ -50,6 +52,7 @@ func TestNoRightHasAWildcard(t *testing.T) {
 		values := map[string]any{}
 		if chart == "gpufabric" {
 			values = everything()
+			values["scheduler"] = on()
 		}
 		for _, object := range renderValues(t, chart, values) {
 			for _, rule := range rules(t, object) {

@@ -162,7 +162,7 @@ func TestProductsHaveTheVersionThatTheChartAsksFor(t *testing.T) {
 	for _, p := range products {
 		names = append(names, p.Name)
 	}
-	want := []string{"ghcr.io/gpufabric/gpufabric:1.2.3", "ghcr.io/gpufabric/fakefabric:1.2.3"}
+	want := []string{"ghcr.io/gpufabric/gpufabric:1.2.3", "ghcr.io/gpufabric/gpufabric-scheduler:1.2.3", "ghcr.io/gpufabric/fakefabric:1.2.3"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Error(diff)
 	}

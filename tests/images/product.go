@@ -27,6 +27,7 @@ func Products(root string) ([]Product, error) {
 	}
 	return []Product{
 		{"ghcr.io/gpufabric/gpufabric:" + version, gpufabric},
+		{"ghcr.io/gpufabric/gpufabric-scheduler:" + version, scheduler},
 		{"ghcr.io/gpufabric/fakefabric:" + version, fakefabric},
 	}, nil
 }
@@ -59,9 +60,13 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-// gpufabric is the program and the shared libraries that it needs, nothing else.
-func gpufabric(root, architecture string) (v1.Image, error) {
-	binary, err := built(filepath.Join(root, "bin"), "gpufabric", architecture)
+func gpufabric(root, architecture string) (v1.Image, error) { return program(root, "gpufabric", architecture) }
+
+func scheduler(root, architecture string) (v1.Image, error) { return program(root, "gpufabric-scheduler", architecture) }
+
+// program is an image of one program and the shared libraries that it needs, nothing else.
+func program(root, name, architecture string) (v1.Image, error) {
+	binary, err := built(filepath.Join(root, "bin"), name, architecture)
 	if err != nil {
 		return nil, err
 	}
@@ -74,11 +79,11 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	programLayer, err := Layer(File{Path: "/usr/bin/gpufabric", From: binary})
+	programLayer, err := Layer(File{Path: "/usr/bin/" + name, From: binary})
 	if err != nil {
 		return nil, err
 	}
-	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/gpufabric"}}, libraryLayer, programLayer)
+	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}}, libraryLayer, programLayer)
 }
 
 // fakefabric is the program and, in lib beside it, the libraries that it puts into fake nodes.

@@ -1,0 +1,58 @@
+// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler: nodes and pods come in as
+// plain values, and a refusal says which rule left how many GPUs out.
+package cards
+
+import (
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// Near says where a GPU sits. GPUs with equal, known values are close; an empty value is not known and equals nothing.
+type Near struct {
+	NVLink string // NVLink domain
+	NUMA   string // NUMA node
+	Switch string // the PCIe switch above
+}
+
+// Card is a GPU as its node registers it, and what is given away of it.
+type Card struct {
+	annotation.GPU
+	Near Near
+
+	Sharers    int   // containers that have a share
+	MemoryUsed int64 // in units of the node's memory factor
+	CoresUsed  int   // percent
+}
+
+// Node are a node's GPUs in the order of their index.
+type Node []Card
+
+// Book counts shares as given away. A share of a GPU that the node does not register counts nowhere.
+func (n Node) Book(containers [][]annotation.Share) {
+	for _, shares := range containers {
+		for _, share := range shares {
+			for i := range n {
+				if n[i].UUID == share.UUID {
+					n[i].book(share)
+				}
+			}
+		}
+	}
+}
+
+func (c *Card) book(share annotation.Share) {
+	c.Sharers++
+	c.CoresUsed += share.Cores
+	if share.Memory == 0 { // the whole GPU's
+		share.Memory = c.Memory
+	}
+	c.MemoryUsed += share.Memory
+}
+
+// Empty is the node with nothing given away.
+func (n Node) Empty() Node {
+	empty := make(Node, len(n))
+	for i, c := range n {
+		empty[i] = Card{GPU: c.GPU, Near: c.Near}
+	}
+	return empty
+}

@@ -1,0 +1,188 @@
+package cards
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// Place chooses shares for every container of a wish, in the wish's order, and books them on n. On an error, which says for each reason how many GPUs it
+// left out, n is in no defined state.
+func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
+	containers := make([][]annotation.Share, len(w.Requests))
+	for i, r := range w.Requests {
+		if r.Number == 0 {
+			continue
+		}
+		var fit []*Card
+		reasons := map[string]int{}
+		for j := range n {
+			if reason := n[j].refuses(w, r); reason != "" {
+				reasons[reason]++
+			} else {
+				fit = append(fit, &n[j])
+			}
+		}
+		if len(fit) < r.Number {
+			return nil, fmt.Errorf("container %s wants %d GPUs and %d of %d will do%s", r.Container, r.Number, len(fit), len(n), listed(reasons))
+		}
+		for _, card := range choose(fit, r.Number, w.Policies.Card) {
+			share := annotation.Share{UUID: card.UUID, Memory: r.Memory, Cores: r.Cores}
+			if share.Memory == 0 {
+				share.Memory = card.Memory
+			}
+			card.book(share)
+			containers[i] = append(containers[i], share)
+		}
+	}
+	return containers, nil
+}
+
+// refuses says why a share of the GPU cannot be had, empty where it can.
+func (c *Card) refuses(w *Wish, r Request) string {
+	memory := r.Memory
+	if memory == 0 {
+		memory = c.Memory
+	}
+	switch {
+	case !c.Healthy:
+		return "unhealthy"
+	case c.Mode == annotation.ModeMIG:
+		return "cut into MIG instances, which DRA hands out"
+	case w.Mode == annotation.ModeMIG:
+		return "not cut into MIG instances"
+	case len(w.UseUUID) > 0 && !slices.Contains(w.UseUUID, c.UUID), slices.Contains(w.AvoidUUID, c.UUID):
+		return "excluded by the pod's list of UUIDs"
+	case len(w.UseModel) > 0 && !named(w.UseModel, c.Model), named(w.AvoidModel, c.Model):
+		return "of a model that the pod excludes"
+	case c.Sharers >= c.Slots:
+		return "shared by as many as it may be"
+	case memory > c.Memory:
+		return "smaller than the memory asked for"
+	case c.MemoryUsed+memory > c.Memory:
+		return "without the memory left"
+	case r.Cores == 100 && c.Sharers > 0:
+		return "shared, where all cores are wanted"
+	case c.CoresUsed+r.Cores > 100, c.CoresUsed >= 100: // a GPU that is somebody's alone takes not even one who names no cores
+		return "without the cores left"
+	}
+	return ""
+}
+
+// named tells whether a word of a list is part of a model's name, as the annotations are commonly written: "A100" for "A100-SXM4-40GB".
+func named(list []string, model string) bool {
+	return slices.ContainsFunc(list, func(word string) bool {
+		return strings.Contains(strings.ToUpper("NVIDIA-"+model), strings.ToUpper(word))
+	})
+}
+
+func listed(reasons map[string]int) string {
+	var words []string
+	for reason, count := range reasons {
+		words = append(words, fmt.Sprintf("%d %s", count, reason))
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	slices.Sort(words)
+	return ": " + strings.Join(words, ", ")
+}
+
+// choose takes number of the cards, of which there are enough.
+func choose(fit []*Card, number int, policy Policy) []*Card {
+	order := func(a, b *Card) int { return cmp.Compare(b.MemoryUsed, a.MemoryUsed) }
+	if policy == Spread {
+		order = func(a, b *Card) int {
+			return cmp.Or(cmp.Compare(a.Sharers, b.Sharers), cmp.Compare(a.MemoryUsed, b.MemoryUsed))
+		}
+	}
+	if number > 1 {
+		fit = closest(fit, number, policy)
+	}
+	fit = slices.Clone(fit)
+	slices.SortStableFunc(fit, order) // stable: among equals the lowest index
+	return fit[:number]
+}
+
+// closeness are the ways in which GPUs are close, the closest first; each gives the group that a GPU is in, empty for none.
+func closeness(policy Policy) []func(Near) string {
+	together := func(parts ...string) string {
+		if slices.Contains(parts, "") {
+			return ""
+		}
+		return strings.Join(parts, "/")
+	}
+	numa := []func(Near) string{
+		func(n Near) string { return together(n.NUMA, n.Switch) },
+		func(n Near) string { return n.NUMA },
+	}
+	switch policy {
+	case NUMA:
+		return numa
+	case NVLink:
+		return append([]func(Near) string{
+			func(n Near) string { return together(n.NVLink, n.NUMA, n.Switch) },
+			func(n Near) string { return together(n.NVLink, n.NUMA) },
+			func(n Near) string { return n.NVLink },
+		}, numa...)
+	}
+	return nil
+}
+
+// closest narrows the cards to the closest group that has enough of them; of several such groups to the smallest, which leaves the larger ones whole.
+func closest(fit []*Card, number int, policy Policy) []*Card {
+	for _, group := range closeness(policy) {
+		members := map[string][]*Card{}
+		var names []string // in the order of their first card
+		for _, card := range fit {
+			name := group(card.Near)
+			if name == "" {
+				continue
+			}
+			if members[name] == nil {
+				names = append(names, name)
+			}
+			members[name] = append(members[name], card)
+		}
+		var best []*Card
+		for _, name := range names {
+			if m := members[name]; len(m) >= number && (best == nil || len(m) < len(best)) {
+				best = m
+			}
+		}
+		if best != nil {
+			return best
+		}
+	}
+	return fit
+}
+
+// Score values what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. Binpack is the part of the memory that was
+// given away; spread is the part of the places that was free.
+func (n Node) Score(containers [][]annotation.Share, policy Policy) int64 {
+	var sum, count float64
+	for _, shares := range containers {
+		for _, share := range shares {
+			for _, card := range n {
+				if card.UUID != share.UUID {
+					continue
+				}
+				count++
+				switch {
+				case policy == Spread && card.Slots > 0:
+					sum += 1 - float64(card.Sharers)/float64(card.Slots)
+				case policy == Binpack && card.Memory > 0:
+					sum += float64(card.MemoryUsed) / float64(card.Memory)
+				}
+			}
+		}
+	}
+	if count == 0 {
+		return 0
+	}
+	return int64(math.Round(100 * min(max(sum/count, 0), 1)))
+}

@@ -1,0 +1,136 @@
+package cards
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/assignment"
+)
+
+// Annotations by which a pod chooses another policy than the scheduler's own.
+const (
+	NodePolicyAnnotation = "gpufabric.io/vgpu-node-policy"
+	CardPolicyAnnotation = "gpufabric.io/vgpu-card-policy"
+)
+
+// Policy says which of several nodes or GPUs that would do is taken.
+type Policy string
+
+// The policies. Nodes know the first two.
+const (
+	Binpack Policy = "binpack" // the one with the most memory given away
+	Spread  Policy = "spread"  // the one with the fewest sharers
+	NUMA    Policy = "numa"    // several GPUs of one PCIe switch or NUMA node; else as binpack
+	NVLink  Policy = "nvlink"  // several GPUs of one NVLink domain, and as close as that allows; else as numa
+)
+
+// Policies are how nodes and GPUs are chosen.
+type Policies struct {
+	Node, Card Policy
+}
+
+// Check refuses unknown policies, with what is allowed.
+func (p Policies) Check() error {
+	if p.Node != Binpack && p.Node != Spread {
+		return fmt.Errorf("node policy %q, where %s and %s are allowed", p.Node, Binpack, Spread)
+	}
+	if !slices.Contains([]Policy{Binpack, Spread, NUMA, NVLink}, p.Card) {
+		return fmt.Errorf("card policy %q, where %s, %s, %s and %s are allowed", p.Card, Binpack, Spread, NUMA, NVLink)
+	}
+	return nil
+}
+
+// Request is what one container asks for: Number different GPUs, and of each Memory units and Cores percent.
+type Request struct {
+	Container string
+	Number    int
+	Memory    int64 // 0: all of the GPU's
+	Cores     int   // 0: no limit, as long as the GPU is nobody's alone; 100: the GPU alone
+}
+
+// Wish is what a pod asks for.
+type Wish struct {
+	// Requests has an element per container in the order of the annotation: the ordinary containers, behind the init containers where one of those asks.
+	Requests []Request
+
+	Mode                 annotation.Mode // empty: software
+	UseUUID, AvoidUUID   []string
+	UseModel, AvoidModel []string
+	Policies             Policies
+}
+
+// maximumGPUs bounds what one container may ask for; the annotation holds no more.
+const maximumGPUs = 64
+
+// Read takes a pod's wish from its spec and annotations, nil where it asks for no shares. An error is the pod's mistake and names what is allowed.
+func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*Wish, error) {
+	initial, err := requests(pod.Spec.InitContainers, resources)
+	if err != nil {
+		return nil, err
+	}
+	ordinary, err := requests(pod.Spec.Containers, resources)
+	if err != nil {
+		return nil, err
+	}
+	asks := func(r Request) bool { return r.Number > 0 }
+	w := &Wish{Requests: ordinary, Policies: defaults}
+	if slices.ContainsFunc(initial, asks) {
+		w.Requests = slices.Concat(initial, ordinary)
+	}
+	if !slices.ContainsFunc(w.Requests, asks) {
+		return nil, nil
+	}
+	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware && w.Mode != annotation.ModeMIG {
+		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware, annotation.ModeMIG)
+	}
+	for key, list := range map[string]*[]string{annotation.UseUUID: &w.UseUUID, annotation.AvoidUUID: &w.AvoidUUID,
+		annotation.UseType: &w.UseModel, annotation.AvoidType: &w.AvoidModel} {
+		for word := range strings.SplitSeq(pod.Annotations[key], ",") {
+			if word = strings.TrimSpace(word); word != "" {
+				*list = append(*list, word)
+			}
+		}
+	}
+	for key, policy := range map[string]*Policy{NodePolicyAnnotation: &w.Policies.Node, CardPolicyAnnotation: &w.Policies.Card} {
+		if value := pod.Annotations[key]; value != "" {
+			*policy = Policy(value)
+		}
+	}
+	return w, w.Policies.Check()
+}
+
+func requests(containers []corev1.Container, resources assignment.Resources) ([]Request, error) {
+	out := make([]Request, len(containers))
+	for i := range containers {
+		c := &containers[i]
+		if err := resources.Check(c); err != nil {
+			return nil, err
+		}
+		amount := func(name string, most int64) (int64, error) {
+			quantity := c.Resources.Limits[corev1.ResourceName(name)]
+			if value := quantity.Value(); value <= most {
+				return value, nil
+			}
+			return 0, fmt.Errorf("container %s asks for %s: %s, where at most %d is allowed", c.Name, name, quantity.String(), most)
+		}
+		number, err := amount(resources.Number, maximumGPUs)
+		if err != nil {
+			return nil, err
+		}
+		memory, err := amount(resources.Memory, math.MaxInt64)
+		if err != nil {
+			return nil, err
+		}
+		cores, err := amount(resources.Cores, 100)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = Request{c.Name, int(number), memory, int(cores)}
+	}
+	return out, nil
+}

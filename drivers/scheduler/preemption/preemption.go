@@ -1,0 +1,95 @@
+// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims. Kubernetes 1.36's own never does, since the
+// removal of a pod on trial does not free the devices of its claims; a pod with claims waits behind pods of lower priority for ever.
+//
+// Which pods may be victims, the order in which they are spared, disruption budgets, nominations and evictions are the stock plugin's, unchanged. It asks the
+// scheduler's framework whether the pod would fit without some pods; the framework it is given here answers for claims too.
+package preemption
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
+	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+)
+
+// Name is the plugin's in a KubeSchedulerConfiguration, where it takes the place of DefaultPreemption.
+const Name = "GPUFabricPreemption"
+
+// Plugin preempts for device-plugin resources and for claims.
+type Plugin struct {
+	*defaultpreemption.DefaultPreemption
+}
+
+// New is the plugin's factory. It takes no arguments: the stock plugin's defaults hold.
+func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
+	var versioned configv1.DefaultPreemptionArgs
+	scheme.Scheme.Default(&versioned)
+	var args config.DefaultPreemptionArgs
+	if err := scheme.Scheme.Convert(&versioned, &args, nil); err != nil {
+		return nil, err
+	}
+	claims := newClaims(handle, features)
+	stock, err := defaultpreemption.New(ctx, &args, trial{handle, claims}, features)
+	if err != nil {
+		return nil, err
+	}
+	stock.Evaluator.PluginName = Name
+	stock.Evaluator.Interface = patient{stock, handle, claims}
+	return &Plugin{stock}, nil
+}
+
+// Name implements fwk.Plugin.
+func (p *Plugin) Name() string { return Name }
+
+// trial is the scheduler's framework, which counts claims of pods that are removed on trial as free.
+type trial struct {
+	fwk.Handle
+	claims *claims
+}
+
+// RunFilterPluginsWithNominatedPods asks every filter but the stock one for claims, and then whether the claims fit with the pods that info still has.
+func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
+	if len(pod.Spec.ResourceClaims) == 0 {
+		return t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info)
+	}
+	state = state.Clone()
+	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(sets.New(names.DynamicResources)))
+	if status := t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info); !status.IsSuccess() {
+		return status
+	}
+	return t.claims.fit(ctx, pod, info)
+}
+
+// patient keeps a pod from preempting again while what it preempted for is still on its way: the devices of a pod that is gone are free only when the
+// controller of claims has seen it, and the stock plugin waits for pods alone.
+type patient struct {
+	preemption.Interface
+	handle fwk.Handle
+	claims *claims
+}
+
+// PodEligibleToPreemptOthers implements preemption.Interface.
+func (p patient) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
+	if ok, why := p.Interface.PodEligibleToPreemptOthers(ctx, pod, nominated); !ok || len(pod.Spec.ResourceClaims) == 0 || pod.Status.NominatedNodeName == "" {
+		return ok, why
+	}
+	info, err := p.handle.SnapshotSharedLister().NodeInfos().Get(pod.Status.NominatedNodeName)
+	if err != nil {
+		return true, "" // the node is gone
+	}
+	if nominated.Plugin() == names.DynamicResources && p.claims.fit(ctx, pod, info).IsSuccess() {
+		return false, "not eligible while the claims of preempted pods are being released on the nominated node."
+	}
+	return true, ""
+}

@@ -1,0 +1,17 @@
+// Package program is what gpufabric-scheduler is besides kube-scheduler.
+package program
+
+import (
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"gpufabric.io/drivers/scheduler/preemption"
+	"gpufabric.io/drivers/scheduler/vgpu"
+)
+
+// Plugins are the plugins that a KubeSchedulerConfiguration may name beside the stock ones.
+func Plugins() []app.Option {
+	return []app.Option{
+		app.WithPlugin(vgpu.Name, vgpu.New),
+		app.WithPlugin(preemption.Name, preemption.New),
+	}
+}

@@ -1,0 +1,222 @@
+package program_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+func gpu(n int) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", n) }
+
+// TestAgainstAControlPlane runs the scheduler with the chart's configuration and rights against a real API server and controllers.
+func TestAgainstAControlPlane(t *testing.T) {
+	c := start(t)
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *cluster)
+	}{
+		{"a pod is bound with the annotations that Volcano writes", testAnnotations},
+		{"pods that come at once never overbook a GPU", testConcurrentPods},
+		{"after a restart what was given away stays given away", testRestart},
+		{"a share is preempted from the pod of lowest priority", testPreemptsShares},
+		{"a disruption budget chooses the other victim", testBudget},
+		{"a claim is preempted from the pod of lowest priority", testPreemptsClaims},
+		{"no more claims are preempted than are needed", testPreemptsOnce},
+	} {
+		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
+			return // the later ones would wait for a scheduler that has ended, or on a node that is full
+		}
+	}
+}
+
+func testAnnotations(t *testing.T, c *cluster) {
+	c.node(t, "a", gpu(1), gpu(2))
+	p := shares(pod("two", "low", "a"), 2, 1024, 30)
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "side", Image: "none"})
+	c.create(t, p)
+	got := c.bound(t, "two").Annotations
+	devices := gpu(1) + ",NVIDIA,1024,30:" + gpu(2) + ",NVIDIA,1024,30:;;"
+	for key, want := range map[string]string{"volcano.sh/vgpu-node": "a", "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices, "volcano.sh/bind-phase": "allocating"} {
+		if got[key] != want {
+			t.Errorf("annotation %s is %q, want %q", key, got[key], want)
+		}
+	}
+	for _, key := range []string{"volcano.sh/vgpu-time", "volcano.sh/bind-time"} {
+		if len(got[key]) != len("1763000000") {
+			t.Errorf("annotation %s is %q, want Unix seconds", key, got[key])
+		}
+	}
+	c.create(t, shares(pod("greedy", "low", "a"), 1, 4000, 0))
+	if words := c.refused(t, "greedy"); !strings.Contains(words, "wants 1 GPUs and 0 of 2 will do: 2 without the memory left") {
+		t.Errorf("the refusal reads %q", words)
+	}
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	must(t, err)
+	series := map[string]int{}
+	for _, family := range families {
+		if strings.HasPrefix(family.GetName(), "volcano_vgpu_") {
+			series[family.GetName()] = len(family.GetMetric())
+		}
+	}
+	for _, name := range []string{"shared_number", "allocated_memory", "allocated_cores", "memory_limit", "memory_allocation_for_a_certain_pod", "core_allocation_for_a_certain_pod"} {
+		if n := series["volcano_vgpu_device_"+name]; n != 2 {
+			t.Errorf("%d series of volcano_vgpu_device_%s, want one a GPU", n, name)
+		}
+	}
+	// The waiting pod gets its share when the other one goes.
+	c.delete(t, "two")
+	c.bound(t, "greedy")
+	c.delete(t, "greedy")
+}
+
+func testConcurrentPods(t *testing.T, c *cluster) {
+	c.node(t, "b", gpu(11), gpu(12))
+	const fitting, all = 2 * 3, 10 // a GPU of 4914 units has room for three shares of 1400; the kubelet, which knows sums alone, would take a seventh
+	var wanted []*corev1.Pod
+	for i := range all {
+		wanted = append(wanted, shares(pod(fmt.Sprintf("many-%d", i), "low", "b"), 1, 1400, 0))
+	}
+	c.create(t, wanted...)
+	used, placed := map[string]int64{}, 0
+	for i := range all {
+		// Each is either bound or refused; a refused one may only be so because the node is full.
+		p := c.await(t, fmt.Sprintf("many-%d", i), "bound or refused", func(p *corev1.Pod) bool {
+			return p.Spec.NodeName != "" || len(p.Status.Conditions) > 0
+		})
+		if p.Spec.NodeName == "" {
+			continue
+		}
+		placed++
+		lists, err := annotation.ParseShares(p.Annotations["volcano.sh/vgpu-ids-new"])
+		must(t, err)
+		for _, share := range lists[0] {
+			used[share.UUID] += share.Memory
+		}
+	}
+	for uuid, memory := range used {
+		if memory > 4914 {
+			t.Errorf("%s has given %d of 4914 units away", uuid, memory)
+		}
+	}
+	if placed != fitting {
+		t.Errorf("%d pods were placed, want %d: %v", placed, fitting, used)
+	}
+}
+
+func testRestart(t *testing.T, c *cluster) {
+	c.stop()
+	c.run(t)
+	c.create(t, shares(pod("late", "low", "b"), 1, 1400, 0))
+	if words := c.refused(t, "late"); !strings.Contains(words, "2 without the memory left") {
+		t.Errorf("the refusal reads %q", words)
+	}
+}
+
+func testPreemptsShares(t *testing.T, c *cluster) {
+	c.node(t, "c", gpu(21))
+	c.create(t, shares(pod("cheap", "low", "c"), 1, 2000, 0), shares(pod("dear", "middle", "c"), 1, 2000, 0))
+	c.bound(t, "cheap")
+	c.bound(t, "dear")
+	c.create(t, shares(pod("first", "high", "c"), 1, 2500, 0))
+	c.await(t, "cheap", "evicted", func(p *corev1.Pod) bool { return p == nil })
+	c.bound(t, "first")
+	if !c.exists(t, "dear") {
+		t.Error("a pod of higher priority was evicted too, and one was enough")
+	}
+}
+
+func testBudget(t *testing.T, c *cluster) {
+	c.node(t, "d", gpu(31))
+	_, err := c.admin.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
+		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}}}, metav1.CreateOptions{})
+	must(t, err)
+	c.create(t, shares(pod("guarded", "low", "d"), 1, 2000, 0), shares(pod("free", "middle", "d"), 1, 2000, 0))
+	c.bound(t, "guarded")
+	c.bound(t, "free")
+	c.create(t, shares(pod("second", "high", "d"), 1, 2500, 0))
+	c.await(t, "free", "evicted", func(p *corev1.Pod) bool { return p == nil })
+	c.bound(t, "second")
+	if !c.exists(t, "guarded") {
+		t.Error("the pod that a budget guards was evicted, and another would have done")
+	}
+}
+
+// publish offers devices of a node by DRA.
+func (c *cluster) publish(t *testing.T, node string, devices int) {
+	t.Helper()
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpus"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: "gpu.nvidia.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "-gpu", ResourceSliceCount: 1}}}
+	for i := range devices {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: fmt.Sprintf("gpu-%d", i)})
+	}
+	_, err := c.admin.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// claiming makes a pod ask for count devices by a claim of its own.
+func (c *cluster) claiming(t *testing.T, p *corev1.Pod, count int64) *corev1.Pod {
+	t.Helper()
+	_, err := c.admin.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}}, metav1.CreateOptions{})
+	must(t, err)
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &p.Name}}
+	p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	return p
+}
+
+func testPreemptsClaims(t *testing.T, c *cluster) {
+	_, err := c.admin.ResourceV1().DeviceClasses().Create(t.Context(), &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}}}}, metav1.CreateOptions{})
+	must(t, err)
+	c.node(t, "e", gpu(41))
+	c.publish(t, "e", 2)
+	c.create(t, c.claiming(t, pod("claims-low", "low", "e"), 1), c.claiming(t, pod("claims-middle", "middle", "e"), 1), pod("claims-none", "low", "e"))
+	c.bound(t, "claims-low")
+	c.bound(t, "claims-middle")
+	c.bound(t, "claims-none")
+	c.create(t, c.claiming(t, pod("claims-first", "high", "e"), 1))
+	c.await(t, "claims-low", "evicted", func(p *corev1.Pod) bool { return p == nil })
+	c.bound(t, "claims-first")
+	for _, name := range []string{"claims-middle", "claims-none"} {
+		if !c.exists(t, name) {
+			t.Errorf("%s was evicted, and its going frees nothing that is needed", name)
+		}
+	}
+	c.create(t, c.claiming(t, pod("claims-equal", "low", "e"), 1))
+	c.refused(t, "claims-equal")
+	if !c.exists(t, "claims-middle") || !c.exists(t, "claims-first") {
+		t.Error("a pod of lower priority evicted another")
+	}
+}
+
+// testPreemptsOnce has a pod wait for two devices at once, whose claims are released one after another.
+func testPreemptsOnce(t *testing.T, c *cluster) {
+	c.node(t, "f", gpu(51))
+	c.publish(t, "f", 4)
+	for i := range 4 {
+		c.create(t, c.claiming(t, pod(fmt.Sprintf("single-%d", i), "low", "f"), 1))
+		c.bound(t, fmt.Sprintf("single-%d", i))
+	}
+	c.create(t, c.claiming(t, pod("pair", "high", "f"), 2))
+	c.bound(t, "pair")
+	left := 0
+	for i := range 4 {
+		if c.exists(t, fmt.Sprintf("single-%d", i)) {
+			left++
+		}
+	}
+	if left != 2 {
+		t.Errorf("%d of the 4 pods are left, want 2", left)
+	}
+}

@@ -1,0 +1,67 @@
+package vgpu
+
+import (
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// ledger remembers, by pod, the shares that were chosen until the pod's annotations are seen, and what its annotation read was.
+type ledger struct {
+	mutex sync.Mutex
+	pods  map[types.UID]entry
+}
+
+type entry struct {
+	assumed [][]annotation.Share // chosen by Reserve
+	node    string               // where
+
+	value string // of the annotation that read is of
+	read  [][]annotation.Share
+}
+
+func newLedger() *ledger { return &ledger{pods: map[types.UID]entry{}} }
+
+// shares are what a pod on a node has; false where nobody has written or chosen any. An annotation that cannot be read is somebody else's mistake and
+// counts as none: the node's plugin refuses it too.
+func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, bool) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	e := l.pods[pod.UID]
+	value := pod.Annotations[annotation.PodDevices]
+	if value == "" || pod.Annotations[annotation.PodNode] != node {
+		return e.assumed, e.assumed != nil && e.node == node
+	}
+	if e.value != value {
+		read, err := annotation.ParseShares(value)
+		if err != nil {
+			return nil, false
+		}
+		e.value, e.read = value, read
+		l.pods[pod.UID] = e
+	}
+	return e.read, true
+}
+
+// assume books what Reserve chose.
+func (l *ledger) assume(uid types.UID, node string, shares [][]annotation.Share) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	l.pods[uid] = entry{assumed: shares, node: node}
+}
+
+// assumed is what Reserve chose for a pod, nil where it did not.
+func (l *ledger) assumed(uid types.UID) [][]annotation.Share {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return l.pods[uid].assumed
+}
+
+func (l *ledger) forget(uid types.UID) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	delete(l.pods, uid)
+}

@@ -1,0 +1,230 @@
+// Package vgpu is the kube-scheduler plugin that places shares of GPUs: pods that ask for volcano.sh/vgpu-number, on nodes that register their GPUs as for
+// Volcano's scheduler. It writes the annotations that Volcano writes, so that the node's plugin serves its pods and Volcano's alike.
+//
+// What is given away of a node is read from the annotations of the pods on it each time: there is nothing to restore after a restart, and a preemption's
+// trial removal of a pod counts by itself. Only pods that are chosen and not yet seen with their annotations are remembered, in a ledger.
+package vgpu
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	fwk "k8s.io/kube-scheduler/framework"
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/drivers/scheduler/cards"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/assignment"
+)
+
+// Name is the plugin's in a KubeSchedulerConfiguration.
+const Name = "GPUFabricVGPU"
+
+// Args are the plugin's arguments in a KubeSchedulerConfiguration.
+type Args struct {
+	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
+	CardPolicy cards.Policy `json:"cardPolicy,omitempty"` // binpack, spread, numa or nvlink (default)
+	// Names under which shares are asked for; Volcano's by default.
+	NumberResource string `json:"numberResource,omitempty"`
+	MemoryResource string `json:"memoryResource,omitempty"`
+	CoresResource  string `json:"coresResource,omitempty"`
+}
+
+func defaults() Args {
+	return Args{NodePolicy: cards.Binpack, CardPolicy: cards.NVLink,
+		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores"}
+}
+
+// Plugin places shares of GPUs.
+type Plugin struct {
+	handle    fwk.Handle
+	resources assignment.Resources
+	policies  cards.Policies
+	ledger    *ledger
+	topology  *topology
+	now       func() time.Time
+}
+
+var (
+	_ fwk.PreFilterPlugin   = (*Plugin)(nil)
+	_ fwk.FilterPlugin      = (*Plugin)(nil)
+	_ fwk.ScorePlugin       = (*Plugin)(nil)
+	_ fwk.ReservePlugin     = (*Plugin)(nil)
+	_ fwk.PreBindPlugin     = (*Plugin)(nil)
+	_ fwk.EnqueueExtensions = (*Plugin)(nil)
+)
+
+// New is the plugin's factory. It refuses arguments that it does not know, with what is allowed.
+func New(_ context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	args := defaults()
+	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
+		if err := yaml.UnmarshalStrict(unknown.Raw, &args); err != nil {
+			return nil, fmt.Errorf("arguments of plugin %s: %w", Name, err)
+		}
+	}
+	policies := cards.Policies{Node: args.NodePolicy, Card: args.CardPolicy}
+	if err := policies.Check(); err != nil {
+		return nil, fmt.Errorf("arguments of plugin %s: %w", Name, err)
+	}
+	p := &Plugin{
+		handle:    handle,
+		resources: assignment.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource},
+		policies:  policies,
+		ledger:    newLedger(),
+		topology:  newTopology(),
+		now:       time.Now,
+	}
+	informers := handle.SharedInformerFactory()
+	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
+		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
+	}
+	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
+		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = gone.Obj
+		}
+		if pod, ok := object.(*corev1.Pod); ok {
+			p.ledger.forget(pod.UID)
+		}
+	}}); err != nil {
+		return nil, fmt.Errorf("watch pods that go: %w", err)
+	}
+	if err := registerMetrics(informers.Core().V1()); err != nil {
+		return nil, fmt.Errorf("register metrics of shared GPUs: %w", err)
+	}
+	return p, nil
+}
+
+// Name implements fwk.Plugin.
+func (p *Plugin) Name() string { return Name }
+
+// EventsToRegister implements fwk.EnqueueExtensions: what can make a refused pod fit.
+func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	return []fwk.ClusterEventWithHint{
+		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAnnotation | fwk.UpdateNodeAllocatable}},
+		{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}},
+	}, nil
+}
+
+// wish is what PreFilter leaves for the rest of the cycle; nothing changes it.
+type wish struct{ *cards.Wish }
+
+const wishKey fwk.StateKey = Name
+
+func (w wish) Clone() fwk.StateData { return w }
+
+// PreFilter reads what the pod asks for; a pod that asks for no shares is not this plugin's.
+func (p *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+	w, err := cards.Read(pod, p.resources, p.policies)
+	if err != nil {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	if w == nil {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
+	state.Write(wishKey, wish{w})
+	return nil, nil
+}
+
+// PreFilterExtensions implements fwk.PreFilterPlugin: there is no state to keep in step with pods that come and go on trial.
+func (p *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
+
+func wanted(state fwk.CycleState) *cards.Wish {
+	data, err := state.Read(wishKey)
+	if err != nil {
+		return nil
+	}
+	return data.(wish).Wish
+}
+
+// Filter passes a node whose free shares are enough. Where even an empty node would not do, preemption is told not to try.
+func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
+	w := wanted(state)
+	if w == nil {
+		return nil
+	}
+	node, err := p.node(info, pod)
+	if err != nil {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	empty := node.Empty()
+	if _, err := node.Place(w); err == nil {
+		return nil
+	} else if _, never := empty.Place(w); never != nil {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, never.Error())
+	} else {
+		return fwk.NewStatus(fwk.Unschedulable, err.Error())
+	}
+}
+
+// Score values a node by the policy for nodes, from 0 to 100.
+func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) (int64, *fwk.Status) {
+	w := wanted(state)
+	if w == nil {
+		return 0, nil
+	}
+	before, err := p.node(info, pod)
+	if err != nil {
+		return 0, fwk.AsStatus(err)
+	}
+	shares, err := append(cards.Node(nil), before...).Place(w)
+	if err != nil {
+		return 0, fwk.AsStatus(fmt.Errorf("node %s does not fit any more: %w", info.Node().Name, err))
+	}
+	return before.Score(shares, w.Policies.Node), nil
+}
+
+// ScoreExtensions implements fwk.ScorePlugin: the score is from 0 to 100 already.
+func (p *Plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }
+
+// node reads the node's GPUs and what its pods, besides one, have of them.
+func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error) {
+	value := info.Node().Annotations[annotation.NodeRegister]
+	if value == "" {
+		return nil, fmt.Errorf("the node registers no GPUs to share (annotation %s)", annotation.NodeRegister)
+	}
+	gpus, err := annotation.ParseGPUs(value)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{p.resources.Number, p.resources.Memory, p.resources.Cores} {
+		if info.GetAllocatable().GetScalarResources()[corev1.ResourceName(name)] == 0 {
+			return nil, fmt.Errorf("the node has no %s: its vGPU plugin is not there", name)
+		}
+	}
+	node := make(cards.Node, len(gpus))
+	for i, gpu := range gpus {
+		node[i] = cards.Card{GPU: gpu, Near: p.topology.near(info.Node().Name, gpu.UUID)}
+	}
+	var unplaced []*corev1.Pod
+	for _, other := range info.GetPods() {
+		pod := other.GetPod()
+		if pod.UID == besides.UID {
+			continue
+		}
+		if shares, placed := p.ledger.shares(pod, info.Node().Name); placed {
+			node.Book(shares)
+		} else {
+			unplaced = append(unplaced, pod)
+		}
+	}
+	// Nominated by a preemption: no shares are written yet, and what it will take must not be given away.
+	for _, pod := range unplaced {
+		w, err := cards.Read(pod, p.resources, p.policies)
+		if err != nil || w == nil {
+			continue
+		}
+		if after := append(cards.Node(nil), node...); placeable(after, w) {
+			node = after
+		}
+	}
+	return node, nil
+}
+
+func placeable(node cards.Node, w *cards.Wish) bool {
+	_, err := node.Place(w)
+	return err == nil
+}

@@ -60,9 +60,13 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-func gpufabric(root, architecture string) (v1.Image, error) { return program(root, "gpufabric", architecture) }
+func gpufabric(root, architecture string) (v1.Image, error) {
+	return program(root, "gpufabric", architecture)
+}
 
-func scheduler(root, architecture string) (v1.Image, error) { return program(root, "gpufabric-scheduler", architecture) }
+func scheduler(root, architecture string) (v1.Image, error) {
+	return program(root, "gpufabric-scheduler", architecture)
+}
 
 // program is an image of one program and the shared libraries that it needs, nothing else.
 func program(root, name, architecture string) (v1.Image, error) {

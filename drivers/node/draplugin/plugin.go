@@ -55,6 +55,8 @@ type Plugin struct {
 	// lock keeps a second plugin of this role out of the state directory.
 	lock io.Closer
 
+	first sync.Once // publishing
+
 	cancel context.CancelCauseFunc
 	ctx    context.Context // ends when the plugin stops; its cause says why
 	wg     sync.WaitGroup
@@ -160,7 +162,8 @@ func (p *Plugin) served() kubeletplugin.DRAPlugin {
 	return p
 }
 
-// Publish makes resources the content of this node's ResourceSlices. It may be called again at any time; it does not block.
+// Publish makes resources the content of this node's ResourceSlices. It may be called again at any time. The first call waits for the
+// API server.
 func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 	counts := map[string]int{"available": 0, "tainted": 0}
 	for _, pool := range resources.Pools {
@@ -177,6 +180,11 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 	for state, count := range counts {
 		p.config.Metrics.Devices.WithLabelValues(state).Set(float64(count))
 	}
+	p.first.Do(func() {
+		if err := p.createSlices(p.ctx, resources); err != nil {
+			klog.FromContext(p.ctx).Info("The first ResourceSlices are left to the controller", "err", err)
+		}
+	})
 	if err := p.helper.PublishResources(p.ctx, resources); err != nil {
 		return fmt.Errorf("publish the devices of %s: %w", p.config.Driver, err)
 	}

@@ -47,15 +47,14 @@ type Options struct {
 // Result is what was measured of one driver.
 type Result struct {
 	Driver string
-	// Start is from the process's start to its published ResourceSlices.
-	Start []time.Duration
 	// Times are durations by what was done.
 	Times map[string][]time.Duration
-	// Anonymous and Resident are KiB, Idle before any claim and Used after all.
-	Idle, Used memory
+	// Memory is what the process held, by when.
+	Memory map[string]memory
 }
 
-type memory struct{ Anonymous, Resident int }
+// memory is in KiB.
+type memory struct{ anonymous, resident int }
 
 // Run compares them.
 func Run(ctx context.Context, options Options) (results []*Result, err error) {
@@ -90,12 +89,13 @@ func Run(ctx context.Context, options Options) (results []*Result, err error) {
 		run  func(context.Context, []*driver) error
 	}{
 		{"render the nodes", prepareNodes},
+		{"start, and cut GPUs on demand", measureCuttingStarts},
 		{"start", measureStarts},
 		{"prepare", measurePrepare},
 		{"prepare beside 2048 channels", measureBesideChannels},
 		{"prepare while another GPU is cut", measureBesideMIG},
 		{"memory after use", func(_ context.Context, drivers []*driver) error {
-			return each(drivers, func(d *driver) error { return d.readMemory(&d.result.Used) })
+			return each(drivers, func(d *driver) error { return d.readMemory("after all this") })
 		}},
 	} {
 		began := time.Now()
@@ -123,11 +123,22 @@ func prepareNodes(ctx context.Context, drivers []*driver) error {
 	return each(drivers, func(d *driver) error { return d.render(ctx) })
 }
 
+// measureStarts starts the other driver as it is by default: it offers whole GPUs only. Ours always offers all forms.
 func measureStarts(ctx context.Context, drivers []*driver) error {
+	return measureStartsOf(ctx, drivers, false, "")
+}
+
+// measureCuttingStarts starts the other driver with its gate DynamicMIG, so that both publish every way to cut every GPU.
+func measureCuttingStarts(ctx context.Context, drivers []*driver) error {
+	return measureStartsOf(ctx, drivers, true, ", both with dynamic MIG")
+}
+
+func measureStartsOf(ctx context.Context, drivers []*driver, mig bool, how string) error {
 	for range starts {
 		if err := each(drivers, func(d *driver) error {
-			took, err := d.restart(ctx, false)
-			d.result.Start = append(d.result.Start, took)
+			took, err := d.restart(ctx, mig)
+			what := "process start to published slices" + how
+			d.result.Times[what] = append(d.result.Times[what], took)
 			return err
 		}); err != nil {
 			return err
@@ -136,7 +147,7 @@ func measureStarts(ctx context.Context, drivers []*driver) error {
 	if err := sleep(ctx, idle); err != nil {
 		return err
 	}
-	return each(drivers, func(d *driver) error { return d.readMemory(&d.result.Idle) })
+	return each(drivers, func(d *driver) error { return d.readMemory("idle" + how) })
 }
 
 func measurePrepare(ctx context.Context, drivers []*driver) error {

@@ -50,7 +50,7 @@ type driver struct {
 func newDriver(options Options, client kubernetes.Interface, name, program string) *driver {
 	return &driver{
 		options: options, client: client, program: program, node: name,
-		dir: filepath.Join(options.Dir, name[:1]), result: Result{Driver: name, Times: map[string][]time.Duration{}},
+		dir: filepath.Join(options.Dir, name[:1]), result: Result{Driver: name, Times: map[string][]time.Duration{}, Memory: map[string]memory{}},
 	}
 }
 
@@ -187,21 +187,23 @@ func (d *driver) stop() {
 	d.process = nil
 }
 
-// readMemory reads what the process takes.
-func (d *driver) readMemory(into *memory) error {
+// readMemory reads what the process takes now.
+func (d *driver) readMemory(when string) error {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Process.Pid))
 	if err != nil {
 		return fmt.Errorf("read the plugin's memory: %w", err)
 	}
+	var now memory
 	for line := range strings.Lines(string(status)) {
 		name, rest, _ := strings.Cut(line, ":")
 		kib, _ := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")))
 		switch name {
 		case "RssAnon":
-			into.Anonymous = kib
+			now.anonymous = kib
 		case "VmRSS":
-			into.Resident = kib
+			now.resident = kib
 		}
 	}
+	d.result.Memory[when] = now
 	return nil
 }

@@ -3,6 +3,7 @@ package gpucompare
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -19,25 +20,19 @@ func Report(w io.Writer, results []*Result) error {
 		values := fmt.Sprintf("| %s | %d | %s (%s) | %s (%s) | %%.1f |\n", name, n, format, format, format, format)
 		fmt.Fprintf(&table, values, ours, ourMax, theirs, theirMax, theirs/ours)
 	}
-	line("process start to published slices (ms)", len(a.Start), "%.0f", quantile(a.Start, 0.5), quantile(a.Start, 1), quantile(b.Start, 0.5), quantile(b.Start, 1))
-	var names []string
-	for name := range a.Times {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(a.Times)) {
 		x, y := a.Times[name], b.Times[name]
 		line(name+" (ms)", len(x), "%.1f", quantile(x, 0.5), quantile(x, 1), quantile(y, 0.5), quantile(y, 1))
 	}
 	const mib = 1024
-	for _, m := range []struct {
-		name         string
-		ours, theirs int
-	}{
-		{"anonymous memory, idle (MiB)", a.Idle.Anonymous, b.Idle.Anonymous}, {"all resident memory, idle (MiB)", a.Idle.Resident, b.Idle.Resident},
-		{"anonymous memory, after all this (MiB)", a.Used.Anonymous, b.Used.Anonymous}, {"all resident memory, after all this (MiB)", a.Used.Resident, b.Used.Resident},
-	} {
-		fmt.Fprintf(&table, "| %s | 1 | %.1f | %.1f | %.1f |\n", m.name, float64(m.ours)/mib, float64(m.theirs)/mib, float64(m.theirs)/float64(m.ours))
+	for _, when := range slices.Sorted(maps.Keys(a.Memory)) {
+		x, y := a.Memory[when], b.Memory[when]
+		for _, m := range []struct {
+			name         string
+			ours, theirs int
+		}{{"anonymous memory", x.anonymous, y.anonymous}, {"all resident memory", x.resident, y.resident}} {
+			fmt.Fprintf(&table, "| %s, %s (MiB) | 1 | %.1f | %.1f | %.1f |\n", m.name, when, float64(m.ours)/mib, float64(m.theirs)/mib, float64(m.theirs)/float64(m.ours))
+		}
 	}
 	_, err := io.WriteString(w, table.String())
 	return err

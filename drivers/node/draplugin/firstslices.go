@@ -1,0 +1,57 @@
+package draplugin
+
+import (
+	"context"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+)
+
+// createSlices publishes resources on a node that has none of this driver's yet, and does nothing on any other. The library's
+// controller does all of the publishing, but looks only once a second whether it knows what there is, so that a new node's devices
+// would be a second late. What is made here it finds and takes for its own work: the same names and the same content. What fails here
+// it makes good.
+func (p *Plugin) createSlices(ctx context.Context, resources resourceslice.DriverResources) error {
+	node, slices := p.config.Node.NodeName, p.config.Client.ResourceV1().ResourceSlices()
+	list, err := slices.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		resourceapi.ResourceSliceSelectorNodeName: node, resourceapi.ResourceSliceSelectorDriver: p.config.Driver,
+	}.String(), Limit: 1})
+	if err != nil {
+		return fmt.Errorf("look for ResourceSlices of %s on node %s: %w", p.config.Driver, node, err)
+	}
+	if len(list.Items) > 0 {
+		return nil
+	}
+	uid := p.config.NodeUID
+	if uid == "" {
+		object, err := p.config.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("look up node %s, which owns its ResourceSlices: %w", node, err)
+		}
+		uid = object.UID
+	}
+	for name, pool := range resources.Pools {
+		for i, slice := range pool.Slices {
+			_, err := slices.Create(ctx, &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					// The library knows a pool's slices by the number in their names.
+					GenerateName:    fmt.Sprintf("%05x-%s-%s-", i, p.config.Driver, node),
+					OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: uid, Controller: ptr.To(true)}},
+				},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver: p.config.Driver, NodeName: &node,
+					Pool:    resourceapi.ResourcePool{Name: name, Generation: max(pool.Generation, 1), ResourceSliceCount: int64(len(pool.Slices))},
+					Devices: slice.Devices, SharedCounters: slice.SharedCounters, PerDeviceNodeSelection: slice.PerDeviceNodeSelection,
+				},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				return fmt.Errorf("create ResourceSlice %d of pool %s: %w", i, name, err)
+			}
+		}
+	}
+	return nil
+}

@@ -13,12 +13,14 @@ import (
 
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
 )
 
 // Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
 type Kind struct {
 	nodes func(names []string) ([]string, error) // which device nodes are there
+	pods  PodNetworks
 
 	mu    sync.Mutex
 	ports map[string]Port // by device name
@@ -27,9 +29,9 @@ type Kind struct {
 
 var _ draplugin.Kind = &Kind{}
 
-// NewKind makes a kind for a node whose device nodes are under dev.
-func NewKind(dev string) *Kind {
-	return &Kind{nodes: existing(filepath.Join(dev, "infiniband")), known: make(chan struct{})}
+// NewKind makes a kind for a node whose device nodes are under dev. pods moves devices into pods' networks.
+func NewKind(dev string, pods PodNetworks) *Kind {
+	return &Kind{nodes: existing(filepath.Join(dev, "infiniband")), pods: pods, known: make(chan struct{})}
 }
 
 // Set replaces the devices.
@@ -55,6 +57,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	prepared := &draplugin.Prepared{}
 	names := make([]string, len(claim.Devices))
 	environment := true
+	var moved []exclusive.Device
 	for i, d := range claim.Devices {
 		config, err := readConfig(d.Configs)
 		if err != nil {
@@ -68,6 +71,13 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		edits, err := k.edits(port)
 		if err != nil {
 			return nil, err
+		}
+		if config.Network == NetworkExclusive && !d.Admin() {
+			device, err := k.whole(d, port)
+			if err != nil {
+				return nil, err
+			}
+			moved = append(moved, device)
 		}
 		for _, number := range port.Ports {
 			names[i] += fmt.Sprintf(",%s:%d", port.HCA.Name, number)
@@ -83,11 +93,23 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 			prepared.Edits[i].Env = []string{"NCCL_IB_HCA==" + strings.Join(slices.Compact(list), ",")}
 		}
 	}
+	if len(moved) > 0 {
+		if err := k.grant(claim, moved, prepared); err != nil {
+			return nil, err
+		}
+	}
 	return prepared, nil
 }
 
-// Unprepare implements draplugin.Kind: nothing outlives the container.
-func (k *Kind) Unprepare(context.Context, claimstate.Record) error { return nil }
+// Unprepare implements draplugin.Kind. Nothing outlives the container but a device in the pod's network, which is back when the pod's sandbox has
+// stopped; one that is not is taken back here.
+func (k *Kind) Unprepare(_ context.Context, record claimstate.Record) error {
+	grant, ok := GrantOf(record)
+	if !ok {
+		return nil
+	}
+	return k.pods.TakeFrom(grant.Claim, grant.PodUID)
+}
 
 // Ports returns the ports that a device stands for; nil: there is no such device.
 func (k *Kind) Ports(device string) []health.Key {
@@ -140,6 +162,7 @@ type Config struct {
 	APIVersion  string      `json:"apiVersion"`
 	Kind        string      `json:"kind"`
 	Environment Environment `json:"environment,omitempty"`
+	Network     Network     `json:"network,omitempty"`
 }
 
 // Environment says what a container is told in its environment.
@@ -161,7 +184,7 @@ func readConfig(configs []draplugin.OpaqueConfig) (Config, error) {
 		decoder := json.NewDecoder(strings.NewReader(string(c.Raw)))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&config); err != nil {
-			return Config{}, draplugin.Refuse("InvalidConfig", "%s: %v; known are apiVersion, kind and environment", c.Path, err)
+			return Config{}, draplugin.Refuse("InvalidConfig", "%s: %v; known are apiVersion, kind, environment and network", c.Path, err)
 		}
 		if config.APIVersion != "gpufabric.io/v1alpha1" || config.Kind != "RDMAConfig" {
 			return Config{}, draplugin.Refuse("InvalidConfig", "%s: apiVersion %q and kind %q must be gpufabric.io/v1alpha1 and RDMAConfig", c.Path, config.APIVersion, config.Kind)
@@ -170,6 +193,11 @@ func readConfig(configs []draplugin.OpaqueConfig) (Config, error) {
 		case "", EnvironmentNCCL, EnvironmentNone:
 		default:
 			return Config{}, draplugin.Refuse("InvalidConfig", "%s.environment: %q must be NCCL or None", c.Path, config.Environment)
+		}
+		switch config.Network {
+		case "", NetworkShared, NetworkExclusive:
+		default:
+			return Config{}, draplugin.Refuse("InvalidConfig", "%s.network: %q must be Shared or Exclusive", c.Path, config.Network)
 		}
 	}
 	return config, nil

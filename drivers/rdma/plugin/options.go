@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/objects"
 )
 
@@ -26,6 +27,10 @@ type Options struct {
 	DevicePluginCDI bool
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
+	// RuntimeSocket is the container runtime's NRI socket, through which pods' network namespaces are heard of; empty: no device moves into one.
+	RuntimeSocket string
+	// Links are the kernel's; nil: the real ones.
+	Links exclusive.Links
 	// Client reaches the API server for Dynamic Resource Allocation, as driver rdma.gpufabric.io; nil: it is not served.
 	Client kubernetes.Interface
 	// Pools are the RDMAPools; nil: there are only the file's pools.
@@ -56,6 +61,7 @@ func Command(h host.Host) *cobra.Command {
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
 	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false, "give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
 	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
+	command.Flags().StringVar(&o.RuntimeSocket, "nri-socket", "", "the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
 	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
 	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")
 	return command

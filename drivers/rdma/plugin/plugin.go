@@ -99,12 +99,16 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 	}
+	networks, err := newPodNetworks(o)
+	if err != nil {
+		return err
+	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
 		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts, specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
-		kind:     dra.NewKind(o.DevRoot), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
+		kind:     dra.NewKind(o.DevRoot, networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 	}
 	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)
 	group, ctx := errgroup.WithContext(ctx)
@@ -118,7 +122,7 @@ func Run(ctx context.Context, o Options) error {
 	group.Go(func() error { p.watchDevices(ctx); return nil })
 	group.Go(func() error { return p.watchLinks(ctx) })
 	if p.Client != nil {
-		group.Go(func() error { return p.serveDRA(ctx, p.started) })
+		group.Go(func() error { return p.serveDRA(ctx, networks, p.started) })
 	}
 	if p.Pools != nil {
 		group.Go(func() error { return p.Pools.Watch(ctx, func(pools []objects.Pool) { send(ctx, p.listed, pools) }) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -18,7 +19,7 @@ import (
 const role = "rdma-plugin"
 
 // serveDRA serves claims until ctx ends.
-func (p *plugin) serveDRA(ctx context.Context, started chan<- *draplugin.Plugin) error {
+func (p *plugin) serveDRA(ctx context.Context, networks *podNetworks, started chan<- *draplugin.Plugin) error {
 	recorder, stop := apiclient.Recorder(ctx, p.Client, role, p.NodeName)
 	defer stop()
 	served, err := draplugin.Start(ctx, draplugin.Config{
@@ -29,12 +30,17 @@ func (p *plugin) serveDRA(ctx context.Context, started chan<- *draplugin.Plugin)
 	}
 	defer served.Stop()
 	send(ctx, started, served)
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-served.Done():
-		return served.Err()
-	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return networks.run(ctx, served) })
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-served.Done():
+			return served.Err()
+		}
+	})
+	return group.Wait()
 }
 
 // publish brings the node's ResourceSlices in line with the devices and their health.

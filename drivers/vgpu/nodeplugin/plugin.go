@@ -38,6 +38,7 @@ import (
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/runtimehook"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/vgpu/agreement"
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -160,7 +161,9 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
 		},
 		func(ctx context.Context) error { told.run(ctx); return nil },
-		func(ctx context.Context) error { return connect(ctx, o.RuntimeSocket, h) },
+		func(ctx context.Context) error {
+			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
+		},
 		func(ctx context.Context) error {
 			return metrics.Serve(ctx, o.MetricsAddress, metrics.New(driver).Registry, func() error { return nil })
 		},

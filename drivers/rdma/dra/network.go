@@ -1,0 +1,80 @@
+package dra
+
+import (
+	"encoding/json"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/exclusive"
+)
+
+// Network says in which network namespace a claim's device is.
+type Network string
+
+// The networks.
+const (
+	// NetworkShared leaves the device where it is: every pod that has its device nodes can use it. It is the default.
+	NetworkShared Network = "Shared"
+	// NetworkExclusive moves the RDMA device and its network interfaces into the pod.
+	NetworkExclusive Network = "Exclusive"
+)
+
+// PodNetworks moves devices into pods' networks.
+type PodNetworks interface {
+	// Ready returns nil where devices can be moved, else what stands in the way and what to do.
+	Ready() error
+	// TakeFrom takes back what a claim (namespace/name) gave to the pod with that UID.
+	TakeFrom(claim, podUID string) error
+}
+
+// data is what is kept of a claim for the time after this process.
+type data struct {
+	Exclusive *exclusive.Grant `json:"exclusive,omitempty"`
+}
+
+// GrantOf returns what a prepared claim gives to a pod's network; false: nothing.
+func GrantOf(record claimstate.Record) (exclusive.Grant, bool) {
+	var d data
+	if len(record.Data) == 0 || json.Unmarshal(record.Data, &d) != nil || d.Exclusive == nil {
+		return exclusive.Grant{}, false
+	}
+	return *d.Exclusive, true
+}
+
+// whole is the HCA of a device that can go into a pod's network: a link has all ports of its HCA.
+func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, error) {
+	if d.ShareID != nil {
+		return exclusive.Device{}, draplugin.Refuse("NotExclusive",
+			"network: Exclusive needs a device that is given whole, and %s is shared: put it into a pool with exclusive devices (rdmaHcaMax 0 or 1 for each HCA)", d.Device)
+	}
+	for _, port := range p.HCA.Ports {
+		if !slices.Contains(p.Ports, port.Number) {
+			return exclusive.Device{}, draplugin.Refuse("NotExclusive",
+				"network: Exclusive moves the whole of %s, and %s is without its port %d: put all ports into one pool", p.HCA.Name, d.Device, port.Number)
+		}
+	}
+	return exclusive.Device{RDMA: p.HCA.Name, Nets: p.HCA.Nets()}, nil
+}
+
+// grant says in the claim's record and in its containers that the devices go to the pod.
+func (k *Kind) grant(claim *draplugin.Claim, devices []exclusive.Device, prepared *draplugin.Prepared) error {
+	if err := k.pods.Ready(); err != nil {
+		return draplugin.Refuse("NotExclusive", "network: Exclusive: %v", err)
+	}
+	pods := slices.DeleteFunc(slices.Clone(claim.Status.ReservedFor), func(c resourceapi.ResourceClaimConsumerReference) bool {
+		return c.APIGroup != "" || c.Resource != "pods"
+	})
+	if len(pods) != 1 {
+		return draplugin.Refuse("NotExclusive",
+			"network: Exclusive gives the devices to one pod, and %d pods share the claim: give each pod a claim of its own (a ResourceClaimTemplate does)", len(pods))
+	}
+	name := claim.Namespace + "/" + claim.Name
+	prepared.Data = data{Exclusive: &exclusive.Grant{Claim: name, PodUID: string(pods[0].UID), Devices: devices}}
+	for i := range prepared.Edits {
+		prepared.Edits[i].Env = append(prepared.Edits[i].Env, exclusive.Environment(string(claim.UID), name))
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package dra
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/exclusive"
+	"gpufabric.io/drivers/rdma/inventory"
+)
+
+// networks is a double of what moves devices.
+type networks struct {
+	unready error
+	taken   []string
+}
+
+func (n *networks) Ready() error { return n.unready }
+
+func (n *networks) TakeFrom(claim, podUID string) error {
+	n.taken = append(n.taken, claim+" "+podUID)
+	return nil
+}
+
+// exclusiveClaim is a claim of one device whose author wants it in the pod.
+func exclusiveClaim(share bool, pods ...string) *draplugin.Claim {
+	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic", UID: "1-2"}}}
+	for _, pod := range pods {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("uid-" + pod)})
+	}
+	device := draplugin.AllocatedDevice{
+		DeviceRequestAllocationResult: resourceapi.DeviceRequestAllocationResult{Device: "hca", Pool: "node-a-rdma", Request: "nic"},
+		Configs:                       []draplugin.OpaqueConfig{{Path: "config[0]", Raw: json.RawMessage(`{"apiVersion":"gpufabric.io/v1alpha1","kind":"RDMAConfig","network":"Exclusive"}`)}},
+	}
+	if share {
+		id := types.UID("share")
+		device.ShareID = &id
+	}
+	claim.Devices = []draplugin.AllocatedDevice{device}
+	return claim
+}
+
+func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
+	hca := &inventory.HCA{Device: infiniband.Device{
+		Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
+		Ports: []infiniband.Port{{Number: 1, Nets: []infiniband.Net{{Name: "ens1"}}}, {Number: 2, Nets: []infiniband.Net{{Name: "ens2"}}}},
+	}}
+	for _, test := range []struct {
+		name    string
+		claim   *draplugin.Claim
+		ports   []int
+		unready error
+		err     string
+	}{
+		{name: "a whole HCA for one pod", claim: exclusiveClaim(false, "a"), ports: []int{1, 2}},
+		{name: "a share of an HCA", claim: exclusiveClaim(true, "a"), ports: []int{1, 2}, err: "hca is shared"},
+		{name: "one of two ports", claim: exclusiveClaim(false, "a"), ports: []int{1}, err: "without its port 2"},
+		{name: "two pods", claim: exclusiveClaim(false, "a", "b"), ports: []int{1, 2}, err: "2 pods share the claim"},
+		{name: "no runtime", claim: exclusiveClaim(false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"), err: "--nri-socket"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dev := t.TempDir()
+			if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			pods := &networks{unready: test.unready}
+			kind := NewKind(dev, pods)
+			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
+			prepared, err := kind.Prepare(t.Context(), test.claim)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("got %v, want an error with %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw, err := json.Marshal(prepared.Data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			record := claimstate.Record{UID: "1-2", Namespace: "default", Name: "nic", Data: raw}
+			want := exclusive.Grant{Claim: "default/nic", PodUID: "uid-a", Devices: []exclusive.Device{{RDMA: "mlx5_0", Nets: []string{"ens1", "ens2"}}}}
+			got, ok := GrantOf(record)
+			if diff := cmp.Diff(want, got); !ok || diff != "" {
+				t.Error(ok, diff)
+			}
+			if !slices.Contains(prepared.Edits[0].Env, "GPUFABRIC_RDMA_EXCLUSIVE_1_2=default/nic") {
+				t.Errorf("environment %v", prepared.Edits[0].Env)
+			}
+			if err := kind.Unprepare(t.Context(), record); err != nil || !slices.Equal(pods.taken, []string{"default/nic uid-a"}) {
+				t.Errorf("taken back %v, %v", pods.taken, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,123 @@
+package exclusive
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// entry is what a pod sandbox was given, on disk.
+type entry struct {
+	Version   int     `json:"version"`
+	Sandbox   string  `json:"sandbox"`
+	Pod       string  `json:"pod"` // namespace/name, for people
+	Namespace string  `json:"namespace"`
+	Grants    []Grant `json:"grants"`
+}
+
+// bookVersion is the version that this program writes, and the only one there has been.
+const bookVersion = 1
+
+// book is a directory with a file for each sandbox that was given something.
+type book struct {
+	dir    string
+	writer atomicfile.Writer
+}
+
+// sandboxID is what a container runtime's sandbox IDs look like; they become file names.
+var sandboxID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,127}$`)
+
+func openBook(dir string, writer atomicfile.Writer) (*book, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("open the record of RDMA devices given to pods: %w", err)
+	}
+	if _, err := atomicfile.Sweep(dir, ""); err != nil {
+		return nil, fmt.Errorf("open the record of RDMA devices given to pods: %w", err)
+	}
+	return &book{dir: dir, writer: writer}, nil
+}
+
+func (b *book) path(sandbox string) (string, error) {
+	if !sandboxID.MatchString(sandbox) {
+		return "", fmt.Errorf("the pod sandbox ID %.80q cannot be a file name", sandbox)
+	}
+	return filepath.Join(b.dir, sandbox+".json"), nil
+}
+
+func (b *book) put(e entry) error {
+	path, err := b.path(e.Sandbox)
+	if err != nil {
+		return err
+	}
+	e.Version = bookVersion
+	data, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode what pod %s was given: %w", e.Pod, err)
+	}
+	return b.writer.Write(path, data, 0o600)
+}
+
+func (b *book) remove(sandbox string) error {
+	path, err := b.path(sandbox)
+	if err != nil {
+		return err
+	}
+	return b.writer.Remove(path)
+}
+
+// get returns what a sandbox was given; false: nothing.
+func (b *book) get(sandbox string) (entry, bool, error) {
+	path, err := b.path(sandbox)
+	if err != nil {
+		return entry{}, false, err
+	}
+	e, err := read(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return entry{}, false, nil
+	}
+	return e, err == nil, err
+}
+
+// list returns every entry that can be read, and an error that names the others: they stay where they are for a person to look at.
+func (b *book) list() ([]entry, error) {
+	files, err := os.ReadDir(b.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list what pods were given: %w", err)
+	}
+	var entries []entry
+	var errs []error
+	for _, file := range files {
+		if !strings.HasSuffix(file.Name(), ".json") || strings.HasPrefix(file.Name(), ".") {
+			continue
+		}
+		e, err := read(filepath.Join(b.dir, file.Name()))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries, errors.Join(errs...)
+}
+
+func read(path string) (entry, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return entry{}, fmt.Errorf("read what a pod was given: %w", err)
+	}
+	var e entry
+	if err := json.Unmarshal(data, &e); err != nil {
+		return entry{}, fmt.Errorf("read what a pod was given: %s: %w", path, err)
+	}
+	if e.Version != bookVersion || e.Sandbox+".json" != filepath.Base(path) || len(e.Grants) == 0 {
+		return entry{}, fmt.Errorf("read what a pod was given: %s: version %d, sandbox %.80q, %d grants; wanted version %d, the sandbox of its name and a grant",
+			path, e.Version, e.Sandbox, len(e.Grants), bookVersion)
+	}
+	return e, nil
+}

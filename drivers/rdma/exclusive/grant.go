@@ -1,0 +1,54 @@
+// Package exclusive gives RDMA devices to one pod's network namespace at a time, and takes them back.
+//
+// The kernel's RDMA subsystem has two modes (rdma-system(8)): shared, in which every network namespace sees every RDMA device, and exclusive, in which a
+// device is in one namespace. There a pod can open a device only once its link has been moved to the pod, together with the network interfaces that carry
+// its addresses. The container runtime tells through NRI when a pod's namespace is there and when it is about to go.
+//
+// What was moved is written down before it is moved, in a file for each pod sandbox, so that a plugin that died at any point takes back what it gave. A
+// namespace that ends with hardware in it gives that back by itself, but to the machine's first namespace.
+package exclusive
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Device is an RDMA device with all of its network interfaces, by the names that they have on the node.
+type Device struct {
+	RDMA string   `json:"rdma"`
+	Nets []string `json:"nets,omitempty"`
+}
+
+// Grant is what one claim gives to one pod.
+type Grant struct {
+	// Claim is for people: "default/train-nic".
+	Claim string `json:"claim"`
+	// PodUID is the one pod that may have the devices.
+	PodUID  string   `json:"podUID"`
+	Devices []Device `json:"devices"`
+}
+
+// variable is set in every container that uses a claim, so that one of a pod that does not have the devices can be told from one that does.
+const variable = "GPUFABRIC_RDMA_EXCLUSIVE_"
+
+// Environment is the variable that marks the containers of a claim: its name holds the claim's UID, its value the claim for people.
+func Environment(claimUID, claim string) string {
+	return variable + strings.ReplaceAll(claimUID, "-", "_") + "=" + claim
+}
+
+// claimOf reads such a variable.
+func claimOf(entry string) (uid, claim string, ok bool) {
+	rest, ok := strings.CutPrefix(entry, variable)
+	if !ok {
+		return "", "", false
+	}
+	uid, claim, ok = strings.Cut(rest, "=")
+	return strings.ReplaceAll(uid, "_", "-"), claim, ok
+}
+
+func (d Device) String() string {
+	if len(d.Nets) == 0 {
+		return d.RDMA
+	}
+	return fmt.Sprintf("%s with %s", d.RDMA, strings.Join(d.Nets, ", "))
+}

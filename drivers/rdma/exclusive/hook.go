@@ -1,0 +1,110 @@
+package exclusive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/containerd/nri/pkg/api"
+	"k8s.io/klog/v2"
+)
+
+// Hook is the NRI plugin that moves devices as pods come and go. Fill it before it is started; it is not copied afterwards.
+type Hook struct {
+	Mover *Mover
+	// Grants returns what prepared claims give to a pod, by its UID.
+	Grants func(podUID string) []Grant
+
+	connected atomic.Bool
+}
+
+// Connected tells whether a container runtime calls the hook.
+func (h *Hook) Connected() bool { return h.connected.Load() }
+
+// Configure is called by the runtime first.
+func (h *Hook) Configure(ctx context.Context, _, runtime, version string) (api.EventMask, error) {
+	klog.FromContext(ctx).Info("Connected to the container runtime", "runtime", runtime, "version", version)
+	return 0, nil // 0: every event that the plugin has a method for
+}
+
+// Synchronize is called when the hook connects: what ended meanwhile gives back, and what began meanwhile is given its devices.
+func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	live := make(map[string]bool, len(sandboxes))
+	for _, sandbox := range sandboxes {
+		live[sandbox.GetId()] = true
+	}
+	errs := []error{h.Mover.Keep(live)}
+	for _, sandbox := range sandboxes {
+		errs = append(errs, h.RunPodSandbox(ctx, sandbox))
+	}
+	if err := errors.Join(errs...); err != nil {
+		// The runtime would drop a plugin that fails here, and with it every later pod's devices.
+		klog.FromContext(ctx).Error(err, "Not every RDMA device is where it should be")
+	}
+	h.connected.Store(true)
+	return nil, nil
+}
+
+// RunPodSandbox gives a pod its devices: its network namespace is there, its containers are not. An error keeps the pod from starting, and stands in its
+// Events.
+func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	grants := h.Grants(sandbox.GetUid())
+	if len(grants) == 0 {
+		return nil
+	}
+	pod := sandbox.GetNamespace() + "/" + sandbox.GetName()
+	namespace := namespaceOf(sandbox)
+	if namespace == "" {
+		return nil // The pod is in the node's network, where the devices are.
+	}
+	if err := h.Mover.Give(sandbox.GetId(), pod, namespace, grants); err != nil {
+		return fmt.Errorf("gpufabric rdma: %w", err)
+	}
+	return nil
+}
+
+// CreateContainer refuses a container that would see a device that is in another pod's network.
+func (h *Hook) CreateContainer(_ context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	for _, variable := range container.GetEnv() {
+		_, claim, ok := claimOf(variable)
+		if !ok || h.has(sandbox.GetUid(), claim) {
+			continue
+		}
+		return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: the RDMA devices of claim %s were given to the network of another pod, and can be in one at a time; give each pod a claim of its own (a ResourceClaimTemplate does)",
+			container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), claim)
+	}
+	return nil, nil, nil
+}
+
+func (h *Hook) has(podUID, claim string) bool {
+	for _, grant := range h.Grants(podUID) {
+		if grant.Claim == claim {
+			return true
+		}
+	}
+	return false
+}
+
+// StopPodSandbox takes the devices back while the pod's network namespace is still there.
+func (h *Hook) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	return h.Mover.Take(sandbox.GetId())
+}
+
+// RemovePodSandbox takes back what could not be taken before.
+func (h *Hook) RemovePodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+	return h.Mover.Take(sandbox.GetId())
+}
+
+// Disconnected is called when the runtime is gone; until it is back, nothing is given.
+func (h *Hook) Disconnected() { h.connected.Store(false) }
+
+// namespaceOf is the path of the pod's network namespace; empty: the node's.
+func namespaceOf(sandbox *api.PodSandbox) string {
+	for _, namespace := range sandbox.GetLinux().GetNamespaces() {
+		if namespace.GetType() == "network" {
+			return namespace.GetPath()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,104 @@
+package exclusive
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. RDMA devices there
+// are none of: what moves them runs against a double (mover_test.go).
+func namespaces(t *testing.T) string {
+	t.Helper()
+	runtime.LockOSThread() // Never unlocked: the thread ends with the test, and its namespace with it.
+	path := filepath.Join(t.TempDir(), "pod")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) {
+		t.Skip("skipped: making a network namespace needs root")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, ""); err != nil {
+		t.Skipf("skipped: keeping a network namespace needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "gf0"}}); err != nil {
+		t.Skipf("skipped: this kernel makes no dummy interfaces: %v", err)
+	}
+	return path
+}
+
+// in tells where gf0 is.
+func in(t *testing.T, pod string) string {
+	t.Helper()
+	var places []string
+	look := func(place string, h *netlink.Handle, err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		if _, err := h.LinkByName("gf0"); err == nil {
+			places = append(places, place)
+		}
+	}
+	h, err := netlink.NewHandle()
+	look("node", h, err)
+	target, err := netns.GetFromPath(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer target.Close() //nolint:errcheck // read only
+	h, err = netlink.NewHandleAt(target)
+	look("pod", h, err)
+	return strings.Join(places, " and ")
+}
+
+func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
+	pod := namespaces(t)
+	for _, step := range []struct {
+		name string
+		do   func(name, namespace string) error
+		want string
+	}{
+		{"give", Netlink{}.GiveInterface, "pod"},
+		{"give again", Netlink{}.GiveInterface, "pod"},
+		{"take", Netlink{}.TakeInterface, "node"},
+		{"take again", Netlink{}.TakeInterface, "node"},
+	} {
+		if err := step.do("gf0", pod); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if got := in(t, pod); got != step.want {
+			t.Fatalf("%s: the interface is in the %s, want the %s", step.name, got, step.want)
+		}
+	}
+	if err := (Netlink{}).GiveInterface("gf1", pod); err == nil || !strings.Contains(err.Error(), "gf1 is neither on the node nor in") {
+		t.Errorf("an interface that is nowhere: %v", err)
+	}
+	for name, path := range map[string]string{"no file": pod + "-gone", "a plain file": filepath.Join(filepath.Dir(pod), "plain")} {
+		if name == "a plain file" {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := (Netlink{}).TakeInterface("gf0", path); err != nil {
+			t.Errorf("taking from a namespace that has ended (%s): %v", name, err)
+		}
+		if err := (Netlink{}).GiveInterface("gf0", path); err == nil {
+			t.Errorf("%s was taken for a namespace", name)
+		}
+	}
+}

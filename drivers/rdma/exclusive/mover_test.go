@@ -1,0 +1,274 @@
+package exclusive
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+const (
+	podA = "/var/run/netns/cni-a"
+	podB = "/var/run/netns/cni-b"
+	home = "the node"
+)
+
+// machine is a double of the kernel's links: it says in which namespace each is.
+type machine struct {
+	at     map[string]string
+	broken map[string]bool // links whose moves fail
+}
+
+func newMachine(names ...string) *machine {
+	m := &machine{at: map[string]string{}, broken: map[string]bool{}}
+	for _, name := range names {
+		m.at[name] = home
+	}
+	return m
+}
+
+func (m *machine) Exclusive() (bool, error) { return true, nil }
+
+func (m *machine) move(name, from, to string) error {
+	switch {
+	case m.broken[name]:
+		return errors.New(name + " is busy")
+	case m.at[name] == from || m.at[name] == to:
+		m.at[name] = to
+		return nil
+	case to == home:
+		return nil
+	}
+	return errors.New(name + " is not there")
+}
+
+func (m *machine) GiveRDMA(device, namespace string) error    { return m.move(device, home, namespace) }
+func (m *machine) TakeRDMA(device, namespace string) error    { return m.move(device, namespace, home) }
+func (m *machine) GiveInterface(name, namespace string) error { return m.move(name, home, namespace) }
+func (m *machine) TakeInterface(name, namespace string) error { return m.move(name, namespace, home) }
+
+// away lists the links that are in pods, with their namespaces.
+func (m *machine) away() map[string]string {
+	away := maps.Clone(m.at)
+	maps.DeleteFunc(away, func(_, place string) bool { return place == home })
+	return away
+}
+
+func newMover(t *testing.T, dir string, links Links) *Mover {
+	t.Helper()
+	m, err := NewMover(dir, links, atomicfile.Writer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *Mover) recorded(t *testing.T) []string {
+	t.Helper()
+	entries, err := m.book.list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sandboxes []string
+	for _, e := range entries {
+		sandboxes = append(sandboxes, e.Sandbox)
+	}
+	return sandboxes
+}
+
+func first(pod string) []Grant {
+	return []Grant{{Claim: "default/nic-" + pod, PodUID: pod, Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}}}}
+}
+
+func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
+	m := newMover(t, t.TempDir(), kernel)
+	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"mlx5_0": podA, "ens1": podA}, kernel.away()); diff != "" {
+		t.Error(diff)
+	}
+	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+		t.Errorf("giving again: %v", err)
+	}
+	err := m.Give("b", "default/b", podB, first("uid-b"))
+	if err == nil || !strings.Contains(err.Error(), "mlx5_0 is in the network of pod default/a") {
+		t.Errorf("another pod was given the same device: %v", err)
+	}
+	for range 2 { // Taking twice is taking once.
+		if err := m.Take("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
+		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	}
+	if err := m.Give("b", "default/b", podB, first("uid-b")); err != nil {
+		t.Errorf("the device is free again: %v", err)
+	}
+}
+
+func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1", "ens2")
+	m := newMover(t, t.TempDir(), kernel)
+	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1", "missing"}}}}}
+	if err := m.Give("a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "missing is not there") {
+		t.Errorf("got %v", err)
+	}
+	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
+		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	}
+}
+
+func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1")
+	dir := t.TempDir()
+	m := newMover(t, dir, kernel)
+	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+		t.Fatal(err)
+	}
+	kernel.broken["mlx5_0"] = true
+	if err := m.Take("a"); err == nil {
+		t.Error("a device that is busy was taken back")
+	}
+	if diff := cmp.Diff(map[string]string{"mlx5_0": podA}, kernel.away()); diff != "" {
+		t.Error(diff)
+	}
+	delete(kernel.broken, "mlx5_0")
+	// The process dies here; the next one finds the sandbox gone.
+	if err := newMover(t, dir, kernel).Keep(map[string]bool{"another": true}); err != nil {
+		t.Fatal(err)
+	}
+	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
+		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	}
+}
+
+func TestACrashAtAnyStepOfTheRecordLosesNoDevice(t *testing.T) {
+	for _, step := range atomicfile.Steps() {
+		t.Run(string(step), func(t *testing.T) {
+			kernel := newMachine("mlx5_0", "ens1")
+			dir := t.TempDir()
+			m, err := NewMover(dir, kernel, atomicfile.Writer{Before: func(s atomicfile.Step, _ string) error {
+				if s == step {
+					return atomicfile.Crash()
+				}
+				return nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Give("a", "default/a", podA, first("uid-a")); err == nil {
+				t.Fatal("the crash was not noticed")
+			}
+			if err := newMover(t, dir, kernel).Keep(nil); err != nil {
+				t.Fatal(err)
+			}
+			if away := kernel.away(); len(away) > 0 {
+				t.Errorf("away %v", away)
+			}
+		})
+	}
+}
+
+func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
+	for name, content := range map[string]string{
+		"no JSON":            "{",
+		"another version":    `{"version": 9, "sandbox": "bad", "grants": [{}]}`,
+		"no grants":          `{"version": 1, "sandbox": "bad"}`,
+		"another's sandbox":  `{"version": 1, "sandbox": "../../etc/passwd", "grants": [{}]}`,
+		"an empty file":      "",
+		"a list of nonsense": `[1, 2]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			kernel := newMachine("mlx5_0", "ens1")
+			dir := t.TempDir()
+			m := newMover(t, dir, kernel)
+			if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Keep(nil); err == nil || !strings.Contains(err.Error(), "bad.json") {
+				t.Errorf("got %v", err)
+			}
+			if away := kernel.away(); len(away) > 0 {
+				t.Errorf("away %v", away)
+			}
+		})
+	}
+}
+
+func TestASandboxIDThatIsNoFileNameIsRefused(t *testing.T) {
+	m := newMover(t, t.TempDir(), newMachine("mlx5_0", "ens1"))
+	for _, id := range []string{"", "../a", "a/b", ".a", strings.Repeat("a", 200)} {
+		if err := m.Give(id, "default/a", podA, first("uid-a")); err == nil {
+			t.Errorf("%q was taken", id)
+		}
+	}
+}
+
+func sandbox(id, uid, namespace string) *api.PodSandbox {
+	s := &api.PodSandbox{Id: id, Uid: uid, Namespace: "default", Name: "pod-" + id, Linux: &api.LinuxPodSandbox{}}
+	if namespace != "" {
+		s.Linux.Namespaces = []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: namespace}}
+	}
+	return s
+}
+
+func TestTheRuntimesCallsMoveDevices(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1")
+	dir := t.TempDir()
+	grants := map[string][]Grant{"uid-a": first("uid-a")}
+	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }}
+	a, stranger := sandbox("a", "uid-a", podA), sandbox("b", "uid-b", podB)
+	inPod := map[string]string{"mlx5_0": podA, "ens1": podA}
+	marked := &api.Container{Name: "train", Env: []string{"PATH=/bin", Environment("1-2-3", "default/nic-uid-a")}}
+
+	expect := func(step string, want map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(want, kernel.away()); diff != "" {
+			t.Errorf("%s:\n%s", step, diff)
+		}
+	}
+	if err := errors.Join(hook.RunPodSandbox(t.Context(), stranger), hook.RunPodSandbox(t.Context(), a)); err != nil {
+		t.Fatal(err)
+	}
+	expect("a pod with a grant starts", inPod)
+	if _, _, err := hook.CreateContainer(t.Context(), a, marked); err != nil {
+		t.Errorf("the pod's own container: %v", err)
+	}
+	_, _, err := hook.CreateContainer(t.Context(), stranger, marked)
+	if err == nil || !strings.Contains(err.Error(), "default/nic-uid-a were given to the network of another pod") {
+		t.Errorf("another pod's container: %v", err)
+	}
+	if err := hook.StopPodSandbox(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	expect("it stops", map[string]string{})
+	if err := hook.RunPodSandbox(t.Context(), sandbox("host", "uid-a", "")); err != nil {
+		t.Fatal(err)
+	}
+	expect("a pod in the node's network starts", map[string]string{})
+	if _, err := hook.Synchronize(t.Context(), []*api.PodSandbox{a, stranger}, nil); err != nil {
+		t.Fatal(err)
+	}
+	expect("the plugin comes back and finds a pod that started without it", inPod)
+	if _, err := hook.Synchronize(t.Context(), []*api.PodSandbox{stranger}, nil); err != nil || !hook.Connected() {
+		t.Fatal(err, hook.Connected())
+	}
+	expect("the plugin comes back and the pod is gone", map[string]string{})
+	if got := slices.Collect(maps.Keys(kernel.at)); len(got) != 2 {
+		t.Errorf("links %v", got)
+	}
+}

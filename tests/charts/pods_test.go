@@ -203,3 +203,29 @@ func TestNoTemplateLeavesTraces(t *testing.T) {
 		}
 	}
 }
+
+func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
+	for _, test := range []struct {
+		name, socket string
+		capabilities []corev1.Capability
+		namespaces   bool
+	}{
+		{"by default it may move nothing", "", nil, false},
+		{"with the runtime's socket it may, and sees pods' namespaces", "/run/nri/nri.sock", []corev1.Capability{"NET_ADMIN", "SYS_ADMIN"}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values := map[string]any{"rdma": map[string]any{"enabled": true, "nriSocket": test.socket}}
+			pod := pods(t, renderValues(t, "gpufabric", values))["gpufabric-rdma-plugin"]
+			container := pod.Spec.Containers[0]
+			if diff := cmp.Diff(test.capabilities, container.SecurityContext.Capabilities.Add); diff != "" {
+				t.Error(diff)
+			}
+			if got := slices.Contains(container.Args, "--nri-socket="+test.socket); got != (test.socket != "") {
+				t.Errorf("arguments %v", container.Args)
+			}
+			if got := slices.Contains(mounts(pod, container), "/var/run/netns -> /var/run/netns (ro)"); got != test.namespaces {
+				t.Errorf("mounts %v", mounts(pod, container))
+			}
+		})
+	}
+}

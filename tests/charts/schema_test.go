@@ -62,6 +62,9 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"a MIG mode of another name", "gpufabric", map[string]any{"gpus": map[string]any{"mig": "off"}}, []string{"/gpus/mig", "dynamic"}},
 		{"nothing enabled", "gpufabric", map[string]any{"computeDomains": off()}, []string{"nothing is enabled", "computeDomains.enabled"}},
 		{"slices without GPUs", "gpufabric", map[string]any{"vgpu": map[string]any{"enabled": true}, "gpus": off()}, []string{"vgpu.enabled needs gpus.enabled"}},
+		{"devices that move out of a network that is not the node's", "gpufabric",
+			map[string]any{"rdma": map[string]any{"enabled": true, "nriSocket": "/run/nri/nri.sock", "plugin": map[string]any{"hostNetwork": false}}},
+			[]string{"rdma.nriSocket needs rdma.plugin.hostNetwork"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
 		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
 	} {

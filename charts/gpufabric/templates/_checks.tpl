@@ -14,6 +14,9 @@
 {{- if and .Values.vgpu.enabled (not .Values.gpus.enabled) }}
 {{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
 {{- end }}
+{{- if and .Values.rdma.enabled .Values.rdma.nriSocket (not .Values.rdma.plugin.hostNetwork) }}
+{{- fail "rdma.nriSocket needs rdma.plugin.hostNetwork: devices move between the node's network namespace and those of pods" }}
+{{- end }}
 {{- end }}
 
 {{/* One installation a cluster: driver names, DeviceClasses and CRDs are the cluster's. */}}

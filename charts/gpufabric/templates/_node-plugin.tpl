@@ -11,6 +11,8 @@ A node plugin's DaemonSet. Called with a dict:
   configMaps   ConfigMaps of its namespace as a list of {name, path}; one that is missing is waited for by none
   args         further flags
   stateOf      a role whose state it reads and does not write, instead of having one; "" for none
+  capabilities what a container that is not privileged keeps; may be missing
+  namespaces   true: it sees the network namespaces of the node's pods; may be missing
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
@@ -117,6 +119,10 @@ spec:
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
+              {{- with .capabilities }}
+              add:
+                {{- toYaml . | nindent 16 }}
+              {{- end }}
             seccompProfile:
               type: RuntimeDefault
             {{- end }}
@@ -135,6 +141,13 @@ spec:
               mountPath: {{ $mount.inside }}
               readOnly: {{ not $mount.writable }}
               # What is mounted on the node later (a driver container's root) has to show up here.
+              mountPropagation: HostToContainer
+            {{- end }}
+            {{- if .namespaces }}
+            - name: namespaces
+              mountPath: /var/run/netns
+              readOnly: true
+              # Each pod's namespace is a mount of its own.
               mountPropagation: HostToContainer
             {{- end }}
             {{- range $i, $map := .configMaps }}
@@ -163,6 +176,12 @@ spec:
             # Made if it is missing: the plugin waits for what will stand in it, the pod need not.
             type: DirectoryOrCreate
             {{- end }}
+        {{- end }}
+        {{- if .namespaces }}
+        - name: namespaces
+          hostPath:
+            path: /var/run/netns
+            type: DirectoryOrCreate
         {{- end }}
         {{- range $i, $map := .configMaps }}
         - name: configuration-{{ $i }}

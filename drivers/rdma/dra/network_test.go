@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
@@ -34,8 +35,23 @@ func (n *networks) TakeFrom(claim, podUID string) error {
 	return nil
 }
 
+// example is the opaque configuration in the example of such a claim.
+func example(t *testing.T) json.RawMessage {
+	t.Helper()
+	content, err := os.ReadFile("../../../examples/manifests/rdma-exclusive.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _, _ := strings.Cut(string(content), "\n---\n")
+	var template resourceapi.ResourceClaimTemplate
+	if err := yaml.UnmarshalStrict([]byte(text), &template); err != nil {
+		t.Fatal(err)
+	}
+	return template.Spec.Spec.Devices.Config[0].Opaque.Parameters.Raw
+}
+
 // exclusiveClaim is a claim of one device whose author wants it in the pod.
-func exclusiveClaim(share bool, pods ...string) *draplugin.Claim {
+func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *draplugin.Claim {
 	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic", UID: "1-2"}}}
 	for _, pod := range pods {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("uid-" + pod)})
@@ -53,6 +69,7 @@ func exclusiveClaim(share bool, pods ...string) *draplugin.Claim {
 }
 
 func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
+	parameters := example(t)
 	hca := &inventory.HCA{Device: infiniband.Device{
 		Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
 		Ports: []infiniband.Port{{Number: 1, Nets: []infiniband.Net{{Name: "ens1"}}}, {Number: 2, Nets: []infiniband.Net{{Name: "ens2"}}}},
@@ -64,11 +81,11 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 		unready error
 		err     string
 	}{
-		{name: "a whole HCA for one pod", claim: exclusiveClaim(false, "a"), ports: []int{1, 2}},
-		{name: "a share of an HCA", claim: exclusiveClaim(true, "a"), ports: []int{1, 2}, err: "hca is shared"},
-		{name: "one of two ports", claim: exclusiveClaim(false, "a"), ports: []int{1}, err: "without its port 2"},
-		{name: "two pods", claim: exclusiveClaim(false, "a", "b"), ports: []int{1, 2}, err: "2 pods share the claim"},
-		{name: "no runtime", claim: exclusiveClaim(false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"), err: "--nri-socket"},
+		{name: "a whole HCA for one pod", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}},
+		{name: "a share of an HCA", claim: exclusiveClaim(parameters, true, "a"), ports: []int{1, 2}, err: "hca is shared"},
+		{name: "one of two ports", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1}, err: "without its port 2"},
+		{name: "two pods", claim: exclusiveClaim(parameters, false, "a", "b"), ports: []int{1, 2}, err: "2 pods share the claim"},
+		{name: "no runtime", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"), err: "--nri-socket"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dev := t.TempDir()

@@ -35,8 +35,8 @@ func namespaces(t *testing.T) string {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
-	if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "gf0"}}); err != nil {
-		t.Skipf("skipped: this kernel makes no dummy interfaces: %v", err)
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "gf0"}, PeerName: "gf0-peer"}); err != nil {
+		t.Skipf("skipped: this kernel makes no veth interfaces: %v", err)
 	}
 	return path
 }
@@ -85,7 +85,7 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 			t.Fatalf("%s: the interface is in the %s, want the %s", step.name, got, step.want)
 		}
 	}
-	if err := (Netlink{}).GiveInterface("gf1", pod); err == nil || !strings.Contains(err.Error(), "gf1 is neither on the node nor in") {
+	if err := (Netlink{}).GiveInterface("gf9", pod); err == nil || !strings.Contains(err.Error(), "network interface gf9 is neither on the node nor in") {
 		t.Errorf("an interface that is nowhere: %v", err)
 	}
 	for name, path := range map[string]string{"no file": pod + "-gone", "a plain file": filepath.Join(filepath.Dir(pod), "plain")} {

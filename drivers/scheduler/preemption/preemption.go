@@ -52,6 +52,41 @@ func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, 
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
+// PostFilter implements fwk.PostFilterPlugin.
+func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+	return p.DefaultPreemption.PostFilter(ctx, state, pod, resolvable{statuses})
+}
+
+// resolvable reads the filters' verdicts. The stock filter for claims says of a node without free devices that no preemption can help; here one can.
+type resolvable struct{ fwk.NodeToStatusReader }
+
+// Get implements fwk.NodeToStatusReader.
+func (r resolvable) Get(node string) *fwk.Status {
+	status := r.NodeToStatusReader.Get(node)
+	if status.Code() == fwk.UnschedulableAndUnresolvable && status.Plugin() == names.DynamicResources {
+		return fwk.NewStatus(fwk.Unschedulable, status.Reasons()...).WithPlugin(names.DynamicResources)
+	}
+	return status
+}
+
+// NodesForStatusCode implements fwk.NodeToStatusReader.
+func (r resolvable) NodesForStatusCode(nodes fwk.NodeInfoLister, code fwk.Code) ([]fwk.NodeInfo, error) {
+	found, err := r.NodeToStatusReader.NodesForStatusCode(nodes, code)
+	if err != nil || code != fwk.Unschedulable {
+		return found, err
+	}
+	hopeless, err := r.NodeToStatusReader.NodesForStatusCode(nodes, fwk.UnschedulableAndUnresolvable)
+	if err != nil {
+		return nil, err
+	}
+	for _, node := range hopeless {
+		if r.Get(node.Node().Name).Code() == code {
+			found = append(found, node)
+		}
+	}
+	return found, nil
+}
+
 // trial is the scheduler's framework, which counts claims of pods that are removed on trial as free.
 type trial struct {
 	fwk.Handle

@@ -38,6 +38,7 @@ const patience = 40 * time.Second
 
 // cluster is a control plane and our scheduler beside it, configured and entitled as the chart says. Its nodes are objects alone.
 type cluster struct {
+	whole  *testing.T // the test that the scheduler lives as long as
 	admin  kubernetes.Interface
 	config *rest.Config
 	stop   func() // ends the scheduler
@@ -62,9 +63,9 @@ func start(t *testing.T) *cluster {
 	must(t, err)
 	admin, err := kubernetes.NewForConfig(config)
 	must(t, err)
-	c := &cluster{admin: admin, config: config, dir: dir}
+	c := &cluster{whole: t, admin: admin, config: config, dir: dir}
 	c.install(t)
-	c.run(t)
+	c.run()
 	for name, value := range map[string]int32{"low": 10, "middle": 50, "high": 100} {
 		_, err := admin.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}, metav1.CreateOptions{})
 		must(t, err)
@@ -109,7 +110,8 @@ func (c *cluster) install(t *testing.T) {
 }
 
 // run starts the scheduler in this process; c.stop ends it, and lets go of its lease.
-func (c *cluster) run(t *testing.T) {
+func (c *cluster) run() {
+	t := c.whole
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	opts := options.NewOptions()

@@ -115,7 +115,7 @@ func testConcurrentPods(t *testing.T, c *cluster) {
 
 func testRestart(t *testing.T, c *cluster) {
 	c.stop()
-	c.run(t)
+	c.run()
 	c.create(t, shares(pod("late", "low", "b"), 1, 1400, 0))
 	if words := c.refused(t, "late"); !strings.Contains(words, "2 without the memory left") {
 		t.Errorf("the refusal reads %q", words)

@@ -52,6 +52,13 @@ func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, 
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
+// EventsToRegister implements fwk.EnqueueExtensions: what can let a pod in that PreEnqueue kept back while its victims were being evicted. The stock plugin
+// leaves that to the filters. The filter for claims acts on the release of a claim alone, and that can be seen before the end of the pod that held it: the
+// event is spent on a pod that is still kept back, and nothing would wake it again for minutes.
+func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}}}, nil
+}
+
 // PostFilter implements fwk.PostFilterPlugin.
 func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	return p.DefaultPreemption.PostFilter(ctx, state, pod, resolvable{statuses})

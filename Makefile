@@ -6,7 +6,9 @@ SHELL := /bin/bash -o pipefail
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := drivers fakes provider tests
-ISOLATED := tests/e2e tests/simcluster drivers/scheduler
+# Programs of others that tests/conformance shows the fakes.
+PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
+ISOLATED := tests/e2e tests/simcluster tests/conformance drivers/scheduler
 GO ?= go
 LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
 # The scheduler is built without -trimpath: the packages that its tests and the simulated cluster compiled then serve here too. It says it is what it is made of.
@@ -44,7 +46,7 @@ demo-down: ## Remove what `make demo` made.
 	@tests/demo/down
 
 .PHONY: test
-test: test-modules test-sim test-scheduler ## Run every test that needs no Docker.
+test: test-modules test-sim test-scheduler test-conformance ## Run every test that needs no Docker.
 
 .PHONY: test-modules
 test-modules: fakes toolchain-sim
@@ -53,6 +55,14 @@ test-modules: fakes toolchain-sim
 .PHONY: test-sim
 test-sim: build toolchain-sim
 	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test -timeout 20m ./...
+
+.PHONY: test-conformance
+test-conformance: fakes toolchain-sim
+	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test -timeout 20m ./...
+
+.PHONY: fuzz
+fuzz: prerequisites ## Run every fuzz target for FUZZTIME (5s) each.
+	@tests/fuzz $(or $(FUZZTIME),5s)
 
 .PHONY: test-scheduler
 test-scheduler: toolchain-sim

@@ -155,7 +155,7 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 
 // configSpace is the first 64 bytes that every function has.
 func configSpace(f pciFunction) []byte {
-	c := make([]byte, 64)
+	c := make([]byte, 256) // all that there is without extended capabilities; GFD looks for one of NVIDIA's in it
 	put := func(at int, v uint16) { c[at], c[at+1] = byte(v), byte(v>>8) }
 	put(0x00, f.id.Vendor)
 	put(0x02, f.id.Device)

@@ -23,6 +23,14 @@ const (
 	MPIOperator   = "v0.8.0"
 )
 
+// Peers are others' programs that tests run, unmodified, against our fakes; at these versions and no other.
+const (
+	NVIDIADRADriver      = "v0.5.0"
+	NVIDIADevicePlugin   = "v0.18.0"
+	NVIDIAToolkit        = "v1.20.1"
+	NodeFeatureDiscovery = "v0.18.3"
+)
+
 // Tool is one command: how to know that the one on the PATH will do, and how to build it from its module.
 type Tool struct {
 	Name    string
@@ -32,6 +40,7 @@ type Tool struct {
 	fits       span     // versions on the PATH that will do
 	askVersion []string // arguments that make it print its version
 	static     bool     // goes into an image without libraries, so one linked against libc will not do
+	cgo        bool     // loads C libraries: built for this machine's libc
 
 	module   string // directory under modules/
 	main     string // the main package
@@ -98,6 +107,20 @@ func catalogue() map[string]Tool {
 		module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"})
 	add(Tool{Name: "mpi-operator", Version: MPIOperator, fits: span{version{0, 8, 0}, version{0, 9, 0}}, askVersion: []string{"--version"}, static: true,
 		module: "mpi-operator", main: "github.com/kubeflow/mpi-operator/cmd/mpi-operator"})
+
+	never := []string{} // what the PATH has is of some other version
+	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {
+		add(Tool{Name: name, Version: NVIDIADRADriver, onPath: never, cgo: true,
+			module: "dra-driver-nvidia-gpu", main: "sigs.k8s.io/dra-driver-nvidia-gpu/cmd/" + name})
+	}
+	for _, name := range []string{"nvidia-device-plugin", "gpu-feature-discovery"} {
+		add(Tool{Name: name, Version: NVIDIADevicePlugin, onPath: never, cgo: true,
+			module: "k8s-device-plugin", main: "github.com/NVIDIA/k8s-device-plugin/cmd/" + name})
+	}
+	add(Tool{Name: "nvidia-ctk", Version: NVIDIAToolkit, onPath: never, cgo: true,
+		module: "nvidia-container-toolkit", main: "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"})
+	add(Tool{Name: "nfd-worker", Version: NodeFeatureDiscovery, onPath: never,
+		module: "node-feature-discovery", main: "sigs.k8s.io/node-feature-discovery/cmd/nfd-worker"})
 	return tools
 }
 

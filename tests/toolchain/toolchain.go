@@ -157,7 +157,7 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 	return path, nil
 }
 
-// goBuild builds the tool from its module, without cgo, so that it runs in an image that has nothing else in it.
+// goBuild builds the tool from its module; without cgo where that can be, so that it runs in an image that has nothing else in it.
 func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 	flags := "-s -w"
 	for _, setting := range t.settings {
@@ -167,9 +167,13 @@ func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 	if t.tags != "" {
 		args = append(args, "-tags", t.tags)
 	}
+	cgo := "CGO_ENABLED=0"
+	if t.cgo {
+		cgo = "CGO_ENABLED=1"
+	}
 	cmd := exec.CommandContext(ctx, "go", append(args, t.main)...)
 	cmd.Dir = filepath.Join(c.Modules, t.module)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "CGO_ENABLED=0", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", cgo, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopPatience
 	var said bytes.Buffer

@@ -47,7 +47,7 @@ func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 			}
 			flags := n.pluginFlags(t, config)
 			t.Run("GPUs", func(t *testing.T) {
-				n.start(t, nil, gpus, flags...)
+				n.start(t, nil, gpus, append(flags, "--image-name", "none")...)
 				if diff := cmp.Diff(expectedDevices(n), described(awaitDevices(t, client, "gpu.nvidia.com", n.Hostname))); diff != "" {
 					t.Errorf("-profile +published:\n%s", diff)
 				}
@@ -85,7 +85,7 @@ func (n *node) pluginFlags(t *testing.T, config *rest.Config) []string {
 	mkdir(t, filepath.Join(kubelet, "plugins"))
 	mkdir(t, filepath.Join(kubelet, "plugins_registry"))
 	return []string{"--kubeconfig", kubeconfig, "--node-name", n.Hostname, "--nvidia-driver-root", driver, "--container-driver-root", driver,
-		"--cdi-root", filepath.Join(n.root, "cdi"), "--nvidia-cdi-hook-path", "/bin/true", "--image-name", "none",
+		"--cdi-root", filepath.Join(n.root, "cdi"), "--nvidia-cdi-hook-path", "/bin/true",
 		"--kubelet-registrar-directory-path", filepath.Join(kubelet, "plugins_registry"), "--kubelet-plugins-directory-path", filepath.Join(kubelet, "plugins")}
 }
 
@@ -94,9 +94,13 @@ type device struct{ UUID, Product, Architecture, Capability, Memory, Driver, PCI
 
 func expectedDevices(n *node) map[string]device {
 	model := n.Profile.GPUs.Model
+	architecture := model.Architecture
+	if architecture == "ada" {
+		architecture = "ada lovelace" // go-nvlib's name
+	}
 	all := map[string]device{}
 	for _, g := range n.GPUs {
-		all[fmt.Sprintf("gpu-%d", g.Minor)] = device{UUID: g.UUID, Product: model.Name, Architecture: strings.ToLower(model.Architecture),
+		all[fmt.Sprintf("gpu-%d", g.Minor)] = device{UUID: g.UUID, Product: model.Name, Architecture: architecture,
 			Capability: model.ComputeCapability + ".0", Memory: fmt.Sprintf("%dMi", model.MemoryMiB), Driver: semantic(n.Profile.Driver.Version), PCI: g.Address.String()}
 	}
 	return all

@@ -51,7 +51,7 @@ func benchCommand(dir *string) *cobra.Command {
 				Progress: func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) },
 			})
 			// What was measured before a size failed is written all the same.
-			if writeErr := writeBench(cmd, out, machine, results); err == nil {
+			if writeErr := writeBench(cmd, out, machine, results, err); err == nil {
 				err = writeErr
 			}
 			return err
@@ -77,13 +77,17 @@ func machineNow() (string, error) {
 		time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), float64(info.Totalram)*float64(info.Unit)/gib, strings.Join(strings.Fields(string(load))[:3], ", ")), nil
 }
 
-func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result) error {
+// writeBench writes the report; failed is what kept a size from being measured, if something did.
+func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result, failed error) error {
 	if len(results) == 0 {
 		return nil
 	}
 	var table strings.Builder
 	if err := bench.Report(&table, results); err != nil {
 		return err
+	}
+	if failed != nil {
+		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
 	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one machine: a real\n" +

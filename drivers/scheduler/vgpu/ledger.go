@@ -33,7 +33,10 @@ func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, boo
 	e := l.pods[pod.UID]
 	value := pod.Annotations[annotation.PodDevices]
 	if value == "" || pod.Annotations[annotation.PodNode] != node {
-		return e.assumed, e.assumed != nil && e.node == node
+		if e.node != node {
+			return nil, false
+		}
+		return e.assumed, e.assumed != nil
 	}
 	if e.value != value {
 		read, err := annotation.ParseShares(value)

@@ -1,0 +1,171 @@
+package vgpu
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/scheduler/cards"
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+
+// clientHandle is a framework of which only the client is asked for.
+type clientHandle struct {
+	fwk.Handle
+	client kubernetes.Interface
+}
+
+func (h clientHandle) ClientSet() kubernetes.Interface { return h.client }
+
+func waiting(annotations map[string]string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: annotations}}
+}
+
+func TestAnAttemptThatFailsPutsAnnotationsBack(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		before  map[string]string
+		meddle  func(*testing.T, kubernetes.Interface) // between PreBind and Unreserve
+		want    map[string]string
+		forgets bool
+	}{
+		{"none were there", map[string]string{"other": "kept"}, nil, map[string]string{"other": "kept"}, true},
+		{"an earlier attempt's were there", map[string]string{annotation.PodNode: "old", annotation.BindPhase: "failed"}, nil,
+			map[string]string{annotation.PodNode: "old", annotation.BindPhase: "failed"}, true},
+		{"the pod was bound after all", nil, func(t *testing.T, client kubernetes.Interface) {
+			pod, err := client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Spec.NodeName = "n"
+			if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}, map[string]string{annotation.PodNode: "n", annotation.PodTime: "1763000000", annotation.PodDevices: uuid + ",NVIDIA,1024,30:;",
+			annotation.PodPending: uuid + ",NVIDIA,1024,30:;", annotation.BindPhase: "allocating", annotation.BindTime: "1763000000"}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := waiting(test.before)
+			client := fake.NewClientset(pod.DeepCopy())
+			p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(), now: func() time.Time { return time.Unix(1763000000, 0) }}
+			p.ledger.assume(pod.UID, "n", [][]annotation.Share{{{UUID: uuid, Memory: 1024, Cores: 30}}})
+			state := framework.NewCycleState()
+			state.Write(wishKey, wish{&cards.Wish{}})
+			if status := p.PreBind(t.Context(), state, pod, "n"); !status.IsSuccess() {
+				t.Fatal(status)
+			}
+			if test.meddle != nil {
+				test.meddle(t, client)
+			}
+			done, cancel := context.WithCancel(t.Context())
+			cancel() // the attempt's own context has ended
+			p.Unreserve(done, state, pod, "n")
+			live, err := client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, live.Annotations); diff != "" {
+				t.Errorf("annotations (-want +got):\n%s", diff)
+			}
+			if forgot := p.ledger.assumed(pod.UID) == nil; forgot != test.forgets {
+				t.Errorf("the shares are forgotten: %t, want %t", forgot, test.forgets)
+			}
+		})
+	}
+}
+
+func TestAPodWhoseAnnotationsCannotBeWrittenIsNotBound(t *testing.T) {
+	client := fake.NewClientset(waiting(nil))
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("refused") })
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(), now: time.Now}
+	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
+	state := framework.NewCycleState()
+	state.Write(wishKey, wish{&cards.Wish{}})
+	if status := p.PreBind(t.Context(), state, waiting(nil), "n"); status.Code() != fwk.Error || !strings.Contains(status.Message(), "write the shares of pod default/p") {
+		t.Errorf("status %v, want an error that names the pod", status)
+	}
+}
+
+func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
+	l := newLedger()
+	l.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 1}}})
+	written := func(node, devices string) map[string]string {
+		return map[string]string{annotation.PodNode: node, annotation.PodDevices: devices}
+	}
+	for _, test := range []struct {
+		name        string
+		annotations map[string]string
+		node        string
+		want        int64
+		placed      bool
+	}{
+		{"chosen and not yet written", nil, "n", 1, true},
+		{"chosen for another node", nil, "m", 0, false},
+		{"written", written("n", uuid+",NVIDIA,2,0:;"), "n", 2, true},
+		{"written anew", written("n", uuid+",NVIDIA,3,0:;"), "n", 3, true},
+		{"written for another node, from an attempt before", written("m", uuid+",NVIDIA,4,0:;"), "n", 1, true},
+		{"rubbish of somebody else", written("n", "rubbish"), "n", 0, false},
+	} {
+		shares, placed := l.shares(waiting(test.annotations), test.node)
+		var got int64
+		if len(shares) > 0 {
+			got = shares[0][0].Memory
+		}
+		if got != test.want || placed != test.placed {
+			t.Errorf("%s: %v, %t; want memory %d, %t", test.name, shares, placed, test.want, test.placed)
+		}
+	}
+	l.forget("uid-p")
+	if _, placed := l.shares(waiting(nil), "n"); placed {
+		t.Error("a forgotten pod still has shares")
+	}
+}
+
+func TestTopologyFollowsTheSlicesOfTheGPUDriver(t *testing.T) {
+	slice := func(driver string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("n"),
+			Devices: []resourceapi.Device{{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"uuid": {StringValue: ptr.To(uuid)}, "nvlinkDomain": {StringValue: ptr.To("c0ffee")},
+				"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(1))}, "gpufabric.io/pcieSwitch": {StringValue: ptr.To("0000:0a:00.0")}}}}}}
+	}
+	topo := newTopology()
+	topo.set(slice("another.example"))
+	if got := topo.near("n", uuid); got != (cards.Near{}) {
+		t.Errorf("another driver's device counts: %+v", got)
+	}
+	topo.set(slice("gpu.nvidia.com"))
+	if got, want := topo.near("n", uuid), (cards.Near{NVLink: "c0ffee", NUMA: "1", Switch: "0000:0a:00.0"}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	topo.remove(slice("gpu.nvidia.com"))
+	if got := topo.near("n", uuid); got != (cards.Near{}) {
+		t.Errorf("a slice that is gone counts: %+v", got)
+	}
+}
+
+func TestWrongArgumentsAreRefused(t *testing.T) {
+	for raw, part := range map[string]string{
+		`{"nodePolicy":"numa"}`: `node policy "numa", where binpack and spread`,
+		`{"policy":"spread"}`:   "policy",
+	} {
+		if _, err := New(t.Context(), &runtime.Unknown{Raw: []byte(raw)}, nil); err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: error %v, want one with %q", raw, err, part)
+		}
+	}
+}

@@ -31,6 +31,7 @@ var (
 	_ resource.ResourceWithImportState = (*objectResource[*computeDomainModel])(nil)
 	_ resource.ResourceWithModifyPlan  = (*objectResource[*computeDomainModel])(nil)
 	_ resource.ResourceWithIdentity    = (*objectResource[*computeDomainModel])(nil)
+	_ resource.ResourceWithMoveState   = (*objectResource[*computeDomainModel])(nil)
 )
 
 type computeDomainModel struct {

@@ -23,6 +23,7 @@ var (
 	_ resource.ResourceWithImportState = (*driverStackResource)(nil)
 	_ resource.ResourceWithModifyPlan  = (*driverStackResource)(nil)
 	_ resource.ResourceWithIdentity    = (*driverStackResource)(nil)
+	_ resource.ResourceWithMoveState   = (*driverStackResource)(nil)
 )
 
 type driverStackResource struct{ connection *cluster.Connection }

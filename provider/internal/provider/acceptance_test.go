@@ -29,6 +29,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"upgrades of the driver stack", testUpgradeAdvice},
+		{"secret values", testSecretValues},
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},

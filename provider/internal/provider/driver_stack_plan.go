@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
@@ -17,6 +18,7 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	}
 	var plan driverStackModel
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("values_wo"), &plan.SecretValues)...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
@@ -26,11 +28,12 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	}
 	if known {
 		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringValue(spec.Chart.Version), types.StringValue(spec.Chart.AppVersion), types.StringValue(spec.Chart.Digest)
-		plan.EffectiveValues = mapOf(release.Flatten(spec.Values))
+		plan.EffectiveValues = mapOf(without(release.Flatten(spec.Values), spec.Secret))
 	} else {
 		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
 		plan.EffectiveValues = types.MapUnknown(types.StringType)
 	}
+	plan.SecretValues = types.ListNull(types.StringType)
 	plan.Drift = stringList(nil)
 	if req.State.Raw.IsNull() {
 		plan.forgetRelease()
@@ -59,7 +62,7 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 // sameRelease reports whether the release needs no upgrade.
 func (m *driverStackModel) sameRelease(state *driverStackModel) bool {
 	return m.Name.Equal(state.Name) && m.Namespace.Equal(state.Namespace) && m.ChartDigest.Equal(state.ChartDigest) &&
-		m.EffectiveValues.Equal(state.EffectiveValues) && state.Status.ValueString() == "deployed" && len(state.Drift.Elements()) == 0
+		m.EffectiveValues.Equal(state.EffectiveValues) && m.SecretVersion.Equal(state.SecretVersion) && state.Status.ValueString() == "deployed" && len(state.Drift.Elements()) == 0
 }
 
 func (m *driverStackModel) forgetRelease() {

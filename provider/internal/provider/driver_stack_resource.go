@@ -52,6 +52,7 @@ func (r *driverStackResource) Configure(_ context.Context, req resource.Configur
 func (r *driverStackResource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
 	var m driverStackModel
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
+	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("values_wo"), &m.SecretValues)...) // a plan holds none
 	if resp.Diagnostics.HasError() {
 		return
 	}
@@ -59,12 +60,13 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, installed := r.apply(ctx, &m, install, timeout, &resp.Diagnostics)
+	manager, installed, secret := r.apply(ctx, &m, install, timeout, &resp.Diagnostics)
 	if installed == nil {
 		return
 	}
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-	m.observe(installed)
+	m.observe(installed, secret)
+	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
 	m.observeRollout(release.Rollout{})
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	// From here on nothing is an error: it would taint the stack, and the next apply would remove drivers that only start slowly.
@@ -79,6 +81,7 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	var m, state driverStackModel
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...)
 	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
+	resp.Diagnostics.Append(req.Config.GetAttribute(ctx, path.Root("values_wo"), &m.SecretValues)...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
@@ -86,13 +89,14 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, upgraded := r.apply(ctx, &m, upgradeIfNeeded, timeout, &resp.Diagnostics)
+	manager, upgraded, secret := r.apply(ctx, &m, upgradeIfNeeded, timeout, &resp.Diagnostics)
 	if upgraded == nil {
-		r.observeFailure(ctx, manager, &state, resp)
+		r.observeFailure(ctx, manager, &state, append(secret, recallSecrets(ctx, req.Private, &resp.Diagnostics)...), resp)
 		return
 	}
 	resp.Diagnostics.Append(m.identify(ctx, resp.Identity)...)
-	m.observe(upgraded)
+	m.observe(upgraded, secret)
+	resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
 	unfinished := r.settle(ctx, manager, &m, upgraded, timeout, &resp.Diagnostics)
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	if unfinished != nil {
@@ -122,12 +126,13 @@ func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec,
 }
 
 // observeFailure notes in the state what a failed upgrade left, so that the next plan starts from the truth.
-func (r *driverStackResource) observeFailure(ctx context.Context, manager *release.Manager, state *driverStackModel, resp *resource.UpdateResponse) {
+func (r *driverStackResource) observeFailure(ctx context.Context, manager *release.Manager, state *driverStackModel, secret []string, resp *resource.UpdateResponse) {
 	if manager == nil {
 		return
 	}
 	if last, err := manager.Get(context.WithoutCancel(ctx), state.Name.ValueString()); err == nil && last != nil {
-		state.observe(last)
+		state.observe(last, secret)
+		resp.Diagnostics.Append(rememberSecrets(ctx, resp.Private, secret)...)
 		resp.Diagnostics.Append(resp.State.Set(ctx, state)...)
 	}
 }
@@ -155,7 +160,7 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		resp.State.RemoveResource(ctx)
 		return
 	}
-	m.observe(last)
+	m.observe(last, recallSecrets(ctx, req.Private, &resp.Diagnostics))
 	state, err := manager.Rollout(ctx, last)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
@@ -202,30 +207,30 @@ func (r *driverStackResource) ImportState(ctx context.Context, req resource.Impo
 	importKey(ctx, true, "driver stack", req, resp)
 }
 
-// apply runs install or upgrade and reports what went wrong; the release is nil then.
+// apply runs install or upgrade and reports what went wrong; the release is nil then. secret names the values that are not to be shown.
 func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, act operation,
-	hooks time.Duration, diags *diag.Diagnostics) (*release.Manager, *release.Release) {
+	hooks time.Duration, diags *diag.Diagnostics) (manager *release.Manager, applied *release.Release, secret []string) {
 	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
 	spec, known := m.wanted(ctx, diags)
 	if diags.HasError() {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if !known {
 		diags.AddError("Values not known", "Could not "+doing+": chart or values are still unknown at apply time. This is a mistake in the provider.")
-		return nil, nil
+		return nil, nil, nil
 	}
 	client, err := r.connection.Client(ctx)
 	if err != nil {
 		addError(diags, doing, err)
-		return nil, nil
+		return nil, nil, nil
 	}
-	manager := release.NewManager(client, spec.Namespace)
-	applied, err := act(ctx, manager, spec, hooks)
+	manager = release.NewManager(client, spec.Namespace)
+	applied, err = act(ctx, manager, spec, hooks)
 	if err != nil {
 		addError(diags, doing, err)
-		return manager, nil
+		return manager, nil, spec.Secret
 	}
-	return manager, applied
+	return manager, applied, spec.Secret
 }
 
 // settle waits for the rollout where wanted and notes how far it is.

@@ -4,8 +4,10 @@ import (
 	"context"
 
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/booldefault"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
@@ -22,6 +24,8 @@ type driverStackModel struct {
 	CreateNamespace types.Bool     `tfsdk:"create_namespace"`
 	Chart           types.String   `tfsdk:"chart"`
 	Values          types.List     `tfsdk:"values"`
+	SecretValues    types.List     `tfsdk:"values_wo"`
+	SecretVersion   types.Int64    `tfsdk:"values_wo_version"`
 	Components      types.Object   `tfsdk:"components"`
 	Hardware        types.Object   `tfsdk:"hardware"`
 	RemoveCRDs      types.Bool     `tfsdk:"remove_crds"`
@@ -83,7 +87,12 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "The chart: a directory, or a `.tgz` archive made by `helm package`. It is read at plan time: a change of its content is planned as an upgrade."},
 			"values": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.ValueStringsAre(valuesDocument{})},
 				MarkdownDescription: "Chart values as YAML documents, later ones over earlier ones, for example `[file(\"values.yaml\"), yamlencode({...})]`. They are checked against the chart's schema at plan time. " +
-					"They are stored in the state: give secrets to the cluster as Secrets and name those here."},
+					"They are stored in the state: secrets belong into `values_wo`."},
+			"values_wo": schema.ListAttribute{ElementType: types.StringType, Optional: true, WriteOnly: true, Validators: []validator.List{listvalidator.ValueStringsAre(valuesDocument{}), listvalidator.AlsoRequires(path.MatchRoot("values_wo_version"))},
+				MarkdownDescription: "Further chart values as YAML documents, over `values`, that go into no plan and no state, for example from an ephemeral resource. A value may stand here or in `values`, not in both. " +
+					"Terraform cannot see that they changed: change `values_wo_version` with them. Helm keeps them in the release's Secret. Needs Terraform 1.11."},
+			"values_wo_version": schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("values_wo"))},
+				MarkdownDescription: "Any number; another one applies `values_wo` again."},
 			"components": schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Parts of the stack to switch on or off, over `values`.",
 				Attributes: map[string]schema.Attribute{
 					"compute_domains": component("compute domains are served"),

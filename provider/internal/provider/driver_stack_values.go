@@ -2,7 +2,10 @@ package provider
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
@@ -11,27 +14,46 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// chartValues merges the values documents and, over them, components and hardware. known is false while a part is unknown.
-func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnostics) (values map[string]any, known bool) {
-	if m.Values.IsUnknown() || listHasUnknown(m.Values) || objectHasUnknown(m.Components) || objectHasUnknown(m.Hardware) {
-		return nil, false
+// chartValues merges the values documents and, over them, components and hardware; secret are those of values_wo, already in values. known is false while a
+// part is unknown.
+func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnostics) (values, secret map[string]any, known bool) {
+	if m.Values.IsUnknown() || listHasUnknown(m.Values) || listHasUnknown(m.SecretValues) || m.SecretValues.IsUnknown() || objectHasUnknown(m.Components) || objectHasUnknown(m.Hardware) {
+		return nil, nil, false
 	}
+	open, ok := parseDocuments(ctx, m.Values, path.Root("values"), diags)
+	hidden, alsoOK := parseDocuments(ctx, m.SecretValues, path.Root("values_wo"), diags)
+	if !ok || !alsoOK {
+		return nil, nil, true
+	}
+	values = release.MergeValues(append(open, m.componentValues(ctx, diags), m.hardwareValues(ctx, diags)))
+	secret = release.MergeValues(hidden)
+	shown := release.Flatten(values)
+	for key := range release.Flatten(secret) {
+		if _, both := shown[key]; both {
+			diags.AddAttributeError(path.Root("values_wo"), "Value given twice", fmt.Sprintf("values_wo: %s stands in values, components or hardware too, and those are kept in the state: remove it from one of them.", key))
+			return nil, nil, true
+		}
+	}
+	return release.MergeValues([]map[string]any{values, secret}), secret, true
+}
+
+// parseDocuments reads a list of YAML documents; a mistake is reported at its place.
+func parseDocuments(ctx context.Context, list types.List, at path.Path, diags *diag.Diagnostics) ([]map[string]any, bool) {
 	var texts []string
-	if !m.Values.IsNull() {
-		diags.Append(m.Values.ElementsAs(ctx, &texts, false)...)
+	if !list.IsNull() {
+		diags.Append(list.ElementsAs(ctx, &texts, false)...)
 	}
 	documents := make([]map[string]any, 0, len(texts)+2)
 	for i, text := range texts {
 		parsed, err := release.ParseValues(text)
 		if err != nil {
-			at := path.Root("values").AtListIndex(i)
-			diags.AddAttributeError(at, "Invalid chart values", fmt.Sprintf("%s: %v.", at, err))
-			return nil, true
+			where := at.AtListIndex(i)
+			diags.AddAttributeError(where, "Invalid chart values", fmt.Sprintf("%s: %v.", where, err))
+			return nil, false
 		}
 		documents = append(documents, parsed)
 	}
-	documents = append(documents, m.componentValues(ctx, diags), m.hardwareValues(ctx, diags))
-	return release.MergeValues(documents), true
+	return documents, true
 }
 
 func (m *driverStackModel) componentValues(ctx context.Context, diags *diag.Diagnostics) map[string]any {
@@ -92,7 +114,7 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 		diags.AddAttributeError(path.Root("chart"), "Invalid chart", capital(err.Error())+".")
 		return spec, true
 	}
-	values, known := m.chartValues(ctx, diags)
+	values, secret, known := m.chartValues(ctx, diags)
 	if !known || diags.HasError() {
 		return spec, known
 	}
@@ -102,20 +124,56 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 	}
 	return release.Spec{
 		Name: m.Name.ValueString(), Namespace: m.Namespace.ValueString(), CreateNamespace: m.CreateNamespace.ValueBool(),
-		Chart: chart, Values: values,
+		Chart: chart, Values: values, Secret: slices.Sorted(maps.Keys(release.Flatten(secret))),
 	}, true
 }
 
-// observe takes over what Helm has stored.
-func (m *driverStackModel) observe(r *release.Release) {
+// observe takes over what Helm has stored, without the values by these names, which are secret.
+func (m *driverStackModel) observe(r *release.Release, secret []string) {
 	m.ID = types.StringValue(r.Namespace + "/" + r.Name)
 	m.Name, m.Namespace = types.StringValue(r.Name), types.StringValue(r.Namespace)
 	m.ChartVersion, m.AppVersion, m.ChartDigest = types.StringValue(r.ChartVersion), types.StringValue(r.AppVersion), types.StringValue(r.ChartDigest)
-	m.EffectiveValues = mapOf(release.Flatten(r.Values))
+	m.EffectiveValues = mapOf(without(release.Flatten(r.Values), secret))
 	m.Revision, m.Status = types.Int64Value(int64(r.Revision)), types.StringValue(r.Status)
 }
 
 func (m *driverStackModel) observeRollout(state release.Rollout) {
 	m.Ready = types.BoolValue(state.Ready())
 	m.Waiting = stringList(state.Waiting)
+}
+
+func without(values map[string]string, names []string) map[string]string {
+	for _, name := range names {
+		delete(values, name)
+	}
+	return values
+}
+
+// secretKey holds in private state the names of the values that came by values_wo, so that a refresh leaves them out.
+const secretKey = "secret-values"
+
+// privateState is where a resource keeps what no plan shows.
+type privateState interface {
+	GetKey(ctx context.Context, key string) ([]byte, diag.Diagnostics)
+	SetKey(ctx context.Context, key string, value []byte) diag.Diagnostics
+}
+
+func rememberSecrets(ctx context.Context, private privateState, names []string) diag.Diagnostics {
+	text, err := json.Marshal(names)
+	if err != nil {
+		return diag.Diagnostics{diag.NewErrorDiagnostic("Cannot write private state", err.Error())} // strings always become JSON
+	}
+	return private.SetKey(ctx, secretKey, text)
+}
+
+func recallSecrets(ctx context.Context, private privateState, diags *diag.Diagnostics) []string {
+	text, more := private.GetKey(ctx, secretKey)
+	diags.Append(more...)
+	var names []string
+	if len(text) > 0 {
+		if err := json.Unmarshal(text, &names); err != nil {
+			diags.AddError("Private state cannot be read", fmt.Sprintf("The names of secret values are not in the form in which this provider writes them: %v.", err))
+		}
+	}
+	return names
 }

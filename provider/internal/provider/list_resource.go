@@ -149,7 +149,7 @@ func (l *driverStackLister) result(ctx context.Context, req list.ListRequest, cl
 	result.DisplayName = r.Namespace + "/" + r.Name
 	var m driverStackModel
 	result.Diagnostics.Append(nulls(ctx, result.Resource, &m)...)
-	m.observe(r)
+	m.observe(r, nil)
 	m.setDefaults()
 	result.Diagnostics.Append(m.identify(ctx, result.Identity)...)
 	if !req.IncludeResource {

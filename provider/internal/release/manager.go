@@ -36,6 +36,7 @@ type Spec struct {
 	CreateNamespace bool
 	Chart           *Chart
 	Values          map[string]any
+	Secret          []string // names of the values, as Flatten writes them, that are not to be shown
 }
 
 // Manager acts on the releases of one namespace.

@@ -1,0 +1,50 @@
+package provider
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	"github.com/hashicorp/terraform-plugin-testing/tfversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/provider/internal/apiserver"
+)
+
+// testSecretValues gives a stack values that must reach the chart and neither plan nor state.
+func testSecretValues(t *testing.T, s *apiserver.Server) {
+	with := func(secret string, version int, more string) string {
+		return stack(s, "secret", fmt.Sprintf("values_wo = [\"hardware: {driverRoot: %s}\"]\nvalues_wo_version = %d\n%s", secret, version, more))
+	}
+	driverRoot := func(want string) resource.TestCheckFunc {
+		return func(state *terraform.State) error {
+			settings, err := s.Typed.CoreV1().ConfigMaps("secret-system").Get(t.Context(), "secret-settings", metav1.GetOptions{})
+			must(t, err)
+			if got := settings.Data["driverRoot"]; got != want {
+				t.Errorf("the chart got %q, want %q", got, want)
+			}
+			text, err := json.Marshal(state)
+			must(t, err)
+			if strings.Contains(string(text), "/secret/") {
+				t.Errorf("the secret is in the state: %s", text)
+			}
+			return nil
+		}
+	}
+	action := func(a plancheck.ResourceActionType) resource.ConfigPlanChecks {
+		return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, a)}}
+	}
+	resource.UnitTest(t, resource.TestCase{ProtoV6ProviderFactories: factories(), TerraformVersionChecks: []tfversion.TerraformVersionCheck{tfversion.SkipBelow(tfversion.Version1_11_0)}, Steps: []resource.TestStep{
+		{Config: with("/secret/a", 1, ""), Check: driverRoot("/secret/a")},
+		{Config: with("/secret/a", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)},
+		{Config: with("/secret/b", 1, ""), ConfigPlanChecks: action(plancheck.ResourceActionNoop)}, // as documented: only another version tells
+		{Config: with("/secret/b", 2, ""), ConfigPlanChecks: action(plancheck.ResourceActionUpdate), Check: driverRoot("/secret/b")},
+		{Config: with("/secret/b", 2, "hardware = { driver_root = \"/x\" }"), ExpectError: words("hardware.driverRoot stands in values, components or hardware too")},
+		{Config: stack(s, "secret", "values_wo = [\"a: {}\"]"), ExpectError: words(`Attribute "values_wo_version" must be specified`)},
+		{Config: with("/secret/b", 2, "")}, // the framework destroys what the last step says
+	}})
+}

@@ -47,6 +47,7 @@ func TestMachines(t *testing.T) {
 				t.Run(name, func(t *testing.T) { part(t, e) })
 			}
 		})
+		e.testExamples(t, machine.profile)
 	}
 }
 

@@ -2,7 +2,6 @@ package dra
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,6 +10,8 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/resource/validation"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/rdma/exclusive"
@@ -63,7 +64,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		if err != nil {
 			return nil, err
 		}
-		environment = environment && config.Environment != EnvironmentNone
+		environment = environment && config.Environment != v1alpha1.RDMAEnvironmentNone
 		port, err := k.port(d.Device)
 		if err != nil {
 			return nil, err
@@ -72,7 +73,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		if err != nil {
 			return nil, err
 		}
-		if config.Network == NetworkExclusive && !d.Admin() {
+		if config.Network == v1alpha1.RDMANetworkExclusive && !d.Admin() {
 			device, err := k.whole(d, port)
 			if err != nil {
 				return nil, err
@@ -157,48 +158,16 @@ func (k *Kind) edits(p Port) (specs.ContainerEdits, error) {
 	return edits, nil
 }
 
-// Config is the opaque configuration of a device: {"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "None"}.
-type Config struct {
-	APIVersion  string      `json:"apiVersion"`
-	Kind        string      `json:"kind"`
-	Environment Environment `json:"environment,omitempty"`
-	Network     Network     `json:"network,omitempty"`
-}
-
-// Environment says what a container is told in its environment.
-type Environment string
-
-// The environments.
-const (
-	// EnvironmentNCCL sets NCCL_IB_HCA to the claim's ports. It is the default.
-	EnvironmentNCCL Environment = "NCCL"
-	// EnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others' ports.
-	EnvironmentNone Environment = "None"
-)
-
-// readConfig takes the strongest configuration.
-func readConfig(configs []draplugin.OpaqueConfig) (Config, error) {
-	var config Config
+// readConfig takes the strongest configuration, or the defaults where there is none.
+func readConfig(configs []draplugin.OpaqueConfig) (*v1alpha1.RDMAConfig, error) {
+	config := &v1alpha1.RDMAConfig{}
+	config.Default()
 	for _, c := range configs {
-		config = Config{}
-		decoder := json.NewDecoder(strings.NewReader(string(c.Raw)))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&config); err != nil {
-			return Config{}, draplugin.Refuse("InvalidConfig", "%s: %v; known are apiVersion, kind, environment and network", c.Path, err)
+		decoded, err := validation.Decode(validation.RDMADriver, c.Raw)
+		if err != nil {
+			return nil, draplugin.Refuse("InvalidConfig", "%s: %v", c.Path, err)
 		}
-		if config.APIVersion != "gpufabric.io/v1alpha1" || config.Kind != "RDMAConfig" {
-			return Config{}, draplugin.Refuse("InvalidConfig", "%s: apiVersion %q and kind %q must be gpufabric.io/v1alpha1 and RDMAConfig", c.Path, config.APIVersion, config.Kind)
-		}
-		switch config.Environment {
-		case "", EnvironmentNCCL, EnvironmentNone:
-		default:
-			return Config{}, draplugin.Refuse("InvalidConfig", "%s.environment: %q must be NCCL or None", c.Path, config.Environment)
-		}
-		switch config.Network {
-		case "", NetworkShared, NetworkExclusive:
-		default:
-			return Config{}, draplugin.Refuse("InvalidConfig", "%s.network: %q must be Shared or Exclusive", c.Path, config.Network)
-		}
+		config = decoded.(*v1alpha1.RDMAConfig) //nolint:forcetypeassert // the driver takes no other kind
 	}
 	return config, nil
 }

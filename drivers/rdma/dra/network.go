@@ -11,17 +11,6 @@ import (
 	"gpufabric.io/drivers/rdma/exclusive"
 )
 
-// Network says in which network namespace a claim's device is.
-type Network string
-
-// The networks.
-const (
-	// NetworkShared leaves the device where it is: every pod that has its device nodes can use it. It is the default.
-	NetworkShared Network = "Shared"
-	// NetworkExclusive moves the RDMA device and its network interfaces into the pod.
-	NetworkExclusive Network = "Exclusive"
-)
-
 // PodNetworks moves devices into pods' networks.
 type PodNetworks interface {
 	// Ready returns nil where devices can be moved, else what stands in the way and what to do.

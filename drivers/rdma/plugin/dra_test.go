@@ -272,11 +272,11 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 		},
 		{
 			name: "a configuration of another kind", parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "GpuConfig"}`,
-			devices: []string{"pci-0000-3b-00-0-1"}, err: "must be gpufabric.io/v1alpha1 and RDMAConfig",
+			devices: []string{"pci-0000-3b-00-0-1"}, err: `kind: "GpuConfig", allowed are RDMAConfig`,
 		},
 		{
 			name: "a configuration with an unknown environment", parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "MPI"}`,
-			devices: []string{"pci-0000-3b-00-0-1"}, err: `"MPI" must be NCCL or None`,
+			devices: []string{"pci-0000-3b-00-0-1"}, err: `environment: Unsupported value: "MPI"`,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

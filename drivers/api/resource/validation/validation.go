@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
@@ -31,7 +32,7 @@ func kinds(driver string) ([]string, bool) {
 	case ComputeDomainDriver:
 		return []string{"ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"}, true
 	case RDMADriver:
-		return nil, true
+		return []string{"RDMAConfig"}, true
 	default:
 		return nil, false
 	}
@@ -43,8 +44,8 @@ func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 	if !known {
 		return nil, fmt.Errorf("driver %.80q is not one of this project's", driver)
 	}
-	if len(allowed) == 0 {
-		return nil, fmt.Errorf("the driver %s takes no configuration: leave it out", driver)
+	if driver == RDMADriver {
+		return v1alpha1.DecodeConfig(raw)
 	}
 	config, err := v1beta1.Decode(raw)
 	if err != nil {

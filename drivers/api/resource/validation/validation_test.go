@@ -4,9 +4,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
 // gpu is a GpuConfig with this for its sharing.
@@ -27,6 +30,10 @@ func channel(rest string) string {
 
 func daemon(rest string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"ComputeDomainDaemonConfig"` + rest + `}`
+}
+
+func rdma(rest string) string {
+	return `{"apiVersion":"gpufabric.io/v1alpha1","kind":"RDMAConfig",` + rest + `}`
 }
 
 const domain = `,"domainID":"0f1c5d5e-9a5b-4f6e-8c39-5b2d6b0f8a11"`
@@ -62,7 +69,11 @@ var wrong = []struct {
 	{"a daemon for a GPU", GPUDriver, daemon(domain), []string{"ComputeDomainDaemonConfig", "GpuConfig and MigDeviceConfig"}},
 	{"a GPU for a channel", ComputeDomainDriver, gpu(`{"strategy":"MPS"}`), []string{"GpuConfig", "ComputeDomainChannelConfig"}},
 	{"passthrough", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, []string{"virtual machine", "GpuConfig"}},
-	{"anything for RDMA", RDMADriver, gpu(`{"strategy":"MPS"}`), []string{"takes no configuration"}},
+	{"a GPU's configuration for RDMA", RDMADriver, gpu(`{"strategy":"MPS"}`), []string{"apiVersion", `"gpufabric.io/v1alpha1"`}},
+	{"an RDMA environment of another name", RDMADriver, rdma(`"environment":"MPI"`), []string{"environment", `"MPI"`, `"NCCL", "None"`}},
+	{"an RDMA network of another name", RDMADriver, rdma(`"network":"host"`), []string{"network", `"host"`, `"Shared", "Exclusive"`}},
+	{"an RDMA network that is a number", RDMADriver, rdma(`"network":1`), []string{"network", "1", "a word"}},
+	{"an unknown field for RDMA", RDMADriver, rdma(`"bandwidth":7`), []string{"bandwidth"}},
 
 	// Fields that do not exist, or not like that.
 	{"an unknown field", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","share":{}}`, []string{`unknown field "share"`}},
@@ -170,6 +181,17 @@ func TestAConfigurationOfExistingManifestsIsAccepted(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+func TestAnRDMAConfigurationIsAcceptedAndDefaulted(t *testing.T) {
+	config, err := Decode(RDMADriver, []byte(rdma(`"network":"Exclusive"`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &v1alpha1.RDMAConfig{APIVersion: "gpufabric.io/v1alpha1", Kind: "RDMAConfig", Environment: v1alpha1.RDMAEnvironmentNCCL, Network: v1alpha1.RDMANetworkExclusive}
+	if diff := cmp.Diff(want, config); diff != "" {
+		t.Error(diff)
 	}
 }
 

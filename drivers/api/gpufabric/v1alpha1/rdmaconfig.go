@@ -1,0 +1,71 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/opaque"
+)
+
+// RDMAConfig is the opaque configuration of devices of the driver rdma.gpufabric.io:
+//
+//	{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "None", "network": "Exclusive"}
+//
+// +kubebuilder:object:generate=false
+type RDMAConfig struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Environment is what a container is told in its environment; NCCL by default.
+	Environment RDMAEnvironment `json:"environment,omitempty"`
+	// Network is the network namespace in which the device is; Shared by default.
+	Network RDMANetwork `json:"network,omitempty"`
+}
+
+// RDMAEnvironment says what a container is told in its environment.
+type RDMAEnvironment string
+
+// The environments.
+const (
+	// RDMAEnvironmentNCCL sets NCCL_IB_HCA to the claim's ports.
+	RDMAEnvironmentNCCL RDMAEnvironment = "NCCL"
+	// RDMAEnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others' ports.
+	RDMAEnvironmentNone RDMAEnvironment = "None"
+)
+
+// RDMANetwork says in which network namespace a claim's device is.
+type RDMANetwork string
+
+// The networks.
+const (
+	// RDMANetworkShared leaves the device where it is: every pod that has its device nodes can use it.
+	RDMANetworkShared RDMANetwork = "Shared"
+	// RDMANetworkExclusive moves the RDMA device and its network interfaces into the pod.
+	RDMANetworkExclusive RDMANetwork = "Exclusive"
+)
+
+// Default implements opaque.Config.
+func (c *RDMAConfig) Default() {
+	if c.Environment == "" {
+		c.Environment = RDMAEnvironmentNCCL
+	}
+	if c.Network == "" {
+		c.Network = RDMANetworkShared
+	}
+}
+
+// Validate implements opaque.Config.
+func (c *RDMAConfig) Validate() field.ErrorList {
+	var errs field.ErrorList
+	if c.Environment != RDMAEnvironmentNCCL && c.Environment != RDMAEnvironmentNone {
+		errs = append(errs, field.NotSupported(field.NewPath("environment"), c.Environment, []RDMAEnvironment{RDMAEnvironmentNCCL, RDMAEnvironmentNone}))
+	}
+	if c.Network != RDMANetworkShared && c.Network != RDMANetworkExclusive {
+		errs = append(errs, field.NotSupported(field.NewPath("network"), c.Network, []RDMANetwork{RDMANetworkShared, RDMANetworkExclusive}))
+	}
+	return errs
+}
+
+// DecodeConfig reads an opaque configuration of this package strictly, as package opaque says.
+func DecodeConfig(raw []byte) (opaque.Config, error) {
+	kinds := map[string]func() opaque.Config{"RDMAConfig": func() opaque.Config { return &RDMAConfig{} }}
+	return opaque.Decode(raw, SchemeGroupVersion().String(), kinds, nil)
+}

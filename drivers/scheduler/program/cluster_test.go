@@ -103,7 +103,7 @@ func (c *cluster) install(t *testing.T) {
 	var file map[string]any
 	must(t, yaml.Unmarshal([]byte(configuration.Data["scheduler.yaml"]), &file))
 	file["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
-	file["leaderElection"] = map[string]any{"leaderElect": false} // in one process, a stopped scheduler's lost lease would end the tests
+	file["leaderElection"].(map[string]any)["leaderElect"] = false // until testElection: in one process, a stopped scheduler's lost lease would end the tests
 	written, err := yaml.Marshal(file)
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(c.dir, "our-scheduler.yaml"), written, 0o600))

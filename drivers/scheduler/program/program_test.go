@@ -33,6 +33,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		{"a claim is preempted from the pod of lowest priority", testPreemptsClaims},
 		{"no more claims are preempted than are needed", testPreemptsOnce},
 		{"a quota counts slices and not their memory", testQuota},
+		{"a process of its own elects itself with the chart's rights", testElection},
 	} {
 		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
 			return // the later ones would wait for a scheduler that has ended, or on a node that is full

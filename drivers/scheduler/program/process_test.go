@@ -1,0 +1,69 @@
+package program_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"gpufabric.io/drivers/scheduler/program"
+)
+
+// asScheduler makes the test's own program be gpufabric-scheduler.
+const asScheduler = "GPUFABRIC_TEST_AS_SCHEDULER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asScheduler) != "" {
+		os.Exit(cli.Run(app.NewSchedulerCommand(program.Plugins()...)))
+	}
+	os.Exit(m.Run())
+}
+
+// testElection runs the scheduler as the chart's pod does, as a process that elects itself, with the chart's rights to its lease.
+func testElection(t *testing.T, c *cluster) {
+	c.stop()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	file := filepath.Join(c.dir, "our-scheduler.yaml")
+	content, err := os.ReadFile(file)
+	must(t, err)
+	elected := strings.Replace(string(content), "leaderElect: false", "leaderElect: true", 1)
+	must(t, os.WriteFile(file, []byte(elected), 0o600))
+
+	self, err := os.Executable()
+	must(t, err)
+	process := exec.CommandContext(ctx, self, "--config="+file, "--secure-port=0")
+	process.Env = append(os.Environ(), asScheduler+"=1")
+	var said strings.Builder
+	process.Stdout, process.Stderr = &said, &said
+	must(t, process.Start())
+	defer func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+		if t.Failed() {
+			t.Logf("it said:\n%s", said.String())
+		}
+	}()
+	watch, err := c.admin.CoordinationV1().Leases("gpufabric-system").Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	must(t, err)
+	defer watch.Stop()
+	held := false
+	for event := range watch.ResultChan() {
+		if lease, ok := event.Object.(*coordinationv1.Lease); ok && lease.Name == "gpufabric-scheduler" && lease.Spec.HolderIdentity != nil {
+			held = true
+			break
+		}
+	}
+	if !held {
+		t.Fatal("nobody holds the lease gpufabric-scheduler")
+	}
+	c.create(t, pod("elected", "low", "a"))
+	c.bound(t, "elected")
+}

@@ -6,7 +6,7 @@ SHELL := /bin/bash -o pipefail
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := drivers fakes provider tests
-# Programs of others that tests/conformance shows the fakes.
+# Others' programs that tests/conformance shows the fakes.
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
 ISOLATED := tests/e2e tests/simcluster tests/conformance drivers/scheduler
 GO ?= go

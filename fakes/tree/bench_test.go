@@ -26,3 +26,20 @@ func BenchmarkRender(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRenderCluster writes 1,008 nodes, 56 racks of GB200; one operation is all of them, and the goal is two minutes.
+func BenchmarkRenderCluster(b *testing.B) {
+	p, err := profile.Load("gb200-nvl72")
+	if err != nil {
+		b.Fatal(err)
+	}
+	const nodes = 1008
+	for range b.N {
+		dir := b.TempDir()
+		for i := range nodes {
+			if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Nodes: nodes, Root: filepath.Join(dir, fmt.Sprint(i)), PlainDevices: true}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}

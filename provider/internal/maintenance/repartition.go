@@ -48,10 +48,7 @@ func Repartition(ctx context.Context, client *cluster.Client, name string, evict
 	}
 	for {
 		var layout v1alpha1.MIGLayout
-		round, stop := context.WithCancel(ctx)
-		if r.blocked != "" {
-			round, stop = context.WithTimeout(ctx, evictAgain)
-		}
+		round, stop := r.round(ctx)
 		_, err := layouts.Wait(round, object.Key{Name: name}, func(obj *unstructured.Unstructured) (bool, error) {
 			if obj == nil {
 				return false, object.ErrGone
@@ -86,6 +83,14 @@ type repartition struct {
 	seen    string          // the status that was acted on
 	evicted map[string]bool // pods, namespace/name
 	blocked string          // why an eviction was refused, for now
+}
+
+// round bounds one wait for the status to change: a refused eviction is tried again after a pause.
+func (r *repartition) round(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.blocked != "" {
+		return context.WithTimeout(ctx, evictAgain)
+	}
+	return context.WithCancel(ctx)
 }
 
 // stands reports whether there is something to do: all is applied, or a node's state changed since the last step.

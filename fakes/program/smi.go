@@ -2,6 +2,7 @@ package program
 
 import (
 	"io"
+	"os"
 	"time"
 
 	"gpufabric.io/fakes/smi"
@@ -14,6 +15,6 @@ func runSMI(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now()}
+	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now(), Getenv: os.Getenv}
 	return c.Run(args)
 }

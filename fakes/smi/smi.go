@@ -24,6 +24,8 @@ type Command struct {
 	Stdout io.Writer
 	// Now is the time that tables and logs are stamped with.
 	Now time.Time
+	// Getenv, where it is set, makes nvidia-smi stand in for one under a limiter: see share.
+	Getenv func(string) string
 
 	file *state.File
 	body *state.Body
@@ -70,6 +72,9 @@ func (c *Command) Run(args []string) error {
 	}
 	gpus, err := c.selected(o.gpus)
 	if err != nil {
+		return err
+	}
+	if gpus, err = c.share(gpus); err != nil {
 		return err
 	}
 	switch {
@@ -191,6 +196,8 @@ type gpu struct {
 	*state.GPU
 	model *state.Model
 	index int
+	// limit is the container's share of the memory in bytes; 0: all of it.
+	limit uint64
 }
 
 func (g gpu) uuid() string { return "GPU-" + profile.FormatUUID(g.Core.UUID) }
@@ -202,6 +209,9 @@ func (g gpu) busID() string {
 // used is the memory in use, in bytes, by processes and by nobody in particular.
 func (g gpu) used() uint64 {
 	total := g.Core.MemoryUsed
+	if g.limit > 0 {
+		total = 0 // a limiter counts its own container's
+	}
 	for _, p := range g.processes() {
 		total += p.Memory
 	}
@@ -232,7 +242,7 @@ func (g gpu) utilisation(now time.Time) uint32 {
 func (c *Command) selected(ids []string) ([]gpu, error) {
 	var all []gpu
 	for i, g := range c.body.GPUs {
-		x := gpu{g, &c.body.Node.Model, i}
+		x := gpu{GPU: g, model: &c.body.Node.Model, index: i}
 		wanted := len(ids) == 0 && g.Core.Lost == 0 || slices.ContainsFunc(ids, x.is)
 		if wanted && g.Core.Lost != 0 {
 			return nil, fmt.Errorf("unable to open GPU %s: GPU is lost", x.busID())

@@ -230,3 +230,21 @@ func TestATimeSliceIsSetPerGPUAndListed(t *testing.T) {
 		}
 	}
 }
+
+func TestAContainerSeesItsShareAsALimiterShowsIt(t *testing.T) {
+	root := render(t, "l40s-8")
+	uuids := strings.Fields(run(t, root, "--query-gpu=uuid", "--format=csv,noheader"))
+	environment := map[string]string{"NVIDIA_VISIBLE_DEVICES": uuids[3], "CUDA_DEVICE_MEMORY_LIMIT_0": "10240m"}
+	var out bytes.Buffer
+	c := smi.Command{Root: root, Stdout: &out, Now: time.Now(), Getenv: func(name string) string { return environment[name] }}
+	if err := c.Run(nil); err != nil {
+		t.Fatal(err)
+	}
+	if text := squeeze(out.String()); strings.Count(text, "NVIDIA L40S") != 1 || !strings.Contains(text, "0MiB / 10240MiB") {
+		t.Errorf("want one GPU with 0MiB / 10240MiB:\n%s", text)
+	}
+	environment["CUDA_DEVICE_MEMORY_LIMIT_0"] = "much"
+	if err := c.Run(nil); err == nil || !strings.Contains(err.Error(), "much") {
+		t.Errorf("got %v, want the limit named", err)
+	}
+}

@@ -36,6 +36,10 @@ func TestMachines(t *testing.T) {
 		}},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
+			"slices are limited, watched and given back":  testGPUSlices,
+		}},
+		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
+			"MIG instances are made for slots and for sizes": testMIGSlots,
 		}},
 	} {
 		t.Run(machine.profile, func(t *testing.T) {

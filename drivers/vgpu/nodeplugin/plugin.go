@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -165,9 +166,21 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
 		},
 		func(ctx context.Context) error {
-			return metrics.Serve(ctx, o.MetricsAddress, metrics.New(driver).Registry, func() error { return nil })
+			return metrics.Serve(ctx, o.MetricsAddress, counted(book, made), func() error { return nil })
 		},
 	)
+}
+
+// counted is what the role exports: how many containers the ledger and the state of MIG instances have.
+func counted(book *holdings.Book, made *instances.Manager) *prometheus.Registry {
+	registry := metrics.New(driver).Registry
+	registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
+			func() float64 { return float64(book.Len()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers", Help: "Containers that have MIG instances, or had and whose instances still stand."},
+			func() float64 { return float64(made.Len()) }),
+	)
+	return registry
 }
 
 // together runs all of jobs until ctx ends or one of them fails, and waits for every one.

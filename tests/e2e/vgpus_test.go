@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"gpufabric.io/tests/docker"
+)
+
+// vgpuNamespace is where the chart puts the drivers.
+const vgpuNamespace = "gpufabric-system"
+
+// The scheduler's part is played here: a pod is made with its annotations and on its node.
+const slicePod = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %[1]s
+  labels: {churn: vgpu}
+  annotations: {volcano.sh/vgpu-ids-new: "%[3]s", volcano.sh/devices-to-allocate: "%[3]s", volcano.sh/bind-phase: allocating, volcano.sh/vgpu-node: %[2]s}
+spec:
+  nodeName: %[2]s
+  terminationGracePeriodSeconds: 1
+  containers:%[4]s
+  volumes: [{name: fake, hostPath: {path: /var/lib/fakefabric}}]
+---`
+
+// sliceContainer sees the fake node's state, which its nvidia-smi reads in the place of a kernel.
+const sliceContainer = `
+  - {name: %s, image: "ubuntu:24.04", command: [sleep, infinity], volumeMounts: [{name: fake, mountPath: /var/lib/fakefabric}],
+     resources: {limits: {volcano.sh/vgpu-number: 1}}}`
+
+func slice(name, node, devices string, containers ...string) string {
+	var list string
+	for _, container := range containers {
+		list += fmt.Sprintf(sliceContainer, container)
+	}
+	return fmt.Sprintf(slicePod, name, node, devices, list)
+}
+
+// configure gives the vGPU plugins their two ConfigMaps, and starts them anew: a new pod's volume has them at once.
+func (e *environment) configure(t *testing.T, device, node string) {
+	t.Helper()
+	const maps = `{apiVersion: v1, kind: List, items: [
+		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-device-config, namespace: gpufabric-system}, data: {device-config.yaml: %q}},
+		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-node-config, namespace: gpufabric-system}, data: {config.json: %q}}]}`
+	e.apply(t, fmt.Sprintf(maps, device, node))
+	for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
+		e.kubectl(t, "--namespace", vgpuNamespace, "rollout", "restart", "daemonset/gpufabric-"+role)
+	}
+	for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
+		e.kubectl(t, "--namespace", vgpuNamespace, "rollout", "status", "daemonset/gpufabric-"+role, "--timeout=120s")
+	}
+}
+
+// registered are the UUIDs of a node's shared GPUs once its registration has a part.
+func (e *environment) registered(t *testing.T, node, part string) []string {
+	t.Helper()
+	var uuids []string
+	eventually(t, node+" to register "+part, func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.metadata.annotations.volcano\.sh/node-vgpu-register}`)
+		uuids = nil
+		for card := range strings.SplitSeq(strings.TrimSuffix(out, ":"), ":") {
+			uuid, _, _ := strings.Cut(card, ",")
+			uuids = append(uuids, uuid)
+		}
+		return strings.Contains(out, part), out, err
+	})
+	return uuids
+}
+
+// pluginOf is the pod of a role on a node.
+func (e *environment) pluginOf(t *testing.T, role, node string) string {
+	t.Helper()
+	return e.kubectl(t, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector", "spec.nodeName="+node+",status.phase=Running",
+		"--output", "jsonpath={.items[0].metadata.name}")
+}
+
+// scrape reads a pod's metrics through the API server.
+func (e *environment) scrape(ctx context.Context, pod string, port int) (string, error) {
+	return e.Kubectl(ctx, nil, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/metrics", vgpuNamespace, pod, port))
+}
+
+// testGPUSlices runs what containers with slices see, the monitor, a plugin that is away, and many pods after one another.
+func testGPUSlices(t *testing.T, e *environment) {
+	node := e.Workers()[0]
+	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
+	uuids := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")
+
+	t.Run("two containers have a share each, and nvidia-smi shows it", func(t *testing.T) {
+		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,30:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
+		e.kubectl(t, "wait", "pod/duo", "--for=condition=Ready", "--timeout=120s")
+		for container, want := range map[string]string{"first": "0MiB /  10240MiB", "second": "0MiB /  20480MiB"} {
+			if out := e.kubectl(t, "exec", "duo", "--container", container, "--", "nvidia-smi"); !strings.Contains(out, want) || strings.Count(out, "L40S") != 1 {
+				t.Errorf("%s: nvidia-smi does not show one GPU with %s:\n%s", container, want, out)
+			}
+		}
+		monitor := e.pluginOf(t, "vgpu-monitor", node)
+		eventually(t, "the monitor to show the shares", func(ctx context.Context) (bool, string, error) {
+			out, err := e.scrape(ctx, monitor, 9394)
+			labels := fmt.Sprintf(`{ctrname="second",deviceuuid="%s",podname="duo",podnamespace="default",vdeviceid="0",zone="vGPU"}`, uuids[3])
+			return has(out, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`+uuids[3]+`",zone="vGPU"}`, "HostCoreUtilization{", "vGPU_device_memory_usage_in_bytes"+labels,
+				"vGPU_device_memory_limit_in_bytes"+labels+" 2.147483648e+10", "Device_utilization_desc_of_container"+labels), out, err
+		})
+		e.kubectl(t, "delete", "pod/duo", "--timeout=60s")
+	})
+
+	t.Run("a pod whose plugin was killed after it was scheduled starts when the plugin is back", func(t *testing.T) {
+		e.kubectl(t, "--namespace", vgpuNamespace, "delete", "pod", e.pluginOf(t, "vgpu-plugin", node), "--grace-period=0", "--force")
+		e.apply(t, slice("patient", node, uuids[4]+",NVIDIA,1024,0:;", "main"))
+		e.kubectl(t, "wait", "pod/patient", "--for=condition=Ready", "--timeout=120s")
+		if out := e.kubectl(t, "exec", "patient", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuids[4]) {
+			t.Errorf("the container has not its share:\n%s", out)
+		}
+		e.kubectl(t, "delete", "pod/patient", "--timeout=60s")
+	})
+
+	t.Run("after many pods nobody holds anything", func(t *testing.T) {
+		const pods = 40
+		var manifest string
+		for i := range pods {
+			manifest += slice(fmt.Sprint("churn-", i), node, fmt.Sprintf("%s,NVIDIA,%d,0:;", uuids[i%len(uuids)], 100+i), "main")
+		}
+		e.apply(t, manifest)
+		e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", "--timeout=120s")
+		for i := range 3 {
+			if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+i)*10)) {
+				t.Errorf("pod %d has another's share:\n%s", i, out)
+			}
+		}
+		plugin := e.pluginOf(t, "vgpu-plugin", node)
+		held := func(want int) {
+			t.Helper()
+			eventually(t, fmt.Sprint(want, " containers to hold shares"), func(ctx context.Context) (bool, string, error) {
+				out, err := e.scrape(ctx, plugin, 8080)
+				return strings.Contains(out, fmt.Sprintf("\ngpufabric_vgpu_containers %d\n", want)), out, err
+			})
+		}
+		held(pods)
+		e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", "--timeout=120s")
+		held(0)
+		eventually(t, "the accounting directories to go", func(ctx context.Context) (bool, string, error) {
+			out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
+			return err == nil && strings.TrimSpace(out) == "", out, err
+		})
+	})
+}
+
+// testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's geometries, and by size.
+func testMIGSlots(t *testing.T, e *environment) {
+	node := e.Workers()[0]
+	uuids := e.registered(t, node, "hami-core:")
+	const geometries = `nvidia:
+  deviceSplitCount: 10
+  gpuMemoryFactor: 1
+  knownMigGeometries:
+  - models: [A100-SXM4-40GB]
+    allowedGeometries:
+    - {group: small, geometries: [{name: 1g.5gb, memory: 5120, count: 7}]}
+    - {group: mixed, geometries: [{name: 2g.10gb, memory: 10240, count: 3}, {name: 1g.5gb, memory: 5120, count: 1}]}
+`
+	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, node, uuids[1]))
+	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
+
+	// The seed's pod asks for 3000 MB of some GPU in mode mig.
+	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
+		if strings.Contains(document, "name: mig-pod") {
+			e.apply(t, document)
+			e.bind(t, "mig-pod", node, uuids[0]+",NVIDIA,3000,0:;")
+		}
+	}
+	e.apply(t, slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+slice("software", node, uuids[1]+",NVIDIA,3000,50:;", "main"))
+	for _, pod := range []string{"mig-pod", "slot", "software"} {
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+	}
+	var shown string
+	eventually(t, "the pod to say which instance it has", func(ctx context.Context) (good bool, saw string, err error) {
+		shown, err = e.Kubectl(ctx, nil, "get", "pod", "mig-pod", "--output", `jsonpath={.metadata.annotations.vgpu\.gpufabric\.io/mig-instances}`)
+		return has(shown, `"profile":"1g.5gb"`, `"askedMiB":3000`, `"memoryMiB":4864`), shown, err
+	})
+	for pod, want := range map[string]string{"mig-pod": "1g.5gb", "slot": "2g.10gb"} {
+		seen := e.kubectl(t, "exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
+		if fields := strings.Fields(seen); len(fields) != 4 || !strings.HasPrefix(fields[0], "MIG-") {
+			t.Errorf("%s sees %q, want its MIG device, the parent and the two capabilities that open it", pod, seen)
+		} else if out, err := e.smi(t.Context(), node, "-L"); err != nil || !has(out, "MIG "+want, fields[0]) {
+			t.Errorf("no %s of %s on the node (error: %v):\n%s", want, fields[0], err, out)
+		}
+	}
+	if out := e.kubectl(t, "exec", "software", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "NVIDIA_VISIBLE_DEVICES="+uuids[1]) {
+		t.Errorf("the container beside MIG has not its share:\n%s", out)
+	}
+
+	// A slot is never two pods'.
+	e.apply(t, slice("second", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main"))
+	eventually(t, "the slot's second pod to be refused in words", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=second", "--output", "jsonpath={.items[*].message}")
+		return strings.Contains(out, "which default/slot, container main holds"), out, err
+	})
+	e.kubectl(t, "delete", "pod/slot", "pod/mig-pod", "pod/software", "pod/second", "--grace-period=1", "--timeout=60s")
+	eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
+		out, err := e.smi(ctx, node, "-L")
+		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err
+	})
+}

@@ -48,11 +48,20 @@ func (e *environment) configure(t *testing.T, device, node string) {
 		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-node-config, namespace: gpufabric-system}, data: {config.json: %q}}]}`
 	e.apply(t, fmt.Sprintf(maps, device, node))
 	for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
-		e.kubectl(t, "--namespace", vgpuNamespace, "rollout", "restart", "daemonset/gpufabric-"+role)
+		e.replace(t, role, e.Workers()[0])
 	}
-	for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
-		e.kubectl(t, "--namespace", vgpuNamespace, "rollout", "status", "daemonset/gpufabric-"+role, "--timeout=120s")
-	}
+}
+
+// replace deletes a role's pod on a node and waits until the next one runs. (The control plane's node has no GPU, so a whole rollout would wait for it.)
+func (e *environment) replace(t *testing.T, role, node string) {
+	t.Helper()
+	before := e.pluginOf(t, role, node)
+	e.kubectl(t, "--namespace", vgpuNamespace, "delete", "pod", before, "--grace-period=0", "--force")
+	eventually(t, "another "+role+" on "+node, func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector", "spec.nodeName="+node,
+			"--output", `jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[0].ready} {end}`)
+		return !strings.Contains(out, before) && strings.Contains(out, "=true"), out, err
+	})
 }
 
 // registered are the UUIDs of a node's shared GPUs once its registration has a part.
@@ -108,7 +117,12 @@ func testGPUSlices(t *testing.T, e *environment) {
 	})
 
 	t.Run("a pod whose plugin was killed after it was scheduled starts when the plugin is back", func(t *testing.T) {
-		e.kubectl(t, "--namespace", vgpuNamespace, "delete", "pod", e.pluginOf(t, "vgpu-plugin", node), "--grace-period=0", "--force")
+		// The kubelet itself refuses what comes while the plugin is away (UnexpectedAdmissionError); a controller then makes another pod.
+		e.replace(t, "vgpu-plugin", node)
+		eventually(t, "the kubelet to count the shares again", func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-number}`)
+			return out == "80", out, err
+		})
 		e.apply(t, slice("patient", node, uuids[4]+",NVIDIA,1024,0:;", "main"))
 		e.kubectl(t, "wait", "pod/patient", "--for=condition=Ready", "--timeout=120s")
 		if out := e.kubectl(t, "exec", "patient", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuids[4]) {
@@ -151,7 +165,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 // testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's geometries, and by size.
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
-	uuids := e.registered(t, node, "hami-core:")
+	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // what a machine before it registered may still stand
 	const geometries = `nvidia:
   deviceSplitCount: 10
   gpuMemoryFactor: 1

@@ -32,6 +32,7 @@ var (
 	first = flag.Int("first", 1, "the first seed")                //nolint:gochecknoglobals // a flag
 
 	shared    *fixture.Cluster //nolint:gochecknoglobals // TestMain has no other way to hand it to the tests
+	files     *changes         //nolint:gochecknoglobals // likewise
 	fullDisks error            //nolint:gochecknoglobals // why there are none, likewise
 )
 
@@ -57,6 +58,13 @@ func run(m *testing.M) int {
 	}
 	defer up.Down()
 	shared = up
+	if files, err = openChanges(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go files.run(ctx)
 	status := m.Run()
 	if err := up.Err(); err != nil {
 		fmt.Fprintln(os.Stderr, "the cluster did not last:", err)

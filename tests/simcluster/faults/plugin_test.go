@@ -3,11 +3,8 @@
 package faults
 
 import (
-	"io/fs"
 	"path/filepath"
-	"sync"
-
-	"github.com/fsnotify/fsnotify"
+	"sync/atomic"
 )
 
 // plugins are the programs on a node that prepare claims.
@@ -60,45 +57,27 @@ func killDuringUnprepare(s *scenario) {
 // function holds that it did.
 func (s *scenario) killAtWrites(most int) (struck func()) {
 	s.t.Helper()
-	var watching sync.WaitGroup
-	var stops []func() error
-	killed := make([]bool, len(plugins()))
+	var stops []func()
+	killed := make([]atomic.Bool, len(plugins()))
 	for at, plugin := range plugins() {
-		events, err := fsnotify.NewWatcher()
+		kill := s.n.PluginKiller(plugin, s.victim)
+		nth, seen := s.random.IntN(most), 0
+		stop, err := files.of(filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric", plugin), func() {
+			if seen == nth {
+				killed[at].Store(kill() == nil)
+			}
+			seen++
+		})
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		stops = append(stops, events.Close)
-		state := filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric", plugin)
-		if err := filepath.WalkDir(state, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || !entry.IsDir() {
-				return err
-			}
-			return events.Add(path)
-		}); err != nil {
-			s.t.Fatal(err)
-		}
-		kill := s.n.PluginKiller(plugin, s.victim)
-		nth := s.random.IntN(most)
-		watching.Go(func() { // until struck closes the watcher
-			for seen := 0; ; seen++ {
-				if _, ok := <-events.Events; !ok {
-					return
-				}
-				if seen == nth {
-					killed[at] = kill() == nil
-				}
-			}
-		})
+		stops = append(stops, stop)
 	}
 	return func() {
 		s.t.Helper()
-		for _, stop := range stops {
-			_ = stop() // it only watched
-		}
-		watching.Wait()
 		for at, plugin := range plugins() {
-			if !killed[at] {
+			stops[at]()
+			if !killed[at].Load() {
 				s.t.Errorf("the %s was not killed: it did not change its files often enough", plugin)
 			}
 		}

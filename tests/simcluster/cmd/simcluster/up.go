@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -80,9 +81,14 @@ func downCommand(dir *string) *cobra.Command {
 		Short: "End a cluster, or what a crash left of it, and remove its directory",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, none := cluster.ReadRecord(*dir)
 			ended, err := cluster.Remove(*dir)
 			if err != nil {
 				return err
+			}
+			if len(ended) == 0 && errors.Is(none, cluster.ErrNone) {
+				fmt.Fprintf(cmd.OutOrStdout(), "there is %v, so nothing was removed\n", none)
+				return nil
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "ended %d processes; %s is gone\n", len(ended), *dir)
 			return nil

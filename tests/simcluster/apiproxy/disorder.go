@@ -11,8 +11,11 @@ import (
 )
 
 const (
-	// latest bounds how late an event may be; each watch is late by itself, so events of different kinds overtake each other.
+	// latest bounds how long after its arrival an event is passed on, however many come; each watch is late by itself, so events of
+	// different kinds overtake each other.
 	latest = 1500 * time.Millisecond
+	// backlog is how many events may wait for a late one before the API server is held up.
+	backlog = 1000
 	// pairing is how long an event waits for the next one, to come after it.
 	pairing = 300 * time.Millisecond
 )
@@ -36,8 +39,14 @@ type stream struct {
 	out      *io.PipeWriter
 }
 
+// event is a line of a watch and when it came.
+type event struct {
+	line []byte
+	at   time.Time
+}
+
 func (s *stream) run(ctx context.Context) {
-	lines := make(chan []byte)
+	lines := make(chan event, backlog)
 	ended := make(chan error, 1)
 	go func() { // ends with the upstream body, which the client's end closes
 		in := bufio.NewReader(s.upstream)
@@ -45,7 +54,7 @@ func (s *stream) run(ctx context.Context) {
 			line, err := in.ReadBytes('\n')
 			if len(line) > 0 {
 				select {
-				case lines <- line:
+				case lines <- event{line, time.Now()}:
 				case <-ctx.Done():
 					err = ctx.Err()
 				}
@@ -79,7 +88,8 @@ func (s *stream) run(ctx context.Context) {
 }
 
 // disturbed is what is written in the line's place, perhaps with the next line; random is nil in quiet times.
-func disturbed(ctx context.Context, random *rand.Rand, line []byte, lines <-chan []byte) []byte {
+func disturbed(ctx context.Context, random *rand.Rand, came event, lines <-chan event) []byte {
+	line := came.line
 	if random == nil {
 		return line
 	}
@@ -87,7 +97,7 @@ func disturbed(ctx context.Context, random *rand.Rand, line []byte, lines <-chan
 	case 0: // late, and all that follow with it
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Duration(random.Int64N(int64(latest)))):
+		case <-time.After(time.Until(came.at.Add(time.Duration(random.Int64N(int64(latest)))))):
 		}
 	case 1: // twice
 		return append(line, line...)
@@ -99,10 +109,10 @@ func disturbed(ctx context.Context, random *rand.Rand, line []byte, lines <-chan
 			if !ok {
 				return line
 			}
-			if overtakes(next, line) {
-				return append(next, line...)
+			if overtakes(next.line, line) {
+				return append(next.line, line...)
 			}
-			return append(line, next...)
+			return append(line, next.line...)
 		}
 	}
 	return line
@@ -116,14 +126,14 @@ func overtakes(next, line []byte) bool {
 
 // subject names the object whose change an event is, "" for bookmarks and errors.
 func subject(line []byte) string {
-	var event struct {
+	var change struct {
 		Type   string
 		Object struct {
 			Metadata struct{ UID string }
 		}
 	}
-	if json.Unmarshal(line, &event) != nil || (event.Type != "ADDED" && event.Type != "MODIFIED" && event.Type != "DELETED") {
+	if json.Unmarshal(line, &change) != nil || (change.Type != "ADDED" && change.Type != "MODIFIED" && change.Type != "DELETED") {
 		return ""
 	}
-	return event.Object.Metadata.UID
+	return change.Object.Metadata.UID
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -58,7 +57,7 @@ func Command(h host.Host) *cobra.Command {
 }
 
 // setLogger gives controller-runtime, which logs by a logger of the process, one for the first role that needs it.
-var setLogger = sync.OnceFunc(func() { logf.SetLogger(logr.FromSlogHandler(logr.ToSlogHandler(klog.Background()))) })
+var setLogger = sync.OnceFunc(func() { logf.SetLogger(klog.Background()) })
 
 // Run answers reviews until ctx ends.
 func Run(ctx context.Context, o Options) error {

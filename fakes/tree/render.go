@@ -64,13 +64,15 @@ func Render(ctx context.Context, o Options) error {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
-	fresh, err := os.MkdirTemp(root, ".rendering-")
+	staging, err := os.MkdirTemp(root, ".rendering-")
 	if err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(fresh) }() // holds only the earlier rendering by then
-
-	spread(fresh)
+	defer func() { _ = os.RemoveAll(staging) }() // holds only the earlier rendering by then
+	fresh, err := spread(staging)
+	if err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
 
 	n := o.Profile.Node(o.Node)
 	w := newWriter(fresh, o.PlainDevices)

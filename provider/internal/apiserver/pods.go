@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 var (
@@ -148,7 +147,7 @@ func (s *Server) KeepPods(t testing.TB, label string) (stop func()) {
 				return // gone already
 			}
 			_ = client.Delete(ctx, obj.GetName(), metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &uid}})
-			next := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "next-" + string(types.UID(uid))[:8], Labels: old.Labels}, Spec: old.Spec}
+			next := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "next-" + string(uid)[:8], Labels: old.Labels}, Spec: old.Spec}
 			_, _ = client.Create(ctx, next, metav1.CreateOptions{})
 		})
 	})

@@ -178,6 +178,10 @@ func testMIGSlots(t *testing.T, e *environment) {
 	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, node, uuids[1]))
 	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
 
+	eventually(t, "the kubelet to count the memory", func(ctx context.Context) (bool, string, error) { // it refuses pods that come before
+		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
+		return out != "" && out != "0", out, err
+	})
 	// The seed's pod asks for 3000 MB of some GPU in mode mig.
 	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
 		if strings.Contains(document, "name: mig-pod") {

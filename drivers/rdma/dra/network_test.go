@@ -58,7 +58,7 @@ func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *dra
 	}
 	device := draplugin.AllocatedDevice{
 		DeviceRequestAllocationResult: resourceapi.DeviceRequestAllocationResult{Device: "hca", Pool: "node-a-rdma", Request: "nic"},
-		Configs:                       []draplugin.OpaqueConfig{{Path: "config[0]", Raw: json.RawMessage(`{"apiVersion":"gpufabric.io/v1alpha1","kind":"RDMAConfig","network":"Exclusive"}`)}},
+		Configs:                       []draplugin.OpaqueConfig{{Path: "config[0]", Raw: parameters}},
 	}
 	if share {
 		id := types.UID("share")

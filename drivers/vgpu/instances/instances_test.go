@@ -155,10 +155,8 @@ func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 		{0, 7, "position 7 of a geometry of 7"}, {9, 0, "0 to 3 are known"},
 	} {
 		t.Run(fmt.Sprintf("[%d-%d]", test.group, test.position), func(t *testing.T) {
-			known := groups
-			if test.group < 2 {
-				known = groups[:2]
-			} else {
+			known := groups[:2]
+			if test.group >= 2 {
 				known = slices.Concat(groups[:2], groups[:2])
 			}
 			n := start(t, known...)

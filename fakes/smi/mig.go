@@ -115,7 +115,9 @@ func (c *Command) migOn(g gpu, o migOptions) error {
 }
 
 // fresh looks at the GPU in the newest view of the state.
-func (c *Command) fresh(g gpu) gpu { return gpu{GPU: c.body.GPUs[g.index], model: &c.body.Node.Model, index: g.index} }
+func (c *Command) fresh(g gpu) gpu {
+	return gpu{GPU: c.body.GPUs[g.index], model: &c.body.Node.Model, index: g.index}
+}
 
 func profileName(p *state.MIGProfile) string { return state.String(p.Name[:]) }
 

@@ -46,14 +46,13 @@ func (k *Kind) LayOut(ctx context.Context) {
 	k.layOut(ctx)
 }
 
-// SetProfiles changes the named ways in which GPUs are cut into shares.
-func (k *Kind) SetProfiles(ctx context.Context, profiles []devices.Profile) {
+// SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not change it.
+func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	h.Offer.Profiles = profiles
-	k.Replace(&h)
-	k.layOut(ctx)
+	k.offer(&h)
 }
 
 // SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known before.
@@ -82,11 +81,16 @@ func (k *Kind) layOut(ctx context.Context) {
 			h.Offer.Static[g.UUID] = static
 		}
 	}
+	k.offer(&h)
+}
+
+// offer makes the pool anew and puts the hardware in the place of what was known.
+func (k *Kind) offer(h *Hardware) {
 	h.Pool = devices.NewPool(h.Node, h.Offer)
 	for _, problem := range h.Pool.Problems {
 		k.options.Report("MIGDeviceNotOffered", problem.Error())
 	}
-	k.Replace(&h)
+	k.Replace(h)
 }
 
 // static lists what stands on a GPU of which at least one instance is an administrator's, else nil.

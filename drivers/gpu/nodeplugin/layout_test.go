@@ -1,17 +1,14 @@
 package nodeplugin
 
 import (
-	"context"
 	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -34,16 +31,11 @@ func (b *bench) collectReports() {
 
 func (b *bench) layout(name, config, use string) {
 	b.Helper()
-	object := map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "MIGLayout", "metadata": map[string]any{"name": name, "generation": int64(1)}}
 	var parsed map[string]any
 	if err := json.Unmarshal([]byte(config), &parsed); err != nil {
 		b.Fatal(err)
 	}
-	object["spec"] = map[string]any{"layout": use, "config": parsed}
-	gvr := schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}
-	if _, err := b.objects.Resource(gvr).Create(context.Background(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{}); err != nil {
-		b.Fatal(err)
-	}
+	b.create("miglayouts", "MIGLayout", name, map[string]any{"layout": use, "config": parsed})
 }
 
 func await(t *testing.T, reports chan v1alpha1.MIGLayoutNode, state v1alpha1.MIGLayoutState, message string) {

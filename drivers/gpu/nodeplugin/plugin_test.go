@@ -50,6 +50,7 @@ type bench struct {
 	mps     func(shm, program string, args ...string) *exec.Cmd // runs MPS daemons; nil: as the role does
 	recheck time.Duration                                       // how often the role looks at what has no event; 0: as it does
 	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
+	watched watched                                             // which resources the role watches
 	stop    func()
 }
 
@@ -85,6 +86,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 		{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}: "VGPUProfileList",
 	})
 	b.collectReports()
+	b.collectWatches()
 	// The fake API server gives no names to objects that ask for one by generateName.
 	var named atomic.Int32
 	b.client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {

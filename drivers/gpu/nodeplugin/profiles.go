@@ -35,7 +35,7 @@ func (p *plugin) followProfiles(ctx context.Context) error {
 				Share: devices.Share{Memory: uint64(o.Spec.Memory.Value()), Cores: int64(o.Spec.Cores)}, //nolint:gosec // validated to be between 1Mi and 1Ti
 			})
 		}
-		p.kind.SetProfiles(ctx, profiles)
+		p.kind.SetProfiles(profiles)
 		p.changed()
 	})
 }

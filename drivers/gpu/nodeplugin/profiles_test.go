@@ -1,25 +1,14 @@
 package nodeplugin
 
 import (
-	"context"
 	"testing"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
 func (b *bench) profile(name string, spec map[string]any) {
 	b.Helper()
-	gvr := schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"}
-	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "metadata": map[string]any{"name": name, "generation": int64(1)}, "spec": spec,
-	}}
-	if _, err := b.objects.Resource(gvr).Create(context.Background(), object, metav1.CreateOptions{}); err != nil {
-		b.Fatal(err)
-	}
+	b.create("vgpuprofiles", "VGPUProfile", name, spec)
 }
 
 func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {

@@ -49,19 +49,27 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 		return err
 	}
 	v := &view[T]{node: n.Name, selector: selector, changed: changed, last: "none told yet"}
+	var synced []cache.DoneChecker
 	for _, informer := range []cache.SharedIndexInformer{objects, nodes} {
 		handler := cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { v.update(objects, nodes) },
 			UpdateFunc: func(any, any) { v.update(objects, nodes) },
 			DeleteFunc: func(any) { v.update(objects, nodes) },
 		}
-		if _, err := informer.AddEventHandler(handler); err != nil {
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
 			return err
 		}
+		synced = append(synced, registration.HasSyncedChecker(), informer.HasSyncedChecker())
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { nodes.RunWithContext(ctx) })
 	wg.Go(func() { objects.RunWithContext(ctx) })
+	wg.Go(func() { // The events of the first lists may all come before both lists count as whole.
+		if cache.WaitFor(ctx, "", synced...) {
+			v.update(objects, nodes)
+		}
+	})
 	wg.Wait()
 	return nil
 }
@@ -79,7 +87,7 @@ type view[T any] struct {
 // update tells the objects if they differ from what was told; informers call it on every event, a node's heartbeats among them.
 func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
 	if !objects.HasSynced() || !nodes.HasSynced() {
-		return // a later event finds both lists whole
+		return // told once both lists are whole
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -28,6 +28,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -45,6 +46,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/sharing"
+	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
@@ -103,9 +105,11 @@ type plugin struct {
 	mpsCommand func(shm, program string, args ...string) *exec.Cmd
 	kind       *claims.Kind
 	dra        *draplugin.Plugin
-	monitor    *health.Monitor
-	health     *healthServer
-	given      given
+	// served is dra once it serves; whoever asks whether the role lives may ask earlier.
+	served  atomic.Pointer[draplugin.Plugin]
+	monitor *health.Monitor
+	health  *healthServer
+	given   given
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
@@ -123,41 +127,46 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
 	defer stop()
 	p := newPlugin(o, lib, client, objects, recorder)
-	if err := p.awaitDriver(ctx); err != nil {
-		return nil //nolint:nilerr // being told to end while waiting is an ordinary end
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver.
+	wg.Go(func() {
+		if err := metrics.Serve(ctx, o.MetricsAddress, p.metrics.Registry, p.alive); err != nil {
+			cancel(err)
+		}
+	})
+	err := nvidia.Await(ctx, lib, o.DriverRoot, func(message string) {
+		klog.FromContext(ctx).Info(message)
+		p.report("WaitingForDriver", message)
+	})
+	if err != nil {
+		return ended(ctx) // told to end while it waited
 	}
 	defer func() { _ = lib.Shutdown() }()
 	return p.run(ctx)
 }
 
+// ended is why ctx ended, nil where somebody told the role to end.
+func ended(ctx context.Context) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// alive says what has stopped the role from serving the kubelet.
+func (p *plugin) alive() error {
+	if served := p.served.Load(); served != nil {
+		return served.Err()
+	}
+	return nil
+}
+
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
 	return &plugin{options: o, mpsCommand: sharing.Reexec(role, mpsDaemon), nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
-}
-
-// driverPause is how long the role waits before it looks for the driver again: nothing tells when a driver is installed.
-const driverPause = 10 * time.Second
-
-// awaitDriver starts NVML, and waits for a driver that is not there yet: it may be installed while the node runs.
-func (p *plugin) awaitDriver(ctx context.Context) error {
-	told := ""
-	for {
-		ret := p.nvml.Init()
-		if ret == nvml.SUCCESS {
-			return nil
-		}
-		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %v (is the driver installed there, and its kernel module loaded?)", p.options.DriverRoot, ret)
-		if message != told {
-			klog.FromContext(ctx).Info(message)
-			p.report("WaitingForDriver", message)
-			told = message
-		}
-		select {
-		case <-time.After(driverPause):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 func (p *plugin) run(ctx context.Context) error {
@@ -191,6 +200,7 @@ func (p *plugin) run(ctx context.Context) error {
 		return err
 	}
 	defer p.dra.Stop()
+	p.served.Store(p.dra)
 	// The first thing published has the taints of GPUs that others have: there is no moment without.
 	if _, err := p.given.read(); err != nil {
 		return err
@@ -211,19 +221,11 @@ func (p *plugin) run(ctx context.Context) error {
 			}
 		})
 	}
-	wg.Go(func() {
-		if err := metrics.Serve(ctx, p.options.MetricsAddress, p.metrics.Registry, p.dra.Err); err != nil {
-			cancel(err)
-		}
-	})
 	select {
 	case <-p.dra.Done():
 		return p.dra.Err()
 	case <-ctx.Done():
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			return cause
-		}
-		return nil
+		return ended(ctx)
 	}
 }
 

@@ -25,20 +25,37 @@ func libraryDirs() []string {
 	}
 }
 
-// Load returns the library as it lies under driverRoot. Where it does not lie there, the returned library's Init says so. One
-// process can hold one such library: go-nvml binds its symbols globally.
+// Load returns the library as it lies under driverRoot. Each Init looks for it anew, so a driver that is installed later is found; until then
+// Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
 func Load(driverRoot string) nvml.Interface {
+	return &located{Interface: nvml.New(nvml.WithLibraryPath(find(driverRoot))), root: driverRoot}
+}
+
+// located is a library that is looked for when it is started.
+type located struct {
+	nvml.Interface
+	root string
+}
+
+// Init loads the library from where it lies now, and starts it.
+func (l *located) Init() nvml.Return {
+	l.Interface = nvml.New(nvml.WithLibraryPath(find(l.root)))
+	return l.Interface.Init()
+}
+
+// find is the library's path under a driver root.
+func find(driverRoot string) string {
 	for _, dir := range libraryDirs() {
 		path := filepath.Join(driverRoot, dir, libraryName)
 		if _, err := os.Stat(path); err == nil {
-			return nvml.New(nvml.WithLibraryPath(path))
+			return path
 		}
 	}
 	// Left to the dynamic linker on the machine itself; under any other root a path that names what is missing.
 	if filepath.Clean(driverRoot) == "/" {
-		return nvml.New(nvml.WithLibraryPath(libraryName))
+		return libraryName
 	}
-	return nvml.New(nvml.WithLibraryPath(filepath.Join(driverRoot, libraryDirs()[0], libraryName)))
+	return filepath.Join(driverRoot, libraryDirs()[0], libraryName)
 }
 
 // Error is a call of the library that failed.

@@ -2,7 +2,6 @@ package nodeplugin
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"gpufabric.io/drivers/vgpu/assignment"
 	"gpufabric.io/drivers/vgpu/monitor"
 	"gpufabric.io/drivers/vgpu/podwatch"
+	"gpufabric.io/drivers/vgpu/settings"
 )
 
 // MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what serves the
@@ -63,10 +63,24 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	if err != nil {
 		return err
 	}
-	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
+	address := o.MetricsAddress
+	if address == "" {
+		address = monitorAddress
 	}
-	defer func() { _ = lib.Shutdown() }()
+	registry := prometheus.NewRegistry()
+	return together(ctx,
+		func(ctx context.Context) error { return metrics.Serve(ctx, address, registry, nil) },
+		func(ctx context.Context) error {
+			if awaitDriver(ctx, o, lib) != nil {
+				return nil // told to end while it waited
+			}
+			defer func() { _ = lib.Shutdown() }()
+			return export(ctx, o, config, byteLabels, lib, client, registry)
+		})
+}
+
+// export shows what the containers use until ctx ends.
+func export(ctx context.Context, o *Options, config settings.Settings, byteLabels bool, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
 	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
 	// The plugin agrees with the other nodes; the monitor only follows.
 	t, err := setTable(ctx, o, lib, config, agreement.Factor{})
@@ -77,7 +91,6 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	if err != nil {
 		return err
 	}
-	registry := prometheus.NewRegistry()
 	registry.MustRegister(monitor.New(monitor.Options{
 		Source: source{
 			table: t, pods: watched,
@@ -85,18 +98,7 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 		},
 		Directory: filepath.Join(o.StateDir, "containers"), Factor: func() int { return t.Deck().Factor }, ByteLabels: byteLabels, Now: time.Now,
 	}))
-	address := o.MetricsAddress
-	if address == "" {
-		address = monitorAddress
-	}
-	return together(ctx,
-		func(ctx context.Context) error {
-			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
-		},
-		func(ctx context.Context) error {
-			return metrics.Serve(ctx, address, registry, func() error { return nil })
-		},
-	)
+	return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
 }
 
 // source is what the monitor knows of the node.

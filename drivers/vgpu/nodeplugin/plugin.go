@@ -17,7 +17,6 @@ package nodeplugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +33,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
+	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/cdi"
@@ -96,10 +96,26 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	if err != nil {
 		return err
 	}
-	if ret := lib.Init(); ret != nvml.SUCCESS {
-		return fmt.Errorf("start NVML under %s: %w (is the NVIDIA driver installed there, and its kernel module loaded?)", o.DriverRoot, ret)
-	}
-	defer func() { _ = lib.Shutdown() }()
+	registry := metrics.New(driver).Registry
+	return together(ctx,
+		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
+		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
+		func(ctx context.Context) error {
+			if awaitDriver(ctx, o, lib) != nil {
+				return nil // told to end while it waited
+			}
+			defer func() { _ = lib.Shutdown() }()
+			return share(ctx, o, config, lib, client, registry)
+		})
+}
+
+// awaitDriver starts NVML, and waits for a driver that is not there yet.
+func awaitDriver(ctx context.Context, o *Options, lib nvml.Interface) error {
+	return nvidia.Await(ctx, lib, o.DriverRoot, func(message string) { klog.FromContext(ctx).Info(message) })
+}
+
+// share hands out shares until ctx ends.
+func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
 	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
 	t, err := setTable(ctx, o, lib, config, factor)
 	if err != nil {
@@ -120,6 +136,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		return err
 	}
 	book := &holdings.Book{}
+	count(registry, book, made)
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			book.Release(heldID(string(pod.UID), container.Name))
@@ -165,22 +182,17 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
 		},
-		func(ctx context.Context) error {
-			return metrics.Serve(ctx, o.MetricsAddress, counted(book, made), func() error { return nil })
-		},
 	)
 }
 
-// counted is what the role exports: how many containers the ledger and the state of MIG instances have.
-func counted(book *holdings.Book, made *instances.Manager) *prometheus.Registry {
-	registry := metrics.New(driver).Registry
+// count makes the registry export how many containers the ledger and the state of MIG instances have.
+func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager) {
 	registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
 			func() float64 { return float64(book.Len()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers", Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
 	)
-	return registry
 }
 
 // together runs all of jobs until ctx ends or one of them fails, and waits for every one.

@@ -1,0 +1,74 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// late is a library whose Init gives the codes in turn, and the last one from then on.
+type late struct {
+	nvml.Interface
+	codes []nvml.Return
+	calls int
+}
+
+func (l *late) Init() nvml.Return {
+	code := l.codes[min(l.calls, len(l.codes)-1)]
+	l.calls++
+	return code
+}
+
+func TestADriverThatIsInstalledLaterIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.SUCCESS}}
+		var told []string
+		if err := Await(t.Context(), lib, "/run/nvidia/driver", func(message string) { told = append(told, message) }); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") || !strings.Contains(told[1], "not loaded") {
+			t.Errorf("told %q, want each of the two reasons once", told)
+		}
+	})
+}
+
+func TestAwaitingADriverEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := Await(ctx, &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND}}, "/", func(string) {})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v, want that of the context", err)
+		}
+	})
+}
+
+func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
+	root := t.TempDir()
+	lib := Load(root)
+	if code := lib.Init(); code != nvml.ERROR_LIBRARY_NOT_FOUND {
+		t.Fatalf("Init without a library gives %d", code)
+	}
+	place := filepath.Join(root, "usr/lib/aarch64-linux-gnu", libraryName)
+	if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(place, []byte("not a library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if found := find(root); found != place {
+		t.Errorf("found %s, want %s", found, place)
+	}
+	before := lib.(*located).Interface
+	lib.Init()
+	if lib.(*located).Interface == before {
+		t.Error("the second Init used the library that the first one did not find")
+	}
+}

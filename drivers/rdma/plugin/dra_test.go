@@ -92,6 +92,20 @@ func plain(d resourceapi.Device) map[string]any {
 	return values
 }
 
+func TestWithoutDevicePluginsTheirDirectoryIsNotNeeded(t *testing.T) {
+	n := newNode(t)
+	n.addHCA(0x3a, "1", sysfstest.HCA{})
+	n.options.DevicePlugin = false
+	n.options.KubeletRoot = t.TempDir()
+	// A file in its place: whoever wants the directory fails.
+	if err := os.WriteFile(filepath.Join(n.options.KubeletRoot, "device-plugins"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client := n.withAPI()
+	n.start()
+	awaitDevices(t, client, "device", func(d map[string]resourceapi.Device) bool { return len(d) == 1 })
+}
+
 func TestAPortIsADeviceThatSaysWhatItIs(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "1", sysfstest.HCA{Nets: []string{"ibp3s0"}, PKeys: []string{"0xffff", "0x8012", "0x0000"}})

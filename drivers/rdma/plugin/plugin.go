@@ -113,7 +113,9 @@ func Run(ctx context.Context, o Options) error {
 	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
-	group.Go(func() error { return p.kubelet.Run(ctx) })
+	if o.DevicePlugin { // else its directory may not even be there
+		group.Go(func() error { return p.kubelet.Run(ctx) })
+	}
 	group.Go(func() error { p.ports.Run(ctx); return nil })
 	group.Go(func() error {
 		return config.Watch(ctx, o.ConfigFile, func(c *config.Config, err error) { send(ctx, p.files, fileContent{c, err}) })

@@ -96,9 +96,14 @@ func TestWithoutDevicePluginsTheirDirectoryIsNotNeeded(t *testing.T) {
 	n := newNode(t)
 	n.addHCA(0x3a, "1", sysfstest.HCA{})
 	n.options.DevicePlugin = false
-	n.options.KubeletRoot = t.TempDir()
+	root, err := os.MkdirTemp("", "kubelet") // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	n.options.KubeletRoot = root
 	// A file in its place: whoever wants the directory fails.
-	if err := os.WriteFile(filepath.Join(n.options.KubeletRoot, "device-plugins"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "device-plugins"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	client := n.withAPI()

@@ -26,6 +26,7 @@ func TestAgainstAPIServer(t *testing.T) {
 	}{
 		{"examples", testExamples},
 		{"trouble", testTrouble},
+		{"an interrupted apply", testInterruptedApply},
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"upgrades of the driver stack", testUpgradeAdvice},

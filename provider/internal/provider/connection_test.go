@@ -13,6 +13,9 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/provider/internal/apiserver"
 )
@@ -68,6 +71,53 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)}},
 				Check:            resource.TestCheckResourceAttr(stackAddress, "revision", "2")})
 	})
+}
+
+// testInterruptedApply takes the API server away after three of eight domains were written.
+func testInterruptedApply(t *testing.T, s *apiserver.Server) {
+	installCRD(t, s, "testdata/stack/templates/crd.yaml")
+	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
+	const n, written = 8, 3
+	proxy := newCounter(t, s)
+	config := proxy.domains("interrupted", n)
+	var before map[string]types.UID
+	check(t, resource.TestStep{
+		PreConfig: func() { proxy.leaveAfter(written) }, Config: config, ExpectError: words("What was done so far is in the state; run terraform apply again"),
+	}, resource.TestStep{
+		PreConfig: func() {
+			if before = domainUIDs(t, s, "interrupted-"); len(before) != written {
+				t.Errorf("%d domains were written before the API server went away, want %d", len(before), written)
+			}
+			proxy.leaveAfter(-1)
+		},
+		Config: config,
+		Check: func(*terraform.State) error {
+			after := domainUIDs(t, s, "interrupted-")
+			if len(after) != n {
+				t.Errorf("%d domains after the second apply, want %d", len(after), n)
+			}
+			for name, uid := range before {
+				if after[name] != uid {
+					t.Errorf("%s was made anew: the first apply lost it, or left it tainted", name)
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// domainUIDs are the compute domains whose names begin with prefix.
+func domainUIDs(t *testing.T, s *apiserver.Server, prefix string) map[string]types.UID {
+	t.Helper()
+	list, err := s.Dynamic.Resource(computeDomains).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	uids := map[string]types.UID{}
+	for _, item := range list.Items {
+		if strings.HasPrefix(item.GetName(), prefix) {
+			uids[item.GetName()] = item.GetUID()
+		}
+	}
+	return uids
 }
 
 // closedPort returns a local address on which nothing listens.

@@ -18,11 +18,12 @@ import (
 	"gpufabric.io/provider/internal/apiserver"
 )
 
-// counter is a proxy before the API server that counts requests.
+// counter is a proxy before the API server that counts requests, and can go away.
 type counter struct {
 	url string
 
 	mu      sync.Mutex
+	writes  int            // how many more writes pass before it goes away; negative: it stays
 	objects map[string]int // requests that name one object
 	lists   map[string]int // lists and watches, by path and whether it watches
 }
@@ -33,7 +34,7 @@ func newCounter(t *testing.T, s *apiserver.Server) *counter {
 	must(t, err)
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(s.CA))
-	c := &counter{}
+	c := &counter{writes: -1}
 	c.reset()
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
@@ -41,6 +42,9 @@ func newCounter(t *testing.T, s *apiserver.Server) *counter {
 		FlushInterval: -1, // watches are streams
 	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !c.passes(r) {
+			panic(http.ErrAbortHandler) // closes the connection without an answer
+		}
 		c.count(r)
 		proxy.ServeHTTP(w, r)
 	}))
@@ -48,6 +52,23 @@ func newCounter(t *testing.T, s *apiserver.Server) *counter {
 	t.Cleanup(server.CloseClientConnections) // open watches would hold Close
 	c.url = server.URL
 	return c
+}
+
+// leaveAfter makes the proxy close every connection unanswered once it has passed on some writes of our kinds; a negative number makes it stay.
+func (c *counter) leaveAfter(writes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writes = writes
+}
+
+func (c *counter) passes(r *http.Request) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.writes > 0 && r.Method != http.MethodGet && strings.HasPrefix(r.URL.Path, "/apis/resource.nvidia.com/") {
+		c.writes--
+		return true
+	}
+	return c.writes != 0
 }
 
 func (c *counter) count(r *http.Request) {
@@ -81,14 +102,30 @@ func (c *counter) take() (objects int, lists map[string]int, text string) {
 	return objects, lists, text
 }
 
+// domains configures n compute domains whose provider talks through the proxy.
+func (c *counter) domains(name string, n int) string {
+	return fmt.Sprintf(`
+provider "gpufabric" {
+  host     = %q
+  token    = %q
+  insecure = true
+}
+resource "gpufabric_compute_domain" "test" {
+  count   = %d
+  name    = "%s-${count.index}"
+  channel = { resource_claim_template = "%s-${count.index}" }
+  timeouts = { create = "20s" }
+}
+`, c.url, apiserver.AdminToken, n, name, name)
+}
+
 // testRequests counts what a resource costs the API server.
 func testRequests(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
 	counter := newCounter(t, s)
 	const n = 30
-	config := fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  token = %q\n  insecure = true\n}\n"+
-		"resource \"gpufabric_compute_domain\" \"test\" {\n  count = %d\n  name = \"counted-${count.index}\"\n  channel = { resource_claim_template = \"counted-${count.index}\" }\n}\n", counter.url, apiserver.AdminToken, n)
+	config := counter.domains("counted", n)
 	t.Run("an apply costs at most 4 requests a resource and one watch a kind; a plan costs 1", func(t *testing.T) {
 		check(t, resource.TestStep{Config: config, Check: func(*terraform.State) error {
 			// The framework has planned, applied, and read the state; the plan of a resource to be created costs nothing.

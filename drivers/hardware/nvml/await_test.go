@@ -72,3 +72,31 @@ func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 		t.Error("the second Init used the library that the first one did not find")
 	}
 }
+
+// counted is a library that counts how often it was started.
+type counted struct {
+	nvml.Interface
+	running int
+}
+
+func (c *counted) Init() nvml.Return     { c.running++; return nvml.SUCCESS }
+func (c *counted) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
+
+func TestALibraryThatRunsStaysWhenSomebodyStartsAndStopsItBesides(t *testing.T) {
+	var opened []*counted
+	lib := &located{root: t.TempDir(), open: func(string) nvml.Interface {
+		opened = append(opened, &counted{})
+		return opened[len(opened)-1]
+	}}
+	lib.Init()
+	lib.Init()
+	lib.Shutdown()
+	if len(opened) != 1 || opened[0].running != 1 {
+		t.Fatalf("opened %d libraries, the first of which runs %d times; want one that still runs", len(opened), opened[0].running)
+	}
+	lib.Shutdown()
+	lib.Init()
+	if len(opened) != 2 || opened[1].running != 1 {
+		t.Errorf("opened %d libraries, want a second once the first had ended", len(opened))
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -25,22 +26,48 @@ func libraryDirs() []string {
 	}
 }
 
-// Load returns the library as it lies under driverRoot. Each Init looks for it anew, so a driver that is installed later is found; until then
+// Load returns the library as it lies under driverRoot. Each first Init looks for it anew, so a driver that is installed later is found; until then
 // Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
 func Load(driverRoot string) nvml.Interface {
-	return &located{Interface: nvml.New(nvml.WithLibraryPath(find(driverRoot))), root: driverRoot}
+	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
+	return &located{Interface: open(find(driverRoot)), root: driverRoot, open: open}
 }
 
 // located is a library that is looked for when it is started.
 type located struct {
 	nvml.Interface
 	root string
+	open func(path string) nvml.Interface
+
+	mu sync.Mutex
+	// started counts the Inits that are not shut down yet. Others start and stop a library that runs (go-nvlib does to find out whether there is
+	// one): they must get the one that runs, since a new one in its place would know no symbols once they stopped it.
+	started int
 }
 
-// Init loads the library from where it lies now, and starts it.
+// Init loads the library from where it lies now, and starts it; one that runs already is started once more.
 func (l *located) Init() nvml.Return {
-	l.Interface = nvml.New(nvml.WithLibraryPath(find(l.root)))
-	return l.Interface.Init()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.started == 0 {
+		l.Interface = l.open(find(l.root))
+	}
+	code := l.Interface.Init()
+	if code == nvml.SUCCESS {
+		l.started++
+	}
+	return code
+}
+
+// Shutdown takes one Init back.
+func (l *located) Shutdown() nvml.Return {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	code := l.Interface.Shutdown()
+	if code == nvml.SUCCESS && l.started > 0 {
+		l.started--
+	}
+	return code
 }
 
 // find is the library's path under a driver root.

@@ -138,9 +138,9 @@ func play(t *testing.T, seed uint64, f fault, group []int) {
 	_, _ = name.Write([]byte(f.name)) // never fails
 	t.Run(f.name, func(t *testing.T) {
 		begin := time.Now()
+		defer func() { t.Logf("nodes %v, %.1f s", group, time.Since(begin).Seconds()) }()
 		random := rand.New(rand.NewPCG(seed, name.Sum64()))
 		f.run(&scenario{t: t, n: shared.Namespace(t), nodes: group, victim: group[random.IntN(size)], seed: seed, random: random})
-		t.Logf("nodes %v, %.1f s", group, time.Since(begin).Seconds())
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -29,11 +30,13 @@ func silenceAndReboot(s *scenario) {
 	if err := node.Silence(s.t.Context(), true); err != nil {
 		s.t.Fatal(err)
 	}
+	reboot := sync.OnceFunc(func() { shared.Fleet.Reboot(s.victim) })
+	defer reboot() // a scenario that fails must not leave the node silent to the next
 	s.n.AwaitReady(cluster.NodeName(s.victim), false)
 	if err := os.Remove(filepath.Join(nodeDir(s.victim), "f/state/rendered.json")); err != nil {
 		s.t.Fatal(err)
 	}
-	shared.Fleet.Reboot(s.victim)
+	reboot()
 	s.n.AwaitReady(cluster.NodeName(s.victim), true)
 	s.settle()
 	s.end()
@@ -47,17 +50,18 @@ func blockState(s *scenario) {
 	if err := os.Rename(s.stateDir(), aside); err != nil {
 		s.t.Fatal(err)
 	}
+	unblock := sync.OnceFunc(func() {
+		if err := errors.Join(os.Remove(s.stateDir()), os.Rename(aside, s.stateDir())); err != nil {
+			s.t.Errorf("give %s its state directory back: %v", cluster.NodeName(s.victim), err)
+		}
+	})
+	defer unblock() // a scenario that fails must not make those fail that get its nodes next
 	if err := os.WriteFile(s.stateDir(), nil, 0o644); err != nil {
 		s.t.Fatal(err)
 	}
 	s.start()
 	s.explain("not a directory")
-	if err := os.Remove(s.stateDir()); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := os.Rename(aside, s.stateDir()); err != nil {
-		s.t.Fatal(err)
-	}
+	unblock()
 	s.settle()
 	s.end()
 }

@@ -88,14 +88,18 @@ func TestALibraryThatRunsStaysWhenSomebodyStartsAndStopsItBesides(t *testing.T) 
 		opened = append(opened, &counted{})
 		return opened[len(opened)-1]
 	}}
-	lib.Init()
-	lib.Init()
-	lib.Shutdown()
+	do := func(calls ...func() nvml.Return) {
+		for _, call := range calls {
+			if code := call(); code != nvml.SUCCESS {
+				t.Fatalf("a call gives %d", code)
+			}
+		}
+	}
+	do(lib.Init, lib.Init, lib.Shutdown)
 	if len(opened) != 1 || opened[0].running != 1 {
 		t.Fatalf("opened %d libraries, the first of which runs %d times; want one that still runs", len(opened), opened[0].running)
 	}
-	lib.Shutdown()
-	lib.Init()
+	do(lib.Shutdown, lib.Init)
 	if len(opened) != 2 || opened[1].running != 1 {
 		t.Errorf("opened %d libraries, want a second once the first had ended", len(opened))
 	}

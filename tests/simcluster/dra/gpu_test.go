@@ -174,6 +174,23 @@ func TestTheSeedsTrainingPodRunsUnchanged(t *testing.T) {
 	}
 }
 
+func TestTheExampleOfThreeMIGDevicesFitsTheGB200sOfTheDemo(t *testing.T) {
+	n := shared.Namespace(t)
+	n.ApplyFile("examples/manifests/gpu-mig-of-one-parent.yaml")
+	n.AwaitPod("mig-of-one-parent", fixture.Running)
+	var got []string
+	parents := map[string]bool{}
+	for _, result := range n.Allocated("mig-of-one-parent") {
+		attributes := n.Attributes(result)
+		got = append(got, *attributes["profile"].StringValue)
+		parents[*attributes["parentUUID"].StringValue] = true
+	}
+	slices.Sort(got)
+	if want := []string{"1g.23gb", "2g.47gb", "3g.93gb"}; !slices.Equal(got, want) || len(parents) != 1 {
+		t.Errorf("the pod has %v of %d GPUs; want %v of one", got, len(parents), want)
+	}
+}
+
 func TestAClaimWithAWrongConfigurationIsRefusedAndSaysWhy(t *testing.T) {
 	n := shared.Namespace(t)
 	err := n.TryApply(`

@@ -80,6 +80,9 @@ func Release(dir string) error {
 }
 
 func release(dir string) error {
+	if err := os.Remove(filepath.Join(dir, ballastFile)); err != nil && !os.IsNotExist(err) {
+		return err
+	}
 	aside := dir + ".above"
 	if err := os.CopyFS(aside, os.DirFS(dir)); err != nil {
 		return err

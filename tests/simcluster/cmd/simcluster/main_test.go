@@ -186,6 +186,9 @@ func TestAnInterruptedUpLeavesNothing(t *testing.T) {
 	if err := up.Wait(); err == nil {
 		t.Skipf("200 nodes were up before it could be interrupted: %s", said)
 	}
+	if want := "whose rack has 18: it is repeated, 12 NVLink cliques in all, the last of 2 nodes"; !strings.Contains(said.String(), want) {
+		t.Errorf("it says %q; want %q in it", said, want)
+	}
 	nothingLeft(t, dir)
 }
 

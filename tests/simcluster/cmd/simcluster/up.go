@@ -66,6 +66,11 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 	if _, err := fabric.New(fabric.Mode(flags.mode), flags.profile, flags.nodes); err != nil { // before anything is started
 		return err
 	}
+	racks, err := fabric.Racks(flags.profile, flags.nodes)
+	if err != nil {
+		return err
+	}
+	progress("%s", racks)
 	binaries, err := controlplane.Binaries(ctx)
 	if err != nil {
 		return err

@@ -25,14 +25,16 @@ func TestMachines(t *testing.T) {
 		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", map[string]func(*testing.T, *environment){
 			"the seed's MPI job runs over two nodes' GPUs and IMEX channels":   testMPIJob,
 			"the seed's RDMA pods get their HCA's device nodes and no other's": testRDMAPods,
+			"two pods on two nodes ping each other on a secondary network":     testSecondaryNetwork,
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true"}, "", map[string]func(*testing.T, *environment){
+		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false"}, "", map[string]func(*testing.T, *environment){
 			"the seed's training pod gets a GPU through DRA":             testTrainingPod,
 			"the claims of the NVIDIA driver's documentation are served": testGPUClaims,
 			"broken GPUs are tainted until they are healthy":             testGPUHealth,
 			"a plugin killed in a prepare loses nothing":                 testKilledInPrepare,
 			"a reboot prepares claims again":                             testReboot,
+			"a GPU comes with the NIC that is nearest to it":             testAlignedPair,
 		}},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,

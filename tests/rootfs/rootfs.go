@@ -42,6 +42,11 @@ func MPI() Recipe {
 	return Recipe{Name: "mpi", Variant: "essential", Packages: []string{"bash", "openmpi-bin", "openssh-server"}}
 }
 
+// Network is what a stand-in for an image that looks at its network is made of.
+func Network() Recipe {
+	return Recipe{Name: "network", Variant: "essential", Packages: []string{"iproute2", "iputils-ping"}}
+}
+
 // Key changes whenever the recipe does.
 func (r Recipe) Key() string {
 	sum := sha256.Sum256([]byte(suite + "\n" + r.Variant + "\n" + strings.Join(r.Packages, "\n")))

@@ -21,6 +21,7 @@ const (
 	Gotestsum     = "v1.13.0"
 	ControllerGen = "v0.21.0"
 	MPIOperator   = "v0.8.0"
+	Multus        = "v4.2.2"
 )
 
 // Peers are others' programs that tests run, unmodified, against our fakes; at these versions and no other.
@@ -107,6 +108,9 @@ func catalogue() map[string]Tool {
 		module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"})
 	add(Tool{Name: "mpi-operator", Version: MPIOperator, fits: span{version{0, 8, 0}, version{0, 9, 0}}, askVersion: []string{"--version"}, static: true,
 		module: "mpi-operator", main: "github.com/kubeflow/mpi-operator/cmd/mpi-operator"})
+	add(Tool{Name: "multus", Version: Multus, fits: span{version{4, 2, 0}, version{5, 0, 0}}, askVersion: []string{"--version"}, static: true,
+		module: "multus", main: "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
+		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
 	never := []string{} // what the PATH has is of some other version
 	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {

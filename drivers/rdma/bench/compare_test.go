@@ -20,7 +20,7 @@ const rounds = 5
 
 // functions makes a tree of n functions on four cards, a physical one each and the rest virtual. They have no network interfaces: the other plugin
 // asks netlink for each, and its devices would have to exist. That work is left out in its favour.
-func functions(t *testing.T, n int) *sysfstest.Tree {
+func functions(t testing.TB, n int) *sysfstest.Tree {
 	tree := sysfstest.New(t)
 	for card := range 4 {
 		parent := fmt.Sprintf("pci0000:%02x/0000:%02x:00.0", 0x10+card*0x10, 0x10+card*0x10)

@@ -77,9 +77,17 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
 			t.Errorf("remove the drivers: %v", err)
 		}
+		// Helm leaves the namespace that it made.
+		if _, err := e.Kubectl(ctx, nil, "delete", "namespace", "gpufabric-system", "--ignore-not-found", "--timeout=2m"); err != nil {
+			t.Errorf("remove the drivers' namespace: %v", err)
+		}
 	})
 	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(e.root, "charts/gpufabric")}, arguments...)...)
-	must(t, err)
+	if err != nil {
+		pods, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "pods", "--output", "wide")
+		events, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "events", "--field-selector", "type=Warning")
+		t.Fatalf("install the drivers: %v\n%s\n%s", err, pods, events)
+	}
 }
 
 // testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for (applied before), without changing a byte of either.

@@ -71,7 +71,7 @@ func (e *environment) multus(t *testing.T) {
 // multusConfiguration sorts before the cluster's own configuration, to which it leaves the pod network. It names that by its name: of a path to a
 // conflist, Multus 4.2.2 keeps for the deletion only the fields that it knows, and host-local's ranges are not among them.
 const multusConfiguration = `{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "capabilities": {"portMappings": true},
-	"kubeconfig": "/etc/cni/net.d/multus.kubeconfig", "clusterNetwork": "gpufabric"}`
+	"kubeconfig": "/etc/cni/net.d/multus.kubeconfig", "confDir": "/etc/cni/net.d", "clusterNetwork": "gpufabric"}`
 
 func (e *environment) installMultus(t *testing.T, node, program, kubeconfig string) {
 	t.Helper()

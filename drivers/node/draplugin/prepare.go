@@ -3,6 +3,7 @@ package draplugin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
@@ -28,6 +29,16 @@ const (
 	holdPatience = 2 * time.Second
 )
 
+// Why a claim is prepared, as metrics say it.
+const (
+	preparing  = "prepare" // the kubelet asks for it
+	recovering = "recover" // its record is not true any more
+)
+
+// errUnprepared is of a claim that was to be prepared again, and that the kubelet had unprepared before its turn came: nobody would ask for
+// that a second time.
+var errUnprepared = errors.New("the claim was unprepared meanwhile")
+
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. Claims are prepared side by side; each has its own result.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	if deadline, ok := ctx.Deadline(); ok {
@@ -40,7 +51,7 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	var wg sync.WaitGroup
 	for _, claim := range claims {
 		wg.Go(func() {
-			result := p.prepare(ctx, claim, "prepare")
+			result := p.prepare(ctx, claim, preparing)
 			mu.Lock()
 			defer mu.Unlock()
 			results[claim.UID] = result
@@ -56,6 +67,9 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "uid", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
 	record, err := p.prepareLocked(ctx, claim, operation)
+	if errors.Is(err, errUnprepared) {
+		return kubeletplugin.PrepareResult{}
+	}
 	p.config.Metrics.Observe(operation, "total", start)
 	p.config.Metrics.Claims.Set(float64(p.state.Len()))
 	if err != nil {
@@ -84,8 +98,12 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		return claimstate.Record{}, err
 	}
 	defer unlock()
-	if record, ok := p.state.Get(apiClaim.UID); ok && p.current(record) {
-		return record, nil
+	last, recorded := p.state.Get(apiClaim.UID)
+	if recorded && p.current(last) {
+		return last, nil
+	}
+	if !recorded && operation == recovering {
+		return claimstate.Record{}, errUnprepared
 	}
 	claim, err := newClaim(apiClaim, p.config.Driver)
 	if err != nil {

@@ -121,5 +121,5 @@ func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) err
 	klog.FromContext(ctx).Info("Preparing a claim again", "claim", klog.KObj(claim), "boot", record.BootID, "currentBoot", p.bootID)
 	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return p.prepare(limited, claim, "recover").Err
+	return p.prepare(limited, claim, recovering).Err
 }

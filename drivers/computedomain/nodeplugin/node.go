@@ -143,9 +143,10 @@ func (n *node) patch(ctx context.Context, labels map[string]any) error {
 	return nil
 }
 
-// leave takes the domain's label off the node, unless the node has another domain's by now.
+// leave takes the domain's label off the node, unless the node has another domain's by now. Where no label is known the API server is asked all
+// the same: the answer to join may have been lost, and its watch be late.
 func (n *node) leave(ctx context.Context, domain types.UID) error {
-	if labels := n.labels.Now(); labels.known && labels.domain != domain {
+	if labels := n.labels.Now(); labels.domain != "" && labels.domain != domain {
 		return nil
 	}
 	path := "/metadata/labels/" + strings.ReplaceAll(v1beta1.LabelComputeDomain, "/", "~1")

@@ -67,7 +67,9 @@ func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 		t.Errorf("found %s, want %s", found, place)
 	}
 	before := lib.(*located).Interface
-	lib.Init()
+	if code := lib.Init(); code == nvml.SUCCESS {
+		t.Error("a file that is no library was started")
+	}
 	if lib.(*located).Interface == before {
 		t.Error("the second Init used the library that the first one did not find")
 	}

@@ -3,6 +3,8 @@
 package cards
 
 import (
+	"slices"
+
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
@@ -26,16 +28,39 @@ type Card struct {
 // Node are a node's GPUs in the order of their index.
 type Node []Card
 
-// Book counts shares as given away. A share of a GPU that the node does not register counts nowhere.
-func (n Node) Book(containers [][]annotation.Share) {
-	for _, shares := range containers {
-		for _, share := range shares {
-			for i := range n {
-				if n[i].UUID == share.UUID {
-					n[i].book(share)
-				}
+// Book counts a pod's shares as given away, a list per container. Those of an init container that ends before the next one starts (before says which do;
+// nil where none does) are not added to what comes after: what counts of each GPU is the most that is taken at one time. A share of a GPU that the node does
+// not register counts nowhere.
+func (n Node) Book(containers [][]annotation.Share, before []bool) {
+	peak := slices.Clone(n)
+	for i, shares := range containers {
+		if i >= len(before) || !before[i] {
+			n.take(shares)
+			continue
+		}
+		meanwhile := slices.Clone(n)
+		meanwhile.take(shares)
+		peak.raise(meanwhile)
+	}
+	n.raise(peak)
+}
+
+func (n Node) take(shares []annotation.Share) {
+	for _, share := range shares {
+		for i := range n {
+			if n[i].UUID == share.UUID {
+				n[i].book(share)
 			}
 		}
+	}
+}
+
+// raise makes what is given away of each GPU at least what is in another account of the same GPUs.
+func (n Node) raise(other Node) {
+	for i := range n {
+		n[i].Sharers = max(n[i].Sharers, other[i].Sharers)
+		n[i].MemoryUsed = max(n[i].MemoryUsed, other[i].MemoryUsed)
+		n[i].CoresUsed = max(n[i].CoresUsed, other[i].CoresUsed)
 	}
 }
 

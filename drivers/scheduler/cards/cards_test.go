@@ -234,3 +234,57 @@ func TestInitContainersStandFirstWhereOneAsks(t *testing.T) {
 		t.Errorf("an init container that asks: %s, want %s", got, want)
 	}
 }
+
+func TestAnInitContainersShareIsFreeWhenItHasEnded(t *testing.T) {
+	const init, sidecar = "", corev1.ContainerRestartPolicyAlways
+	for _, test := range []struct {
+		name         string
+		policy       corev1.ContainerRestartPolicy
+		inits, units [][3]int64 // number, memory, cores of each
+		wrong        string
+		sharers      int
+		memory       int64
+		cores        int
+	}{
+		{"smaller than what follows", init, [][3]int64{{1, 1000, 10}}, [][3]int64{{1, 3000, 50}}, "", 1, 3000, 50},
+		{"larger than what follows", init, [][3]int64{{1, 4000, 60}}, [][3]int64{{1, 3000, 50}}, "", 1, 4000, 60},
+		{"two after each other, more of each in another", init, [][3]int64{{1, 4000, 10}, {1, 1000, 90}}, [][3]int64{{1, 1500, 20}, {1, 1500, 20}}, "", 2, 4000, 90},
+		{"the whole GPU, and then all its cores", init, [][3]int64{{1, 4914, 100}}, [][3]int64{{1, 1, 100}}, "", 1, 4914, 100},
+		{"more than the GPU has", init, [][3]int64{{1, 4915, 0}}, [][3]int64{{1, 1, 0}}, "smaller than the memory asked for", 0, 0, 0},
+		{"one that stays is added", sidecar, [][3]int64{{1, 1000, 10}}, [][3]int64{{1, 3000, 50}}, "", 2, 4000, 60},
+		{"one that stays leaves too little", sidecar, [][3]int64{{1, 2000, 10}}, [][3]int64{{1, 3000, 50}}, "without the memory left", 0, 0, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := pod(nil, test.units...)
+			p.Spec.InitContainers = pod(nil, test.inits...).Spec.Containers
+			for i := range p.Spec.InitContainers {
+				if test.policy != init {
+					p.Spec.InitContainers[i].RestartPolicy = &test.policy
+				}
+			}
+			wish, err := Read(p, volcano, Policies{Binpack, Binpack})
+			if err != nil {
+				t.Fatal(err)
+			}
+			placed, booked := Node{l40s(0)}, Node{l40s(0)}
+			shares, err := placed.Place(wish)
+			if test.wrong != "" {
+				if err == nil || !strings.Contains(err.Error(), test.wrong) {
+					t.Errorf("error %v, want one with %q", err, test.wrong)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			booked.Book(shares, Before(p, len(shares))) // what another pod's cycle reads from the annotation
+			want := Node{used(l40s(0), test.sharers, test.memory, test.cores)}
+			if diff := cmp.Diff(want, placed); diff != "" {
+				t.Errorf("when placed (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(want, booked); diff != "" {
+				t.Errorf("when read again (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

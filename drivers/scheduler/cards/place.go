@@ -10,21 +10,26 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Place chooses shares for every container of a wish, in the wish's order, and books them on n. On an error, which says for each reason how many GPUs it
+// Place chooses shares for every container of a wish, in the wish's order, and books on n the most that is taken at one time. On an error, which says for each reason how many GPUs it
 // left out, n is in no defined state.
 func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	containers := make([][]annotation.Share, len(w.Requests))
+	peak := slices.Clone(n)
 	for i, r := range w.Requests {
 		if r.Number == 0 {
 			continue
 		}
+		now := n
+		if before := i < len(w.Before) && w.Before[i]; before { // it has ended when the next one starts
+			now = slices.Clone(n)
+		}
 		var fit []*Card
 		reasons := map[string]int{}
-		for j := range n {
-			if reason := n[j].refuses(w, r); reason != "" {
+		for j := range now {
+			if reason := now[j].refuses(w, r); reason != "" {
 				reasons[reason]++
 			} else {
-				fit = append(fit, &n[j])
+				fit = append(fit, &now[j])
 			}
 		}
 		if len(fit) < r.Number {
@@ -38,7 +43,9 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 			card.book(share)
 			containers[i] = append(containers[i], share)
 		}
+		peak.raise(now)
 	}
+	n.raise(peak)
 	return containers, nil
 }
 

@@ -57,6 +57,8 @@ type Request struct {
 type Wish struct {
 	// Requests has an element per container in the order of the annotation: the ordinary containers, behind the init containers where one of those asks.
 	Requests []Request
+	// Before says which of them are of init containers that end before the next container starts.
+	Before []bool
 
 	Mode                 annotation.Mode // empty: software
 	UseUUID, AvoidUUID   []string
@@ -85,6 +87,7 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 	if !slices.ContainsFunc(w.Requests, asks) {
 		return nil, nil
 	}
+	w.Before = Before(pod, len(w.Requests))
 	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware && w.Mode != annotation.ModeMIG {
 		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware, annotation.ModeMIG)
 	}
@@ -102,6 +105,20 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 		}
 	}
 	return w, w.Policies.Check()
+}
+
+// Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container starts. One that is
+// restarted for as long as the pod runs is none of them.
+func Before(pod *corev1.Pod, listed int) []bool {
+	before := make([]bool, listed)
+	if listed != len(pod.Spec.InitContainers)+len(pod.Spec.Containers) {
+		return before
+	}
+	for i := range pod.Spec.InitContainers {
+		policy := pod.Spec.InitContainers[i].RestartPolicy
+		before[i] = policy == nil || *policy != corev1.ContainerRestartPolicyAlways
+	}
+	return before
 }
 
 func requests(containers []corev1.Container, resources assignment.Resources) ([]Request, error) {

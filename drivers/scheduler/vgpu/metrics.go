@@ -92,11 +92,12 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 		if err != nil {
 			continue
 		}
-		all.Book(shares)
+		before := cards.Before(pod, len(shares))
+		all.Book(shares, before)
 		if byName[pod.Name] == nil {
 			byName[pod.Name] = all.Empty()
 		}
-		byName[pod.Name].Book(shares)
+		byName[pod.Name].Book(shares, before)
 	}
 	for name, its := range byName {
 		for _, card := range its {

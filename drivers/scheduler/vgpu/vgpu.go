@@ -206,7 +206,7 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 			continue
 		}
 		if shares, placed := p.ledger.shares(pod, info.Node().Name); placed {
-			node.Book(shares)
+			node.Book(shares, cards.Before(pod, len(shares)))
 		} else {
 			unplaced = append(unplaced, pod)
 		}

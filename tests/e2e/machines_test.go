@@ -39,6 +39,7 @@ func TestMachines(t *testing.T) {
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
 			"slices are limited, watched and given back":  testGPUSlices,
+			"our own scheduler places the seed's pods":    testOwnScheduler,
 		}},
 		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"MIG instances are made for slots and for sizes": testMIGSlots,

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -175,7 +176,8 @@ func testMIGSlots(t *testing.T, e *environment) {
     - {group: small, geometries: [{name: 1g.5gb, memory: 5120, count: 7}]}
     - {group: mixed, geometries: [{name: 2g.10gb, memory: 10240, count: 3}, {name: 1g.5gb, memory: 5120, count: 1}]}
 `
-	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, node, uuids[1]))
+	// The seed's sizes are in MiB: the kubelet counts three of these GPUs so, and no list of all eight.
+	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}, "filterdevices": {"index": [3, 4, 5, 6, 7]}}]}`, node, uuids[1]))
 	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
 
 	eventually(t, "the kubelet to count the memory", func(ctx context.Context) (bool, string, error) { // it refuses pods that come before
@@ -221,4 +223,60 @@ func testMIGSlots(t *testing.T, e *environment) {
 		out, err := e.smi(ctx, node, "-L")
 		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err
 	})
+}
+
+// testOwnScheduler lets gpufabric-scheduler, under the name that the seed's pods write, place two of them, and binds nothing itself.
+func testOwnScheduler(t *testing.T, e *environment) {
+	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
+	e.replace(t, "vgpu-plugin", e.Workers()[1])
+	for _, worker := range e.Workers() {
+		e.registered(t, worker, ",10,4914,NVIDIA-L40S,true,hami-core:")
+		eventually(t, "the kubelet of "+worker+" to count the shares", func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "node", worker, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
+			return out == "39312", out, err
+		})
+	}
+	install := func(values ...string) error {
+		arguments := []string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", vgpuNamespace, "--reuse-values", "--wait", "--timeout", "2m"}
+		for _, value := range values {
+			arguments = append(arguments, "--set", value)
+		}
+		_, err := e.Helm(context.WithoutCancel(t.Context()), e.printer, arguments...)
+		return err
+	}
+	t.Cleanup(func() {
+		if err := install("scheduler.enabled=false"); err != nil {
+			t.Errorf("remove the scheduler: %v", err)
+		}
+	})
+	must(t, install("scheduler.enabled=true", "scheduler.name=volcano"))
+
+	seen := map[string]string{} // a pod's GPU
+	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
+		if !strings.Contains(document, "name: mig-pod") {
+			e.apply(t, document)
+		}
+	}
+	for pod, want := range map[string][]string{
+		"test1":    {"CUDA_DEVICE_MEMORY_LIMIT_0=10240m"},
+		"hami-pod": {"CUDA_DEVICE_MEMORY_LIMIT_0=30000m", "CUDA_DEVICE_SM_LIMIT=50"},
+	} {
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		placed := e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.spec.nodeName} {.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
+		fields := strings.Fields(placed)
+		if len(fields) != 3 || fields[0] != fields[1] {
+			t.Errorf("%s was placed as %q, want its node twice and its share", pod, placed)
+			continue
+		}
+		uuid, _, _ := strings.Cut(fields[2], ",")
+		seen[pod] = fields[0] + " " + uuid
+		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, append(want, "NVIDIA_VISIBLE_DEVICES="+uuid)...) {
+			t.Errorf("%s has not the share that the scheduler wrote (%s):\n%s", pod, fields[2], env)
+		}
+	}
+	// Binpack: 1024 and 3000 units of a GPU's 4914.
+	if seen["test1"] != seen["hami-pod"] {
+		t.Errorf("binpack put the seed's pods on two GPUs: %v", seen)
+	}
+	e.kubectl(t, "delete", "pod/test1", "pod/hami-pod", "--grace-period=1", "--timeout=60s")
 }

@@ -57,6 +57,8 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 			return nil, err
 		}
 		deck.Factor = units.Agree(factorInForce, needed)
+	} else if err := units.Check(deck.Factor, memory, s.MemoryScaling); err != nil {
+		return nil, err
 	}
 	for _, gpu := range shared {
 		deck.Cards = append(deck.Cards, Card{

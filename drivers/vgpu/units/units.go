@@ -24,6 +24,9 @@ const wireBytes = 22
 // IDBytes is the longest id of ID, in bytes: two digits of GPU index, a dash, seven digits of unit.
 const IDBytes = 10
 
+// leastBytes is what one device costs at least in a list that comes near MessageLimit, with its id: 17 bytes (no NUMA node besides 0) and an id of 6.
+const leastBytes = 23
+
 // ID names unit n of GPU index. Only the plugin reads it back; it is short because there are many.
 func ID(index, n int) string { return fmt.Sprintf("%d-%d", index, n) }
 
@@ -46,16 +49,35 @@ func Count(memoryMiB int64, scaling float64, factor int) int64 {
 // Smallest is the smallest factor with which the units of all GPUs fit budget bytes.
 func Smallest(memoryMiB []int64, scaling float64, budget int) (int, error) {
 	for factor := range factors {
-		var units int64
-		for _, m := range memoryMiB {
-			units += Count(m, scaling, factor)
-		}
-		if units*(wireBytes+IDBytes) <= int64(budget) {
+		if count(memoryMiB, scaling, factor)*(wireBytes+IDBytes) <= int64(budget) {
 			return factor, nil
 		}
 	}
 	return 0, fmt.Errorf("no memory factor up to 2^20 fits the memory of %d GPUs into a list of %d bytes; set a lower device-memory-scaling (it is %g)",
 		len(memoryMiB), budget, scaling)
+}
+
+// Check refuses a factor that somebody set, with which the kubelet would refuse the list again and again and count no memory.
+func Check(factor int, memoryMiB []int64, scaling float64) error {
+	size := count(memoryMiB, scaling, factor) * leastBytes
+	if size <= MessageLimit {
+		return nil
+	}
+	least, err := Smallest(memoryMiB, scaling, Budget)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("gpuMemoryFactor %d: the memory of %d GPUs in units of %d MiB is a list of at least %d bytes, where the kubelet takes %d; set %d or more, or 0 to have it chosen, or share fewer GPUs (filterdevices)",
+		factor, len(memoryMiB), factor, size, MessageLimit, least)
+}
+
+// count is the number of units of all GPUs.
+func count(memoryMiB []int64, scaling float64, factor int) int64 {
+	var units int64
+	for _, m := range memoryMiB {
+		units += Count(m, scaling, factor)
+	}
+	return units
 }
 
 // Agree is the factor a cluster should use, given the one in force (0: none yet) and the one this node needs at least: it never shrinks, since pods that

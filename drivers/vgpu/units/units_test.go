@@ -68,6 +68,31 @@ func TestSmallestSaysWhyThereIsNone(t *testing.T) {
 	}
 }
 
+func TestAFactorThatTheKubeletCannotCountInIsRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		factor int
+		memory []int64
+		wrong  string
+	}{
+		"eight A100 in MiB":         {1, gpus(8, 40960), "gpuMemoryFactor 1: the memory of 8 GPUs in units of 1 MiB is a list of at least 7536640 bytes, where the kubelet takes 4194304; set 4 or more"},
+		"three A100 in MiB":         {1, gpus(3, 40960), ""},
+		"the seed's eight L40S":     {10, gpus(8, 49140), ""},
+		"a unit larger than a GPU":  {1 << 20, gpus(8, 49140), ""},
+		"eight of 192 GB in 10 MiB": {10, gpus(8, 183359), ""},
+		"eight of 192 GB in 8 MiB":  {8, gpus(8, 183359), "set 16 or more, or 0 to have it chosen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Check(test.factor, test.memory, 1)
+			if test.wrong == "" && err != nil || test.wrong != "" && (err == nil || !strings.Contains(err.Error(), test.wrong)) {
+				t.Errorf("got %v, want %q", err, test.wrong)
+			}
+			if size := messageSize(test.memory, test.factor); test.wrong == "" && size > MessageLimit {
+				t.Errorf("the list has %d bytes, over the kubelet's %d", size, MessageLimit)
+			}
+		})
+	}
+}
+
 func TestAgreeNeverShrinks(t *testing.T) {
 	for _, test := range [][3]int{{0, 4, 4}, {4, 16, 16}, {16, 4, 16}} {
 		if got := Agree(test[0], test[1]); got != test[2] {

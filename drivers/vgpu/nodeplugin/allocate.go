@@ -57,6 +57,7 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 		candidates := n.hook.Resources.Candidates(all, len(ids), n.served)
 		switch {
 		case len(candidates) == 1:
+			n.forget(all)
 			return n.give(ctx, candidates[0])
 		case len(candidates) > 1:
 			return nil, ambiguous(candidates, len(ids))
@@ -67,6 +68,20 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 			return nil, ambiguous(candidates, len(ids))
 		}
 	}
+}
+
+// forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given its room away already.
+func (n number) forget(all []*corev1.Pod) {
+	live := map[string]bool{}
+	for _, pod := range all {
+		if podwatch.Over(pod) {
+			continue
+		}
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			live[heldID(string(pod.UID), container.Name)] = true
+		}
+	}
+	n.hook.Book.Keep(live)
 }
 
 func (n number) served(uid, container string) bool { return n.hook.Book.Holds(heldID(uid, container)) }

@@ -31,6 +31,11 @@ func newGPU(minor int) *GPU {
 	g.GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_AMPERE, nvml.SUCCESS }
 	g.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 8, 0, nvml.SUCCESS }
 	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, nvml.SUCCESS }
+	g.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return make([]nvml.ProcessInfo, g.Processes), nvml.SUCCESS
+	}
 	g.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
 		info := pciInfo(fmt.Sprintf("00000000:%02X:00.0", minor+0x10))
 		info.PciDeviceId = 0x20B010DE
@@ -79,6 +84,13 @@ func (g *GPU) ComputeMode() nvml.ComputeMode {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mode
+}
+
+// SetProcesses sets how many processes run on the GPU.
+func (g *GPU) SetProcesses(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.Processes = n
 }
 
 // SetRecovery sets what the GPU says it needs to be healthy again.

@@ -45,6 +45,8 @@ type GPU struct {
 	Busy int
 	// Recovery is the GPU's recovery action (nvml.GPU_RECOVERY_ACTION_*).
 	Recovery uint32
+	// Processes is how many processes run on the GPU.
+	Processes int
 }
 
 // Machine geometry: an A100-40 as its driver lists it, by NVML's profile number.

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -17,6 +19,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/legacy"
 	"gpufabric.io/drivers/node/ledger"
 )
 
@@ -31,6 +34,8 @@ type given struct {
 	mu     sync.Mutex
 	owners map[string]string // by UUID
 	held   map[string]bool   // by UUID: the ledger holds it for its owner
+	// waiting is what was last told of GPUs in use that device plugins no longer installed have.
+	waiting string
 }
 
 // read takes over the requests that stand, and says whether they changed.
@@ -77,6 +82,10 @@ func (p *plugin) handOver(ctx context.Context) error {
 	}
 	defer stop()
 	for {
+		inUse, err := p.takeBack(ctx)
+		if err != nil {
+			return err
+		}
 		changed, err := p.given.read()
 		if err != nil {
 			return err
@@ -93,7 +102,7 @@ func (p *plugin) handOver(ctx context.Context) error {
 			again = true
 		}
 		var timer <-chan time.Time
-		if again {
+		if again || inUse {
 			timer = time.After(retryHold)
 		}
 		select {
@@ -103,6 +112,55 @@ func (p *plugin) handOver(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// takeBack withdraws the requests of device plugins that are no longer installed, GPU by GPU as nothing runs on it any more. inUse says that
+// something runs on one of them.
+func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
+	standing, err := p.given.directory.Requests()
+	if err != nil {
+		return false, err
+	}
+	kept := map[string][]string{} // by owner
+	for _, uuid := range slices.Sorted(maps.Keys(standing)) {
+		owner := standing[uuid]
+		if owner == legacy.Owner || slices.Contains(p.options.HandoverTo, owner) {
+			continue
+		}
+		uuids := kept[owner]
+		if p.runs(uuid) {
+			uuids = append(uuids, uuid)
+		} else {
+			klog.FromContext(ctx).Info("A GPU comes back from a device plugin that is not installed any more", "gpu", uuid, "plugin", owner)
+		}
+		kept[owner] = uuids
+	}
+	var waiting strings.Builder
+	for _, owner := range slices.Sorted(maps.Keys(kept)) {
+		if err := p.given.directory.Ask(owner, kept[owner]...); err != nil {
+			return false, err
+		}
+		for _, uuid := range kept[owner] {
+			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
+		}
+	}
+	if now := waiting.String(); now != p.given.waiting {
+		p.given.waiting = now
+		if now != "" {
+			p.report("HandoverStillInUse", now+"the device plugin is not installed any more: DRA gives these GPUs to nobody until the processes end")
+		}
+	}
+	return waiting.Len() > 0, nil
+}
+
+// runs says whether a process runs on a GPU, or cannot be known not to.
+func (p *plugin) runs(uuid string) bool {
+	g := p.kind.Hardware().Node.ByUUID(uuid)
+	if g == nil {
+		return false // it is not on this node any more
+	}
+	processes, ret := g.Handle.GetComputeRunningProcesses()
+	return ret != nvml.ERROR_NOT_SUPPORTED && (ret != nvml.SUCCESS || len(processes) > 0)
 }
 
 // settleHandover confirms every GPU that may be confirmed and takes back what was given up. again says that some GPU has to wait.

@@ -74,6 +74,29 @@ func TestARestartHandsNothingBack(t *testing.T) {
 	}
 }
 
+func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
+	m := gputest.New(t, 3)
+	m.GPUs[1].SetProcesses(1)
+	b := newBench(t, m)
+	directory := handover.Directory(b.options.HandoverDir)
+	if err := directory.Ask("volcano", m.GPUs[0].UUID, m.GPUs[1].UUID, m.GPUs[2].UUID); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"gpu-0", "gpu-1", "gpu-2"} {
+		b.taints(name, taken)
+	}
+	b.stop()
+	b.options.HandoverTo = nil
+	b.start()
+	b.taints("gpu-0", "")
+	b.taints("gpu-2", "")
+	b.taints("gpu-1", taken)
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
+	m.GPUs[1].SetProcesses(0)
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
+}
+
 func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	m := gputest.New(t, 2)
 	kubelet := kubelettest.New(t)

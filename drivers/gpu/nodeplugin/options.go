@@ -30,6 +30,8 @@ type Options struct {
 	MPSDir string
 	// HandoverDir is shared with device plugins that hand out some of this node's GPUs; empty: there are none.
 	HandoverDir string
+	// HandoverTo are the device plugins that may have GPUs. What others asked for, which are no longer installed, goes back to DRA.
+	HandoverTo []string
 	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
 	DevicePlugin []string
 	ShareCores   int64
@@ -52,6 +54,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs")
 	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
+	flags.StringSliceVar(&o.HandoverTo, "handover-to", []string{"vgpu"}, "device plugins of this node that may have GPUs; what others asked for earlier goes back to DRA once nothing runs on it")
 	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil, "UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
 	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
 }

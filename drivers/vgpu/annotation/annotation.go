@@ -85,6 +85,7 @@ type MIGSlot struct {
 const (
 	maximumLength = 256 << 10 // the API server's own limit on all annotations together
 	maximumShares = 64        // GPUs for one container; no node has more
+	maximumMemory = 1 << 32   // units of at least 1 MiB; sums of as many shares as an annotation holds stay far from overflowing
 )
 
 // FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers first as the
@@ -153,8 +154,8 @@ func parseShare(field string) (Share, error) {
 		return Share{}, fmt.Errorf("%q is not a GPU's UUID (GPU- and hexadecimal digits)", shorten(share.UUID))
 	}
 	memory, err := strconv.ParseInt(parts[2], 10, 64)
-	if err != nil || memory < 0 {
-		return Share{}, fmt.Errorf("memory %q, where a whole number of units from 0 is allowed", shorten(parts[2]))
+	if err != nil || memory < 0 || memory > maximumMemory {
+		return Share{}, fmt.Errorf("memory %q, where a whole number of units from 0 to %d is allowed", shorten(parts[2]), int64(maximumMemory))
 	}
 	cores, err := strconv.Atoi(parts[3])
 	if err != nil || cores < 0 || cores > 100 {

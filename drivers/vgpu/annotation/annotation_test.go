@@ -47,21 +47,23 @@ func TestParseShares(t *testing.T) {
 
 func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
 	for value, part := range map[string]string{
-		"rubbish":                               "1 fields",
-		uuid + ",AMD,1,1:;":                     `"AMD"`,
-		uuid + ",NVIDIA,-1,1:;":                 `memory "-1"`,
-		uuid + ",NVIDIA,1e3,1:;":                `memory "1e3"`,
-		uuid + ",NVIDIA,1,101:;":                `cores "101"`,
-		uuid + ",NVIDIA,1,x:;":                  `cores "x"`,
-		uuid + ",NVIDIA,99999999999999999999,1": "memory",
-		uuid + "[1],NVIDIA,1,1:;":               "MIG slot",
-		uuid + "[1-,NVIDIA,1,1:;":               "MIG slot",
-		uuid + "[-1-1],NVIDIA,1,1:;":            "MIG slot",
-		"../../etc/passwd,NVIDIA,1,1:;":         "not a GPU's UUID",
-		"GPU-,NVIDIA,1,1:;":                     "not a GPU's UUID",
-		";;" + uuid + ",NVIDIA:;":               "container 2",
-		strings.Repeat(uuid+",NVIDIA,1,1:", 65): "more than 64",
-		strings.Repeat("a", 300<<10):            "at most",
+		"rubbish":                "1 fields",
+		uuid + ",AMD,1,1:;":      `"AMD"`,
+		uuid + ",NVIDIA,-1,1:;":  `memory "-1"`,
+		uuid + ",NVIDIA,1e3,1:;": `memory "1e3"`,
+		uuid + ",NVIDIA,1,101:;": `cores "101"`,
+		uuid + ",NVIDIA,1,x:;":   `cores "x"`,
+		// Two of these would add up to less than nothing, which fits everywhere.
+		uuid + ",NVIDIA,9223372036854775807,1:" + uuid + ",NVIDIA,9223372036854775807,1:;": `memory "9223372036854775807", where a whole number of units from 0 to 4294967296`,
+		uuid + ",NVIDIA,99999999999999999999,1":                                            "memory",
+		uuid + "[1],NVIDIA,1,1:;":                                                          "MIG slot",
+		uuid + "[1-,NVIDIA,1,1:;":                                                          "MIG slot",
+		uuid + "[-1-1],NVIDIA,1,1:;":                                                       "MIG slot",
+		"../../etc/passwd,NVIDIA,1,1:;":                                                    "not a GPU's UUID",
+		"GPU-,NVIDIA,1,1:;":                                                                "not a GPU's UUID",
+		";;" + uuid + ",NVIDIA:;":                                                          "container 2",
+		strings.Repeat(uuid+",NVIDIA,1,1:", 65):                                            "more than 64",
+		strings.Repeat("a", 300<<10):                                                       "at most",
 	} {
 		if got, err := ParseShares(value); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("ParseShares(%.60q) = %v, %v; want an error with %q", value, got, err, part)

@@ -42,8 +42,8 @@ func parseGPU(field string) (GPU, error) {
 	if gpu.Slots, err = strconv.Atoi(parts[1]); err != nil || gpu.Slots < 0 {
 		return GPU{}, fmt.Errorf("count %q, where a whole number of sharers from 0 is allowed", shorten(parts[1]))
 	}
-	if gpu.Memory, err = strconv.ParseInt(parts[2], 10, 64); err != nil || gpu.Memory < 0 {
-		return GPU{}, fmt.Errorf("memory %q, where a whole number of units from 0 is allowed", shorten(parts[2]))
+	if gpu.Memory, err = strconv.ParseInt(parts[2], 10, 64); err != nil || gpu.Memory < 0 || gpu.Memory > maximumMemory {
+		return GPU{}, fmt.Errorf("memory %q, where a whole number of units from 0 to %d is allowed", shorten(parts[2]), int64(maximumMemory))
 	}
 	if gpu.Healthy, err = strconv.ParseBool(parts[4]); err != nil {
 		return GPU{}, fmt.Errorf("health %q, where true and false are known", shorten(parts[4]))

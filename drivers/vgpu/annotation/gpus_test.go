@@ -36,6 +36,7 @@ func TestParseGPUsRefusesWithTheWrongPartQuoted(t *testing.T) {
 		"../etc,10,1,NVIDIA-X,true,mig:":                     "not a GPU's UUID",
 		uuid + ",ten,1,NVIDIA-X,true,mig:":                   `count "ten"`,
 		uuid + ",10,-1,NVIDIA-X,true,mig:":                   `memory "-1"`,
+		uuid + ",10,4294967297,NVIDIA-X,true,mig:":           `memory "4294967297"`,
 		uuid + ",10,1,NVIDIA-X,maybe,mig:":                   `health "maybe"`,
 		uuid + ",10,1,NVIDIA-X,true,mps:":                    `mode "mps"`,
 		strings.Repeat("a", maximumLength+1):                 "at most",

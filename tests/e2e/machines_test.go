@@ -35,6 +35,7 @@ func TestMachines(t *testing.T) {
 			"a plugin killed in a prepare loses nothing":                 testKilledInPrepare,
 			"a reboot prepares claims again":                             testReboot,
 			"a GPU comes with the NIC that is nearest to it":             testAlignedPair,
+			"a pod sees the /sys of its node":                            testNodesSysfs,
 		}},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,

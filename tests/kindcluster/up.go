@@ -56,6 +56,7 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		commands{b},
 		nodeImage{b},
 		nodes{b},
+		containerSys{b.cluster},
 		podNetwork{b},
 		imageRegistry{b},
 		readiness{b},

@@ -1,0 +1,43 @@
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// testNodesSysfs looks at /sys in a pod that asks for no device: it is the fake node's, and the pod's own cgroup is still in it.
+func testNodesSysfs(t *testing.T, e *environment) {
+	if os.Getenv("GPUFABRIC_FAKE_SYS") != "1" {
+		t.Skip("GPUFABRIC_FAKE_SYS=1 is not set, so the cluster's pods see the kernel's /sys")
+	}
+	const pod = "reads-sys"
+	e.apply(t, `apiVersion: v1
+kind: Pod
+metadata:
+  name: `+pod+`
+spec:
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: fakefabric.gpufabric.io/profile, operator: Exists}]
+  containers:
+    - name: reads
+      image: ubuntu:24.04
+      command: [sleep, "3600"]
+      resources:
+        limits: {memory: 64Mi}
+`)
+	e.ready(t, pod)
+	for command, want := range map[string]string{
+		"cat /sys/class/infiniband/mlx5_0/ports/1/state":                                               "4: ACTIVE",
+		"cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes": "67108864",
+		"touch /sys/class/net/new 2>/dev/null || echo refused":                                         "refused",
+	} {
+		if got := strings.TrimSpace(e.kubectl(t, "exec", pod, "--", "sh", "-c", command)); got != want {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
+	}
+	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", "--timeout=60s")
+}

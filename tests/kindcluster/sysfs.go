@@ -1,0 +1,46 @@
+package kindcluster
+
+import (
+	"context"
+	_ "embed"
+	"os"
+
+	"gpufabric.io/tests/docker"
+)
+
+// sysHook mounts a fake node's /sys in the containers of that node.
+//
+//go:embed sysfs/hook.sh
+var sysHook string
+
+const sysHookPath = "/kind/bin/mount-fake-sysfs.sh"
+
+// containerSys puts sysHook into the base OCI spec of every node's containers. Nodes without fake hardware have it too: it does nothing there, and
+// hardware may come later.
+//
+// It is done where GPUFABRIC_FAKE_SYS=1 is set: programs that read the machine's topology (Open MPI's hwloc) then believe in the fake node's
+// processors, and not every end-to-end test has been run that way.
+type containerSys struct{ cluster *Cluster }
+
+const fakeSysVariable = "GPUFABRIC_FAKE_SYS"
+
+func (containerSys) Name() string { return "Fake /sys in the base OCI spec" }
+
+func (s containerSys) Execute(ctx context.Context) error {
+	if os.Getenv(fakeSysVariable) != "1" {
+		return nil
+	}
+	for _, node := range s.cluster.Nodes {
+		if err := writeFile(ctx, node, sysHookPath, sysHook); err != nil {
+			return err
+		}
+		// containerd reads the spec when it starts; its containers outlive it.
+		if _, err := docker.Script(ctx, node, `chmod +x "$HOOK"
+jq '.hooks.createContainer += [{"path": $ENV.HOOK}]' /etc/containerd/cri-base.json >/etc/containerd/cri-base.json.new
+mv /etc/containerd/cri-base.json.new /etc/containerd/cri-base.json
+systemctl restart containerd`, "HOOK="+sysHookPath); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,33 @@
+#!/bin/bash
+# A createContainer hook of a node's base OCI spec: a container that may only read /sys sees the fake node's, where the node has one. It runs in the
+# container's mount namespace before the root changes, with the container's state on stdin; nothing that it mounts reaches the node.
+#
+# The new /sys is put together from directories: those that the fake tree has come from it, the rest (fs with the cgroups, module, power) are the
+# kernel's. One bind of the tree onto /sys would hide /sys/fs/cgroup, and the kernel's sysfs takes no directories to mount single devices on.
+set -o errexit -o nounset -o pipefail
+# Programs are the node's; the container's PATH means nothing here.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+tree=/var/lib/fakefabric/sys # charts/fake-hardware, value root
+bundle=$(jq -r .bundle)
+[[ -d $tree/class ]] || exit 0
+# A privileged container manages the node, and one that mounts (a part of) /sys itself has said which one it wants: both keep what they have.
+jq -e 'any(.mounts[]; .destination == "/sys" and .type == "sysfs" and (.options | index("ro")))
+	and all(.mounts[]; (.destination | startswith("/sys/") | not) or .destination == "/sys/fs/cgroup")' "$bundle/config.json" >/dev/null || exit 0
+
+sys=$bundle/rootfs/sys
+stage=$bundle/sys
+mkdir -p "$stage"
+mount -t tmpfs -o mode=755,nosuid,nodev,noexec sys "$stage"
+for dir in "$sys"/*/ "$tree"/*/; do
+	name=$(basename "$dir")
+	[[ ! -e $stage/$name ]] || continue
+	mkdir "$stage/$name"
+	if [[ -d $tree/$name ]]; then
+		mount -o bind,ro,nosuid,nodev,noexec "$tree/$name" "$stage/$name"
+	else
+		mount --rbind "$sys/$name" "$stage/$name"
+	fi
+done
+mount -o remount,ro "$stage"
+mount --rbind "$stage" "$sys"

@@ -3,6 +3,7 @@
 package holdings
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,7 +19,16 @@ type Holder struct {
 	ID string
 	// Name is for people: "default/train-0, container main".
 	Name string
+
+	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then is the most
+	// that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends before the next starts.
+	Pod  string
+	Step int
+	Ends bool
 }
+
+// group is what holders have in common that count together: their pod, or each alone.
+func (h Holder) group() string { return cmp.Or(h.Pod, h.ID) }
 
 // Book is safe for concurrent use. Its zero value is empty and ready to use.
 type Book struct {
@@ -36,16 +46,15 @@ type Use struct {
 	Slots int
 	Units int64
 	Cores int
-	// Exclusive is set where a container has all the cores: nobody else fits then.
-	Exclusive bool
-	Holders   []string
+	// Exclusive is set where a container has all the cores: nobody else fits then. Crowded is set where somebody else is there all the same.
+	Exclusive, Crowded bool
+	Holders            []string
 }
 
 // Take books shares for a container, all of them or none. Taking again for the same ID replaces what it had.
 func (b *Book) Take(deck *cards.Deck, holder Holder, shares []annotation.Share) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	wanted := map[string]Use{}
 	for _, share := range shares {
 		card := deck.ByUUID(share.UUID)
 		if card == nil {
@@ -54,17 +63,24 @@ func (b *Book) Take(deck *cards.Deck, holder Holder, shares []annotation.Share) 
 		if !card.Healthy {
 			return fmt.Errorf("%s asks for a share of %s, which is unhealthy: %s", holder.Name, share.UUID, card.Reason)
 		}
-		wanted[share.UUID] = wanted[share.UUID].with(share, card)
 	}
-	for uuid, more := range wanted {
-		if err := fits(deck.ByUUID(uuid), b.use(deck, uuid, holder.ID), more, deck.Factor); err != nil {
+	mine := entry{holder, slices.Clone(shares)}
+	together := []entry{mine}
+	for id, entry := range b.holds {
+		if id != holder.ID && entry.holder.group() == holder.group() {
+			together = append(together, entry)
+		}
+	}
+	for _, share := range shares {
+		card := deck.ByUUID(share.UUID)
+		if err := fits(card, b.use(card, holder.group()), peak(card, together), deck.Factor); err != nil {
 			return fmt.Errorf("%s: %w", holder.Name, err)
 		}
 	}
 	if b.holds == nil {
 		b.holds = map[string]entry{}
 	}
-	b.holds[holder.ID] = entry{holder, slices.Clone(shares)}
+	b.holds[holder.ID] = mine
 	return nil
 }
 
@@ -80,6 +96,41 @@ func (u Use) with(share annotation.Share, card *cards.Card) Use {
 	return u
 }
 
+// plus is what two have at one time.
+func (u Use) plus(v Use) Use {
+	return Use{u.Slots + v.Slots, u.Units + v.Units, u.Cores + v.Cores, u.Exclusive || v.Exclusive,
+		u.Crowded || v.Crowded || u.Slots > 0 && v.Slots > 0 && (u.Exclusive || v.Exclusive), slices.Concat(u.Holders, v.Holders)}
+}
+
+// or is what two have one after the other, at the most.
+func (u Use) or(v Use) Use {
+	return Use{max(u.Slots, v.Slots), max(u.Units, v.Units), max(u.Cores, v.Cores), u.Exclusive || v.Exclusive, u.Crowded || v.Crowded,
+		slices.Compact(slices.Sorted(slices.Values(slices.Concat(u.Holders, v.Holders))))}
+}
+
+// peak is the most that one group's holders have of a card at one time.
+func peak(card *cards.Card, together []entry) Use {
+	slices.SortFunc(together, func(a, b entry) int { return cmp.Compare(a.holder.Step, b.holder.Step) })
+	var now, most Use
+	for _, entry := range together {
+		var mine Use
+		for _, share := range entry.shares {
+			if share.UUID == card.GPU.UUID {
+				mine = mine.with(share, card)
+			}
+		}
+		if mine.Slots == 0 {
+			continue
+		}
+		mine.Holders = []string{entry.holder.Name}
+		most = most.or(now.plus(mine))
+		if !entry.holder.Ends {
+			now = now.plus(mine)
+		}
+	}
+	return most
+}
+
 func fits(card *cards.Card, held, more Use, factor int) error {
 	var lacks []string
 	if free := card.Slots - held.Slots; more.Slots > free {
@@ -91,7 +142,7 @@ func fits(card *cards.Card, held, more Use, factor int) error {
 	if free := card.Cores - held.Cores; more.Cores > free {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d percent of cores are free and %d are asked for", free, card.Cores, more.Cores))
 	}
-	if held.Slots > 0 && (held.Exclusive || more.Exclusive) {
+	if more.Crowded || held.Slots > 0 && (held.Exclusive || more.Exclusive) {
 		lacks = append(lacks, "100 percent of cores means the card alone, and it is shared")
 	}
 	if len(lacks) == 0 {
@@ -129,27 +180,24 @@ func (b *Book) Keep(live map[string]bool) {
 func (b *Book) Use(deck *cards.Deck, uuid string) Use {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.use(deck, uuid, "")
+	card := deck.ByUUID(uuid)
+	if card == nil {
+		return Use{}
+	}
+	return b.use(card, "")
 }
 
-// use counts everyone's shares of a card but except's.
-func (b *Book) use(deck *cards.Deck, uuid, except string) Use {
-	card := deck.ByUUID(uuid)
+// use counts everyone's shares of a card but one group's.
+func (b *Book) use(card *cards.Card, except string) Use {
+	groups := map[string][]entry{}
+	for _, entry := range b.holds {
+		if group := entry.holder.group(); group != except {
+			groups[group] = append(groups[group], entry)
+		}
+	}
 	var u Use
-	for id, entry := range b.holds {
-		if id == except {
-			continue
-		}
-		holds := false
-		for _, share := range entry.shares {
-			if share.UUID == uuid && card != nil {
-				u = u.with(share, card)
-				holds = true
-			}
-		}
-		if holds {
-			u.Holders = append(u.Holders, entry.holder.Name)
-		}
+	for _, together := range groups {
+		u = u.plus(peak(card, together))
 	}
 	slices.Sort(u.Holders)
 	return u

@@ -38,10 +38,10 @@ func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var book Book
-			if err := book.Take(deck(), Holder{"a", "default/first, container main"}, test.held); err != nil {
+			if err := book.Take(deck(), Holder{ID: "a", Name: "default/first, container main"}, test.held); err != nil {
 				t.Fatal(err)
 			}
-			err := book.Take(deck(), Holder{"b", "default/second, container main"}, test.asked)
+			err := book.Take(deck(), Holder{ID: "b", Name: "default/second, container main"}, test.asked)
 			if test.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -64,12 +64,12 @@ func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {
 func TestTakeAgainReplacesAndReleaseGivesBack(t *testing.T) {
 	var book Book
 	for range 2 {
-		if err := book.Take(deck(), Holder{"a", "a"}, share(1000, 0)); err != nil {
+		if err := book.Take(deck(), Holder{ID: "a", Name: "a"}, share(1000, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	book.Release("a")
-	if err := book.Take(deck(), Holder{"b", "b"}, share(1000, 0)); err != nil {
+	if err := book.Take(deck(), Holder{ID: "b", Name: "b"}, share(1000, 0)); err != nil {
 		t.Error(err)
 	}
 	book.Keep(map[string]bool{})
@@ -82,7 +82,7 @@ func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 	var book Book
 	d := deck()
 	d.Cards[0].Healthy, d.Cards[0].Reason = false, "XID 79: GPU has fallen off the bus"
-	if err := book.Take(d, Holder{"a", "a"}, share(1, 0)); err == nil || !strings.Contains(err.Error(), "XID 79") {
+	if err := book.Take(d, Holder{ID: "a", Name: "a"}, share(1, 0)); err == nil || !strings.Contains(err.Error(), "XID 79") {
 		t.Errorf("got %v, want the reason", err)
 	}
 }
@@ -91,10 +91,64 @@ func TestConcurrentTakesNeverOverbook(t *testing.T) {
 	var book Book
 	var group sync.WaitGroup
 	for i := range 20 {
-		group.Go(func() { _ = book.Take(deck(), Holder{fmt.Sprint(i), fmt.Sprint(i)}, share(400, 0)) })
+		group.Go(func() { _ = book.Take(deck(), Holder{ID: fmt.Sprint(i), Name: fmt.Sprint(i)}, share(400, 0)) })
 	}
 	group.Wait()
 	if use := book.Use(deck(), uuid); use.Slots != 2 || use.Units != 800 {
 		t.Errorf("use %+v, want two of 400", use)
+	}
+}
+
+// TestAPodsContainersCountByWhatTheyHaveAtOneTime books a pod's containers all before they run, as the kubelet allocates without NRI.
+func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
+	type container struct {
+		memory int64
+		cores  int
+		ends   bool
+	}
+	for name, test := range map[string]struct {
+		containers []container
+		other      int64  // memory that another pod has
+		units      int64  // what the pod counts for
+		want       string // part of the refusal of its last container
+	}{
+		"an init container that needs everything":      {[]container{{1000, 100, true}, {1000, 100, false}}, 0, 1000, ""},
+		"init containers one after the other":          {[]container{{600, 0, true}, {700, 0, true}, {500, 0, false}}, 300, 700, ""},
+		"a sidecar beside the rest":                    {[]container{{300, 0, false}, {600, 0, true}, {700, 0, false}}, 0, 1000, ""},
+		"a sidecar that leaves no room":                {[]container{{400, 0, false}, {100, 0, true}, {700, 0, false}}, 0, 0, "asked for"},
+		"ordinary ones are together":                   {[]container{{600, 0, false}, {600, 0, false}}, 0, 0, "10000 of its 10000 MiB are free and 12000"},
+		"an init container that is too much":           {[]container{{600, 0, false}, {500, 0, true}}, 0, 0, "10000 of its 10000 MiB are free and 11000"},
+		"an init container beside another pod":         {[]container{{100, 0, false}, {900, 0, true}}, 100, 0, "default/other"},
+		"an exclusive one beside a sidecar":            {[]container{{100, 0, false}, {100, 100, false}}, 0, 0, "the card alone"},
+		"an exclusive init container beside a sidecar": {[]container{{100, 0, false}, {100, 100, true}}, 0, 0, "the card alone"},
+		"an exclusive init container beside a pod":     {[]container{{100, 100, true}}, 100, 0, "the card alone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var book Book
+			if test.other > 0 {
+				if err := book.Take(deck(), Holder{ID: "o", Name: "default/other"}, share(test.other, 0)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var err error
+			for i, c := range test.containers {
+				if err != nil {
+					t.Fatalf("container %d: %v", i-1, err)
+				}
+				err = book.Take(deck(), Holder{ID: fmt.Sprint("pod/", i), Name: "default/pod", Pod: "pod", Step: i, Ends: c.ends}, share(c.memory, c.cores))
+			}
+			if test.want != "" {
+				if err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Errorf("got %v, want an error with %q", err, test.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := book.Use(deck(), uuid).Units - test.other; got != test.units {
+				t.Errorf("the pod counts for %d units, want %d", got, test.units)
+			}
+		})
 	}
 }

@@ -116,7 +116,7 @@ func (n number) recover(ctx context.Context) error {
 		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
 			continue
 		}
-		for _, container := range pod.Spec.Containers {
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			shares, err := n.hook.Resources.Of(pod, container.Name)
 			if err == nil && len(shares) > 0 {
 				err = n.rebook(ctx, pod, container.Name, shares)
@@ -139,8 +139,17 @@ func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, s
 	return err
 }
 
+// held is a container of a pod as the kubelet allocates for it: for all containers before the first runs. An init container's share counts beside those of
+// sidecars before it, and not beside what starts when it has ended.
 func held(pod *corev1.Pod, container string) holdings.Holder {
-	return holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container}
+	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container, Pod: string(pod.UID)}
+	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	h.Step = slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == container })
+	if h.Step < len(pod.Spec.InitContainers) {
+		policy := all[max(h.Step, 0)].RestartPolicy
+		h.Ends = policy == nil || *policy != corev1.ContainerRestartPolicyAlways
+	}
+	return h
 }
 
 func (n number) give(ctx context.Context, c assignment.Candidate) (*pluginapi.ContainerAllocateResponse, error) {

@@ -20,10 +20,10 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// l40s renders the machine of the public write-up on vGPU sharing, and starts a role on it.
-func l40s(t *testing.T, root string, run func(context.Context, *Options, string, *fake.Clientset) error, flags ...string) *fake.Clientset {
+// machine renders a machine of the fakes and starts a role on it. l40s-8 is that of the public write-up on vGPU sharing.
+func machine(t *testing.T, name, root string, run func(context.Context, *Options, string, *fake.Clientset) error, flags ...string) *fake.Clientset {
 	t.Helper()
-	p, err := profile.Load("l40s-8")
+	p, err := profile.Load(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func l40s(t *testing.T, root string, run func(context.Context, *Options, string,
 func TestAnL40SNodeHasTheCountsOfThePublicWriteUp(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
-	l40s(t, t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+	machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
 		return Run(ctx, o, nvmlstate.New(root), api)
 	}, "--kubelet-root="+kubelet.Root(), "--device-split-count=10", "--gpu-memory-factor=10")
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
@@ -63,9 +63,21 @@ func TestAnL40SNodeHasTheCountsOfThePublicWriteUp(t *testing.T) {
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-cores", 800)
 }
 
+// TestEightOfTheLargestGPUsRegisterWithNoSetting has the kubelet's side of gRPC refuse what is over 4 MiB, as the kubelet's own does.
+func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	api := machine(t, "b200-hgx", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return Run(ctx, o, nvmlstate.New(root), api)
+	}, "--kubelet-root="+kubelet.Root())
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 8*184320/16)
+	(&node{t: t, api: api, ended: make(chan error)}).annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 16 MiB" })
+}
+
 func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
 	address := free(t)
-	api := l40s(t, t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+	api := machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
 		return RunMonitor(ctx, o, false, nvmlstate.New(root), api)
 	}, "--gpu-memory-factor=10", "--metrics-address="+address)
 	n := &node{t: t, api: api}

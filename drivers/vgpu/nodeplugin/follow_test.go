@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,6 +53,36 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	if failed.Annotations[annotation.PodPending] != failed.Annotations[annotation.PodDevices] {
 		t.Errorf("annotations %v, want the devices put back", failed.Annotations)
 	}
+}
+
+func TestAGPUThatDidNotAnswerAtTheStartIsSharedWhenItDoes(t *testing.T) {
+	machine := gputest.New(t, 2)
+	var back atomic.Bool
+	answers := machine.DeviceGetHandleByIndexFunc
+	machine.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		if i == 1 && !back.Load() {
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
+		return answers(i)
+	}
+	n := startOn(t, machine, &Options{recheck: time.Millisecond}, "--gpu-memory-factor=10")
+	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 10)
+	n.schedule("before", machine.GPUs[0].UUID+",NVIDIA,4096,0:;", "main")
+	n.allocate("volcano.sh/vgpu-number", 1)
+	n.phase("before", annotation.BindSuccess)
+	back.Store(true)
+	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
+	n.annotation(annotation.NodeRegister, func(got string) bool { return strings.Contains(got, machine.GPUs[1].UUID+",10,4096,") })
+	n.schedule("greedy", machine.GPUs[0].UUID+",NVIDIA,4096,0:;", "main")
+	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "held by default/before") {
+		t.Errorf("got %v, want a refusal that names who had its share before", err)
+	}
+	n.phase("greedy", annotation.BindFailed)
+	if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "greedy", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.schedule("after", machine.GPUs[1].UUID+",NVIDIA,4096,0:;", "main")
+	n.allocate("volcano.sh/vgpu-number", 1)
 }
 
 // modes writes a node configuration and returns its flag.

@@ -105,17 +105,27 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 				return nil // told to end while it waited
 			}
 			defer func() { _ = lib.Shutdown() }()
-			return share(ctx, o, config, lib, client, registry)
+			for {
+				if err := share(ctx, o, config, lib, client, registry); !errors.Is(err, errGPUCame) {
+					return err
+				}
+				klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared anew")
+			}
 		})
 }
+
+// errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart of the role.
+var errGPUCame = errors.New("a GPU answers that did not")
 
 // awaitDriver starts NVML, and waits for a driver that is not there yet.
 func awaitDriver(ctx context.Context, o *Options, lib nvml.Interface) error {
 	return nvidia.Await(ctx, lib, o.DriverRoot, func(message string) { klog.FromContext(ctx).Info(message) })
 }
 
-// share hands out shares until ctx ends.
+// share hands out shares until ctx ends, or until a GPU is there that was not.
 func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
 	t, err := setTable(ctx, o, lib, config, factor)
 	if err != nil {
@@ -136,7 +146,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 		return err
 	}
 	book := &holdings.Book{}
-	count(registry, book, made)
+	defer count(registry, book, made)()
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			book.Release(heldID(string(pod.UID), container.Name))
@@ -169,12 +179,12 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	}
 	registers := &registrar{
 		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
-		deck: h.Deck, changed: make(chan struct{}, 1),
+		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After,
 	}
 	t.onChange(func(*cards.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.monitor.Run, made.Run,
+		plugins.Run, registers.run, t.monitor.Run, made.Run, t.whole,
 		func(ctx context.Context) error {
 			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
 		},
@@ -185,14 +195,20 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	)
 }
 
-// count makes the registry export how many containers the ledger and the state of MIG instances have.
-func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager) {
-	registry.MustRegister(
+// count makes the registry export how many containers the ledger and the state of MIG instances have, until what it returns is called.
+func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager) (end func()) {
+	gauges := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
 			func() float64 { return float64(book.Len()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers", Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
-	)
+	}
+	registry.MustRegister(gauges...)
+	return func() {
+		for _, gauge := range gauges {
+			registry.Unregister(gauge)
+		}
+	}
 }
 
 // together runs all of jobs until ctx ends or one of them fails, and waits for every one.
@@ -228,7 +244,7 @@ func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settin
 	if err != nil {
 		return nil, err
 	}
-	t := &table{node: node, settings: config}
+	t := &table{node: node, locate: locate, settings: config, came: make(chan struct{})}
 	if config.MemoryFactor == 0 {
 		if t.factor, err = factor.Agree(ctx, deck.Factor); err != nil {
 			return nil, err

@@ -38,7 +38,11 @@ type node struct {
 }
 
 func start(t *testing.T, flags ...string) *node {
-	n := &node{t: t, machine: gputest.New(t, 2), kubelet: kubelettest.New(t), options: &Options{}, ended: make(chan error, 1)}
+	return startOn(t, gputest.New(t, 2), &Options{}, flags...)
+}
+
+func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...string) *node {
+	n := &node{t: t, machine: machine, kubelet: kubelettest.New(t), options: options, ended: make(chan error, 1)}
 	n.api = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	n.kubelet.Start()
 	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
@@ -236,6 +240,31 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 	}
 	n.schedule("third", whole, "main")
 	n.allocate("volcano.sh/vgpu-number", 1)
+}
+
+func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T) {
+	n := start(t, "--gpu-memory-factor=10")
+	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
+	first, second := n.machine.GPUs[0].UUID+",NVIDIA,4096,0:", n.machine.GPUs[1].UUID+",NVIDIA,4096,0:"
+	asks := func(name string, count string) corev1.Container {
+		return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse(count)}}}
+	}
+	devices := first + second + ";" + first + ";"
+	if _, err := n.api.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train",
+			Annotations: map[string]string{annotation.PodDevices: devices, annotation.PodPending: devices, annotation.BindPhase: "allocating"}},
+		Spec:   corev1.PodSpec{NodeName: nodeName, InitContainers: []corev1.Container{asks("warm", "2")}, Containers: []corev1.Container{asks("main", "1")}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.allocate("volcano.sh/vgpu-number", 2)
+	n.allocate("volcano.sh/vgpu-number", 1)
+	n.phase("train", annotation.BindSuccess)
+	n.schedule("other", second+";", "main")
+	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "held by default/train, container warm") {
+		t.Errorf("got %v, want a refusal that names the init container, which may be started again", err)
+	}
 }
 
 func TestWithoutNRIAnAmbiguousAllocationIsRefusedInWords(t *testing.T) {

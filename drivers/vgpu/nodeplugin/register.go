@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -33,7 +34,13 @@ type registrar struct {
 	deck      func() *cards.Deck
 	// changed holds a token when the deck may have changed.
 	changed chan struct{}
+	// after is time.After; tests put their own in its place.
+	after func(time.Duration) <-chan time.Time
 }
+
+// registerPatience is how long a registration that failed waits until it is tried again: from half a second to half a minute, which is also how often
+// Volcano looks at nodes.
+var registerPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 30 * time.Second}
 
 // wake has the deck looked at again.
 func (r *registrar) wake() {
@@ -67,19 +74,26 @@ func (r *registrar) run(ctx context.Context) error {
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
 	var node *corev1.Node
+	var again <-chan time.Time // nil where the last registration stands
+	retry := registerPatience
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case node = <-nodes:
 		case <-r.changed:
+		case <-again:
 		}
 		if node == nil {
 			continue
 		}
-		if err := r.register(ctx, node); err != nil && ctx.Err() == nil {
-			// The node's next change, at the latest its next heartbeat, tries again.
-			klog.FromContext(ctx).Error(err, "Registering the node's GPUs with the scheduler")
+		again = nil
+		if err := r.register(ctx, node); err == nil {
+			retry = registerPatience
+		} else if ctx.Err() == nil {
+			pause := retry.Step()
+			klog.FromContext(ctx).Error(err, "The node's GPUs are not registered with the scheduler; trying again", "in", pause.Round(time.Millisecond).String())
+			again = r.after(pause)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,8 +25,11 @@ import (
 // of the last two changes the deck is laid anew, and the kubelet and the scheduler hear of it.
 type table struct {
 	node     *inventory.Node
+	locate   func(busID string) (inventory.Place, error)
 	settings settings.Settings
 	monitor  *health.Monitor
+	// came is closed when a GPU answers that did not when the node was read.
+	came chan struct{}
 	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
 	unusable map[string]string
 
@@ -104,11 +108,22 @@ func (t *table) faulty(uuid string, at inventory.Placement) error {
 
 // follow makes the monitor of the GPUs' health.
 func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
+	came := sync.OnceFunc(func() { close(t.came) })
 	var err error
 	t.monitor, err = health.New(health.Options{
 		NVML: lib, Path: o.stateFile("faults.json"), Boot: o.BootID(), Now: time.Now, Recheck: o.recheck,
 		Node:    func() *inventory.Node { return t.node },
 		Changed: func() { t.lay(ctx) },
+		Checked: func(context.Context) {
+			reader := inventory.Reader{NVML: lib, Locate: t.locate}
+			if !reader.Outdated(&inventory.Node{Missing: t.node.Missing}) {
+				return
+			}
+			// One that answers and cannot be read is none more.
+			if now, err := reader.Read(); err == nil && slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return t.node.ByUUID(g.UUID) == nil }) {
+				came()
+			}
+		},
 		Tell: func(f health.Fault, first bool) {
 			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
 		},
@@ -118,6 +133,16 @@ func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
 	})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Kept faults not read")
+	}
+}
+
+// whole waits until a GPU answers that did not, and ends with errGPUCame.
+func (t *table) whole(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-t.came:
+		return errGPUCame
 	}
 }
 

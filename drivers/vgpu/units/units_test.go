@@ -40,9 +40,11 @@ func TestSmallestFactorKeepsTheListUnderTheKubeletsLimit(t *testing.T) {
 			if got != test.want {
 				t.Errorf("factor %d, want %d", got, test.want)
 			}
-			if size := messageSize(test.memory, got); size > MessageLimit {
+			size := messageSize(test.memory, got)
+			if size > MessageLimit {
 				t.Errorf("the list has %d bytes, over the kubelet's %d", size, MessageLimit)
 			}
+			t.Logf("units of %d MiB are a list of %d bytes", got, size)
 		})
 	}
 }

@@ -1,16 +1,15 @@
 // Package explain is the command that says, for each RDMA device of a node, which pool took it or which selector refused it. It reads the
-// configuration and the hardware as the rdma-plugin does, and changes nothing.
+// configuration, the RDMAPools and the hardware as the rdma-plugin does, and changes nothing.
 package explain
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -19,12 +18,16 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/pool"
 )
 
 // options are the command's flags.
 type options struct {
 	sysfs, procDevices, config string
+	kubeconfig, node           string
+	manifest, labels           string
+	rdmaPools, insist          bool // insist: rdmaPools was asked for, not only the default
 	json                       bool
 }
 
@@ -36,7 +39,10 @@ func Command(h host.Host) *cobra.Command {
 		Short:     "Say for each device of this node which pool took it, or which selector refused it",
 		ValidArgs: []string{"rdma"},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		RunE:      func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), h.Out()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.insist = cmd.Flags().Changed("rdma-pools")
+			return o.run(cmd.Context(), h, cmd.InOrStdin())
+		},
 	}
 	env := func(name, fallback string) string {
 		if value := h.Env(name); value != "" {
@@ -47,8 +53,31 @@ func Command(h host.Host) *cobra.Command {
 	command.Flags().StringVar(&o.sysfs, "sysfs-root", env("SYSFS_ROOT", "/sys"), "directory that stands for /sys")
 	command.Flags().StringVar(&o.procDevices, "proc-devices", env("PROC_DEVICES", "/proc/devices"), "file that stands for /proc/devices; the rest of /proc is read beside it")
 	command.Flags().StringVar(&o.config, "config", config.DefaultFile, "config.json of pools")
+	command.Flags().BoolVar(&o.rdmaPools, "rdma-pools", true, "read the RDMAPools that select this node from the API server, where KUBECONFIG, --kubeconfig or a pod's service account leads to one")
+	command.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server that has the RDMAPools; empty: KUBECONFIG, else the pod's service account")
+	command.Flags().StringVar(&o.node, "node-name", env("NODE_NAME", ""), "name of this node's Node object, by whose labels RDMAPools select it")
+	command.Flags().StringVar(&o.manifest, "manifest", "", "read RDMAPools (and Nodes) from this file instead of the API server; -: from standard input")
+	command.Flags().StringVar(&o.labels, "node-labels", "", "labels of this node, as a=b,c=d, with --manifest; empty: those of its Node in the manifest")
 	command.Flags().BoolVar(&o.json, "json", false, "write JSON")
 	return command
+}
+
+// Answer is all that the command says.
+type Answer struct {
+	Devices []Device `json:"devices"`
+	// Pools are those of the file, then the RDMAPools.
+	Pools []Pool `json:"pools"`
+}
+
+// Pool is what the command says of one pool.
+type Pool struct {
+	Resource string   `json:"resource,omitempty"`
+	Source   string   `json:"source"`            // where it is configured: config.json configList[0], RDMAPool rail-0
+	Devices  []string `json:"devices,omitempty"` // mlx5_0
+	// Conflicts are the devices that another pool has too, or has instead.
+	Conflicts []string `json:"conflicts,omitempty"`
+	// NotServed is why the plugin serves no such pool on this node; empty: it does.
+	NotServed string `json:"notServed,omitempty"`
 }
 
 // Device is what the command says of one device.
@@ -75,37 +104,55 @@ type Port struct {
 }
 
 // run reads the node and writes the answer.
-func (o *options) run(ctx context.Context, out io.Writer) error {
-	content, err := os.ReadFile(o.config)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("configuration: %w", err)
+func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
+	file, err := o.file()
+	if err != nil {
+		return err
 	}
-	var definitions []pool.Definition
-	if err == nil {
-		parsed, err := config.Parse(content)
-		if err != nil {
-			return fmt.Errorf("%s cannot be used:\n%w", o.config, err)
-		}
-		for i, c := range parsed.Pools {
-			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("configList[%d]", i)})
-		}
+	listing, err := o.listing(ctx, h, in)
+	if err != nil {
+		return err
 	}
 	found, err := inventory.Discover(ctx, inventory.Roots{Sysfs: o.sysfs, Proc: filepath.Dir(o.procDevices)})
 	if err != nil {
 		return err
 	}
-	devices := Explain(definitions, found, o.sysfs)
+	answer := Explain(file, listing, found, o.sysfs)
 	if o.json {
-		encoder := json.NewEncoder(out)
+		encoder := json.NewEncoder(h.Out())
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(devices)
+		return encoder.Encode(answer)
 	}
-	return write(out, devices, definitions, o.config)
+	return answer.write(h.Out(), o.config)
 }
 
-// Explain says what became of each device. The health of ports is read under sysfs, once.
-func Explain(definitions []pool.Definition, found *inventory.Inventory, sysfs string) []Device {
+// Explain says what became of each device and each pool. The health of ports is read under sysfs, once.
+func Explain(file *config.Config, listing *objects.Listing, found *inventory.Inventory, sysfs string) Answer {
+	definitions := objects.Definitions(file, listing.Pools)
 	selection := pool.Select(definitions, found)
+	answer := Answer{Devices: explainDevices(selection, found, sysfs)}
+	for _, d := range definitions {
+		p := Pool{Resource: d.Resource(), Source: d.Source, NotServed: selection.Refused[d.Source]}
+		if i := slices.IndexFunc(selection.Pools, func(selected pool.Pool) bool { return selected.Source == d.Source }); i >= 0 {
+			p.Conflicts = selection.Pools[i].Conflicts
+			for _, m := range selection.Pools[i].Members {
+				p.Devices = append(p.Devices, m.HCA.Name)
+			}
+		}
+		answer.Pools = append(answer.Pools, p)
+	}
+	for i := range listing.Pools {
+		if p := &listing.Pools[i]; p.Mistake != nil {
+			answer.Pools = append(answer.Pools, Pool{Resource: p.Config.Resource(), Source: p.Source(), NotServed: p.Mistake.Error()})
+		}
+	}
+	for _, name := range listing.Others {
+		answer.Pools = append(answer.Pools, Pool{Source: "RDMAPool " + name, NotServed: "its nodeSelector does not select this node"})
+	}
+	return answer
+}
+
+func explainDevices(selection *pool.Selection, found *inventory.Inventory, sysfs string) []Device {
 	var devices []Device
 	for i, v := range selection.Verdicts {
 		d := Device{Name: v.Device, PCI: v.PCI, Pools: v.Pools, Refusals: v.Refusals, Skipped: v.Skipped}
@@ -124,14 +171,15 @@ func Explain(definitions []pool.Definition, found *inventory.Inventory, sysfs st
 	return devices
 }
 
-// write writes a table: a line for each device and each pool's answer.
-func write(out io.Writer, devices []Device, definitions []pool.Definition, file string) error {
-	if len(definitions) == 0 {
-		fmt.Fprintf(out, "%s has no pools; the devices are listed without them.\n\n", file)
+// write writes a table, a line for each device and each pool's answer, and below it what there is to say of the pools themselves.
+func (a *Answer) write(out io.Writer, file string) error {
+	served := slices.DeleteFunc(slices.Clone(a.Pools), func(p Pool) bool { return p.NotServed != "" })
+	if len(served) == 0 {
+		fmt.Fprintf(out, "No pool of %s and no RDMAPool is served here; the devices are listed without them.\n\n", file)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "DEVICE\tPCI\tPORTS\tPOOL\tANSWER")
-	for _, d := range devices {
+	for _, d := range a.Devices {
 		lead := fmt.Sprintf("%s\t%s\t%s", d.Name, d.PCI, ports(d.Ports))
 		line := func(pool, answer string) {
 			fmt.Fprintf(table, "%s\t%s\t%s\n", lead, pool, answer)
@@ -140,22 +188,43 @@ func write(out io.Writer, devices []Device, definitions []pool.Definition, file 
 		switch {
 		case d.Skipped != "":
 			line("-", "skipped: "+d.Skipped)
-		case len(definitions) == 0:
+			continue
+		case len(served) == 0:
 			line("-", "-")
 		}
-		if d.Skipped != "" {
-			continue
-		}
-		for i := range definitions {
-			resource := definitions[i].Resource()
-			if slices.Contains(d.Pools, resource) {
-				line(resource, "taken")
+		for _, p := range served {
+			if slices.Contains(d.Pools, p.Resource) {
+				line(p.Resource, "taken")
 			} else {
-				line(resource, "refused by "+d.Refusals[resource])
+				line(p.Resource, refusal(d.Refusals[p.Resource]))
 			}
 		}
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	var remarks []string
+	for _, p := range a.Pools {
+		if p.NotServed != "" {
+			remarks = append(remarks, fmt.Sprintf("%s is not served: %s", p.Source, p.NotServed))
+		}
+		for _, conflict := range p.Conflicts {
+			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, conflict))
+		}
+	}
+	if len(remarks) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "\n%s\n", strings.Join(remarks, "\n"))
+	return err
+}
+
+// refusal says that a device was refused, by a selector or because of another pool.
+func refusal(reason string) string {
+	if strings.HasPrefix(reason, "selectors.") || strings.HasPrefix(reason, "devices:") {
+		return "refused by " + reason
+	}
+	return "refused: " + reason
 }
 
 func ports(list []Port) string {

@@ -10,29 +10,36 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/explain"
 )
 
-// run runs the command on a node of one InfiniBand HCA with a dead port, one RoCE HCA and a network card without RDMA.
+// run runs the command on a node of one InfiniBand HCA with a dead port, one RoCE HCA and a network card without RDMA, with a config.json.
 func run(t *testing.T, config string, args ...string) (string, error) {
 	t.Helper()
-	tree := sysfstest.New(t)
-	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}, Nets: []string{"ibp3s0"}, State: "1: DOWN", PhysState: "2: Polling"})
-	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0", Device: "0x101d"}, Ethernet: true, Nets: []string{"ens2f0"}})
-	tree.AddFunction(sysfstest.Function{Parent: "pci0000:10/0000:10:00.0", Address: "0000:11:00.0", Vendor: "0x8086", Device: "0x1572", Driver: "i40e"})
+	tree := hardware(t)
 	file := filepath.Join(t.TempDir(), "config.json")
 	if config != "" {
 		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var out bytes.Buffer
-	command := explain.Command(host.Host{Stdout: &out})
+	return command(t, host.Host{}, append([]string{"--sysfs-root", tree.Sys, "--config", file}, args...)...)
+}
+
+// command runs the command on a host that leads to no API server unless it has one.
+func command(t *testing.T, h host.Host, args ...string) (string, error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	h.Stdout, h.Stderr = &out, &errs
+	h.Getenv = func(string) string { return "" }
+	command := explain.Command(h)
 	command.SilenceUsage, command.SilenceErrors = true, true
-	command.SetArgs(append([]string{"rdma", "--sysfs-root", tree.Sys, "--config", file}, args...))
+	command.SetArgs(append([]string{"rdma"}, args...))
 	err := command.ExecuteContext(t.Context())
+	if h.RESTConfig == nil && err == nil && !strings.Contains(strings.Join(args, " "), "--manifest") && !strings.Contains(errs.String(), "RDMAPools are left out") {
+		t.Errorf("nothing says that RDMAPools were left out: %q", errs.String())
+	}
 	return out.String(), err
 }
 
@@ -70,18 +77,19 @@ func TestExplainWritesJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got []explain.Device
-	if err := json.Unmarshal([]byte(out), &got); err != nil {
+	var answer explain.Answer
+	if err := json.Unmarshal([]byte(out), &answer); err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 3 || got[0].Pools[0] != "rdma/hca_shared_devices_a" || got[0].Ports[0].Trouble == "" || got[1].Ports[0].Trouble != "" || got[2].Skipped == "" {
+	got := answer.Devices
+	if len(answer.Pools) != 2 || answer.Pools[1].Source != "config.json configList[1]" || answer.Pools[1].Devices[0] != "mlx5_1" || len(got) != 3 || got[0].Pools[0] != "rdma/hca_shared_devices_a" || got[0].Ports[0].Trouble == "" || got[1].Ports[0].Trouble != "" || got[2].Skipped == "" {
 		t.Errorf("got %s", out)
 	}
 }
 
 func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	out, err := run(t, "")
-	if err != nil || !strings.Contains(out, "has no pools") || !strings.Contains(out, "mlx5_1") {
+	if err != nil || !strings.Contains(out, "and no RDMAPool is served here") || !strings.Contains(out, "mlx5_1") {
 		t.Errorf("without a file: %v\n%s", err, out)
 	}
 	_, err = run(t, `{"configList": [{"resourceName": "a b"}]}`)

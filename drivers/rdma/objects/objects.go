@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -51,15 +49,6 @@ func New(config *rest.Config, core kubernetes.Interface, node string) (*Client, 
 		return nil, fmt.Errorf("make a client for RDMAPools: %w", err)
 	}
 	return &Client{node: node, core: core, pools: pools}, nil
-}
-
-// Pool is an RDMAPool that selects the node.
-type Pool struct {
-	Name       string
-	Generation int64
-	Config     v1alpha1.RDMAPoolConfig
-	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks let some mistakes through.
-	Mistake error
 }
 
 // Watch calls changed with the pools that select the node, sorted by name, when they are first known and whenever they change, until ctx ends.
@@ -121,17 +110,11 @@ func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexI
 	if object, found, _ := nodeInformer.GetStore().GetByKey(node); found {
 		labels = object.(*corev1.Node).Labels
 	}
-	var pools []Pool
+	var all []*v1alpha1.RDMAPool
 	for _, object := range poolInformer.GetStore().List() {
-		p := object.(*v1alpha1.RDMAPool)
-		if p.DeletionTimestamp != nil || !p.Spec.Selects(labels) {
-			continue
-		}
-		pools = append(pools, Pool{
-			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(), Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
-		})
+		all = append(all, object.(*v1alpha1.RDMAPool))
 	}
-	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	pools := selecting(all, labels).Pools
 	if slices.EqualFunc(pools, v.last, func(a, b Pool) bool { return a.Name == b.Name && a.Generation == b.Generation }) {
 		return
 	}

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -29,22 +28,6 @@ const (
 	maxReported = 16
 )
 
-// definitions are all pools of this node, the file's first.
-func (p *plugin) definitions() []pool.Definition {
-	var definitions []pool.Definition
-	if p.file != nil {
-		for i, c := range p.file.Pools {
-			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("config.json configList[%d]", i)})
-		}
-	}
-	for _, o := range p.objects {
-		if o.Mistake == nil {
-			definitions = append(definitions, pool.Definition{RDMAPoolConfig: o.Config, Source: "RDMAPool " + o.Name, Object: o.Name, Generation: o.Generation})
-		}
-	}
-	return definitions
-}
-
 // entries are the node's reports on the RDMAPools that select it.
 func (p *plugin) entries() map[string]v1alpha1.RDMAPoolNode {
 	entries := make(map[string]v1alpha1.RDMAPoolNode, len(p.objects))
@@ -52,7 +35,7 @@ func (p *plugin) entries() map[string]v1alpha1.RDMAPoolNode {
 		entry := v1alpha1.RDMAPoolNode{Name: p.NodeName, ObservedGeneration: o.Generation}
 		if o.Mistake != nil {
 			entry.Message = o.Mistake.Error()
-		} else if reason := p.selection.Refused["RDMAPool "+o.Name]; reason != "" {
+		} else if reason := p.selection.Refused[o.Source()]; reason != "" {
 			entry.Message = reason
 			entry.Conflicts = []string{reason}
 		}

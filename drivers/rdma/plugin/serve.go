@@ -15,6 +15,7 @@ import (
 	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
 )
@@ -30,7 +31,7 @@ func (p *plugin) apply(ctx context.Context) {
 	if p.devices == nil {
 		return // The first discovery is under way.
 	}
-	p.selection = pool.Select(p.definitions(), p.devices)
+	p.selection = pool.Select(objects.Definitions(p.file, p.objects), p.devices)
 	p.tell(ctx)
 	p.ports.Set(watchedPorts(p.devices))
 	known, cancel := context.WithTimeout(ctx, firstHealth)

@@ -1,0 +1,118 @@
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/objects"
+)
+
+// apiTimeout bounds a request to the API server: a person waits for the answer.
+const apiTimeout = 10 * time.Second
+
+// agent is the command's name in the API server's audit log.
+const agent = "gpufabric-explain"
+
+// file reads config.json; nil: there is none.
+func (o *options) file() (*config.Config, error) {
+	content, err := os.ReadFile(o.config)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no file is no pools, as it is to the plugin
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	parsed, err := config.Parse(content)
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be used:\n%w", o.config, err)
+	}
+	return parsed, nil
+}
+
+// listing reads the RDMAPools: of the manifest where one is given, else of the API server. Where there is no way to one it says so on h.Err, and
+// there are none.
+func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*objects.Listing, error) {
+	switch {
+	case o.manifest != "":
+		return o.fromManifest(in)
+	case !o.rdmaPools:
+		return &objects.Listing{}, nil
+	}
+	reach, err := o.reach(h)
+	if err != nil {
+		if o.kubeconfig != "" || o.insist {
+			return nil, fmt.Errorf("RDMAPools: %w", err)
+		}
+		fmt.Fprintf(h.Err(), "RDMAPools are left out: %v. Give --kubeconfig or --manifest to have them.\n", err)
+		return &objects.Listing{}, nil
+	}
+	if o.node == "" {
+		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or NODE_NAME); --rdma-pools=false leaves them out")
+	}
+	reach = apiclient.Tune(reach, agent)
+	reach.Timeout = apiTimeout
+	core, err := apiclient.New(reach, agent)
+	if err != nil {
+		return nil, err
+	}
+	client, err := objects.New(reach, core, o.node)
+	if err != nil {
+		return nil, err
+	}
+	listing, err := client.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w (--rdma-pools=false leaves RDMAPools out, --manifest FILE reads them from a file)", err)
+	}
+	return listing, nil
+}
+
+func (o *options) reach(h host.Host) (*rest.Config, error) {
+	if o.kubeconfig == "" {
+		return h.Kubernetes()
+	}
+	reach, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read --kubeconfig %s: %w", o.kubeconfig, err)
+	}
+	return reach, nil
+}
+
+func (o *options) fromManifest(in io.Reader) (*objects.Listing, error) {
+	content, err := o.readManifest(in)
+	if err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	manifest, err := objects.ReadManifest(content)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s cannot be used:\n%w", o.manifest, err)
+	}
+	var given map[string]string
+	if o.labels != "" {
+		if given, err = labels.ConvertSelectorToLabelsMap(o.labels); err != nil {
+			return nil, fmt.Errorf("--node-labels %q are not labels, such as a=b,c=d: %w", o.labels, err)
+		}
+	}
+	listing, err := manifest.Listing(o.node, given)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", o.manifest, err)
+	}
+	return listing, nil
+}
+
+func (o *options) readManifest(in io.Reader) ([]byte, error) {
+	if o.manifest == "-" {
+		return io.ReadAll(in)
+	}
+	return os.ReadFile(o.manifest)
+}

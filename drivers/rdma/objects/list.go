@@ -1,0 +1,69 @@
+package objects
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+)
+
+// Pool is an RDMAPool that selects the node.
+type Pool struct {
+	Name       string
+	Generation int64
+	Config     v1alpha1.RDMAPoolConfig
+	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks let some mistakes through.
+	Mistake error
+}
+
+// Source names the pool where it stands beside those of a file.
+func (p *Pool) Source() string { return "RDMAPool " + p.Name }
+
+// Listing is the RDMAPools as one node sees them.
+type Listing struct {
+	Pools  []Pool   // those that select the node, by name
+	Others []string // the names of those that do not, sorted
+}
+
+// List reads the RDMAPools once. Without the CRD there are none; a node that the API server does not know is an error, since its labels decide.
+func (c *Client) List(ctx context.Context) (*Listing, error) {
+	var list v1alpha1.RDMAPoolList
+	if err := c.pools.Get().Resource(resource).Do(ctx).Into(&list); err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("list RDMAPools: %w", err)
+	}
+	node, err := c.core.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read the labels of node %s, by which RDMAPools select nodes: %w", c.node, err)
+	}
+	pools := make([]*v1alpha1.RDMAPool, len(list.Items))
+	for i := range list.Items {
+		pools[i] = &list.Items[i]
+	}
+	return selecting(pools, node.Labels), nil
+}
+
+// selecting parts the pools that select a node with these labels from the others.
+func selecting(pools []*v1alpha1.RDMAPool, labels map[string]string) *Listing {
+	listing := &Listing{}
+	for _, p := range pools {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		if !p.Spec.Selects(labels) {
+			listing.Others = append(listing.Others, p.Name)
+			continue
+		}
+		listing.Pools = append(listing.Pools, Pool{
+			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(), Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
+		})
+	}
+	slices.SortFunc(listing.Pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	slices.Sort(listing.Others)
+	return listing
+}

@@ -34,6 +34,7 @@ type Function struct {
 	Driver          string // driver (a link); empty: no driver has the function
 	NUMANode        int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
 	LocalCPUs       string // local_cpulist, as in 0-47,96-143
+	ACPIIndex       int    // acpi_index, the firmware's number for an onboard device, from 1; 0: it names none
 
 	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
 	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
@@ -119,6 +120,9 @@ func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
 		return Function{}, err
 	}
 	if f.LocalCPUs, err = sysfile.Optional(dir.Text("local_cpulist")); err != nil {
+		return Function{}, err
+	}
+	if f.ACPIIndex, err = sysfile.Optional(dir.Int("acpi_index")); err != nil {
 		return Function{}, err
 	}
 	if f.Driver, err = sysfile.Optional(dir.Link("driver")); err != nil {

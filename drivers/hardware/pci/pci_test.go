@@ -24,12 +24,12 @@ func scan(t *testing.T, tree *sysfstest.Tree, want func(pci.Class) bool) *pci.Bu
 
 func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	tree := sysfstest.New(t)
-	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", TotalVFs: 8})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", ACPIIndex: "101", TotalVFs: 8})
 	bus := scan(t, tree, nil)
 	want := []pci.Function{{
 		Address: "0000:3b:00.0", Path: "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
 		Vendor: 0x15b3, Device: 0x1021, SubsystemVendor: 0x15b3, SubsystemDevice: 0x41, Class: 0x020000, Driver: "mlx5_core",
-		NUMANode: 1, LocalCPUs: "0-47", Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
+		NUMANode: 1, LocalCPUs: "0-47", ACPIIndex: 101, Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
 	}}
 	if diff := cmp.Diff(want, bus.Functions); diff != "" {
 		t.Error(diff)
@@ -161,6 +161,7 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"no class", func(t *sysfstest.Tree) { t.Remove(path + "/class") }, "class"},
 		{"no vendor", func(t *sysfstest.Tree) { t.Remove(path + "/vendor") }, "vendor"},
 		{"binary in class", func(t *sysfstest.Tree) { t.Write(path+"/class", "\x00\x01\xff") }, "class"},
+		{"garbage in acpi_index", func(t *sysfstest.Tree) { t.Write(path+"/acpi_index", "first") }, "acpi_index"},
 		{"garbage in numa_node", func(t *sysfstest.Tree) { t.Write(path+"/numa_node", "one") }, "numa_node"},
 		{"no directory behind the link", func(t *sysfstest.Tree) { t.Remove(path) }, "no such file"},
 		{"an attribute that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/vendor"); t.Write(path+"/vendor/x", "") }, "vendor"},
@@ -223,6 +224,7 @@ func TestAddresses(t *testing.T) {
 func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("vendor", []byte("0x15b3\n"))
 	f.Add("numa_node", []byte("-1\n"))
+	f.Add("acpi_index", []byte("4294967295\n"))
 	f.Add("class", []byte{0xff, 0x00})
 	f.Fuzz(func(t *testing.T, attribute string, content []byte) {
 		if attribute == "" || strings.ContainsAny(attribute, "/\x00") || len(attribute) > 100 || strings.Trim(attribute, ".") == "" {

@@ -28,6 +28,8 @@ func New(t testing.TB) *Tree {
 	}
 	tree.must(os.MkdirAll(filepath.Join(tree.Dev, "infiniband"), 0o755))
 	tree.must(os.WriteFile(filepath.Join(tree.Dev, "infiniband/rdma_cm"), nil, 0o644))
+	tree.Write("devices/virtual/misc/rdma_cm/dev", "10:122")
+	tree.Link("class/misc/rdma_cm", "devices/virtual/misc/rdma_cm")
 	tree.Write("class/infiniband_verbs/abi_version", "6")
 	tree.Write("class/infiniband_mad/abi_version", "5")
 	return tree
@@ -42,6 +44,7 @@ type Function struct {
 	Class     string // 0x020000
 	Driver    string // mlx5_core
 	NUMANode  string // "0"; "-" leaves the file out
+	ACPIIndex string // "101"; empty leaves the file out
 	VFs       int    // sriov_numvfs; with TotalVFs
 	TotalVFs  int
 	PhysFn    string // path of the physical function under devices
@@ -109,6 +112,9 @@ func (t *Tree) AddFunction(f Function) string {
 	t.Write(path+"/local_cpulist", "0-47")
 	if f.NUMANode != "-" {
 		t.Write(path+"/numa_node", or(f.NUMANode, "0"))
+	}
+	if f.ACPIIndex != "" {
+		t.Write(path+"/acpi_index", f.ACPIIndex)
 	}
 	if driver := or(f.Driver, "mlx5_core"); driver != "-" {
 		t.must(os.MkdirAll(filepath.Join(t.Sys, "bus/pci/drivers", driver), 0o755))

@@ -126,17 +126,11 @@ func (r *reader) pool(at *field.Path, n *node) v1alpha1.RDMAPoolConfig {
 				p.RDMAHCAMax = int32(v)
 			}
 		},
-		"devices":     r.texts(&p.Devices),
-		"selectors":   func(at *field.Path, n *node) { p.Selectors = r.selectors(at, n) },
-		"mode":        r.text((*string)(&p.Mode)),
-		"deviceNodes": r.text((*string)(&p.DeviceNodes)),
-		"excludeTopology": func(at *field.Path, n *node) {
-			if v, ok := n.value.(bool); ok {
-				p.ExcludeTopology = v
-			} else if n.value != nil {
-				r.mistype(at, n, "true or false")
-			}
-		},
+		"devices":         r.texts(&p.Devices),
+		"selectors":       func(at *field.Path, n *node) { p.Selectors = r.selectors(at, n) },
+		"mode":            r.text((*string)(&p.Mode)),
+		"deviceNodes":     r.text((*string)(&p.DeviceNodes)),
+		"excludeTopology": r.boolean(&p.ExcludeTopology),
 	})
 	return p
 }
@@ -153,10 +147,12 @@ func (r *reader) selectors(at *field.Path, n *node) *v1alpha1.RDMASelectors {
 		"ifNames":      r.texts(&s.IfNames),
 		"linkTypes":    r.texts(&s.LinkTypes),
 		"pciAddresses": r.texts(&s.PCIAddresses),
+		"acpiIndexes":  r.texts(&s.ACPIIndexes),
 		"pfNames":      r.texts(&s.PFNames),
 		"rootDevices":  r.texts(&s.RootDevices),
 		"pKeys":        r.texts(&s.PKeys),
 		"linkLayers":   r.texts(&s.LinkLayers),
+		"isRdma":       r.boolean(&s.IsRDMA),
 		"numaNodes": func(at *field.Path, n *node) {
 			r.array(at, n, func(at *field.Path, n *node) {
 				if v, ok := r.integer(at, n, math.MaxInt32, "a NUMA node; a device whose node is unknown matches none"); ok {

@@ -90,10 +90,12 @@ func TestWhatIsAllowed(t *testing.T) {
 		{"empty selectors beside devices", entry(`"resourceName": "a", "devices": ["ib0"], "selectors": {}`), func(c *config.Config) bool { return len(c.Pools[0].Devices) == 1 }},
 		{"hexadecimal in either case", selector(`"vendors": ["15B3"]`), func(c *config.Config) bool { return c.Pools[0].Selectors.Vendors[0] == "15B3" }},
 		{"every selector of ours", selector(`"pciAddresses": ["0000:3b:00.0", "3b:00.1"], "pfNames": ["ens2f0", "ens2f1#0,2-7"], "rootDevices": ["0000:3b:00.0#0-3"],
-			"pKeys": ["0x8012", "0x1"], "linkLayers": ["InfiniBand"], "numaNodes": [0, 1], "minRateGbps": 200`), func(c *config.Config) bool {
+			"acpiIndexes": ["101", "4294967295"], "isRdma": true, "pKeys": ["0x8012", "0x1"], "linkLayers": ["InfiniBand"], "numaNodes": [0, 1], "minRateGbps": 200`), func(c *config.Config) bool {
 			s := c.Pools[0].Selectors
-			return s.PFNames[1] == "ens2f1#0,2-7" && s.NUMANodes[1] == 1 && s.MinRateGbps == 200
+			return s.ACPIIndexes[1] == "4294967295" && s.IsRDMA && s.PFNames[1] == "ens2f1#0,2-7" && s.NUMANodes[1] == 1 && s.MinRateGbps == 200
 		}},
+		{"every device that has RDMA", selector(`"isRdma": true`), func(c *config.Config) bool { return c.Pools[0].Selectors.IsRDMA }},
+		{"isRdma false beside a selector", selector(`"isRdma": false, "vendors": ["15b3"]`), func(c *config.Config) bool { return !c.Pools[0].Selectors.IsRDMA }},
 		{"an exclusive pool", entry(`"resourceName": "hca", "mode": "Exclusive", "selectors": {"vendors": ["15b3"]}`), func(c *config.Config) bool { return c.Pools[0].Exclusive() }},
 		{"all device nodes, as the old plugin gave them", entry(`"resourceName": "hca", "rdmaHcaMax": 9, "deviceNodes": "All", "excludeTopology": true, "selectors": {"vendors": ["15b3"]}`), func(c *config.Config) bool {
 			return c.Pools[0].DeviceNodes == v1alpha1.RDMANodesAll && c.Pools[0].ExcludeTopology
@@ -174,6 +176,12 @@ func TestWhatIsNotAllowed(t *testing.T) {
 		{"a partition key of 17 bits", selector(`"pKeys": ["0x18000"]`), []string{"configList[0].selectors.pKeys[0]: Invalid"}},
 		{"a partition key that is only the membership bit", selector(`"pKeys": ["0x8000"]`), []string{"configList[0].selectors.pKeys[0]: Invalid"}},
 		{"a link layer of no kind", selector(`"linkLayers": ["infiniband"]`), []string{"configList[0].selectors.linkLayers[0]: Unsupported value"}},
+		{"an ACPI index of zero", selector(`"acpiIndexes": ["0"]`), []string{"configList[0].selectors.acpiIndexes[0]: Invalid"}},
+		{"an ACPI index with a leading zero", selector(`"acpiIndexes": ["101", "0102"]`), []string{"configList[0].selectors.acpiIndexes[1]: Invalid value: \"0102\": must be a decimal number from 1"}},
+		{"an ACPI index beyond 32 bits", selector(`"acpiIndexes": ["4294967296"]`), []string{"configList[0].selectors.acpiIndexes[0]: Invalid"}},
+		{"an ACPI index that is a number", selector(`"acpiIndexes": [101]`), []string{"configList[0].selectors.acpiIndexes[0]: must be a string, not a number"}},
+		{"isRdma in words", selector(`"isRdma": "true", "vendors": ["15b3"]`), []string{"configList[0].selectors.isRdma: must be true or false, not a string"}},
+		{"isRdma false alone, which selects nothing", selector(`"isRdma": false`), []string{"configList[0].selectors: Required"}},
 		{"a negative NUMA node", selector(`"numaNodes": [-1]`), []string{"configList[0].selectors.numaNodes[0]: -1 is not", "configList[0].selectors: Required"}},
 		{"a negative rate", selector(`"minRateGbps": -1`), []string{"configList[0].selectors.minRateGbps: -1 is not", "configList[0].selectors: Required"}},
 		{"a mode of no kind", entry(`"resourceName": "a", "mode": "shared", "devices": ["ib0"]`), []string{"configList[0].mode: Unsupported value"}},

@@ -145,6 +145,17 @@ func (r *reader) texts(target *[]string) func(*field.Path, *node) {
 	}
 }
 
+// boolean reads true or false into target.
+func (r *reader) boolean(target *bool) func(*field.Path, *node) {
+	return func(at *field.Path, n *node) {
+		if v, ok := n.value.(bool); ok {
+			*target = v
+		} else if n.value != nil {
+			r.mistype(at, n, "true or false")
+		}
+	}
+}
+
 // integer reads a whole number from 0 to high. null is an absent number.
 func (r *reader) integer(at *field.Path, n *node, high int64, meaning string) (int64, bool) {
 	if n.value == nil {

@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
@@ -14,7 +15,7 @@ import (
 func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 	f := h.Function
 	if f == nil {
-		if len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.PCIAddresses)+len(s.PFNames)+len(s.RootDevices)+len(s.NUMANodes) > 0 {
+		if len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.PCIAddresses)+len(s.ACPIIndexes)+len(s.PFNames)+len(s.RootDevices)+len(s.NUMANodes) > 0 {
 			return "it is a software device, and the pool selects by PCI properties"
 		}
 		return ""
@@ -30,6 +31,15 @@ func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 	}
 	if len(s.PCIAddresses) > 0 && !slices.ContainsFunc(s.PCIAddresses, func(a string) bool { return sameAddress(a, string(f.Address)) }) {
 		return refusal("selectors.pciAddresses", "address", []string{string(f.Address)}, s.PCIAddresses)
+	}
+	if len(s.ACPIIndexes) > 0 {
+		index := "" // The firmware named none.
+		if f.ACPIIndex > 0 {
+			index = strconv.Itoa(f.ACPIIndex)
+		}
+		if !slices.Contains(s.ACPIIndexes, index) {
+			return refusal("selectors.acpiIndexes", "ACPI index", []string{index}, s.ACPIIndexes)
+		}
 	}
 	if len(s.NUMANodes) > 0 && !slices.Contains(s.NUMANodes, int32(f.NUMANode)) {
 		return fmt.Sprintf("selectors.numaNodes: its NUMA node %d is not among %v", f.NUMANode, s.NUMANodes)

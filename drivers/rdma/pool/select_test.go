@@ -33,6 +33,7 @@ func node() *inventory.Inventory {
 	ib0 := hca("mlx5_0", function("0000:3b:00.0", 0x1021, 0), port(1, infiniband.InfiniBand, 400, infiniband.TypeInfiniBand, "ibp3s0"))
 	ib0.PKeys = map[int][]uint16{1: {0x8012, 0xffff}}
 	ib1 := hca("mlx5_1", function("0000:5e:00.0", 0x1021, 1), port(1, infiniband.InfiniBand, 200, infiniband.TypeInfiniBand, "ibp94s0"))
+	ib1.Function.ACPIIndex = 102
 	ib1.PKeys = map[int][]uint16{1: {0xffff}}
 	roce := hca("mlx5_2", function("0000:81:00.0", 0x101d, 1), port(1, infiniband.Ethernet, 100, infiniband.TypeEthernet, "ens2f0"))
 	roce.Function.NumVFs, roce.Function.TotalVFs, roce.PhysicalNets = 2, 8, []string{"ens2f0"}
@@ -80,6 +81,11 @@ func TestSelectors(t *testing.T) {
 		{"by rate", selectors{MinRateGbps: 400}, []string{"mlx5_0"}, "mlx5_1", "its rate of 200 Gb/s is less than 400"},
 		{"by NUMA node", selectors{NUMANodes: []int32{0}}, []string{"mlx5_0"}, "mlx4_0", "its NUMA node -1 is not among [0]"},
 		{"by address", selectors{PCIAddresses: []string{"3B:00.0", "0000:90:00.0"}}, []string{"mlx5_0", "mlx4_0"}, "mlx5_1", "selectors.pciAddresses"},
+		{"by the firmware's index", selectors{ACPIIndexes: []string{"101", "102"}}, []string{"mlx5_1"}, "mlx5_0", "selectors.acpiIndexes: it has no ACPI index, and [101 102] is wanted"},
+		{"by another index", selectors{ACPIIndexes: []string{"10"}}, nil, "mlx5_1", "selectors.acpiIndexes: its ACPI index 102 is not among [10]"},
+		{"by an index, which no software device has", selectors{ACPIIndexes: []string{"102"}}, []string{"mlx5_1"}, "rxe0", "software device"},
+		{"whatever has RDMA", selectors{IsRDMA: true}, []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0", "rxe0"}, "", ""},
+		{"whatever has RDMA and matches the rest", selectors{IsRDMA: true, DeviceIDs: []string{"1003"}}, []string{"mlx4_0"}, "mlx5_0", "selectors.deviceIDs"},
 		{"by partition key, whatever the membership", selectors{PKeys: []string{"0x0012"}}, []string{"mlx5_0"}, "mlx5_1", "selectors.pKeys: its partition key 0xffff is not among [0x0012]"},
 		{"by the default partition key", selectors{PKeys: []string{"0x7fff"}}, []string{"mlx5_0", "mlx5_1"}, "mlx5_2", "Ethernet, which has no partitions"},
 		{"a physical function's name means its virtual functions", selectors{PFNames: []string{"ens2f0"}}, []string{"mlx5_3", "mlx5_4"}, "mlx5_2", `it is the physical function, and "ens2f0" selects virtual ones`},

@@ -18,12 +18,14 @@ type rdmaSelectorsModel struct {
 	IfNames      types.List  `tfsdk:"if_names"`
 	LinkTypes    types.List  `tfsdk:"link_types"`
 	PCIAddresses types.List  `tfsdk:"pci_addresses"`
+	ACPIIndexes  types.List  `tfsdk:"acpi_indexes"`
 	PFNames      types.List  `tfsdk:"pf_names"`
 	RootDevices  types.List  `tfsdk:"root_devices"`
 	PKeys        types.List  `tfsdk:"p_keys"`
 	LinkLayers   types.List  `tfsdk:"link_layers"`
 	NUMANodes    types.List  `tfsdk:"numa_nodes"`
 	MinRateGbps  types.Int64 `tfsdk:"min_rate_gbps"`
+	IsRDMA       types.Bool  `tfsdk:"is_rdma"`
 }
 
 // lists names the selectors that are lists of strings, with where they stand in the model and in the API.
@@ -45,6 +47,7 @@ func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 		{"if_names", &m.IfNames, &s.IfNames, "Names of network interfaces"},
 		{"link_types", &m.LinkTypes, &s.LinkTypes, "Types of the network interface, `ether` or `infiniband`"},
 		{"pci_addresses", &m.PCIAddresses, &s.PCIAddresses, "Addresses of PCI functions, for example `0000:3b:00.0`"},
+		{"acpi_indexes", &m.ACPIIndexes, &s.ACPIIndexes, "Numbers that the firmware gives to onboard devices (a function's `acpi_index`), for example `101`"},
 		{"pf_names", &m.PFNames, &s.PFNames, "Network interfaces of physical functions, each with an optional range of virtual functions, for example `ens2f0#0,2-7`"},
 		{"root_devices", &m.RootDevices, &s.RootDevices, "PCI addresses of physical functions, with ranges as in `pf_names`"},
 		{"p_keys", &m.PKeys, &s.PKeys, "InfiniBand partition keys, `0x0001` to `0xffff`"},
@@ -56,6 +59,7 @@ func rdmaSelectorsAttribute() schema.Attribute {
 	attributes := map[string]schema.Attribute{
 		"numa_nodes":    schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
 		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Least rate of a port, in Gb/s."},
+		"is_rdma":       schema.BoolAttribute{Optional: true, MarkdownDescription: "Devices that have RDMA. A pool has no others, so that `true` takes every device that the other selectors leave, and `false` is as good as absent."},
 	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
 		attributes[l.name] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: l.what + "."}
@@ -65,7 +69,7 @@ func rdmaSelectorsAttribute() schema.Attribute {
 }
 
 func rdmaSelectorsType() map[string]attr.Type {
-	attributes := map[string]attr.Type{"numa_nodes": types.ListType{ElemType: types.Int64Type}, "min_rate_gbps": types.Int64Type}
+	attributes := map[string]attr.Type{"numa_nodes": types.ListType{ElemType: types.Int64Type}, "min_rate_gbps": types.Int64Type, "is_rdma": types.BoolType}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
 		attributes[l.name] = types.ListType{ElemType: types.StringType}
 	}
@@ -79,7 +83,7 @@ func rdmaSelectors(ctx context.Context, from types.Object, diags *diag.Diagnosti
 	}
 	var m rdmaSelectorsModel
 	diags.Append(from.As(ctx, &m, objectAsOptions)...)
-	s := &v1alpha1.RDMASelectors{MinRateGbps: int32Of(m.MinRateGbps)}
+	s := &v1alpha1.RDMASelectors{MinRateGbps: int32Of(m.MinRateGbps), IsRDMA: m.IsRDMA.ValueBool()}
 	for _, l := range m.lists(s) {
 		*l.api = stringsOf(ctx, *l.value, diags)
 	}
@@ -115,6 +119,12 @@ func rdmaSelectorsValue(ctx context.Context, configured types.Object, s *v1alpha
 		m.MinRateGbps = types.Int64Null()
 		if s.MinRateGbps != 0 {
 			m.MinRateGbps = types.Int64Value(int64(s.MinRateGbps))
+		}
+	}
+	if s.IsRDMA || m.IsRDMA.IsNull() || m.IsRDMA.ValueBool() {
+		m.IsRDMA = types.BoolNull()
+		if s.IsRDMA {
+			m.IsRDMA = types.BoolValue(true)
 		}
 	}
 	value, more := types.ObjectValueFrom(ctx, rdmaSelectorsType(), m)

@@ -86,6 +86,8 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a link type that there is not", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { link_types = ["ib"] }`, []string{"selectors.link_types[0]", `"ib"`, `"ether"`, `"infiniband"`}},
 		{"a link layer that there is not", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { link_layers = ["infiniband"] }`, []string{"selectors.link_layers[0]", `"InfiniBand"`}},
 		{"a PCI address without a function", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pci_addresses = ["3b:00"] }`, []string{"selectors.pci_addresses[0]", "0000:3b:00.0"}},
+		{"an ACPI index of zero", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { acpi_indexes = ["101", "0"] }`, []string{"selectors.acpi_indexes[1]", "such as 101"}},
+		{"a pool that only says is_rdma = false", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { is_rdma = false }`, []string{"selectors", "at least one selector"}},
 		{"a range of virtual functions backwards", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pf_names = ["ens2f0#7-2"] }`, []string{"selectors.pf_names[0]", "#0,2-7"}},
 		{"a root device that is a name", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { root_devices = ["ens2f0"] }`, []string{"selectors.root_devices[0]", "PCI address"}},
 		{"a partition key of zero", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { p_keys = ["0x0000"] }`, []string{"selectors.p_keys[0]", "0x0001 to 0xffff"}},

@@ -140,6 +140,9 @@ type RDMASelectors struct {
 	// PCIAddresses are addresses of PCI functions: 0000:3b:00.0.
 	// +optional
 	PCIAddresses []string `json:"pciAddresses,omitempty"`
+	// ACPIIndexes are the numbers that the firmware gives to onboard devices (the function's acpi_index), decimal, from 1: 101.
+	// +optional
+	ACPIIndexes []string `json:"acpiIndexes,omitempty"`
 	// PFNames are network interfaces of physical functions, each with an optional range of virtual functions: ens2f0, or ens2f0#0,2-7.
 	// Without a range a name selects the function's virtual functions, or the function itself where it has none.
 	// +optional
@@ -156,6 +159,10 @@ type RDMASelectors struct {
 	// NUMANodes are NUMA nodes: 0.
 	// +optional
 	NUMANodes []int32 `json:"numaNodes,omitempty"`
+	// IsRDMA selects devices that have RDMA. A pool has no others, so that true takes every device that the other selectors leave, and false is
+	// as good as absent.
+	// +optional
+	IsRDMA bool `json:"isRdma,omitempty"`
 	// MinRateGbps is the least rate of a port, in Gb/s.
 	// +kubebuilder:validation:Minimum=0
 	// +optional

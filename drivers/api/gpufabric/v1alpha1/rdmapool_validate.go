@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,7 +122,7 @@ func (c *RDMAPoolConfig) validateName(path *field.Path) field.ErrorList {
 
 func (s *RDMASelectors) empty() bool {
 	return len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.IfNames)+len(s.LinkTypes)+len(s.PCIAddresses)+len(s.PFNames)+len(s.RootDevices)+
-		len(s.PKeys)+len(s.LinkLayers)+len(s.NUMANodes) == 0 && s.MinRateGbps == 0
+		len(s.ACPIIndexes)+len(s.PKeys)+len(s.LinkLayers)+len(s.NUMANodes) == 0 && s.MinRateGbps == 0 && !s.IsRDMA
 }
 
 const (
@@ -139,6 +140,7 @@ func (s *RDMASelectors) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, each(path.Child("ifNames"), s.IfNames, ifName.MatchString, ifNameRule)...)
 	errs = append(errs, oneOf(path.Child("linkTypes"), s.LinkTypes, "ether", "infiniband")...)
 	errs = append(errs, each(path.Child("pciAddresses"), s.PCIAddresses, pciAddress.MatchString, addressRule)...)
+	errs = append(errs, each(path.Child("acpiIndexes"), s.ACPIIndexes, isACPIIndex, "must be a decimal number from 1 without leading zeros, as a function's acpi_index says, such as 101")...)
 	errs = append(errs, each(path.Child("pfNames"), s.PFNames, ranged(ifName), ifNameRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("rootDevices"), s.RootDevices, ranged(pciAddress), addressRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("pKeys"), s.PKeys, isPKey, "must be a partition key, 0x0001 to 0xffff")...)
@@ -181,6 +183,12 @@ func oneOf(path *field.Path, values []string, allowed ...string) field.ErrorList
 		}
 	}
 	return errs
+}
+
+// isACPIIndex reports whether text is what the kernel writes into acpi_index: 32 bits in decimal, and not 0, which is no index.
+func isACPIIndex(text string) bool {
+	index, err := strconv.ParseUint(text, 10, 32)
+	return err == nil && index > 0 && text[0] != '0'
 }
 
 func isPKey(text string) bool {

@@ -399,6 +399,11 @@ func (in *RDMASelectors) DeepCopyInto(out *RDMASelectors) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.ACPIIndexes != nil {
+		in, out := &in.ACPIIndexes, &out.ACPIIndexes
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.PFNames != nil {
 		in, out := &in.PFNames, &out.PFNames
 		*out = make([]string, len(*in))

@@ -58,6 +58,21 @@ func (f FS) charDevices(ctx context.Context) (*charDevices, error) {
 	return found, nil
 }
 
+// ConnectionManager reads the character device of the module rdma_ucm, which belongs to no RDMA device: class/misc/rdma_cm/dev. Its number is 0 where
+// that cannot be read.
+func (f FS) ConnectionManager() CharDevice {
+	c := CharDevice{Name: "rdma_cm"}
+	dir, err := sysfile.Open(filepath.Join(f.root, "class/misc/rdma_cm"))
+	if err != nil {
+		return c
+	}
+	defer dir.Close()
+	if major, minor, err := devNumbers(dir); err == nil {
+		c.Major, c.Minor = major, minor
+	}
+	return c
+}
+
 func (c *charDevices) mad(device string, port int) (umad, issm CharDevice) {
 	key := madPort{device, port}
 	return c.umad[key], c.issm[key]

@@ -3,7 +3,6 @@ package dra
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -12,15 +11,18 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/api/resource/validation"
+	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
 )
 
 // Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
 type Kind struct {
-	nodes func(names []string) ([]string, error) // which device nodes are there
+	dev   devnode.Roots
+	nodes func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) // which device nodes are there
 	pods  PodNetworks
 
 	mu    sync.Mutex
@@ -30,9 +32,9 @@ type Kind struct {
 
 var _ draplugin.Kind = &Kind{}
 
-// NewKind makes a kind for a node whose device nodes are under dev. pods moves devices into pods' networks.
-func NewKind(dev string, pods PodNetworks) *Kind {
-	return &Kind{nodes: existing(filepath.Join(dev, "infiniband")), pods: pods, known: make(chan struct{})}
+// NewKind makes a kind for a node whose device nodes are in dev. pods moves devices into pods' networks.
+func NewKind(dev devnode.Roots, pods PodNetworks) *Kind {
+	return &Kind{dev: dev, nodes: existing(dev), pods: pods, known: make(chan struct{})}
 }
 
 // Set replaces the devices.
@@ -136,26 +138,20 @@ func (k *Kind) port(name string) (Port, error) {
 
 // edits are the device nodes of a port: the HCA's uverbs, the port's umad and issm, and rdma_cm.
 func (k *Kind) edits(p Port) (specs.ContainerEdits, error) {
-	wanted := []string{p.HCA.Verbs.Name}
+	wanted := []infiniband.CharDevice{p.HCA.Verbs}
 	for _, port := range p.HCA.Ports {
 		if slices.Contains(p.Ports, port.Number) {
-			wanted = append(wanted, port.UMAD.Name, port.ISSM.Name)
+			wanted = append(wanted, port.UMAD, port.ISSM)
 		}
 	}
-	found, err := k.nodes(append(wanted, "rdma_cm"))
+	found, err := k.nodes(append(wanted, k.dev.ConnectionManager()))
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if !slices.ContainsFunc(found, func(path string) bool { return filepath.Base(path) == p.HCA.Verbs.Name }) {
+	if !slices.Contains(found, p.HCA.Verbs) {
 		return specs.ContainerEdits{}, fmt.Errorf("%s cannot be opened: its device node %s is not there", p.HCA.Name, p.HCA.Verbs.Name)
 	}
-	var edits specs.ContainerEdits
-	for _, path := range found {
-		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
-			Path: "/dev/infiniband/" + filepath.Base(path), HostPath: path, Permissions: "rwm",
-		})
-	}
-	return edits, nil
+	return specs.ContainerEdits{DeviceNodes: k.dev.CDI(found)}, nil
 }
 
 // readConfig takes the strongest configuration, or the defaults where there is none.

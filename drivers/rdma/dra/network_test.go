@@ -18,6 +18,7 @@ import (
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/inventory"
 )
@@ -96,7 +97,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			pods := &networks{unready: test.unready}
-			kind := NewKind(dev, pods)
+			kind := NewKind(devnode.Roots{Dev: dev}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
 			prepared, err := kind.Prepare(t.Context(), test.claim)
 			if test.err != "" {

@@ -4,22 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+	"gpufabric.io/drivers/rdma/devnode"
 )
 
-// existing makes a function that finds those of several device nodes that are in a directory, and returns their paths.
-func existing(directory string) func([]string) ([]string, error) {
-	return func(names []string) ([]string, error) {
-		var found []string
-		for _, name := range names {
-			if name == "" {
+// existing makes a function that finds those of several character devices that have a node on the host.
+func existing(dev devnode.Roots) func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) {
+	return func(wanted []infiniband.CharDevice) ([]infiniband.CharDevice, error) {
+		var found []infiniband.CharDevice
+		for _, c := range wanted {
+			if c.Name == "" {
 				continue // The port has no such device.
 			}
-			path := filepath.Join(directory, name)
-			_, err := os.Stat(path)
+			_, err := dev.Stat(c)
 			switch {
 			case err == nil:
-				found = append(found, path)
+				found = append(found, c)
 			case !errors.Is(err, os.ErrNotExist):
 				return nil, fmt.Errorf("device node: %w", err)
 			}

@@ -77,12 +77,12 @@ func (h *HCA) Nets() []string {
 	return names
 }
 
-// Nodes are the names under /dev/infiniband of the HCA's character devices: its uverbs, and each port's umad and issm where there are any.
-func (h *HCA) Nodes() []string {
-	var nodes []string
+// CharDevices are the HCA's character devices: its uverbs, and each port's umad and issm where there are any.
+func (h *HCA) CharDevices() []infiniband.CharDevice {
+	var devices []infiniband.CharDevice
 	add := func(c infiniband.CharDevice) {
 		if c.Name != "" {
-			nodes = append(nodes, c.Name)
+			devices = append(devices, c)
 		}
 	}
 	add(h.Verbs)
@@ -90,7 +90,7 @@ func (h *HCA) Nodes() []string {
 		add(port.UMAD)
 		add(port.ISSM)
 	}
-	return nodes
+	return devices
 }
 
 // Roots is where a node's files are.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,9 +15,11 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/pool"
@@ -27,7 +28,7 @@ import (
 
 // Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
 type Offer struct {
-	dev string   // the dev root
+	dev devnode.Roots
 	cdi *cdi.Dir // where a spec of the pool is kept; nil: containers get their device nodes from the kubelet
 
 	mu      sync.Mutex
@@ -42,8 +43,8 @@ type member struct {
 	gone bool // it is not there any more, but pods may hold units of it
 }
 
-// New makes an offer of nothing. Device nodes are looked for under dev. With a CDI directory containers get them by CDI, else from the kubelet.
-func New(dev string, layout share.Layout, cdi *cdi.Dir) *Offer {
+// New makes an offer of nothing. Device nodes are looked for in dev. With a CDI directory containers get them by CDI, else from the kubelet.
+func New(dev devnode.Roots, layout share.Layout, cdi *cdi.Dir) *Offer {
 	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
@@ -142,7 +143,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 	for _, id := range ids {
 		allocated[o.key(id)] = true
 	}
-	var nodes []string
+	var nodes []infiniband.CharDevice
 	response := &pluginapi.ContainerAllocateResponse{}
 	for _, key := range o.keys() {
 		m := o.members[key]
@@ -164,45 +165,39 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 	if o.cdi != nil {
 		return response, nil
 	}
-	for _, name := range append(nodes, o.common()...) {
+	for _, c := range append(nodes, o.common()...) {
+		// The API has no room for a number; the container runtime looks at the host's node.
 		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
-			ContainerPath: containerPath(name), HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
+			ContainerPath: devnode.ContainerPath(c), HostPath: o.dev.HostPath(c), Permissions: devnode.Permissions,
 		})
 	}
 	return response, nil
 }
 
 // common are the device nodes that belong to no HCA: rdma_cm, where the module rdma_ucm is loaded.
-func (o *Offer) common() []string {
-	if _, err := o.stat("rdma_cm"); err != nil {
+func (o *Offer) common() []infiniband.CharDevice {
+	c := o.dev.ConnectionManager()
+	if _, err := o.dev.Stat(c); err != nil {
 		return nil
 	}
-	return []string{"rdma_cm"}
+	return []infiniband.CharDevice{c}
 }
 
-func containerPath(node string) string { return "/dev/infiniband/" + node }
-
 // nodes are the device nodes of an HCA that are there. Only uverbs must be: RoCE has no issm and EFA no umad.
-func (o *Offer) nodes(h *inventory.HCA) ([]string, error) {
-	var nodes []string
-	for _, name := range h.Nodes() {
-		path, err := o.stat(name)
+func (o *Offer) nodes(h *inventory.HCA) ([]infiniband.CharDevice, error) {
+	var nodes []infiniband.CharDevice
+	for _, c := range h.CharDevices() {
+		path, err := o.dev.Stat(c)
 		switch {
 		case err == nil:
-			nodes = append(nodes, name)
-		case name == h.Verbs.Name:
+			nodes = append(nodes, c)
+		case c == h.Verbs:
 			return nil, fmt.Errorf("%s cannot be opened without its device node %s: %w", h.Name, path, err)
 		case !errors.Is(err, os.ErrNotExist):
 			return nil, fmt.Errorf("device node of %s: %w", h.Name, err)
 		}
 	}
 	return nodes, nil
-}
-
-func (o *Offer) stat(name string) (string, error) {
-	path := filepath.Join(o.dev, "infiniband", name)
-	_, err := os.Stat(path)
-	return path, err
 }
 
 // Prefer implements deviceplugin.Preferrer: each unit from another HCA while there are any, and of those from the one with the most free units,

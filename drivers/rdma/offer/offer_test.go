@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/offer"
@@ -76,7 +77,7 @@ func TestPrefer(t *testing.T) {
 		{"low numbers come first, numerically", []string{"4", "2", "0"}, nil, 1, []string{"0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			o := offer.New(t.TempDir(), layout, nil)
+			o := offer.New(devnode.Roots{Dev: t.TempDir()}, layout, nil)
 			o.Set(shared(6, 0, 1))
 			if diff := cmp.Diff(test.want, o.Prefer(test.available, test.required, test.size)); diff != "" {
 				t.Error(diff)
@@ -86,7 +87,7 @@ func TestPrefer(t *testing.T) {
 }
 
 func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
-	o := offer.New(t.TempDir(), nil, nil)
+	o := offer.New(devnode.Roots{Dev: t.TempDir()}, nil, nil)
 	o.Set(shared(1000, 0, 1, 2, 3, 4, 5, 6, 7))
 	var free []string
 	for _, d := range o.Devices(up) {
@@ -106,7 +107,7 @@ func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
 }
 
 func TestHealthAndNUMANodesOfUnits(t *testing.T) {
-	o := offer.New(t.TempDir(), nil, nil)
+	o := offer.New(devnode.Roots{Dev: t.TempDir()}, nil, nil)
 	p := shared(4, 0, 1)
 	o.Set(p)
 	down := func(k health.Key) health.State {
@@ -133,7 +134,7 @@ func TestHealthAndNUMANodesOfUnits(t *testing.T) {
 }
 
 func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
-	o := offer.New(dev(t, "uverbs0"), nil, nil)
+	o := offer.New(devnode.Roots{Dev: dev(t, "uverbs0")}, nil, nil)
 	o.Set(shared(4, 0, 1))
 	o.Set(shared(4, 0))
 	healthy := func() (n int) {
@@ -169,7 +170,7 @@ func TestDeviceNodesThatAreMissing(t *testing.T) {
 		{"no uverbs", []string{"umad0", "rdma_cm"}, nil, "mlx5_0 cannot be opened without its device node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			o := offer.New(dev(t, test.nodes...), nil, nil)
+			o := offer.New(devnode.Roots{Dev: dev(t, test.nodes...)}, nil, nil)
 			o.Set(shared(1, 0))
 			response, err := o.Allocate(t.Context(), []string{"0"})
 			if test.err != "" {

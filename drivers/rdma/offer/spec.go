@@ -1,11 +1,9 @@
 package offer
 
 import (
-	"path/filepath"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/node/cdi"
 )
@@ -40,11 +38,7 @@ func (o *Offer) WriteSpec() error {
 			continue // Allocate says why.
 		}
 		d := cdi.Device{Name: key}
-		for _, name := range append(nodes, o.common()...) {
-			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, &specs.DeviceNode{
-				Path: containerPath(name), HostPath: filepath.Join(o.dev, "infiniband", name), Permissions: "rwm",
-			})
-		}
+		d.Edits.DeviceNodes = o.dev.CDI(append(nodes, o.common()...))
 		devices = append(devices, d)
 	}
 	return o.cdi.Write(o.specName(), devices)

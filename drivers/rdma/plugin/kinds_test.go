@@ -1,11 +1,13 @@
 package plugin_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"gpufabric.io/drivers/hardware/sysfstest"
@@ -115,11 +117,16 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	if device == nil {
 		t.Fatalf("the runtime finds %v, not %v", registry.ListDevices(), response.GetCdiDevices())
 	}
-	var got []string
-	for _, node := range device.ContainerEdits.DeviceNodes {
-		got = append(got, node.Path)
+	// The tree's device nodes are plain files, which a runtime takes for devices only where the spec says which ones.
+	container := &oci.Spec{}
+	if _, err := registry.InjectDevices(container, response.GetCdiDevices()[0].GetName()); err != nil {
+		t.Fatal(err)
 	}
-	want := []string{"/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/infiniband/issm0", "/dev/infiniband/rdma_cm"}
+	var got []string
+	for _, node := range container.Linux.Devices {
+		got = append(got, fmt.Sprintf("%s %s %d:%d", node.Path, node.Type, node.Major, node.Minor))
+	}
+	want := []string{"/dev/infiniband/uverbs0 c 231:192", "/dev/infiniband/umad0 c 231:0", "/dev/infiniband/issm0 c 231:64", "/dev/infiniband/rdma_cm c 10:122"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

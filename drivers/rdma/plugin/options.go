@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/objects"
 )
@@ -37,6 +38,11 @@ type Options struct {
 	Pools Pools
 	// Clock is time; nil: the real one.
 	Clock clock.WithTicker
+}
+
+// deviceNodes is where the node's device nodes are, and their numbers.
+func (o *Options) deviceNodes() devnode.Roots {
+	return devnode.Roots{Dev: o.DevRoot, Sysfs: o.SysfsRoot}
 }
 
 // Command is the role as a subcommand.

@@ -75,7 +75,7 @@ func (p *plugin) serve(ctx context.Context) {
 			if err != nil {
 				log.Error(err, "The units of a pool are divided anew", "resource", name)
 			}
-			s = &servedPool{offer: offer.New(p.DevRoot, layout, p.specs)}
+			s = &servedPool{offer: offer.New(p.deviceNodes(), layout, p.specs)}
 		}
 		s.offer.Set(selected)
 		if err := s.offer.WriteSpec(); err != nil {

@@ -1,0 +1,57 @@
+// Package devnode finds the character devices of HCAs under /dev/infiniband, and writes them as CDI does.
+package devnode
+
+import (
+	"os"
+	"path/filepath"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/hardware/infiniband"
+)
+
+// Permissions are what a container may do with a node: read, write, and make one of its own.
+const Permissions = "rwm"
+
+// Roots is where a node's files are.
+type Roots struct {
+	Dev   string // /dev
+	Sysfs string // /sys; for the number of rdma_cm, which belongs to no HCA
+}
+
+// ConnectionManager is rdma_cm, the character device that belongs to no HCA. Its number is 0 where the kernel does not tell it.
+func (r Roots) ConnectionManager() infiniband.CharDevice {
+	return infiniband.NewFS(r.Sysfs).ConnectionManager()
+}
+
+// Stat returns the path of c on the host, and whether something stands there.
+func (r Roots) Stat(c infiniband.CharDevice) (path string, err error) {
+	path = r.HostPath(c)
+	_, err = os.Stat(path)
+	return path, err
+}
+
+// HostPath is where the host has c.
+func (r Roots) HostPath(c infiniband.CharDevice) string {
+	return filepath.Join(r.Dev, "infiniband", c.Name)
+}
+
+// ContainerPath is where a container finds c.
+func ContainerPath(c infiniband.CharDevice) string { return "/dev/infiniband/" + c.Name }
+
+// CDI are devices as a CDI spec has them. Their type and number are those that the kernel tells in sysfs, so that a container gets the right device whatever
+// stands on the host under that name: a machine without the hardware has plain files there. A device without a number is left to the container runtime,
+// which takes the number of the host's node; where that is a plain file too there is no such device, and the spec must not make the container fail.
+func (r Roots) CDI(devices []infiniband.CharDevice) []*specs.DeviceNode {
+	var nodes []*specs.DeviceNode
+	for _, c := range devices {
+		node := &specs.DeviceNode{Path: ContainerPath(c), HostPath: r.HostPath(c), Permissions: Permissions}
+		if c.Major != 0 {
+			node.Type, node.Major, node.Minor = "c", int64(c.Major), int64(c.Minor)
+		} else if info, err := os.Stat(node.HostPath); err == nil && info.Mode()&os.ModeCharDevice == 0 {
+			continue
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes
+}

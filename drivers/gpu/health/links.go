@@ -9,42 +9,123 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// links remembers which NVLinks of each GPU were up, by UUID: only a link that was up can go down, since a link without a bridge or a
-// neighbour never comes up. A link that is down when the plugin first starts is not known to be one of a healthy GPU.
+// links are numbers of NVLinks by their GPU's UUID.
 type links map[string]map[int]bool
 
-// checkLinks notes every NVLink that was up and is down. The driver tells of most by an XID, but not of one that its peer took down.
+func (l links) set(uuid string, link int) {
+	if l[uuid] == nil {
+		l[uuid] = map[int]bool{}
+	}
+	l[uuid][link] = true
+}
+
+// linkReading is which of a GPU's NVLinks are up at one moment, by their numbers.
+type linkReading struct {
+	gpu *inventory.GPU
+	up  []bool
+}
+
+// checkLinks notes every NVLink that is down and should not be. The driver tells of most by an XID, but not of one that its peer took down, nor
+// of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a link that
+// was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs alike.
 func (m *Monitor) checkLinks(ctx context.Context) {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkState") != nil {
 		return // a call of a function that the library lacks ends the process
 	}
+	var readings []linkReading
 	for _, g := range m.options.Node().GPUs {
-		if g.NVLinkDomain == "" && m.up[g.UUID] == nil {
-			continue
+		switch {
+		case g.NVLinkDomain == "" && m.up[g.UUID] == nil:
+		case inMIGMode(g):
+			// An A100's links are trained off with the mode, and anew after it.
+			delete(m.up, g.UUID)
+			delete(m.absent, g.UUID)
+		default:
+			readings = append(readings, readLinks(g))
 		}
-		m.checkLinksOf(ctx, g)
 	}
+	absent := links{}
+	for _, r := range readings {
+		for link, up := range r.up {
+			switch {
+			case up:
+				m.up.set(r.gpu.UUID, link)
+			case m.stands(r.gpu.UUID, link):
+			case m.up[r.gpu.UUID][link]:
+				m.linkDown(ctx, r.gpu, link, "")
+			default:
+				with, of := neighboursWith(readings, r.gpu, link)
+				if of < 2 || 2*with <= of || !m.switched(r) {
+					continue
+				}
+				// Links are trained one after another when a machine starts: one that is down twice is down.
+				if absent.set(r.gpu.UUID, link); m.absent[r.gpu.UUID][link] {
+					m.linkDown(ctx, r.gpu, link, fmt.Sprintf(" since before the plugin looked; it is up on %d of the %d other GPUs of its kind", with, of))
+				}
+			}
+		}
+	}
+	m.absent = absent
 }
 
-func (m *Monitor) checkLinksOf(ctx context.Context, g *inventory.GPU) {
-	known := m.up[g.UUID]
-	if known == nil {
-		known = map[int]bool{}
-		m.up[g.UUID] = known
-	}
+func (m *Monitor) linkDown(ctx context.Context, g *inventory.GPU, link int, more string) {
+	m.add(ctx, Fault{GPU: g.UUID, Kind: NVLink, Link: &link, Fatal: true, Message: fmt.Sprintf("NVLink %d is down%s", link, more)}, true)
+}
+
+// readLinks asks for each of a GPU's links. One that is lost has none, which is told otherwise.
+func readLinks(g *inventory.GPU) linkReading {
+	r := linkReading{gpu: g}
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, ret := g.Handle.GetNvLinkState(link)
 		if ret != nvml.SUCCESS {
-			return // the GPU has no link of this number, nor any after it; or it is lost, which is told otherwise
+			break // the GPU has no link of this number, nor any after it
 		}
-		if state == nvml.FEATURE_ENABLED {
-			known[link] = true
+		r.up = append(r.up, state == nvml.FEATURE_ENABLED)
+	}
+	return r
+}
+
+// neighboursWith counts the other GPUs of g's kind in its NVLink domain, and those of them on which a link is up.
+func neighboursWith(readings []linkReading, g *inventory.GPU, link int) (with, of int) {
+	for _, r := range readings {
+		if r.gpu == g || r.gpu.ProductName != g.ProductName || r.gpu.NVLinkDomain != g.NVLinkDomain || len(r.up) <= link {
 			continue
 		}
-		if known[link] && !m.stands(g.UUID, link) {
-			m.add(ctx, Fault{GPU: g.UUID, Kind: NVLink, Link: &link, Fatal: true, Message: fmt.Sprintf("NVLink %d is down", link)}, true)
+		of++
+		if r.up[link] {
+			with++
 		}
 	}
+	return with, of
+}
+
+// switched says whether some link of a GPU that is up ends at something that is no GPU of this node: an NVSwitch.
+func (m *Monitor) switched(r linkReading) bool {
+	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemotePciInfo_v2") != nil {
+		return false
+	}
+	gpus := map[string]bool{}
+	for _, g := range m.options.Node().GPUs {
+		gpus[g.Place.BusID] = true
+	}
+	for link, up := range r.up {
+		if !up {
+			continue
+		}
+		if end := inventory.NVLinkEnd(r.gpu, link); end != "" && !gpus[end] {
+			return true
+		}
+	}
+	return false
+}
+
+// inMIGMode says whether a GPU can be cut now.
+func inMIGMode(g *inventory.GPU) bool {
+	if g.MIG == nil {
+		return false
+	}
+	current, _, ret := g.Handle.GetMigMode()
+	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
 
 // stands says whether a link's fault is noted.

@@ -62,7 +62,8 @@ type Monitor struct {
 	faults []Fault
 
 	// Only the goroutine of Run uses these.
-	up         links
+	up         links           // were up once
+	absent     links           // are down where most GPUs of the kind have them, the last time
 	registered map[string]bool // by UUID: its events are told
 }
 
@@ -313,7 +314,7 @@ func (m *Monitor) healed(f Fault) bool {
 		return false
 	}
 	if f.Link != nil {
-		return linkUp(g, *f.Link)
+		return linkUp(g, *f.Link) || inMIGMode(g)
 	}
 	rebooted := f.Boot != "" && m.options.Boot != "" && f.Boot != m.options.Boot
 	if !f.Fatal {

@@ -24,7 +24,12 @@ type bench struct {
 
 func newBench(t *testing.T, path, boot string) *bench {
 	t.Helper()
-	b := &bench{machine: gputest.New(t, 2), now: time.Unix(1_800_000_000, 0)}
+	return benchOn(t, gputest.New(t, 2), path, boot)
+}
+
+func benchOn(t *testing.T, machine *gputest.Machine, path, boot string) *bench {
+	t.Helper()
+	b := &bench{machine: machine, now: time.Unix(1_800_000_000, 0)}
 	n, err := inventory.Reader{NVML: b.machine, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
 	if err != nil {
 		t.Fatal(err)

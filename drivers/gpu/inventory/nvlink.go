@@ -26,11 +26,7 @@ func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 			if state != nvml.FEATURE_ENABLED {
 				continue
 			}
-			remote, ret := g.Handle.GetNvLinkRemotePciInfo(link)
-			if ret != nvml.SUCCESS {
-				continue
-			}
-			if id := remoteBusID(remote); id != "" && !seen[id] {
+			if id := NVLinkEnd(g, link); id != "" && !seen[id] {
 				seen[id] = true
 				ends[id] = append(ends[id], i)
 			}
@@ -64,7 +60,12 @@ func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 	}
 }
 
-// remoteBusID is the link's far end as sysfs writes an address: NVML gives the domain eight digits.
-func remoteBusID(info nvml.PciInfo) string {
-	return normalBusID(text(info.BusId[:]))
+// NVLinkEnd is the far end of a GPU's link as sysfs writes an address, where NVML gives the domain eight digits: another GPU's, or an NVSwitch's.
+// It is empty where NVML does not say. The library must have nvmlDeviceGetNvLinkRemotePciInfo_v2.
+func NVLinkEnd(g *GPU, link int) string {
+	remote, ret := g.Handle.GetNvLinkRemotePciInfo(link)
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	return normalBusID(text(remote.BusId[:]))
 }

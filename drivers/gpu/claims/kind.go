@@ -64,8 +64,10 @@ type Options struct {
 	MPS *sharing.MPS
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Report tells something about the node as a whole: an Event on its Node object. reason is a CamelCase word.
+	// Report tells of trouble with the node as a whole: an Event on its Node object. reason is a CamelCase word.
 	Report func(reason, message string)
+	// Note tells in the same way of what may be as it should.
+	Note func(reason, message string)
 }
 
 var (

@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -36,7 +37,25 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 		}
 	}
 	k.LayOut(ctx)
+	k.noteUnknown()
 	return nil
+}
+
+// noteUnknown tells of MIG instances that no claim made: they are left as they are.
+func (k *Kind) noteUnknown() {
+	h := k.Hardware()
+	for _, g := range h.Node.GPUs {
+		var unknown []string
+		for _, i := range h.Offer.Static[g.UUID] {
+			if p, ok := g.MIG.Profile(i.ProfileID); ok && !i.Held {
+				unknown = append(unknown, fmt.Sprintf("%s at memory slice %d", p.Name, i.Start))
+			}
+		}
+		if len(unknown) > 0 {
+			k.options.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they are, and the GPU in no other form "+
+				"(with --unknown-mig-instances=remove they would be removed at the plugin's start)", g.UUID, strings.Join(unknown, ", ")))
+		}
+	}
 }
 
 // LayOut looks what stands on every GPU and makes the pool from it. It is called again when an administrator's layout changed.

@@ -21,9 +21,11 @@ type Machine struct {
 	mock.ExtendedInterface
 	// Root holds sys, proc, dev and driver.
 	Root string
+	// GPUs are those that NVML knows: a GPU that was plugged in joins them when the library is started.
 	GPUs []*GPU
 
-	events chan nvml.EventData
+	plugged chan *GPU
+	events  chan nvml.EventData
 }
 
 // GPU is one GPU of the machine.
@@ -75,7 +77,7 @@ func profiles() map[int]profile {
 
 // New makes a machine with n A100-40, four of them to a NUMA node.
 func New(t testing.TB, n int) *Machine {
-	m := &Machine{Root: t.TempDir(), events: make(chan nvml.EventData, 16)}
+	m := &Machine{Root: t.TempDir(), events: make(chan nvml.EventData, 16), plugged: make(chan *GPU, 16)}
 	m.library()
 	for minor := range n {
 		m.GPUs = append(m.GPUs, newGPU(minor))
@@ -96,6 +98,13 @@ func (m *Machine) Boot(t testing.TB, id string) {
 		g.instances, g.mig = map[uint32]*instance{}, false
 		g.mu.Unlock()
 	}
+}
+
+// Plug adds a GPU to the machine.
+func (m *Machine) Plug(t testing.TB) {
+	minor := len(m.GPUs) + len(m.plugged)
+	m.plugged <- newGPU(minor)
+	m.files(t, minor)
 }
 
 // Path is a path under the machine's root.
@@ -128,6 +137,13 @@ func (m *Machine) files(t testing.TB, minor int) {
 	if err := os.Symlink("../../../"+device, link); err != nil {
 		t.Fatal(err)
 	}
+	taken := m.Path("sys/bus/pci/drivers/nvidia", filepath.Base(device))
+	if err := os.MkdirAll(filepath.Dir(taken), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../../../"+device, taken); err != nil {
+		t.Fatal(err)
+	}
 	write(t, m.Path("dev", fmt.Sprintf("nvidia%d", minor)), "")
 	// The driver's table: each GPU has capabilities for 15 GPU instances of 8 compute instances.
 	var table strings.Builder
@@ -146,7 +162,16 @@ func (m *Machine) files(t testing.TB, minor int) {
 }
 
 func (m *Machine) library() {
-	m.InitFunc = func() nvml.Return { return nvml.SUCCESS }
+	m.InitFunc = func() nvml.Return {
+		for {
+			select {
+			case g := <-m.plugged:
+				m.GPUs = append(m.GPUs, g)
+			default:
+				return nvml.SUCCESS
+			}
+		}
+	}
 	m.ShutdownFunc = func() nvml.Return { return nvml.SUCCESS }
 	m.ExtensionsFunc = func() nvml.ExtendedInterface { return m }
 	m.LookupSymbolFunc = func(name string) error {

@@ -3,8 +3,9 @@ package nodeplugin
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/claims"
@@ -56,7 +57,7 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 	if err != nil {
 		return nil, err
 	}
-	return later(func() (*edits.Set, error) {
+	return later(&p.waiters, func() (*edits.Set, error) {
 		set, err := edits.Find(node, edits.Options{
 			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
 			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
@@ -71,9 +72,17 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 	}), nil
 }
 
-// reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late.
+// reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late. For one that was plugged in the
+// role starts anew.
 func (p *plugin) reread(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	if came := p.bus.came(); len(came) > 0 {
+		message := fmt.Sprintf("GPUs were plugged in at %s: NVML is started again to find them", strings.Join(came, ", "))
+		logger.Info(message)
+		p.note("GPUsPluggedIn", message)
+		p.restart(errPluggedIn)
+		return
+	}
 	known := p.kind.Hardware().Node
 	if !(inventory.Reader{NVML: p.nvml}).Outdated(known) {
 		return
@@ -84,8 +93,7 @@ func (p *plugin) reread(ctx context.Context) {
 		var found func(context.Context) (*edits.Set, error)
 		if found, err = p.find(ctx, node); err == nil {
 			p.kind.SetNode(ctx, node, found)
-			p.recorder.Event(p.nodeReference(), corev1.EventTypeNormal, "GPUsReadAgain",
-				fmt.Sprintf("the node's GPUs changed: %d are offered now, %d were before", len(node.GPUs), len(known.GPUs)))
+			p.note("GPUsReadAgain", fmt.Sprintf("the node's GPUs changed: %d are offered now, %d were before", len(node.GPUs), len(known.GPUs)))
 			p.health.changed()
 			p.changed()
 			return
@@ -94,15 +102,15 @@ func (p *plugin) reread(ctx context.Context) {
 	logger.Error(err, "Changed hardware not read")
 }
 
-// later starts f now and returns what waits for its end.
-func later[T any](f func() (T, error)) func(context.Context) (T, error) {
+// later starts f now, as one of running, and returns what waits for its end.
+func later[T any](running *sync.WaitGroup, f func() (T, error)) func(context.Context) (T, error) {
 	var result T
 	var err error
 	done := make(chan struct{})
-	go func() {
+	running.Go(func() {
 		defer close(done)
 		result, err = f()
-	}()
+	})
 	return func(ctx context.Context) (T, error) {
 		select {
 		case <-done:

@@ -163,6 +163,7 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	b := newBench(t, m)
 	held := b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"})
 	b.mustPrepare(held) // static: nothing was made for it
+	b.event("Node", "MIGInstancesFound")
 	b.stop()
 	b.options.UnknownMIG = "remove"
 	b.start()

@@ -32,6 +32,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -101,10 +103,8 @@ type plugin struct {
 	recorder record.EventRecorder
 	metrics  *metrics.Plugin
 	writer   atomicfile.Writer
-	// mpsCommand runs MPS control daemons.
-	mpsCommand func(shm, program string, args ...string) *exec.Cmd
-	kind       *claims.Kind
-	dra        *draplugin.Plugin
+	kind     *claims.Kind
+	dra      *draplugin.Plugin
 	// served is dra once it serves; whoever asks whether the role lives may ask earlier.
 	served  atomic.Pointer[draplugin.Plugin]
 	monitor *health.Monitor
@@ -115,36 +115,81 @@ type plugin struct {
 	waiters sync.WaitGroup
 	// recheck is how often what has no event is looked at; 0: as often as package health thinks right.
 	recheck time.Duration
+	mps     *sharing.MPS
+	// bus knows which GPUs came to the machine, restart ends the run for them.
+	bus     *bus
+	restart context.CancelCauseFunc
 	// dirty holds a token while what is published is not what there is.
 	dirty chan struct{}
 }
 
 // Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
 func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
+	return (&starter{options: o, lib: lib, client: client, objects: objects, mpsCommand: sharing.Reexec(role, mpsDaemon), change: func(*plugin) {}}).run(ctx)
+}
+
+// starter runs the role, and starts it anew within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was started, so
+// it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a restart; MPS control
+// daemons live on.
+type starter struct {
+	options Options
+	lib     nvml.Interface
+	client  kubernetes.Interface
+	objects dynamic.Interface
+	// mpsCommand runs MPS control daemons.
+	mpsCommand func(shm, program string, args ...string) *exec.Cmd
+	// change changes each plugin before it runs.
+	change func(*plugin)
+	// current is the plugin that runs.
+	current atomic.Pointer[plugin]
+}
+
+func (s *starter) run(ctx context.Context) error {
+	o := s.options
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	recorder, stop := apiclient.Recorder(ctx, client, role, o.NodeName)
+	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
-	p := newPlugin(o, lib, client, objects, recorder)
+	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: o.DriverRoot, Command: s.mpsCommand}
+	defer mps.Close()
+	gpus := newBus(o.SysfsRoot)
+	next := func() *plugin {
+		p := newPlugin(o, s.lib, s.client, s.objects, recorder)
+		p.mps, p.bus = mps, gpus
+		s.change(p)
+		s.current.Store(p)
+		return p
+	}
+	p := next()
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
 	// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver.
 	wg.Go(func() {
-		if err := metrics.Serve(ctx, o.MetricsAddress, p.metrics.Registry, p.alive); err != nil {
+		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
+		if err := metrics.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() }); err != nil {
 			cancel(err)
 		}
 	})
-	err := nvidia.Await(ctx, lib, o.DriverRoot, func(message string) {
+	for ; ; p = next() {
+		if err := s.once(ctx, p); !errors.Is(err, errPluggedIn) {
+			return err
+		}
+	}
+}
+
+// once runs one plugin on an NVML of its own.
+func (s *starter) once(ctx context.Context, p *plugin) error {
+	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(message string) {
 		klog.FromContext(ctx).Info(message)
 		p.report("WaitingForDriver", message)
 	})
 	if err != nil {
 		return ended(ctx) // told to end while it waited
 	}
-	defer func() { _ = lib.Shutdown() }()
+	defer func() { _ = s.lib.Shutdown() }()
 	return p.run(ctx)
 }
 
@@ -165,7 +210,7 @@ func (p *plugin) alive() error {
 }
 
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
-	return &plugin{options: o, mpsCommand: sharing.Reexec(role, mpsDaemon), nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 
@@ -179,19 +224,19 @@ func (p *plugin) run(ctx context.Context) error {
 	}()
 	defer cancel(nil)
 
+	p.restart = cancel
 	hardware, err := p.read(ctx)
 	if err != nil {
 		return err
 	}
 	p.follow(ctx)
-	mps := &sharing.MPS{Dir: p.options.MPSDir, DriverRoot: p.options.DriverRoot, Command: p.mpsCommand}
-	defer mps.Close()
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
 		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.options.DriverRoot}.Set,
-		MPS:           mps,
+		MPS:           p.mps,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Report:        p.report,
+		Note:          p.note,
 	})
 	p.dra, err = draplugin.Start(ctx, draplugin.Config{
 		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics, Recorder: p.recorder, Writer: p.writer,
@@ -229,9 +274,14 @@ func (p *plugin) run(ctx context.Context) error {
 	}
 }
 
-// report tells something about the node as a whole.
+// report tells of trouble with the node as a whole.
 func (p *plugin) report(reason, message string) {
 	p.recorder.Event(p.nodeReference(), corev1.EventTypeWarning, reason, message[:min(len(message), 1024)])
+}
+
+// note tells something about the node as a whole that is no trouble.
+func (p *plugin) note(reason, message string) {
+	p.recorder.Event(p.nodeReference(), corev1.EventTypeNormal, reason, message[:min(len(message), 1024)])
 }
 
 // nodeReference names the node as the kubelet's own Events do: with the name for a UID.

@@ -26,13 +26,13 @@ import (
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/record"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/options"
 )
@@ -107,17 +107,12 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		if b.writer.Before == nil && b.mps == nil && b.recheck == 0 {
-			ended <- Run(ctx, b.options, b.lib, b.client, b.objects)
-			return
+		change := func(p *plugin) { p.writer, p.recheck = b.writer, b.recheck }
+		mps := b.mps
+		if mps == nil {
+			mps = sharing.Reexec(role, mpsDaemon)
 		}
-		_ = b.lib.Init()
-		p := newPlugin(b.options, b.lib, b.client, b.objects, record.NewFakeRecorder(1000))
-		p.writer, p.recheck = b.writer, b.recheck
-		if b.mps != nil {
-			p.mpsCommand = b.mps
-		}
-		ended <- p.run(ctx)
+		ended <- (&starter{options: b.options, lib: b.lib, client: b.client, objects: b.objects, mpsCommand: mps, change: change}).run(ctx)
 	}()
 	b.stop = func() {
 		cancel()

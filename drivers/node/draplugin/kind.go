@@ -3,8 +3,8 @@
 // does.
 //
 // A claim is prepared in this order: its lock and its devices' holds are taken (waiting for a late unprepare of their last holder
-// rather than failing, since a failed prepare costs the pod a minute); the Kind does its work; the record is written; the CDI spec
-// is written; the kubelet is told. Unprepare goes the other way. A process that dies at any point finds on restart what to redo or
+// rather than failing, since a failed prepare costs the pod a minute); the Kind does its work; the record and the CDI spec are
+// written; the kubelet is told. Unprepare goes the other way. A process that dies at any point finds on restart what to redo or
 // undo. Nothing is serialised across claims.
 package draplugin
 

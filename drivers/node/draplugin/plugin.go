@@ -57,6 +57,10 @@ type Plugin struct {
 
 	first sync.Once // publishing
 
+	// gate is held for reading by each of the kubelet's calls, and shut when the plugin stops.
+	gate sync.RWMutex
+	shut bool
+
 	cancel context.CancelCauseFunc
 	ctx    context.Context // ends when the plugin stops; its cause says why
 	wg     sync.WaitGroup
@@ -210,10 +214,24 @@ func (p *Plugin) Err() error {
 
 var errStopped = errors.New("plugin stopped")
 
-// Stop stops the plugin and waits for what it runs. Prepared claims stay prepared.
+// enter lets one of the kubelet's calls in, unless the plugin stops; leave must be called after it.
+func (p *Plugin) enter() (leave func(), err error) {
+	p.gate.RLock()
+	if p.shut {
+		p.gate.RUnlock()
+		return nil, fmt.Errorf("plugin %s: %w", p.config.Driver, errStopped)
+	}
+	return p.gate.RUnlock, nil
+}
+
+// Stop stops the plugin and waits for what it runs, the kubelet's calls too: whoever stops it may take away what they use. Prepared claims
+// stay prepared.
 func (p *Plugin) Stop() {
 	p.cancel(errStopped)
 	p.helper.Stop()
+	p.gate.Lock()
+	p.shut = true
+	p.gate.Unlock()
 	p.wg.Wait()
 	if p.lock != nil {
 		_ = p.lock.Close() // which gives it up; there is nothing to lose in the file

@@ -41,6 +41,11 @@ var errUnprepared = errors.New("the claim was unprepared meanwhile")
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. Claims are prepared side by side; each has its own result.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	leave, err := p.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-answerMargin))
@@ -85,13 +90,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 }
 
 func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string) (record claimstate.Record, err error) {
-	// A claim is its author's input: what it does to this process must stay with this claim.
-	defer func() {
-		if r := recover(); r != nil {
-			klog.FromContext(ctx).Error(nil, "Panic while preparing a claim", "panic", r, "stack", string(debug.Stack()))
-			err = Refuse("InternalError", "the driver failed on this claim (%v): this is a mistake in the driver, its log has the stack", r)
-		}
-	}()
+	defer caught(ctx, &err)
 	step := time.Now()
 	unlock, err := p.locks.Lock(ctx, string(apiClaim.UID))
 	if err != nil {
@@ -136,16 +135,49 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	}
 	step = p.config.Metrics.Observe(operation, "device", step)
 	specDevices := p.nameDevices(claim, prepared, &record)
-	if err := p.put(record, claimstate.Prepared, prepared.Data); err != nil {
+	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
 		return claimstate.Record{}, err
 	}
-	step = p.config.Metrics.Observe(operation, "state", step)
-	if err := p.cdi.Write(claim.UID, specDevices); err != nil {
-		return claimstate.Record{}, err
-	}
-	p.config.Metrics.Observe(operation, "cdi", step)
 	record, _ = p.state.Get(claim.UID)
 	return record, nil
+}
+
+// caught makes an error of a panic. A claim is its author's input: what it does to this process must stay with this claim.
+func caught(ctx context.Context, err *error) {
+	if r := recover(); r != nil {
+		klog.FromContext(ctx).Error(nil, "Panic while preparing a claim", "panic", r, "stack", string(debug.Stack()))
+		*err = Refuse("InternalError", "the driver failed on this claim (%v): this is a mistake in the driver, its log has the stack", r)
+	}
+}
+
+// write writes a claim's record and its CDI spec, side by side since each waits for the disk. A crash may leave
+// one without the other, and the next start mends either: a spec without a record is removed, a record without its spec prepared again.
+func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, devices []cdi.Device, operation string, began time.Time) error {
+	var stateErr, specErr error
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer caught(ctx, &specErr)
+		specErr = p.cdi.Write(record.UID, devices)
+		p.config.Metrics.Observe(operation, "cdi", began)
+	})
+	func() {
+		defer caught(ctx, &stateErr)
+		stateErr = p.put(record, claimstate.Prepared, data)
+		p.config.Metrics.Observe(operation, "state", began)
+	}()
+	both.Wait()
+	if stateErr != nil && specErr == nil {
+		// Without a record nobody would be asked to remove it.
+		specErr = p.cdi.Remove(record.UID)
+	}
+	switch {
+	case stateErr == nil:
+		return specErr
+	case specErr == nil:
+		return stateErr
+	default:
+		return fmt.Errorf("%w; %w", stateErr, specErr)
+	}
 }
 
 // current says whether a record stands for what is there now: prepared, in this boot, with its CDI spec.

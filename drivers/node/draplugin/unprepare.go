@@ -14,6 +14,11 @@ import (
 
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
 func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	leave, err := p.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	results := make(map[types.UID]error, len(claims))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -45,16 +50,21 @@ func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	defer unlock()
+	const operation = "unprepare"
+	step := time.Now()
 	if err := p.cdi.Remove(uid); err != nil {
 		return err
 	}
+	step = p.config.Metrics.Observe(operation, "cdi", step)
 	if record, ok := p.state.Get(uid); ok {
 		if err := p.config.Kind.Unprepare(ctx, record); err != nil {
 			return err
 		}
+		step = p.config.Metrics.Observe(operation, "device", step)
 		if err := p.state.Delete(uid); err != nil {
 			return err
 		}
+		p.config.Metrics.Observe(operation, "state", step)
 	}
 	p.ledger.Release(string(uid))
 	p.report.waits.forget(uid)

@@ -70,9 +70,9 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	return now
 }
 
-// Serve serves the registry on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy may
+// Serve serves what a registry gathers on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy may
 // be nil; its error makes /healthz answer 503 with its text.
-func Serve(ctx context.Context, address string, registry *prometheus.Registry, healthy func() error) error {
+func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error) error {
 	if address == "" {
 		<-ctx.Done()
 		return nil

@@ -175,6 +175,20 @@ func node(t *testing.T, config *rest.Config, c client.Client, name string, label
 	return v
 }
 
+// listsTheSame checks that whoever reads the pools once reads what the watch told.
+func (v *view) listsTheSame(t *testing.T, watched []objects.Pool) {
+	t.Helper()
+	listing, err := v.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.EqualFunc(listing.Pools, watched, func(a, b objects.Pool) bool {
+		return a.Name == b.Name && a.Generation == b.Generation && (a.Mistake == nil) == (b.Mistake == nil)
+	}) {
+		t.Errorf("a list has %+v, the watch %+v", listing.Pools, watched)
+	}
+}
+
 // sees waits until the node has these pools.
 func (v *view) sees(t *testing.T, names ...string) []objects.Pool {
 	t.Helper()
@@ -188,6 +202,7 @@ func (v *view) sees(t *testing.T, names ...string) []objects.Pool {
 				last = append(last, p.Name)
 			}
 			if slices.Equal(last, names) {
+				v.listsTheSame(t, list)
 				return list
 			}
 		case <-deadline:

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fixture"
@@ -43,16 +44,35 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 }
 
 func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
+	const resource = "rdma/hca_shared_devices_a"
 	n := shared.Namespace(t)
 	n.RemoveAtEnd(fixture.ConfigMaps, "kube-system", "rdma-devices")
 	n.ApplyFile("examples/manifests/rdma-devices-configmap.yaml")
-	for _, name := range []string{"rdma-server", "rdma-client"} {
+	for _, name := range []string{"mofed-test-pod", "rdma-server", "rdma-client"} {
 		n.ApplyFile("examples/manifests/" + name + ".yaml")
-		n.AwaitPod(name, fixture.Running)
+		pod := n.AwaitPod(name, fixture.Running)
+		if got := n.Devices(name, verbs); len(got) != 1 {
+			t.Errorf("%s received %v; want one NIC's verbs", name, got)
+		}
+		if got := n.Devices(name, regexp.MustCompile(`^/dev/infiniband/rdma_cm$`)); len(got) != 1 {
+			t.Errorf("%s lacks /dev/infiniband/rdma_cm", name)
+		}
+		// The manifest says nothing of claims: the scheduler made one of the limit, by the DeviceClass of that name.
+		if status := pod.Status.ExtendedResourceClaimStatus; status == nil || len(status.RequestMappings) != 1 || status.RequestMappings[0].ResourceName != resource {
+			t.Errorf("%s has no claim for %s but %+v: something else than DRA gave it the NIC", name, resource, status)
+		}
+		if results := n.Allocated(name); len(results) != 1 || results[0].Driver != "rdma.gpufabric.io" || value(n.Attributes(results[0])["pool"]) != resource {
+			t.Errorf("%s was allocated %+v; want a device of %s", name, results, resource)
+		}
 	}
-	server, client := n.Devices("rdma-server", verbs), n.Devices("rdma-client", verbs)
-	if len(server) != 1 || len(client) != 1 {
-		t.Errorf("received %v and %v; want one NIC's verbs each", server, client)
+	for i := range nodes {
+		node, err := shared.Client.CoreV1().Nodes().Get(t.Context(), cluster.NodeName(i), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if offered, found := node.Status.Capacity[resource]; found {
+			t.Errorf("%s offers %s of %s by a device plugin, which is off", node.Name, offered.String(), resource)
+		}
 	}
 }
 

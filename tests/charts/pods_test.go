@@ -229,3 +229,16 @@ func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
 		})
 	}
 }
+
+func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
+	for _, hears := range []bool{false, true} {
+		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": hears}}))["gpufabric-rdma-plugin"]
+		container := pod.Spec.Containers[0]
+		if got := *container.SecurityContext.Privileged; got != hears {
+			t.Errorf("with verbsEvents %t the plugin's privileged is %t", hears, got)
+		}
+		if got := slices.Contains(container.Args, "--verbs-events"); got != hears {
+			t.Errorf("with verbsEvents %t the arguments are %v", hears, container.Args)
+		}
+	}
+}

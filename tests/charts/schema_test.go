@@ -65,6 +65,7 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"devices that move out of a network that is not the node's", "gpufabric",
 			map[string]any{"rdma": map[string]any{"enabled": true, "nriSocket": "/run/nri/nri.sock", "plugin": map[string]any{"hostNetwork": false}}},
 			[]string{"rdma.nriSocket needs rdma.plugin.hostNetwork"}},
+		{"events in words", "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": "yes"}}, []string{"/rdma/verbsEvents", "boolean"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
 		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},
 	} {

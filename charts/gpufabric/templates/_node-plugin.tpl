@@ -112,7 +112,8 @@ spec:
             runAsGroup: 0
             readOnlyRootFilesystem: true
             {{- if and .privileged $values.hardware.privileged }}
-            # NVML opens /dev/nvidiactl and /dev/nvidia<n>, which the device cgroup denies to any other container.
+            # It opens devices (NVML /dev/nvidiactl and /dev/nvidia<n>, the events of HCAs /dev/infiniband/uverbs<n>), which the device cgroup denies to
+            # any other container.
             privileged: true
             {{- else }}
             privileged: false

@@ -30,6 +30,10 @@ type Options struct {
 	Slots int
 	// RuntimeSocket is the container runtime's NRI socket, through which pods' network namespaces are heard of; empty: no device moves into one.
 	RuntimeSocket string
+	// VerbsEvents: the events that the kernel tells to who has an HCA open are heard too.
+	VerbsEvents bool
+	// OpenVerbs opens HCAs for that; nil: the real ones.
+	OpenVerbs OpenVerbs
 	// Links are the kernel's; nil: the real ones.
 	Links exclusive.Links
 	// Client reaches the API server for Dynamic Resource Allocation, as driver rdma.gpufabric.io; nil: it is not served.
@@ -68,6 +72,7 @@ func Command(h host.Host) *cobra.Command {
 	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false, "give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
 	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
 	command.Flags().StringVar(&o.RuntimeSocket, "nri-socket", "", "the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
+	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false, "hear of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
 	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
 	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")
 	return command

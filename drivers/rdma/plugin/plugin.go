@@ -49,7 +49,8 @@ type plugin struct {
 	kind     *dra.Kind
 	exporter *exporter.Exporter
 	layouts  *share.Store
-	specs    *cdi.Dir // of pools handed out by CDI; nil: they are not
+	verbs    *verbsEvents // nil: not listened to
+	specs    *cdi.Dir     // of pools handed out by CDI; nil: they are not
 
 	file      *config.Config // the last good one
 	fileError error          // of the newest, where that is no good
@@ -110,6 +111,14 @@ func Run(ctx context.Context, o Options) error {
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 	}
+	if o.VerbsEvents {
+		open := o.OpenVerbs
+		if open == nil {
+			open = openVerbs
+		}
+		p.verbs = &verbsEvents{dev: o.deviceNodes(), open: open, happened: p.portEvent, ended: p.askSoon, heard: make(map[string]bool)}
+		defer p.verbs.wait()
+	}
 	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
@@ -161,6 +170,9 @@ func (p *plugin) loop(ctx context.Context) error {
 			}
 			p.devices = d.devices
 			p.apply(ctx)
+			if p.verbs != nil {
+				p.verbs.set(ctx, p.devices)
+			}
 		case p.objects = <-p.listed:
 			p.apply(ctx)
 		case p.dra = <-p.started:

@@ -1,0 +1,146 @@
+// Package uverbs hears of an RDMA device's asynchronous events: ports that come and go, and what changes of them without their going.
+//
+// The kernel tells them only to who has the device open, through /dev/infiniband/uverbsN: a command makes a context and with it a file that is read for
+// events (the write interface of rdma/ib_user_verbs.h). A context belongs to the driver, and some drivers want data of their own for it.
+package uverbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is what happened, by the kernel's number (enum ib_event_type).
+type Kind uint32
+
+// Kinds of events that concern a device or a port; others concern objects that only a context of its own has.
+const (
+	DeviceFatal      Kind = 8
+	PortActive       Kind = 9
+	PortError        Kind = 10
+	LIDChange        Kind = 11
+	PKeyChange       Kind = 12
+	SMChange         Kind = 13
+	ClientReregister Kind = 17
+	GIDChange        Kind = 18
+)
+
+// Event is one asynchronous event.
+type Event struct {
+	Kind Kind
+	Port int // from 1; 0 where the event is the device's
+}
+
+// Device is an open device whose events are heard.
+type Device struct {
+	device io.Closer // holds the context
+	events *os.File
+}
+
+const (
+	getContext = 0 // IB_USER_VERBS_CMD_GET_CONTEXT
+	// header is struct ib_uverbs_cmd_hdr: the command, and how many words go in and come out, 32, 16 and 16 bits.
+	header = 8
+	// request is the address of the response, before the driver's part.
+	request = 8
+	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72 octets.
+	response = 8 + 248
+	// event is struct ib_uverbs_async_event_desc: the port in 64 bits, the kind in 32, and 32 reserved.
+	event = 16
+)
+
+// driverData is what a driver wants for a context, in 32-bit words. mlx5 wants to know how many doorbell registers programs will have, of which some for low
+// latency (struct mlx5_ib_alloc_ucontext_req); it takes no fewer than one, and these are what libmlx5 asks for. Drivers that are not here want nothing,
+// or refuse.
+func driverData(driver string) []uint32 {
+	if driver == "mlx5_core" {
+		return []uint32{16, 4}
+	}
+	return nil
+}
+
+// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node; the error says whether that lacks, or the
+// driver refuses.
+func Open(path, driver string) (*Device, error) {
+	// Not os.OpenFile: it would have the runtime poll the file, which the kernel has no events for.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), path)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR {
+		_ = file.Close() // It would keep the command.
+		return nil, fmt.Errorf("%s is no character device", path)
+	}
+	d, err := attach(file, driver)
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("ask %s (driver %s) for its events: %w", path, driver, err)
+	}
+	return d, nil
+}
+
+// attach makes a context on an open device.
+func attach(device io.WriteCloser, driver string) (*Device, error) {
+	var pin runtime.Pinner // The kernel writes to the response while no Go code knows of it.
+	defer pin.Unpin()
+	answer := new([response]byte)
+	pin.Pin(answer)
+	// A kernel that answers with less leaves the rest as it is.
+	none := uint32(1<<32 - 1)
+	binary.NativeEndian.PutUint32(answer[:], none)
+
+	data := driverData(driver)
+	length := header + request + 4*len(data)
+	command := make([]byte, 0, length)
+	command = binary.NativeEndian.AppendUint32(command, getContext)
+	command = binary.NativeEndian.AppendUint16(command, uint16(length/4))
+	command = binary.NativeEndian.AppendUint16(command, response/4)
+	command = binary.NativeEndian.AppendUint64(command, uint64(uintptr(unsafe.Pointer(answer))))
+	for _, word := range data {
+		command = binary.NativeEndian.AppendUint32(command, word)
+	}
+	if _, err := device.Write(command); err != nil {
+		return nil, err
+	}
+	fd := binary.NativeEndian.Uint32(answer[:])
+	if fd == none {
+		return nil, errors.New("the kernel made a context without a file of events")
+	}
+	// Non-blocking, so that the runtime waits for it and Close ends the wait.
+	if err := unix.SetNonblock(int(fd), true); err != nil {
+		_ = unix.Close(int(fd))
+		return nil, fmt.Errorf("the file of events: %w", err)
+	}
+	return &Device{device: device, events: os.NewFile(uintptr(fd), "uverbs events")}, nil
+}
+
+// Next waits for the next event. An error is the end: the device went, or Close was called.
+func (d *Device) Next() (Event, error) {
+	var desc [event]byte
+	for {
+		n, err := d.events.Read(desc[:])
+		if err != nil {
+			return Event{}, err
+		}
+		if n != event {
+			return Event{}, fmt.Errorf("an event of %d octets, not %d", n, event)
+		}
+		switch kind := Kind(binary.NativeEndian.Uint32(desc[8:])); kind {
+		case DeviceFatal:
+			return Event{Kind: kind}, nil
+		case PortActive, PortError, LIDChange, PKeyChange, SMChange, ClientReregister, GIDChange:
+			return Event{Kind: kind, Port: int(uint8(binary.NativeEndian.Uint64(desc[:])))}, nil
+		}
+	}
+}
+
+// Close gives the device back to its driver, and ends a Next that waits.
+func (d *Device) Close() error { return errors.Join(d.events.Close(), d.device.Close()) }

@@ -1,0 +1,116 @@
+package plugin
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/hardware/uverbs"
+	"gpufabric.io/drivers/rdma/devnode"
+	"gpufabric.io/drivers/rdma/inventory"
+)
+
+// VerbsDevice is an HCA that is open for its events. uverbs.Device is one.
+type VerbsDevice interface {
+	// Next waits for an event; an error is the end.
+	Next() (uverbs.Event, error)
+	Close() error
+}
+
+// OpenVerbs opens the device node at path of an HCA with that kernel driver.
+type OpenVerbs func(path, driver string) (VerbsDevice, error)
+
+// openVerbs opens real devices.
+func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(path, driver) }
+
+// verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or not: they
+// need access to the device nodes, and some drivers refuse.
+type verbsEvents struct {
+	dev      devnode.Roots
+	open     OpenVerbs
+	happened func(uverbs.Event)
+	ended    func() // an HCA went
+
+	group  sync.WaitGroup
+	mu     sync.Mutex
+	heard  map[string]bool // by the HCA's place and device node: being heard, or refused
+	closed bool
+}
+
+// set hears the HCAs of the node, those that are not heard yet. A virtual function is not opened where its physical one is: its port follows that one's, and
+// hundreds of contexts are hundreds of pages of doorbells.
+func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	physical := make(map[string]bool)
+	for i := range devices.HCAs {
+		physical[string(devices.HCAs[i].PCI)] = true
+	}
+	present := make(map[string]bool)
+	for i := range devices.HCAs {
+		h := &devices.HCAs[i]
+		if h.Function == nil || h.Function.Virtual() && physical[string(h.Function.PhysicalFunction)] {
+			continue
+		}
+		key := h.Path + " " + h.Verbs.Name
+		present[key] = true
+		if !v.heard[key] {
+			v.heard[key] = true
+			name, path, driver := h.Name, v.dev.HostPath(h.Verbs), h.Function.Driver
+			v.group.Go(func() { v.hear(ctx, key, name, path, driver) })
+		}
+	}
+	for key := range v.heard {
+		if !present[key] {
+			delete(v.heard, key) // It is asked again when it comes back.
+		}
+	}
+}
+
+// hear hears one HCA until ctx ends or the HCA goes. It is a goroutine of its own, since opening may hang with the firmware.
+func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) {
+	log := klog.FromContext(ctx)
+	device, err := v.open(path, driver)
+	if err != nil {
+		log.Info("An HCA's events are not heard; its ports are read every 400 ms all the same", "device", name, "reason", err.Error())
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { _ = device.Close() })
+	for {
+		event, err := device.Next()
+		if err != nil {
+			if !stop() {
+				return // ctx ended, and the device was closed with it.
+			}
+			log.V(2).Info("An HCA's events ended", "device", name, "err", err)
+			_ = device.Close()
+			v.mu.Lock()
+			delete(v.heard, key)
+			v.mu.Unlock()
+			v.ended()
+			return
+		}
+		log.V(4).Info("An HCA tells of an event", "device", name, "kind", event.Kind, "port", event.Port)
+		v.happened(event)
+	}
+}
+
+// wait waits, after the context that set was given has ended, until no device is open.
+func (v *verbsEvents) wait() {
+	v.mu.Lock()
+	v.closed = true
+	v.mu.Unlock()
+	v.group.Wait()
+}
+
+// portEvent has the ports read at once, and the devices discovered anew where more than a port's health may have changed.
+func (p *plugin) portEvent(event uverbs.Event) {
+	p.ports.Nudge()
+	if event.Kind != uverbs.PortActive && event.Kind != uverbs.PortError {
+		p.askSoon()
+	}
+}

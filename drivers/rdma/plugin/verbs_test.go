@@ -1,0 +1,119 @@
+package plugin_test
+
+import (
+	"errors"
+	"io"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/hardware/uverbs"
+	"gpufabric.io/drivers/rdma/plugin"
+)
+
+// hca is an HCA's events as the test tells them.
+type hca struct {
+	events chan uverbs.Event
+	gone   chan struct{}
+	once   sync.Once
+}
+
+func (h *hca) Next() (uverbs.Event, error) {
+	select {
+	case e := <-h.events:
+		return e, nil
+	case <-h.gone:
+		return uverbs.Event{}, io.EOF
+	}
+}
+
+func (h *hca) Close() error { h.once.Do(func() { close(h.gone) }); return nil }
+
+// verbs opens HCAs; what was opened comes on opened, by device node and driver.
+func verbs(n *node, refuse ...string) (opened chan string, hcas map[string]*hca) {
+	opened, hcas = make(chan string, 16), make(map[string]*hca)
+	var mu sync.Mutex
+	n.options.VerbsEvents = true
+	n.options.OpenVerbs = func(path, driver string) (plugin.VerbsDevice, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		name := filepath.Base(path)
+		for _, r := range refuse {
+			if r == name {
+				opened <- name + " refused"
+				return nil, errors.New("operation not permitted")
+			}
+		}
+		h := &hca{events: make(chan uverbs.Event), gone: make(chan struct{})}
+		hcas[name] = h
+		opened <- name + " " + driver
+		return h, nil
+	}
+	return opened, hcas
+}
+
+func next(t *testing.T, opened chan string) string {
+	t.Helper()
+	select {
+	case name := <-opened:
+		return name
+	case <-time.After(20 * time.Second):
+		t.Fatal("no HCA was opened")
+		return ""
+	}
+}
+
+func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
+	n := newNode(t)
+	first, _ := n.two()
+	opened, hcas := verbs(n, "uverbs1")
+	// The clock stands still but for what the test adds, so that no periodic reading comes: only the event has the ports read.
+	still := clocktesting.NewFakeClock(time.Now())
+	n.options.Clock = still
+	n.start()
+	got := map[string]bool{next(t, opened): true, next(t, opened): true}
+	if !got["uverbs0 mlx5_core"] || !got["uverbs1 refused"] {
+		t.Fatalf("opened %v", got)
+	}
+	n.kubelet.AwaitAllocatable(shared, 1000)
+	// The start's own discoveries, 200 ms after its events, read the ports too, and nothing tells of their end.
+	time.Sleep(time.Second)
+	n.tree.Write(first+"/ports/1/state", "1: DOWN")
+	hcas["uverbs0"].events <- uverbs.Event{Kind: uverbs.PortError, Port: 1}
+	// One bad reading is not trusted alone. Those that confirm it come by the clock, and the next periodic one only after 400 ms.
+	for passed := time.Duration(0); n.kubelet.View(shared).Allocatable != 500; passed += time.Millisecond {
+		if passed == 350*time.Millisecond {
+			t.Fatal("the port's event was not heard")
+		}
+		still.Step(time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // The readings are the role's own goroutines', which a clock that stands still says nothing of.
+	}
+}
+
+func TestAnHCAThatWentIsOpenedAgainAndAVirtualOneIsNot(t *testing.T) {
+	n := newNode(t)
+	parent := "pci0000:3a/0000:3a:00.0"
+	physical := sysfstest.Function{Parent: parent, Address: "0000:3b:00.0", TotalVFs: 4, VFs: 1}
+	n.tree.AddHCA(sysfstest.HCA{Function: physical, Ethernet: true})
+	n.tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: parent, Address: "0000:3b:00.1", Device: "0x101e", PhysFn: "devices/" + parent + "/0000:3b:00.0"}, Ethernet: true})
+	n.configure(seed)
+	opened, hcas := verbs(n)
+	n.start()
+	if got := next(t, opened); got != "uverbs0 mlx5_core" {
+		t.Errorf("opened %s first", got)
+	}
+	_ = hcas["uverbs0"].Close() // Its driver was loaded anew.
+	if got := next(t, opened); got != "uverbs0 mlx5_core" {
+		t.Errorf("opened %s after the HCA went", got)
+	}
+	n.stop() // It ends only when every device is closed.
+	select {
+	case <-hcas["uverbs0"].gone:
+	default:
+		t.Error("the HCA stayed open")
+	}
+}

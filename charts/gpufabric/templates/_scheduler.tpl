@@ -1,4 +1,4 @@
-{{/* What the second scheduler reads: one profile, with our placement of shares added and our preemption in the place of the stock one. */}}
+{{/* What the second scheduler reads: one profile, with our placement of shares added, and our plugin for claims and our preemption in the place of the stock ones. */}}
 {{- define "gpufabric.schedulerConfiguration" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -13,12 +13,17 @@ profiles:
         enabled:
           - name: GPUFabricVGPU
             weight: {{ .Values.scheduler.weight }}
+          - name: GPUFabricDynamicResources
+            weight: 2  # what kube-scheduler gives the plugin whose place it takes
           - name: GPUFabricPreemption
         disabled:
+          - name: DynamicResources
           - name: DefaultPreemption
     pluginConfig:
-      - name: GPUFabricVGPU
+      {{- range list "GPUFabricVGPU" "GPUFabricDynamicResources" }}
+      - name: {{ . }}
         args:
-          nodePolicy: {{ .Values.scheduler.nodePolicy }}
-          cardPolicy: {{ .Values.scheduler.cardPolicy }}
+          nodePolicy: {{ $.Values.scheduler.nodePolicy }}
+          cardPolicy: {{ $.Values.scheduler.cardPolicy }}
+      {{- end }}
 {{- end }}

@@ -32,7 +32,7 @@ const (
 // Add adds the controllers to a manager.
 //
 // Rights: gpufabric.io vgpuprofiles and miglayouts get, list, watch; their status patch; resource.k8s.io deviceclasses get, create, patch,
-// delete; resourceclaimtemplates get, create, patch, delete; resourceslices list; core nodes list.
+// delete; resourceclaimtemplates get, create, patch, delete; resourceslices and resourceclaims list; core nodes list.
 func Add(_ context.Context, m ctrl.Manager) error {
 	if err := v1alpha1.AddToScheme(m.GetScheme()); err != nil {
 		return err
@@ -40,7 +40,7 @@ func Add(_ context.Context, m ctrl.Manager) error {
 	// Several managers may live in one process, so names are not unique in it.
 	shared := true
 	options := controller.Options{SkipNameValidation: &shared, MaxConcurrentReconciles: 1, CacheSyncTimeout: crdPatience}
-	p := &profiles{client: m.GetClient(), reader: m.GetAPIReader(), now: time.Now}
+	p := &profiles{client: m.GetClient(), reader: m.GetAPIReader(), claims: &claims{reader: m.GetAPIReader(), now: time.Now}, now: time.Now}
 	if err := ctrl.NewControllerManagedBy(m).For(&v1alpha1.VGPUProfile{}).Named("vgpuprofile").WithOptions(options).Complete(p); err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func published(t *testing.T, node string, n int, profiles ...devices.Profile) []
 	var out []client.Object
 	for i, s := range devices.NewPool(found, devices.Options{Profiles: profiles}).Slices(nil) {
 		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + string(rune('a'+i))}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: devices.Driver, NodeName: &node, Devices: s.Devices, SharedCounters: s.SharedCounters,
+			Driver: devices.Driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: devices.PoolName(node)}, Devices: s.Devices, SharedCounters: s.SharedCounters,
 		}})
 	}
 	return out
@@ -78,7 +78,7 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 				cut = []devices.Profile{{Name: "p", Share: devices.Share{Memory: uint64(c.spec.Memory.Value()), Cores: int64(c.spec.Cores)}}}
 			}
 			k := api(append(published(t, "n1", 2, cut...), profile("p", c.spec))...)
-			r := &profiles{client: k, reader: k, now: time.Now}
+			r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}
 			request := ctrl.Request{NamespacedName: types.NamespacedName{Name: "p"}}
 			for range 2 { // the second changes nothing
 				if _, err := r.Reconcile(t.Context(), request); err != nil {
@@ -119,7 +119,7 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 func TestAClassOfAnotherOwnerIsLeftAlone(t *testing.T) {
 	theirs := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 	k := api(theirs, profile("p", v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive}))
-	r := &profiles{client: k, reader: k, now: time.Now}
+	r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}
 	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "p"}}); err == nil || !strings.Contains(err.Error(), "does not belong") {
 		t.Errorf("got %v", err)
 	}

@@ -62,11 +62,11 @@ func gpusOf(all []resourceapi.Device) int32 {
 // placements as many as can stand side by side.
 func fits(all []resourceapi.Device) int32 {
 	var total int64
-	taken := map[string]map[string]bool{} // counters that MIG placements took, by GPU
+	taken := map[string]map[string]bool{} // memory slices that MIG placements took, by GPU
 	for _, d := range all {
 		switch devices.Form(text(d, devices.AttrType)) {
 		case devices.Shared:
-			total += shares(d)
+			total += shares(d, nil)
 		case devices.Whole:
 			total++
 		default:
@@ -83,14 +83,15 @@ func fits(all []resourceapi.Device) int32 {
 	return int32(total) //nolint:gosec // at most a few hundred a node
 }
 
-// shares is how often a shareable form's defaults fit into its capacities.
-func shares(d resourceapi.Device) int64 {
+// shares is how often a shareable form's defaults fit into what is left of its capacities.
+func shares(d resourceapi.Device, consumed capacities) int64 {
 	least := int64(-1)
-	for _, c := range d.Capacity {
+	for name, c := range d.Capacity {
 		if c.RequestPolicy == nil || c.RequestPolicy.Default == nil || c.RequestPolicy.Default.Sign() <= 0 {
 			continue
 		}
-		if n := c.Value.Value() / c.RequestPolicy.Default.Value(); least < 0 || n < least {
+		used := consumed[name]
+		if n := (c.Value.Value() - used.Value()) / c.RequestPolicy.Default.Value(); least < 0 || n < least {
 			least = n
 		}
 	}

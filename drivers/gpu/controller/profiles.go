@@ -25,6 +25,7 @@ import (
 type profiles struct {
 	client client.Client
 	reader client.Reader // not cached
+	claims *claims
 	now    func() time.Time
 }
 
@@ -57,11 +58,12 @@ func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 	next.Nodes = nodes
 	for _, n := range nodes {
 		next.Fits += n.Fits
+		next.Free += n.Free
 	}
 	if next.Fits == 0 {
 		setReady(&next.Conditions, p.Generation, false, "NothingFits", "no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector", r.now())
 	} else {
-		setReady(&next.Conditions, p.Generation, true, "Fits", fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty", next.Fits, len(nodes)), r.now())
+		setReady(&next.Conditions, p.Generation, true, "Fits", fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty, %d beside what claims have", next.Fits, len(nodes), next.Free), r.now())
 	}
 	return ctrl.Result{RequeueAfter: recount}, r.write(ctx, &p, next)
 }
@@ -80,12 +82,13 @@ func (r *profiles) write(ctx context.Context, p *v1alpha1.VGPUProfile, next v1al
 func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 	owner := *metav1.NewControllerRef(p, v1alpha1.SchemeGroupVersion().WithKind("VGPUProfile"))
 	resource := ExtendedResourceName(p.Name)
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Spec: resourceapi.DeviceClassSpec{
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Annotations: policyAnnotation(&p.Spec)}, Spec: resourceapi.DeviceClassSpec{
 		ExtendedResourceName: &resource,
 		Selectors:            []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: Selector(p.Name, &p.Spec)}}},
 	}}
 	if err := r.make(ctx, class, &resourceapi.DeviceClass{}, owner, func(a, b client.Object) bool {
-		return equality.Semantic.DeepEqual(a.(*resourceapi.DeviceClass).Spec, b.(*resourceapi.DeviceClass).Spec)
+		return equality.Semantic.DeepEqual(a.(*resourceapi.DeviceClass).Spec, b.(*resourceapi.DeviceClass).Spec) &&
+			a.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation] == b.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation]
 	}); err != nil {
 		return err
 	}
@@ -123,10 +126,32 @@ func (r *profiles) make(ctx context.Context, want, now client.Object, owner meta
 		return nil
 	}
 	want.SetResourceVersion(now.GetResourceVersion())
+	keepOthers(want, now)
 	if err := r.client.Update(ctx, want); err != nil {
 		return fmt.Errorf("update %s: %w", what, err)
 	}
 	return nil
+}
+
+// policyAnnotation tells gpufabric-scheduler the policy of a profile that has one.
+func policyAnnotation(s *v1alpha1.VGPUProfileSpec) map[string]string {
+	if s.Policy == "" {
+		return nil
+	}
+	return map[string]string{v1alpha1.VGPUPolicyAnnotation: string(s.Policy)}
+}
+
+// keepOthers leaves the labels and annotations that others gave an object as they are.
+func keepOthers(want, now client.Object) {
+	annotations := maps.Clone(now.GetAnnotations())
+	delete(annotations, v1alpha1.VGPUPolicyAnnotation)
+	if mine := want.GetAnnotations(); annotations == nil {
+		annotations = mine
+	} else {
+		maps.Copy(annotations, mine)
+	}
+	want.SetAnnotations(annotations)
+	want.SetLabels(now.GetLabels())
 }
 
 // Selector is the CEL expression of a profile's DeviceClass. A Software profile's devices are those that gpu-plugin cuts by it; it knows their
@@ -158,22 +183,29 @@ func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
 	return strings.Join(terms, " && ")
 }
 
-// count says how many slices of a profile fit on the GPUs of each node while they are empty.
+// count says how many slices of a profile fit on the GPUs of each node, while they are empty and beside what claims have.
 func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alpha1.VGPUProfileNode, error) {
-	byNode := map[string][]resourceapi.Device{}
+	taken, err := r.claims.held(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	byNode := map[string]*nodeDevices{}
 	page := &resourceapi.ResourceSliceList{}
 	for {
 		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver}, client.Limit(pageSize), client.Continue(page.Continue)); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("list ResourceSlices: %w", err)
 		}
 		for _, s := range page.Items {
 			if s.Spec.NodeName == nil {
 				continue
 			}
+			node := byNode[*s.Spec.NodeName]
+			if node == nil {
+				node = &nodeDevices{}
+				byNode[*s.Spec.NodeName] = node
+			}
 			for _, d := range s.Spec.Devices {
-				if serves(p, d) {
-					byNode[*s.Spec.NodeName] = append(byNode[*s.Spec.NodeName], d)
-				}
+				node.see(d, s.Spec.Pool.Name, serves(p, d), taken)
 			}
 		}
 		if page.Continue == "" {
@@ -182,7 +214,9 @@ func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alph
 	}
 	var out []v1alpha1.VGPUProfileNode
 	for _, name := range slices.Sorted(maps.Keys(byNode)) {
-		out = append(out, v1alpha1.VGPUProfileNode{Name: name, GPUs: gpusOf(byNode[name]), Fits: fits(byNode[name])})
+		if n := byNode[name]; len(n.served) > 0 {
+			out = append(out, v1alpha1.VGPUProfileNode{Name: name, GPUs: gpusOf(n.served), Fits: fits(n.served), Free: n.free()})
+		}
 	}
 	return out, nil
 }

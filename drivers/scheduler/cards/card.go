@@ -23,6 +23,7 @@ type Card struct {
 	Sharers    int   // containers that have a share
 	MemoryUsed int64 // in units of the node's memory factor
 	CoresUsed  int   // percent
+	Sibling    bool  // another pod of the group that is to be spread has a share
 }
 
 // Node are a node's GPUs in the order of their index.
@@ -61,6 +62,15 @@ func (n Node) raise(other Node) {
 		n[i].Sharers = max(n[i].Sharers, other[i].Sharers)
 		n[i].MemoryUsed = max(n[i].MemoryUsed, other[i].MemoryUsed)
 		n[i].CoresUsed = max(n[i].CoresUsed, other[i].CoresUsed)
+	}
+}
+
+// Mark notes the GPUs of which a pod has shares that must not share one with the pod to be placed.
+func (n Node) Mark(sibling [][]annotation.Share) {
+	for _, share := range slices.Concat(sibling...) {
+		for i := range n {
+			n[i].Sibling = n[i].Sibling || n[i].UUID == share.UUID
+		}
 	}
 }
 

@@ -48,7 +48,8 @@ func pod(annotations map[string]string, amounts ...[3]int64) *corev1.Pod {
 }
 
 func TestPredicates(t *testing.T) {
-	sick, mig, other := l40s(0), l40s(0), l40s(0)
+	sick, mig, other, sibling := l40s(0), l40s(0), l40s(0), used(l40s(0), 1, 1, 0)
+	sibling.Sibling = true
 	sick.Healthy = false
 	mig.Mode = annotation.ModeMIG
 	other.Model = "A100-SXM4-40GB"
@@ -76,6 +77,7 @@ func TestPredicates(t *testing.T) {
 		{"no cores named on a GPU with some given away", Node{used(l40s(0), 1, 1, 99)}, pod(nil, [3]int64{1, 1, 0}), ""},
 		{"an unhealthy GPU", Node{sick}, pod(nil, [3]int64{1, 1, 0}), "1 unhealthy"},
 		{"a GPU that is cut", Node{mig}, pod(nil, [3]int64{1, 1, 0}), "1 cut into MIG instances"},
+		{"another pod of the group on one of two GPUs", Node{sibling, l40s(1)}, pod(nil, [3]int64{2, 1, 0}), "1 of another pod of its PodGroup"},
 		{"mode hami-core is software", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-mode": "hami-core"}, [3]int64{1, 1, 0}), ""},
 		{"mode mig on a GPU that is not cut", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-mode": "mig"}, [3]int64{1, 1, 0}), "1 not cut into MIG instances"},
 		{"a list of UUIDs with the GPU", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-use-gpuuuid": "GPU-1, " + uuid(0)}, [3]int64{1, 1, 0}), ""},
@@ -113,6 +115,7 @@ func TestMistakesAreNamedBeforeAnyNodeIsLookedAt(t *testing.T) {
 		"cores over 100":          {pod(nil, [3]int64{1, 1, 101}), "volcano.sh/vgpu-cores: 101, where at most 100"},
 		"a number beyond reason":  {pod(nil, [3]int64{1 << 40, 1, 0}), "at most 64"},
 		"an unknown mode":         {pod(map[string]string{"volcano.sh/vgpu-mode": "mps"}, [3]int64{1, 1, 0}), `"mps", where hami-core and mig`},
+		"an unknown group policy": {pod(map[string]string{"volcano.sh/vgpu-podgroup-policy": "pack"}, [3]int64{1, 1, 0}), `"pack", where spread is allowed`},
 		"an unknown card policy":  {pod(map[string]string{CardPolicyAnnotation: "best"}, [3]int64{1, 1, 0}), `card policy "best", where binpack, spread, numa and nvlink`},
 		"NUMA is no node's order": {pod(map[string]string{NodePolicyAnnotation: "numa"}, [3]int64{1, 1, 0}), `node policy "numa", where binpack and spread`},
 	} {
@@ -286,5 +289,38 @@ func TestAnInitContainersShareIsFreeWhenItHasEnded(t *testing.T) {
 				t.Errorf("when read again (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPodsOfAGroupThatIsSpreadAreSiblings(t *testing.T) {
+	member := func(namespace, group, policy string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Annotations: map[string]string{}}}
+		for key, value := range map[string]string{"scheduling.k8s.io/group-name": group, "volcano.sh/vgpu-podgroup-policy": policy} {
+			if value != "" {
+				p.Annotations[key] = value
+			}
+		}
+		return p
+	}
+	for _, test := range []struct {
+		name       string
+		pod, other *corev1.Pod
+		want       bool
+	}{
+		{"of one group", member("a", "g", "spread"), member("a", "g", "spread"), true},
+		{"the other does not say so", member("a", "g", "spread"), member("a", "g", ""), true},
+		{"it does not say so itself", member("a", "g", ""), member("a", "g", "spread"), false},
+		{"of another group", member("a", "g", "spread"), member("a", "h", "spread"), false},
+		{"of another namespace", member("a", "g", "spread"), member("b", "g", "spread"), false},
+		{"of no group", member("a", "", "spread"), member("a", "", "spread"), false},
+	} {
+		if got := Siblings(test.pod, test.other); got != test.want {
+			t.Errorf("%s: %t", test.name, got)
+		}
+	}
+	node := Node{l40s(0), l40s(1)}
+	node.Mark([][]annotation.Share{nil, {{UUID: uuid(1)}}})
+	if node[0].Sibling || !node[1].Sibling {
+		t.Errorf("marked %t and %t, want the second alone", node[0].Sibling, node[1].Sibling)
 	}
 }

@@ -66,6 +66,8 @@ func (c *Card) refuses(w *Wish, r Request) string {
 		return "excluded by the pod's list of UUIDs"
 	case len(w.UseModel) > 0 && !named(w.UseModel, c.Model), named(w.AvoidModel, c.Model):
 		return "of a model that the pod excludes"
+	case c.Sibling:
+		return "of another pod of its PodGroup, which is to be spread"
 	case c.Sharers >= c.Slots:
 		return "shared by as many as it may be"
 	case memory > c.Memory:

@@ -45,6 +45,21 @@ func (p Policies) Check() error {
 	return nil
 }
 
+// Of is what holds for a pod that may have annotations of its own. An error is the pod's mistake and names what is allowed.
+func (p Policies) Of(pod *corev1.Pod) (Policies, error) {
+	for key, policy := range map[string]*Policy{NodePolicyAnnotation: &p.Node, CardPolicyAnnotation: &p.Card} {
+		if value := pod.Annotations[key]; value != "" {
+			*policy = Policy(value)
+		}
+	}
+	return p, p.Check()
+}
+
+// HasPolicy tells whether a pod chooses a policy itself.
+func HasPolicy(pod *corev1.Pod) bool {
+	return pod.Annotations[NodePolicyAnnotation] != "" || pod.Annotations[CardPolicyAnnotation] != ""
+}
+
 // Request is what one container asks for: Number different GPUs, and of each Memory units and Cores percent.
 type Request struct {
 	Container string
@@ -80,7 +95,7 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 		return nil, err
 	}
 	asks := func(r Request) bool { return r.Number > 0 }
-	w := &Wish{Requests: ordinary, Policies: defaults}
+	w := &Wish{Requests: ordinary}
 	if slices.ContainsFunc(initial, asks) {
 		w.Requests = slices.Concat(initial, ordinary)
 	}
@@ -91,6 +106,9 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware && w.Mode != annotation.ModeMIG {
 		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware, annotation.ModeMIG)
 	}
+	if policy := pod.Annotations[annotation.PodGroup]; policy != "" && policy != groupSpread {
+		return nil, fmt.Errorf("annotation %s is %q, where %s is allowed", annotation.PodGroup, policy, groupSpread)
+	}
 	for key, list := range map[string]*[]string{annotation.UseUUID: &w.UseUUID, annotation.AvoidUUID: &w.AvoidUUID,
 		annotation.UseType: &w.UseModel, annotation.AvoidType: &w.AvoidModel} {
 		for word := range strings.SplitSeq(pod.Annotations[key], ",") {
@@ -99,12 +117,17 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 			}
 		}
 	}
-	for key, policy := range map[string]*Policy{NodePolicyAnnotation: &w.Policies.Node, CardPolicyAnnotation: &w.Policies.Card} {
-		if value := pod.Annotations[key]; value != "" {
-			*policy = Policy(value)
-		}
-	}
-	return w, w.Policies.Check()
+	w.Policies, err = defaults.Of(pod)
+	return w, err
+}
+
+// groupSpread is the one policy of Volcano's for the pods of a PodGroup.
+const groupSpread = "spread"
+
+// Siblings tells whether another pod is of a pod's PodGroup, no two pods of which are to share a GPU. The pod that is placed says so; Volcano asks no more of the others.
+func Siblings(pod, other *corev1.Pod) bool {
+	group := pod.Annotations[annotation.GroupName]
+	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace && group == other.Annotations[annotation.GroupName]
 }
 
 // Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container starts. One that is

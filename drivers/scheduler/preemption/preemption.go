@@ -20,10 +20,15 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"gpufabric.io/drivers/scheduler/profiles"
 )
 
 // Name is the plugin's in a KubeSchedulerConfiguration, where it takes the place of DefaultPreemption.
 const Name = "GPUFabricPreemption"
+
+// forClaims are the filters for claims: the stock one, and the one that takes its place.
+var forClaims = sets.New(names.DynamicResources, profiles.Name)
 
 // Plugin preempts for device-plugin resources and for claims.
 type Plugin struct {
@@ -70,8 +75,8 @@ type resolvable struct{ fwk.NodeToStatusReader }
 // Get implements fwk.NodeToStatusReader.
 func (r resolvable) Get(node string) *fwk.Status {
 	status := r.NodeToStatusReader.Get(node)
-	if status.Code() == fwk.UnschedulableAndUnresolvable && status.Plugin() == names.DynamicResources {
-		return fwk.NewStatus(fwk.Unschedulable, status.Reasons()...).WithPlugin(names.DynamicResources)
+	if status.Code() == fwk.UnschedulableAndUnresolvable && forClaims.Has(status.Plugin()) {
+		return fwk.NewStatus(fwk.Unschedulable, status.Reasons()...).WithPlugin(status.Plugin())
 	}
 	return status
 }
@@ -106,7 +111,7 @@ func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.
 		return t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info)
 	}
 	state = state.Clone()
-	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(sets.New(names.DynamicResources)))
+	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(forClaims))
 	if status := t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info); !status.IsSuccess() {
 		return status
 	}
@@ -130,7 +135,7 @@ func (p patient) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod
 	if err != nil {
 		return true, "" // the node is gone
 	}
-	if nominated.Plugin() == names.DynamicResources && p.claims.fit(ctx, pod, info).IsSuccess() {
+	if forClaims.Has(nominated.Plugin()) && p.claims.fit(ctx, pod, info).IsSuccess() {
 		return false, "not eligible while the claims of preempted pods are being released on the nominated node."
 	}
 	return true, ""

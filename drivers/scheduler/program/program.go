@@ -5,6 +5,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 
 	"gpufabric.io/drivers/scheduler/preemption"
+	"gpufabric.io/drivers/scheduler/profiles"
 	"gpufabric.io/drivers/scheduler/vgpu"
 )
 
@@ -13,5 +14,6 @@ func Plugins() []app.Option {
 	return []app.Option{
 		app.WithPlugin(vgpu.Name, vgpu.New),
 		app.WithPlugin(preemption.Name, preemption.New),
+		app.WithPlugin(profiles.Name, profiles.New),
 	}
 }

@@ -27,11 +27,13 @@ func TestAgainstAControlPlane(t *testing.T) {
 	}{
 		{"a pod is bound with the annotations that Volcano writes", testAnnotations},
 		{"pods that come at once never overbook a GPU", testConcurrentPods},
+		{"pods of a PodGroup that is spread share no GPU", testPodGroup},
 		{"after a restart what was given away stays given away", testRestart},
 		{"a share is preempted from the pod of lowest priority", testPreemptsShares},
 		{"a disruption budget chooses the other victim", testBudget},
 		{"a claim is preempted from the pod of lowest priority", testPreemptsClaims},
 		{"no more claims are preempted than are needed", testPreemptsOnce},
+		{"slices of a VGPUProfile are placed by its policy", testProfilePolicy},
 		{"a quota counts slices and not their memory", testQuota},
 		{"a process of its own elects itself with the chart's rights", testElection},
 	} {
@@ -115,6 +117,27 @@ func testConcurrentPods(t *testing.T, c *cluster) {
 	}
 }
 
+func testPodGroup(t *testing.T, c *cluster) {
+	c.node(t, "g", gpu(61), gpu(62))
+	seen := map[string]bool{}
+	for i := range 3 {
+		p := shares(pod(fmt.Sprintf("worker-%d", i), "low", "g"), 1, 100, 0)
+		p.Annotations = map[string]string{"scheduling.k8s.io/group-name": "job", "volcano.sh/vgpu-podgroup-policy": "spread"}
+		c.create(t, p)
+		if i == 2 {
+			continue
+		}
+		devices := c.bound(t, p.Name).Annotations["volcano.sh/vgpu-ids-new"]
+		seen[devices] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("binpack put two pods of the group on one GPU: %v", seen)
+	}
+	if words := c.refused(t, "worker-2"); !strings.Contains(words, "2 of another pod of its PodGroup") {
+		t.Errorf("the refusal reads %q", words)
+	}
+}
+
 func testRestart(t *testing.T, c *cluster) {
 	c.stop()
 	c.run()
@@ -168,9 +191,15 @@ func (c *cluster) publish(t *testing.T, node string, devices int) {
 // claiming makes a pod ask for count devices by a claim of its own.
 func (c *cluster) claiming(t *testing.T, p *corev1.Pod, count int64) *corev1.Pod {
 	t.Helper()
+	return c.claimingOf(t, p, "gpu.nvidia.com", count)
+}
+
+// claimingOf makes a pod ask for count devices of a class by a claim of its own.
+func (c *cluster) claimingOf(t *testing.T, p *corev1.Pod, class string, count int64) *corev1.Pod {
+	t.Helper()
 	_, err := c.admin.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}}, metav1.CreateOptions{})
+			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}}, metav1.CreateOptions{})
 	must(t, err)
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &p.Name}}
 	p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/scheduler/cards"
+	"gpufabric.io/drivers/scheduler/profiles"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
 )
@@ -160,11 +161,11 @@ func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod
 	}
 }
 
-// Score values a node by the policy for nodes, from 0 to 100.
+// Score values a node by the policy for nodes, from 0 to 100. For a pod that asks for no shares, but for slices that DRA hands out, package profiles knows.
 func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) (int64, *fwk.Status) {
 	w := wanted(state)
 	if w == nil {
-		return 0, nil
+		return profiles.Score(state, info.Node().Name), nil
 	}
 	before, err := p.node(info, pod)
 	if err != nil {
@@ -207,6 +208,9 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 		}
 		if shares, placed := p.ledger.shares(pod, info.Node().Name); placed {
 			node.Book(shares, cards.Before(pod, len(shares)))
+			if cards.Siblings(besides, pod) {
+				node.Mark(shares)
+			}
 		} else {
 			unplaced = append(unplaced, pod)
 		}
@@ -217,14 +221,15 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 		if err != nil || w == nil {
 			continue
 		}
-		if after := append(cards.Node(nil), node...); placeable(after, w) {
-			node = after
+		after := append(cards.Node(nil), node...)
+		shares, err := after.Place(w)
+		if err != nil {
+			continue
+		}
+		node = after
+		if cards.Siblings(besides, pod) {
+			node.Mark(shares)
 		}
 	}
 	return node, nil
-}
-
-func placeable(node cards.Node, w *cards.Wish) bool {
-	_, err := node.Place(w)
-	return err == nil
 }

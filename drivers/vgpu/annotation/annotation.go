@@ -22,7 +22,8 @@ const (
 	BindPhase   = "volcano.sh/bind-phase"           // allocating | success | failed
 	BindTime    = "volcano.sh/bind-time"            // Unix seconds
 	PodMode     = "volcano.sh/vgpu-mode"            // hami-core | mig
-	PodGroup    = "volcano.sh/vgpu-podgroup-policy" // how GPUs of one group are chosen
+	PodGroup    = "volcano.sh/vgpu-podgroup-policy" // spread: no GPU with another pod of the group
+	GroupName   = "scheduling.k8s.io/group-name"    // the pod's PodGroup, in its namespace
 	UseUUID     = "volcano.sh/vgpu-use-gpuuuid"     // comma-separated
 	AvoidUUID   = "volcano.sh/vgpu-nouse-gpuuuid"   // comma-separated
 	UseType     = "nvidia.com/use-gputype"          // comma-separated model names

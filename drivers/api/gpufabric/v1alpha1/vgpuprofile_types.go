@@ -16,6 +16,7 @@ import (
 // +kubebuilder:printcolumn:name="Cores",type=integer,JSONPath=`.spec.cores`
 // +kubebuilder:printcolumn:name="Resource",type=string,JSONPath=`.status.extendedResourceName`
 // +kubebuilder:printcolumn:name="Fits",type=integer,JSONPath=`.status.fits`
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.free`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type VGPUProfile struct {
@@ -53,7 +54,10 @@ const (
 	VGPUExclusive VGPUMode = "Exclusive"
 )
 
-// VGPUPolicy says how slices are spread over GPUs by a scheduler that knows it.
+// VGPUPolicyAnnotation on a DeviceClass is the policy of the VGPUProfile that made it, by which gpufabric-scheduler chooses nodes and GPUs for its slices.
+const VGPUPolicyAnnotation = GroupName + "/vgpu-policy"
+
+// VGPUPolicy says how slices are spread over nodes and GPUs by a scheduler that knows it.
 //
 // +kubebuilder:validation:Enum=Binpack;Spread
 type VGPUPolicy string
@@ -95,7 +99,8 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +optional
 	ProductNames []string `json:"productNames,omitempty"`
-	// Policy says how slices are spread; the stock scheduler takes the first GPU that fits.
+	// Policy says how slices are spread over nodes and over a node's GPUs, for pods of gpufabric-scheduler; without one its own default holds, and
+	// a pod's annotations come before both. The stock scheduler does not read it: it takes the first GPU that fits.
 	//
 	// +optional
 	Policy VGPUPolicy `json:"policy,omitempty"`
@@ -126,6 +131,9 @@ type VGPUProfileStatus struct {
 	// Fits is how many slices fit on empty GPUs of all selected nodes.
 	// +optional
 	Fits int32 `json:"fits,omitempty"`
+	// Free is how many slices fit beside what ResourceClaims have now. GPUs that are tainted (unhealthy, or given to a device plugin) have none.
+	// +optional
+	Free int32 `json:"free"`
 	// Nodes says how many fit on each node.
 	// +listType=map
 	// +listMapKey=name
@@ -146,4 +154,7 @@ type VGPUProfileNode struct {
 	GPUs int32 `json:"gpus"`
 	// Fits is how many slices fit on them while they are empty.
 	Fits int32 `json:"fits"`
+	// Free is how many slices fit on them beside what ResourceClaims have now.
+	// +optional
+	Free int32 `json:"free"`
 }

@@ -1,0 +1,140 @@
+package profiles
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/scheduler/cards"
+)
+
+// Names of the GPU driver, as existing DeviceClasses select it, and of the capacity that is a device's memory in bytes.
+const (
+	gpuDriver = "gpu.nvidia.com"
+	memory    = "memory"
+)
+
+// share is a GPU's memory and what of it is given away, in whatever form.
+type share struct {
+	used, total int64
+	open        bool // a device of it is not tainted
+}
+
+func (s share) part() float64 {
+	if s.total == 0 {
+		return 0
+	}
+	return min(float64(s.used)/float64(s.total), 1)
+}
+
+// usage are the GPUs of those nodes on which something is given away, by node and counter set.
+type usage map[string]map[string]share
+
+// percent is the mean part of a node's memory that is given away, over the GPUs that pods without tolerations may have; 0 for a node that is not in the account.
+func (u usage) percent(node string) int64 {
+	var sum, count float64
+	for _, gpu := range u[node] {
+		if gpu.open {
+			sum, count = sum+gpu.part(), count+1
+		}
+	}
+	if count == 0 {
+		return 0
+	}
+	return int64(math.Round(100 * sum / count))
+}
+
+// order shows all ResourceSlices with those of the GPU driver's pools in the policy's order, and what is given away of their GPUs. The allocator goes by the
+// slices' names, so the slices of GPUs that come first are shown under names that come first. A pool of which nothing is given away stays as it is.
+func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedState, policy cards.Policy) ([]*resourceapi.ResourceSlice, usage) {
+	taken := given(allocated)
+	pools := map[string][]int{} // indices of slices with devices, by pool
+	for i, slice := range all {
+		if slice.Spec.Driver == gpuDriver && len(slice.Spec.Devices) > 0 && taken[slice.Spec.Pool.Name] != nil {
+			pools[slice.Spec.Pool.Name] = append(pools[slice.Spec.Pool.Name], i)
+		}
+	}
+	shown, nodes := slices.Clone(all), usage{}
+	for pool, indices := range pools {
+		gpus := map[string]share{}
+		for _, i := range indices {
+			measure(all[i], taken[pool], gpus)
+		}
+		nodes[ptr.Deref(all[indices[0]].Spec.NodeName, "")] = gpus
+		slices.SortFunc(indices, func(a, b int) int {
+			x, y := gpus[counterSet(&all[a].Spec.Devices[0])].part(), gpus[counterSet(&all[b].Spec.Devices[0])].part()
+			if policy != cards.Spread {
+				x, y = y, x
+			}
+			return cmp.Or(cmp.Compare(x, y), cmp.Compare(all[a].Name, all[b].Name))
+		})
+		for rank, i := range indices {
+			slice := *all[i] // shares the devices, which nobody changes
+			slice.Name = fmt.Sprintf("%04d-%s", rank, slice.Name)
+			shown[i] = &slice
+		}
+	}
+	return shown, nodes
+}
+
+// whole stands for a device that one claim has alone.
+const whole = -1
+
+// given is the memory that is given away of each of the GPU driver's devices, by pool and device.
+func given(allocated *structured.AllocatedState) map[string]map[string]int64 {
+	out := map[string]map[string]int64{}
+	set := func(id structured.DeviceID, bytes int64) {
+		if id.Driver.String() != gpuDriver {
+			return
+		}
+		pool := id.Pool.String()
+		if out[pool] == nil {
+			out[pool] = map[string]int64{}
+		}
+		out[pool][id.Device.String()] = bytes
+	}
+	for id := range allocated.AllocatedDevices {
+		set(id, whole)
+	}
+	for id, consumed := range allocated.AggregatedCapacity {
+		var bytes int64
+		if amount := consumed[memory]; amount != nil {
+			bytes = amount.Value()
+		}
+		set(id, bytes)
+	}
+	return out
+}
+
+// measure adds a slice's devices to the account of their GPUs.
+func measure(slice *resourceapi.ResourceSlice, taken map[string]int64, gpus map[string]share) {
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		gpu := gpus[counterSet(d)]
+		capacity := d.Capacity[memory]
+		bytes := capacity.Value.Value()
+		gpu.total = max(gpu.total, bytes)
+		if used := taken[d.Name]; used == whole {
+			gpu.used += bytes
+		} else {
+			gpu.used += used
+		}
+		gpu.open = gpu.open || !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+			return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute
+		})
+		gpus[counterSet(d)] = gpu
+	}
+}
+
+// counterSet is what tells one GPU's devices from another's.
+func counterSet(d *resourceapi.Device) string {
+	if len(d.ConsumesCounters) == 0 {
+		return d.Name
+	}
+	return d.ConsumesCounters[0].CounterSet
+}

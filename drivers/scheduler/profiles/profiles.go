@@ -1,0 +1,195 @@
+// Package profiles places the slices that DRA hands out by a policy: those of VGPUProfiles, and what a pod with a policy of its own claims of the GPU driver.
+//
+// Which devices satisfy a claim, and that none is given twice, stays kube-scheduler's own plugin for claims, unchanged. Its allocator takes the first device
+// that fits, pool by pool and within a pool in the order of the ResourceSlices' names, and the GPU driver publishes a slice a GPU. So the plugin here is the
+// stock one with a view of the ResourceSlices in which a node's GPUs stand in the policy's order; and for the choice among nodes there is a score.
+package profiles
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/dynamic-resource-allocation/structured"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/drivers/scheduler/cards"
+)
+
+// Name is the plugin's in a KubeSchedulerConfiguration, where it takes the place of DynamicResources.
+const Name = "GPUFabricDynamicResources"
+
+// Args are the plugin's arguments: the policies of slices whose VGPUProfile has none.
+type Args struct {
+	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
+	CardPolicy cards.Policy `json:"cardPolicy,omitempty"` // spread; any other is binpack here: which GPUs of a claim are close is said by its constraints
+}
+
+// Plugin is kube-scheduler's plugin for claims, which sees GPUs in the order of a pod's policy.
+type Plugin struct {
+	*dynamicresources.DynamicResources
+	manager  *manager
+	defaults cards.Policies
+}
+
+var (
+	_ fwk.PreEnqueuePlugin  = (*Plugin)(nil)
+	_ fwk.PreFilterPlugin   = (*Plugin)(nil)
+	_ fwk.FilterPlugin      = (*Plugin)(nil)
+	_ fwk.PostFilterPlugin  = (*Plugin)(nil)
+	_ fwk.ScorePlugin       = (*Plugin)(nil)
+	_ fwk.ReservePlugin     = (*Plugin)(nil)
+	_ fwk.PreBindPlugin     = (*Plugin)(nil)
+	_ fwk.EnqueueExtensions = (*Plugin)(nil)
+)
+
+// New is the plugin's factory. It refuses arguments that it does not know; the stock plugin's own defaults hold.
+func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	args := Args{NodePolicy: cards.Binpack, CardPolicy: cards.Binpack}
+	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
+		if err := yaml.UnmarshalStrict(unknown.Raw, &args); err != nil {
+			return nil, fmt.Errorf("arguments of plugin %s: %w", Name, err)
+		}
+	}
+	defaults := cards.Policies{Node: args.NodePolicy, Card: args.CardPolicy}
+	if err := defaults.Check(); err != nil {
+		return nil, fmt.Errorf("arguments of plugin %s: %w", Name, err)
+	}
+	var versioned configv1.DynamicResourcesArgs
+	scheme.Scheme.Default(&versioned)
+	var stockArgs config.DynamicResourcesArgs
+	if err := scheme.Scheme.Convert(&versioned, &stockArgs, nil); err != nil {
+		return nil, err
+	}
+	m := &manager{SharedDRAManager: handle.SharedDRAManager()}
+	stock, err := dynamicresources.New(ctx, &stockArgs, steered{handle, m}, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	if err != nil {
+		return nil, err
+	}
+	claims, ok := stock.(*dynamicresources.DynamicResources)
+	if !ok {
+		return nil, fmt.Errorf("plugin %s: the stock plugin is a %T, which it does not know", Name, stock)
+	}
+	return &Plugin{claims, m, defaults}, nil
+}
+
+// Name implements fwk.Plugin.
+func (p *Plugin) Name() string { return Name }
+
+// PreFilter has the stock plugin prepare its allocator, which keeps what it is shown of ResourceSlices for the rest of the pod's cycle.
+func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+	policies, err := p.policies(pod)
+	if err != nil {
+		// The stock plugin's PostFilter wants what its PreFilter leaves.
+		if _, status := p.DynamicResources.PreFilter(ctx, state, pod, nodes); !status.IsSuccess() {
+			return nil, status
+		}
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	if policies == nil {
+		return p.DynamicResources.PreFilter(ctx, state, pod, nodes)
+	}
+	c := &cycle{policy: policies.Card}
+	p.manager.cycle.Store(c)
+	defer p.manager.cycle.Store(nil)
+	result, status := p.DynamicResources.PreFilter(ctx, state, pod, nodes)
+	if status.IsSuccess() {
+		state.Write(placementKey, placement{policies.Node, c.usage})
+	}
+	return result, status
+}
+
+// placement is what PreFilter leaves for the score; nothing changes it.
+type placement struct {
+	policy cards.Policy
+	usage  usage
+}
+
+const placementKey fwk.StateKey = Name + "/placement"
+
+func (p placement) Clone() fwk.StateData { return p }
+
+// Score values a node for a pod whose slices have a policy, from 0 to 100: by binpack the mean part of the memory of its GPUs that is given away, by spread the
+// part that is not. Without one every node is worth 0. It is not this plugin's own score, which the stock plugin needs for claims with alternatives.
+func Score(state fwk.CycleState, node string) int64 {
+	data, err := state.Read(placementKey)
+	if err != nil {
+		return 0
+	}
+	p := data.(placement)
+	if p.policy == cards.Spread {
+		return 100 - p.usage.percent(node)
+	}
+	return p.usage.percent(node)
+}
+
+// steered is the scheduler's framework with another view of what DRA offers.
+type steered struct {
+	fwk.Handle
+	manager *manager
+}
+
+// SharedDRAManager implements fwk.Handle.
+func (s steered) SharedDRAManager() fwk.SharedDRAManager { return s.manager }
+
+// manager shows ResourceSlices in the order of the policy of the pod whose PreFilter runs. The scheduler runs one at a time; bindings, which run beside it,
+// list no slices.
+type manager struct {
+	fwk.SharedDRAManager
+	cycle atomic.Pointer[cycle]
+}
+
+// cycle is one pod's PreFilter.
+type cycle struct {
+	policy    cards.Policy
+	allocated *structured.AllocatedState // what is given away, as the allocator will see it
+	usage     usage
+}
+
+// ResourceClaims implements fwk.SharedDRAManager.
+func (m *manager) ResourceClaims() fwk.ResourceClaimTracker {
+	return tracker{m.SharedDRAManager.ResourceClaims(), m}
+}
+
+// ResourceSlices implements fwk.SharedDRAManager.
+func (m *manager) ResourceSlices() fwk.ResourceSliceLister {
+	return lister{m.SharedDRAManager.ResourceSlices(), m}
+}
+
+type tracker struct {
+	fwk.ResourceClaimTracker
+	manager *manager
+}
+
+// GatherAllocatedState keeps for the order what the stock plugin reads before it lists the slices.
+func (t tracker) GatherAllocatedState() (*structured.AllocatedState, error) {
+	state, err := t.ResourceClaimTracker.GatherAllocatedState()
+	if c := t.manager.cycle.Load(); c != nil && err == nil {
+		c.allocated = state
+	}
+	return state, err
+}
+
+type lister struct {
+	fwk.ResourceSliceLister
+	manager *manager
+}
+
+// ListWithDeviceTaintRules implements fwk.ResourceSliceLister.
+func (l lister) ListWithDeviceTaintRules() ([]*resourceapi.ResourceSlice, error) {
+	all, err := l.ResourceSliceLister.ListWithDeviceTaintRules()
+	if c := l.manager.cycle.Load(); c != nil && err == nil && c.allocated != nil {
+		all, c.usage = order(all, c.allocated, c.policy)
+	}
+	return all, err
+}

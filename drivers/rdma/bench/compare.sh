@@ -1,6 +1,8 @@
 #!/bin/sh
-# Times the discovery of RDMA devices beside k8s-rdma-shared-dev-plugin v1.5.3, built from its module, on the same trees.
+# Measures the RDMA plugin beside k8s-rdma-shared-dev-plugin v1.5.3, built from its module, on the same trees: discovery, a port that goes down, a
+# kubelet's restart, memory.
 set -eu
+export CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}" # as the Makefile has it
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
@@ -17,5 +19,8 @@ sed '/^\/\/go:build ignore$/d' "$here/peer/main.go" >"$work/theirs/cmd/timer/mai
 cd "$work/theirs"
 GOWORK=off go build -o "$work/peer" ./cmd/timer
 
+cd "$here/../.."
+# As `make build` builds it: the memory of what ships is what counts.
+go build -trimpath -tags grpcnotrace -ldflags "-s -w -extldflags=-Wl,-Ttext-segment=0x410000" -o "$work/gpufabric" ./cmd/gpufabric
 cd "$here"
-PEER="$work/peer" go test -count=1 -v -run TestDiscoveryBesideTheOtherPlugin .
+PEER="$work/peer" GPUFABRIC="$work/gpufabric" go test -count=1 -v -run 'BesideTheOtherPlugin$' .

@@ -45,15 +45,7 @@ func TestDiscoveryBesideTheOtherPlugin(t *testing.T) {
 	if peer == "" {
 		t.Skip("skipped: run drivers/rdma/bench/compare.sh, which builds the other plugin")
 	}
-	config := filepath.Join(t.TempDir(), "config.json")
-	if err := os.WriteFile(config, []byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": 1000, "selectors": {"vendors": ["15b3"]}}]}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	// The other plugin's library wants names of vendors, or it does not start.
-	ids := filepath.Join(t.TempDir(), "pci.ids")
-	if err := os.WriteFile(ids, []byte("15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network controller\n\t00  Ethernet controller\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	config := write(t, "config.json", `{"configList": [{"resourceName": "a", "rdmaHcaMax": 1000, "selectors": {"vendors": ["15b3"]}}]}`)
 	for _, n := range []int{8, 64, 512} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			tree := functions(t, n)
@@ -68,10 +60,7 @@ func TestDiscoveryBesideTheOtherPlugin(t *testing.T) {
 			}
 			slices.Sort(took)
 			t.Logf("ours:   %d devices, median %v, fastest %v", n, took[rounds/2], took[0])
-			// The other plugin reads /sys and /dev/infiniband and nowhere else, so it gets them in a mount namespace of its own.
-			script := fmt.Sprintf("mount --rbind %s /sys && mount -t tmpfs none /dev && mkdir /dev/infiniband && mount --bind %s/infiniband /dev/infiniband && exec %s %s", tree.Sys, tree.Dev, peer, config)
-			command := exec.CommandContext(t.Context(), "unshare", "-Urm", "sh", "-c", script)
-			command.Env = append(os.Environ(), "PCIDB_PATH="+ids)
+			command := theirs(t, tree, "", peer, "discover", config)
 			out, err := command.CombinedOutput()
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			if last := lines[len(lines)-1]; err == nil && strings.HasPrefix(last, fmt.Sprintf("theirs: %d devices", n)) {
@@ -81,4 +70,29 @@ func TestDiscoveryBesideTheOtherPlugin(t *testing.T) {
 			}
 		})
 	}
+}
+
+// theirs is a command of the other plugin. It reads /sys, /dev/infiniband and /var/lib/kubelet and nowhere else, so it gets them in a mount namespace of
+// its own; kubelet may be empty.
+func theirs(t *testing.T, tree *sysfstest.Tree, kubelet string, command ...string) *exec.Cmd {
+	t.Helper()
+	// Its library wants names of vendors, or it does not start.
+	ids := write(t, "pci.ids", "15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network controller\n\t00  Ethernet controller\n")
+	script := fmt.Sprintf("mount --rbind %s /sys && mount -t tmpfs none /dev && mkdir /dev/infiniband && mount --bind %s/infiniband /dev/infiniband", tree.Sys, tree.Dev)
+	if kubelet != "" {
+		script += fmt.Sprintf(" && mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount --bind %s /var/lib/kubelet", kubelet)
+	}
+	c := exec.CommandContext(t.Context(), "unshare", "-Urm", "sh", "-c", script+" && exec "+strings.Join(command, " "))
+	c.Env = append(os.Environ(), "PCIDB_PATH="+ids)
+	return c
+}
+
+// write writes a file of the test's own and returns its path.
+func write(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

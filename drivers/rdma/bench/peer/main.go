@@ -1,7 +1,7 @@
 //go:build ignore
 
-// This program times the discovery of k8s-rdma-shared-dev-plugin. compare.sh builds it inside that plugin's own module, which pins libraries
-// that this one cannot have beside its own.
+// This program runs k8s-rdma-shared-dev-plugin to be measured: `discover CONFIG` times its discovery, `serve CONFIG` serves as its own main does until it
+// is ended. compare.sh builds it inside that plugin's module, which pins libraries that this one cannot have beside its own.
 package main
 
 import (
@@ -20,10 +20,15 @@ const rounds = 5
 
 func main() {
 	log.SetOutput(io.Discard)
+	config := os.Args[2]
+	if os.Args[1] == "serve" {
+		serve(config)
+		return
+	}
 	var took []time.Duration
 	devices := 0
 	for range rounds {
-		manager := resources.NewResourceManager(os.Args[1], false)
+		manager := resources.NewResourceManager(config, false)
 		if err := manager.ReadConfig(); err != nil {
 			panic(err)
 		}
@@ -36,4 +41,18 @@ func main() {
 	}
 	slices.Sort(took)
 	fmt.Printf("theirs: %d devices, median %v, fastest %v\n", devices, took[rounds/2], took[0])
+}
+
+// serve takes the steps of the plugin's main, but for the question in which mode the kernel's RDMA subsystem is: on a kernel without one it ends there.
+func serve(config string) {
+	manager := resources.NewResourceManager(config, false)
+	for _, step := range []func() error{
+		manager.ReadConfig, manager.ValidateConfigs, manager.DiscoverHostDevices, manager.InitServers, manager.StartAllServers,
+	} {
+		if err := step(); err != nil {
+			panic(err)
+		}
+	}
+	manager.PeriodicUpdate()
+	select {}
 }

@@ -73,16 +73,13 @@ func TestAGPUThatDidNotAnswerAtTheStartIsSharedWhenItDoes(t *testing.T) {
 	back.Store(true)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	n.annotation(annotation.NodeRegister, func(got string) bool { return strings.Contains(got, machine.GPUs[1].UUID+",10,4096,") })
+	n.schedule("after", machine.GPUs[1].UUID+",NVIDIA,4096,0:;", "main")
+	n.allocate("volcano.sh/vgpu-number", 1)
+	n.phase("after", annotation.BindSuccess)
 	n.schedule("greedy", machine.GPUs[0].UUID+",NVIDIA,4096,0:;", "main")
 	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "held by default/before") {
 		t.Errorf("got %v, want a refusal that names who had its share before", err)
 	}
-	n.phase("greedy", annotation.BindFailed)
-	if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "greedy", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	n.schedule("after", machine.GPUs[1].UUID+",NVIDIA,4096,0:;", "main")
-	n.allocate("volcano.sh/vgpu-number", 1)
 }
 
 // modes writes a node configuration and returns its flag.

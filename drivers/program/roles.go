@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	"gpufabric.io/drivers/rdma/policy"
+	"gpufabric.io/drivers/uninstall"
 	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
 	"gpufabric.io/drivers/webhook"
 )
@@ -31,5 +32,6 @@ func roles() []func(host.Host) *cobra.Command {
 		vgpu.MonitorCommand,
 		webhook.Command,
 		explain.Command,
+		uninstall.Command,
 	}
 }

@@ -79,6 +79,7 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
 			t.Errorf("remove the drivers: %v", err)
 		}
+		e.nodesAreClean(ctx, t)
 		// Helm leaves the namespace that it made.
 		if _, err := e.Kubectl(ctx, nil, "delete", "namespace", "gpufabric-system", "--ignore-not-found", "--timeout=2m"); err != nil {
 			t.Errorf("remove the drivers' namespace: %v", err)
@@ -89,6 +90,18 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 		pods, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "pods", "--output", "wide")
 		events, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "events", "--field-selector", "type=Warning")
 		t.Fatalf("install the drivers: %v\n%s\n%s", err, pods, events)
+	}
+}
+
+// nodesAreClean looks for what the drivers wrote on their nodes, which an uninstall takes off.
+func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
+	t.Helper()
+	out, err := e.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
+	must(t, err)
+	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit"} {
+		if strings.Contains(out, `"`+key+`"`) {
+			t.Errorf("the drivers are removed, and a node still has %s", key)
+		}
 	}
 }
 

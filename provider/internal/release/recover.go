@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"helm.sh/helm/v3/pkg/action"
@@ -77,8 +78,22 @@ func (m *Manager) uninstallHelm(ctx context.Context, name string, hooks time.Dur
 	uninstall := action.NewUninstall(config)
 	uninstall.IgnoreNotFound = true
 	uninstall.Timeout = hooks
+	if last, err := config.Releases.Last(name); err == nil {
+		uninstall.DisableHooks = ownHooksOnly(last)
+	}
 	_, err = uninstall.Run(name)
 	return err
+}
+
+// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may not be to be had; after a
+// release of ours that is the provider's own work.
+func ownHooksOnly(stored *helm.Release) bool {
+	for _, hook := range stored.Hooks {
+		if !strings.Contains(hook.Manifest, "app.kubernetes.io/part-of: gpufabric\n") {
+			return false
+		}
+	}
+	return true
 }
 
 // takeBack removes a release whose install failed, with the CRDs that this install made and Helm would keep. A CRD was made by it when it is not

@@ -2,6 +2,7 @@ package release
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -65,8 +67,8 @@ func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, h
 	if err := m.removeSlices(ctx, drivers); err != nil {
 		notes = append(notes, fmt.Sprintf("ResourceSlices of the removed drivers may be left: %v", err))
 	}
-	if err := m.removeLabels(ctx, drivers); err != nil {
-		notes = append(notes, fmt.Sprintf("Nodes may still be labelled with what the removed drivers found on them: %v", err))
+	if err := m.cleanNodes(ctx, last.writtenOnNodes()); err != nil {
+		notes = append(notes, fmt.Sprintf("Nodes may still carry labels and annotations of the removed drivers: %v", err))
 	}
 	if removal.CRDs {
 		if err := m.removeCRDs(ctx, slices.Concat(left, removed)); err != nil {
@@ -135,25 +137,67 @@ func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 	return errors.Join(errs...)
 }
 
-// nodeLabels are what each driver's node plugin writes on its node. A plugin that ends cannot tell an uninstall from an upgrade, so it leaves them.
-var nodeLabels = map[string][]string{"compute-domain.nvidia.com": {v1beta1.LabelClique, v1beta1.LabelComputeDomain}}
+// onNodes are labels and annotations of Node objects.
+type onNodes struct{ labels, annotations []string }
 
-// removeLabels takes off the nodes what the drivers wrote on them.
-func (m *Manager) removeLabels(ctx context.Context, drivers []string) error {
+// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an upgrade, so it leaves that.
+func (r *Release) writtenOnNodes() onNodes {
+	var written onNodes
+	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
+		written.labels = []string{v1beta1.LabelClique, v1beta1.LabelComputeDomain}
+	}
+	if strings.Contains(r.Manifest, "gpufabric-vgpu-plugin") {
+		written.annotations = []string{"volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit"}
+	}
+	return written
+}
+
+// off is the merge patch that takes it off a node, nil where the node has none of it.
+func (w onNodes) off(node *corev1.Node) map[string]any {
+	patch := map[string]any{}
+	for field, keys := range map[string][]string{"labels": w.labels, "annotations": w.annotations} {
+		have := node.Labels
+		if field == "annotations" {
+			have = node.Annotations
+		}
+		nulls := map[string]any{}
+		for _, key := range keys {
+			if _, ok := have[key]; ok {
+				nulls[key] = nil
+			}
+		}
+		if len(nulls) > 0 {
+			patch[field] = nulls
+		}
+	}
+	if len(patch) == 0 {
+		return nil
+	}
+	return map[string]any{"metadata": patch}
+}
+
+// cleanNodes takes off the nodes what drivers wrote on them.
+func (m *Manager) cleanNodes(ctx context.Context, written onNodes) error {
+	if len(written.labels)+len(written.annotations) == 0 {
+		return nil
+	}
+	nodes, err := m.client.Typed.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for _, d := range drivers {
-		for _, label := range nodeLabels[d] {
-			nodes, err := m.client.Typed.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: label})
-			if err != nil {
-				return err
-			}
-			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, label)
-			for _, node := range nodes.Items {
-				_, err := m.client.Typed.CoreV1().Nodes().Patch(ctx, node.Name, apitypes.MergePatchType, patch, metav1.PatchOptions{})
-				if err != nil && !apierrors.IsNotFound(err) {
-					errs = append(errs, err)
-				}
-			}
+	for i := range nodes.Items {
+		change := written.off(&nodes.Items[i])
+		if change == nil {
+			continue
+		}
+		patch, err := json.Marshal(change)
+		if err != nil {
+			return err
+		}
+		_, err = m.client.Typed.CoreV1().Nodes().Patch(ctx, nodes.Items[i].Name, apitypes.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

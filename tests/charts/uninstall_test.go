@@ -1,0 +1,133 @@
+package charts
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/action"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+)
+
+func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
+	}
+	program := buildProgram(t)
+	live := startServer(t)
+	tool := newHelm(t, live.config)
+	values := everything()
+	values["crds"] = map[string]any{"keep": false}
+	if _, err := tool.install("gpufabric", load(t, "gpufabric"), values); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := kubernetes.NewForConfig(live.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []*corev1.Node{
+		{ObjectMeta: metav1.ObjectMeta{Name: "fabric", Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "a.1", "resource.nvidia.com/computeDomain": "uid"}}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "shared", Labels: map[string]string{"zone": "z1"}, Annotations: map[string]string{
+			"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y", "vgpu.gpufabric.io/unit": "1 MiB"}}},
+	} {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// An upgrade runs nothing.
+	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"), values); err != nil {
+		t.Fatal(err)
+	}
+	jobs := admin.BatchV1().Jobs(namespace)
+	if list, err := jobs.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+		t.Fatalf("after an upgrade there are Jobs: %v, %v", list.Items, err)
+	}
+
+	ended := make(chan error, 1)
+	go func() {
+		_, err := action.NewUninstall(tool.configuration).Run("gpufabric")
+		ended <- err
+	}()
+	var job *batchv1.Job
+	await(t, "the uninstall's Job", jobs.Watch, func(event watch.Event) bool {
+		var ok bool
+		job, ok = event.Object.(*batchv1.Job)
+		return ok
+	}, metav1.ListOptions{})
+	if _, err := admin.AppsV1().DaemonSets(namespace).Get(t.Context(), "gpufabric-compute-domain-plugin", metav1.GetOptions{}); err == nil {
+		t.Error("the Job runs while a plugin may still write the label")
+	}
+	pod := job.Spec.Template.Spec
+	run := exec.CommandContext(t.Context(), program, pod.Containers[0].Args...)
+	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, live.config, admin, pod.ServiceAccountName))
+	if said, err := run.CombinedOutput(); err != nil {
+		t.Errorf("gpufabric %s: %v\n%s", strings.Join(pod.Containers[0].Args, " "), err, said)
+	}
+	finish(t, admin, job)
+	if err := <-ended; err != nil {
+		t.Fatalf("uninstall: %v", err)
+	}
+
+	nodes, err := admin.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes.Items {
+		if len(node.Labels) != 1 || node.Labels["zone"] != "z1" || len(node.Annotations) != 0 {
+			t.Errorf("node %s has the labels %v and the annotations %v left", node.Name, node.Labels, node.Annotations)
+		}
+	}
+	live.awaitNoCRD(t)
+	// The Job's own pod was played.
+	left := slices.DeleteFunc(live.ours(t), func(object string) bool { return strings.HasPrefix(object, "Pod ") })
+	if len(left) != 0 {
+		t.Errorf("uninstall left %v", left)
+	}
+}
+
+// finish says of a Job what its controller says of one whose pod succeeded.
+func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
+	t.Helper()
+	now := metav1.NewTime(time.Now())
+	job.Status = batchv1.JobStatus{StartTime: &now, CompletionTime: &now, Succeeded: 1, Conditions: []batchv1.JobCondition{
+		{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue, LastTransitionTime: now},
+		{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, LastTransitionTime: now},
+	}}
+	if _, err := admin.BatchV1().Jobs(job.Namespace).UpdateStatus(t.Context(), job, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		values map[string]any
+		want   []string
+	}{
+		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique"}},
+		{"ComputeDomains go too", map[string]any{"crds": map[string]any{"keep": false}},
+			[]string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=resource.nvidia.com/computeDomain"}},
+		{"GPUs alone", map[string]any{"gpus": on(), "computeDomains": off()}, nil},
+		{"told not to", map[string]any{"gpus": on(), "vgpu": on(), "uninstall": map[string]any{"cleanNodes": false}}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			for name, pod := range pods(t, renderValues(t, "gpufabric", test.values)) {
+				if name == "gpufabric-uninstall" {
+					got = pod.Spec.Containers[0].Args
+				}
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("the Job runs gpufabric %v, want %v", got, test.want)
+			}
+		})
+	}
+}

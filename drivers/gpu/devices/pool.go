@@ -63,8 +63,9 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 			continue
 		}
 		for _, profile := range bySize(g.MIG.Profiles) {
+			m := mouldOf(n, g, profile)
 			for _, at := range profile.Placements {
-				p.add(partition(n, g, profile, at))
+				p.add(m.partition(g, profile, at))
 			}
 		}
 	}
@@ -80,7 +81,7 @@ func (p *Pool) addStatic(n *inventory.Node, g *inventory.GPU, instances []Instan
 			p.Problems = append(p.Problems, fmt.Errorf("%s: a MIG instance of profile %d at %d stands there, which NVML does not list among its profiles and placements; it is not offered", g.UUID, i.ProfileID, i.Start))
 			continue
 		}
-		d := partition(n, g, profile, profile.Placements[at])
+		d := mouldOf(n, g, profile).partition(g, profile, profile.Placements[at])
 		d.Static = !i.Held
 		p.add(d)
 	}

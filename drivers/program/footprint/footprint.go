@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,12 +28,45 @@ const (
 	// A heap below smallHeap is collected when it has grown by smallGrowth percent rather than by its own size: to collect a few
 	// megabytes more often costs a node's plugin nothing that could be measured. The environment's GOGC wins.
 	smallHeap   = 16 << 20
-	smallGrowth = 40
+	smallGrowth = 20
+	usualGrowth = 100
 )
+
+// Nobody asks this program for a profile of its allocations, and the samples would take memory.
+func init() { runtime.MemProfileRate = 0 }
+
+// growth keeps the collector's pace by the size of the heap, from the program's first moment: what a start leaves scattered over a heap that was
+// allowed to double stays resident, since Go moves nothing.
+type growth struct {
+	// live is the heap that the last collection left, percent the pace that was set.
+	live    []metrics.Sample
+	percent int
+}
+
+// adapt sets the pace now and after each collection.
+func (g *growth) adapt() {
+	metrics.Read(g.live)
+	percent := usualGrowth
+	if g.live[0].Value.Kind() == metrics.KindUint64 && g.live[0].Value.Uint64() < smallHeap {
+		percent = smallGrowth
+	}
+	if percent != g.percent {
+		g.percent = percent
+		debug.SetGCPercent(percent)
+	}
+	// A finalizer runs once after the collection that found its object unreachable.
+	runtime.SetFinalizer(&collected{g}, func(c *collected) { c.growth.adapt() })
+}
+
+// collected is an object that is never kept.
+type collected struct{ growth *growth }
 
 // Keep trims the process once it has started and now and then after that, until ctx ends. It is for a process that is one role:
 // what it does is the whole process's.
 func Keep(ctx context.Context) {
+	if os.Getenv("GOGC") == "" {
+		(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
+	}
 	timer := time.NewTimer(settled)
 	defer timer.Stop()
 	for {
@@ -52,10 +86,6 @@ func Keep(ctx context.Context) {
 // Trim gives free heap, and the clean pages of the program's own file, back to the kernel.
 func Trim() error {
 	debug.FreeOSMemory()
-	var heap runtime.MemStats
-	if runtime.ReadMemStats(&heap); heap.HeapAlloc < smallHeap && os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(smallGrowth)
-	}
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return fmt.Errorf("find the program's file: %w", err)

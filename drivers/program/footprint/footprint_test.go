@@ -2,8 +2,12 @@ package footprint
 
 import (
 	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -87,4 +91,29 @@ func resident(t *testing.T) int {
 		}
 	}
 	return total
+}
+
+func TestTheCollectorIsBriskWhileTheHeapIsSmall(t *testing.T) {
+	before := debug.SetGCPercent(100)
+	t.Cleanup(func() { debug.SetGCPercent(before) })
+	pace := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	await := func(want uint64) {
+		t.Helper()
+		// The pace is set by a finalizer, some time after a collection; nothing tells when.
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			runtime.GC()
+			if metrics.Read(pace); pace[0].Value.Uint64() == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the heap may grow by %d percent between collections, want %d", pace[0].Value.Uint64(), want)
+			}
+		}
+	}
+	(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
+	await(smallGrowth)
+	large := make([]byte, 2*smallHeap)
+	await(usualGrowth)
+	runtime.KeepAlive(large)
+	await(smallGrowth)
 }

@@ -19,6 +19,9 @@ import (
 // hardwareDir is the fake tree's directory in a node's own one; it is short because paths below it are long enough.
 const hardwareDir = "f"
 
+// HardwareOf is the fake tree of the node whose own directory is nodeDir.
+func HardwareOf(nodeDir string) string { return filepath.Join(nodeDir, hardwareDir) }
+
 // FakeRoot is where a node's fake tree appears on the node, as the chart fake-hardware puts it in kind.
 const FakeRoot = "/var/lib/fakefabric"
 
@@ -37,7 +40,7 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 		return nil, err
 	}
 	return func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
-		root := filepath.Join(dir, hardwareDir)
+		root := HardwareOf(dir)
 		if _, err := tree.ReadRendered(root); err != nil { // a node that only reboots keeps its hardware
 			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools}); err != nil {
 				return nil, nil, err

@@ -111,24 +111,31 @@ func given(allocated *structured.AllocatedState) map[string]map[string]int64 {
 	return out
 }
 
-// measure adds a slice's devices to the account of their GPUs.
+// measure adds a slice's devices to the account of their GPUs. The driver publishes a slice a GPU, so one GPU's devices follow one another.
 func measure(slice *resourceapi.ResourceSlice, taken map[string]int64, gpus map[string]share) {
-	for i := range slice.Spec.Devices {
-		d := &slice.Spec.Devices[i]
-		gpu := gpus[counterSet(d)]
-		capacity := d.Capacity[memory]
-		bytes := capacity.Value.Value()
-		gpu.total = max(gpu.total, bytes)
-		if used := taken[d.Name]; used == whole {
-			gpu.used += bytes
-		} else {
-			gpu.used += used
+	all := slice.Spec.Devices
+	for from := 0; from < len(all); {
+		set := counterSet(&all[from])
+		gpu := gpus[set]
+		for ; from < len(all) && counterSet(&all[from]) == set; from++ {
+			gpu.add(&all[from], taken)
 		}
-		gpu.open = gpu.open || !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-			return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute
-		})
-		gpus[counterSet(d)] = gpu
+		gpus[set] = gpu
 	}
+}
+
+func (s *share) add(d *resourceapi.Device, taken map[string]int64) {
+	capacity := d.Capacity[memory]
+	bytes := capacity.Value.Value()
+	s.total = max(s.total, bytes)
+	if used := taken[d.Name]; used == whole {
+		s.used += bytes
+	} else {
+		s.used += used
+	}
+	s.open = s.open || !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute
+	})
 }
 
 // counterSet is what tells one GPU's devices from another's.

@@ -26,8 +26,9 @@ type Options struct {
 	Binaries map[string]string
 	// Port is the API server's; 0 is any free one.
 	Port int
-	// Audit, see controlplane.Options.
-	Audit []string
+	// Audit and AuditAdmin, see controlplane.Options.
+	Audit      []string
+	AuditAdmin bool
 	// NodeGrace, see controlplane.Options.
 	NodeGrace time.Duration
 	Runtime   simnode.Runtime
@@ -68,7 +69,7 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 		return nil, err
 	}
 	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
-		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, NodeGrace: options.NodeGrace,
+		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, AuditAdmin: options.AuditAdmin, NodeGrace: options.NodeGrace,
 	})
 	if err != nil {
 		return nil, err

@@ -21,11 +21,14 @@ const (
 	clientBurst = 2000
 )
 
-// auditPolicy keeps what the given namespaces' service accounts do; all else would be most of the log.
-func auditPolicy(namespaces []string) string {
-	var groups []string
+// auditPolicy keeps what the given namespaces' service accounts do, and the administrator where that is asked for; all else would be most of the log.
+func auditPolicy(namespaces []string, admin bool) string {
+	groups := []string{}
 	for _, namespace := range namespaces {
 		groups = append(groups, strconv.Quote("system:serviceaccounts:"+namespace))
+	}
+	if admin {
+		groups = append(groups, strconv.Quote("system:masters"))
 	}
 	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -100,8 +103,8 @@ egressSelections:
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",
 	}, c.gates()...)
-	if len(c.options.Audit) > 0 {
-		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy(c.options.Audit)), 0o600); err != nil {
+	if len(c.options.Audit) > 0 || c.options.AuditAdmin {
+		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy(c.options.Audit, c.options.AuditAdmin)), 0o600); err != nil {
 			return fmt.Errorf("write the audit policy: %w", err)
 		}
 		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"],

@@ -37,6 +37,8 @@ type Options struct {
 	Detach bool
 	// Audit are namespaces whose service accounts' requests are written to AuditLog (one JSON event a line, metadata only).
 	Audit []string
+	// AuditAdmin has the administrator's requests written there too.
+	AuditAdmin bool
 	// NodeGrace is how long a node's lease may be silent before its node is held unreachable; 0 is Kubernetes' 50 s.
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.

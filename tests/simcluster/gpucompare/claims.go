@@ -188,7 +188,7 @@ func reference(claim *resourceapi.ResourceClaim) *drapb.Claim {
 }
 
 // channelsSpec is the file of the CDI spec with all channels.
-const channelsSpec = "cdi/compute-domain.nvidia.com-channels.yaml"
+const channelsSpec = "compute-domain.nvidia.com-channels.yaml"
 
 // writeChannels writes a CDI spec with a device for each of 2048 IMEX channels.
 func (d *driver) writeChannels() error {
@@ -198,10 +198,10 @@ func (d *driver) writeChannels() error {
 	for i := range channels {
 		fmt.Fprintf(&spec, "- name: channel%[1]d\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia-caps-imex-channels/channel%[1]d\n      type: c\n      major: %[2]d\n      minor: %[1]d\n      fileMode: 438\n      permissions: rw\n", i, major)
 	}
-	if err := os.WriteFile(d.path(channelsSpec), []byte(spec.String()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(d.cdi, channelsSpec), []byte(spec.String()), 0o644); err != nil {
 		return fmt.Errorf("write a CDI spec of channels: %w", err)
 	}
 	return nil
 }
 
-func (d *driver) removeChannels() error { return os.Remove(d.path(channelsSpec)) }
+func (d *driver) removeChannels() error { return os.Remove(filepath.Join(d.cdi, channelsSpec)) }

@@ -51,6 +51,8 @@ type Result struct {
 	Times map[string][]time.Duration
 	// Memory is what the process held, by when.
 	Memory map[string]memory
+	// Requests are how many requests it made of the API server for each claim, by their kind.
+	Requests map[string]float64
 }
 
 // memory is in KiB.
@@ -105,8 +107,14 @@ func Run(ctx context.Context, options Options) (results []*Result, err error) {
 		options.Progress("%s: %.0f s", step.name, time.Since(began).Seconds())
 	}
 	for _, d := range drivers {
+		d.stop()
 		results = append(results, &d.result)
 	}
+	began := time.Now()
+	if err := measurePods(ctx, options, binaries, results); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	options.Progress("pods: %.0f s", time.Since(began).Seconds())
 	return results, nil
 }
 

@@ -36,10 +36,11 @@ type driver struct {
 	// arguments and environment of the program; mig says whether GPUs may be cut.
 	arguments func(d *driver, mig bool) (arguments, environment []string)
 
-	node, dir string
-	process   *exec.Cmd
-	exited    chan error
-	kubelet   *grpc.ClientConn
+	// node is the node's name; dir has its hardware in n and its kubelet's directory in k, cdi is its CDI directory.
+	node, dir, cdi string
+	process        *exec.Cmd
+	exited         chan error
+	kubelet        *grpc.ClientConn
 
 	// pool and devices as published last: the whole GPUs, and one MIG device of a GPU that is not the first.
 	pool           string
@@ -50,7 +51,7 @@ type driver struct {
 func newDriver(options Options, client kubernetes.Interface, name, program string) *driver {
 	return &driver{
 		options: options, client: client, program: program, node: name,
-		dir: filepath.Join(options.Dir, name[:1]), result: Result{Driver: name, Times: map[string][]time.Duration{}, Memory: map[string]memory{}},
+		dir: filepath.Join(options.Dir, name[:1]), cdi: filepath.Join(options.Dir, name[:1], "cdi"), result: Result{Driver: name, Times: map[string][]time.Duration{}, Memory: map[string]memory{}, Requests: map[string]float64{}},
 	}
 }
 
@@ -59,7 +60,7 @@ func ours(options Options, kubeconfig string, client kubernetes.Interface) *driv
 	d.arguments = func(d *driver, _ bool) ([]string, []string) { // cutting is always on
 		return []string{
 			"gpu-plugin", "--node-name=" + d.node, "--driver-root=" + d.path("n/driver"), "--sysfs-root=" + d.path("n/sys"), "--dev-root=" + d.path("n/dev"),
-			"--proc-devices=" + d.path("n/proc/devices"), "--cdi-root=" + d.path("cdi"), "--kubelet-root=" + d.path("k"), "--state-dir=" + d.path("state"),
+			"--proc-devices=" + d.path("n/proc/devices"), "--cdi-root=" + d.cdi, "--kubelet-root=" + d.path("k"), "--state-dir=" + d.path("state"),
 			"--mps-dir=" + d.path("mps"), "--handover-dir=" + d.path("handover"),
 		}, []string{"KUBECONFIG=" + kubeconfig}
 	}
@@ -70,7 +71,7 @@ func theirs(options Options, kubeconfig string, client kubernetes.Interface) *dr
 	d := newDriver(options, client, "theirs", options.Theirs)
 	d.arguments = func(d *driver, mig bool) ([]string, []string) {
 		arguments := []string{
-			"--node-name=" + d.node, "--namespace=default", "--cdi-root=" + d.path("cdi"), "--nvidia-driver-root=" + d.path("n/driver"),
+			"--node-name=" + d.node, "--namespace=default", "--cdi-root=" + d.cdi, "--nvidia-driver-root=" + d.path("n/driver"),
 			"--container-driver-root=" + d.path("n/driver"), "--nvidia-cdi-hook-path=/bin/true", "--image-name=none",
 			"--kubelet-registrar-directory-path=" + d.path("k/plugins_registry"), "--kubelet-plugins-directory-path=" + d.path("k/plugins"),
 			"--kubeconfig=" + kubeconfig,
@@ -88,8 +89,20 @@ func (d *driver) path(name string) string { return filepath.Join(d.dir, name) }
 
 // render makes the node: its tree and its object.
 func (d *driver) render(ctx context.Context) error {
-	for _, dir := range []string{"cdi", "k/plugins", "k/plugins_registry", "state", "mps", "handover"} {
-		if err := os.MkdirAll(d.path(dir), 0o755); err != nil {
+	if err := d.renderTree(ctx); err != nil {
+		return err
+	}
+	_, err := d.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: d.node}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make node %s: %w", d.node, err)
+	}
+	return nil
+}
+
+// renderTree makes the node's hardware and the directories that a driver needs.
+func (d *driver) renderTree(ctx context.Context) error {
+	for _, dir := range []string{d.cdi, d.path("k/plugins"), d.path("k/plugins_registry"), d.path("state"), d.path("mps"), d.path("handover")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make the node's directories: %w", err)
 		}
 	}
@@ -99,10 +112,6 @@ func (d *driver) render(ctx context.Context) error {
 	// The other driver looks for device nodes under the driver root.
 	if err := os.Symlink("../dev", d.path("n/driver/dev")); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("link the devices into the driver root: %w", err)
-	}
-	_, err := d.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: d.node}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make node %s: %w", d.node, err)
 	}
 	return nil
 }

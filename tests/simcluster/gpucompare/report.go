@@ -24,6 +24,9 @@ func Report(w io.Writer, results []*Result) error {
 		x, y := a.Times[name], b.Times[name]
 		line(name+" (ms)", len(x), "%.1f", quantile(x, 0.5), quantile(x, 1), quantile(y, 0.5), quantile(y, 1))
 	}
+	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
+		fmt.Fprintf(&table, "| %s | | %.2f | %.2f | %.1f |\n", name, a.Requests[name], b.Requests[name], b.Requests[name]/a.Requests[name])
+	}
 	const mib = 1024
 	for _, when := range slices.Sorted(maps.Keys(a.Memory)) {
 		x, y := a.Memory[when], b.Memory[when]

@@ -3,7 +3,6 @@ package kindcluster
 import (
 	"context"
 	_ "embed"
-	"os"
 
 	"gpufabric.io/tests/docker"
 )
@@ -17,19 +16,11 @@ const sysHookPath = "/kind/bin/mount-fake-sysfs.sh"
 
 // containerSys puts sysHook into the base OCI spec of every node's containers. Nodes without fake hardware have it too: it does nothing there, and
 // hardware may come later.
-//
-// It is done where GPUFABRIC_FAKE_SYS=1 is set: programs that read the machine's topology (Open MPI's hwloc) then believe in the fake node's
-// processors, and not every end-to-end test has been run that way.
 type containerSys struct{ cluster *Cluster }
-
-const fakeSysVariable = "GPUFABRIC_FAKE_SYS"
 
 func (containerSys) Name() string { return "Fake /sys in the base OCI spec" }
 
 func (s containerSys) Execute(ctx context.Context) error {
-	if os.Getenv(fakeSysVariable) != "1" {
-		return nil
-	}
 	for _, node := range s.cluster.Nodes {
 		if err := writeFile(ctx, node, sysHookPath, sysHook); err != nil {
 			return err

@@ -29,5 +29,9 @@ for dir in "$sys"/*/ "$tree"/*/; do
 		mount --rbind "$sys/$name" "$stage/$name"
 	fi
 done
+# The processors and their memory are the ones that the container runs on: MPI's hwloc binds ranks to those that it reads here.
+if [[ -d $stage/devices/system && -d $sys/devices/system ]]; then
+	mount --rbind "$sys/devices/system" "$stage/devices/system"
+fi
 mount -o remount,ro "$stage"
 mount --rbind "$stage" "$sys"

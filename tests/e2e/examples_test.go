@@ -17,31 +17,32 @@ import (
 )
 
 // examplesOn are the directories of examples/terraform by the machine that fits each; the quickstart is the story of TestComputeDomainsFromTerraformToPod.
-func (e *environment) examplesOn(t *testing.T, machine string) []example {
+func (e *environment) examplesOn(machine string) []example {
 	switch machine {
 	case profile:
 		return []example{
-			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, "", testRack},
+			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, nil, testRack},
 			{"training-job", map[string]any{"storage_class": "checkpoints", "checkpoint_size": "1Gi", "steps": 20}, checkpointVolume, testTrainingJob},
+			{"rdma-cluster", map[string]any{"rails": map[string]any{"rail-0": map[string]any{"master": "eth0", "range": "10.56.0.0/16"},
+				"rail-1": map[string]any{"master": "eth0", "range": "10.57.0.0/16"}}}, (*environment).secondaryNetworks, testRails},
 		}
 	case "h100-hgx":
 		return []example{
-			{"rdma-cluster", nil, e.file(t, "provider/internal/provider/testdata/network-attachment-definitions.yaml"), testRails},
-			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/hostname": e.Workers()[0]}}, "", testPlatform},
+			{"platform", map[string]any{"inference_nodes": map[string]any{"kubernetes.io/hostname": e.Workers()[0]}}, nil, testPlatform},
 		}
 	case "l40s-8":
-		return []example{{"vgpu-sharing", nil, "", testSlices}}
+		return []example{{"vgpu-sharing", nil, nil, testSlices}}
 	}
 	return nil
 }
 
 // testExamples applies each example that fits the machine, looks at what came of it, and destroys it without remains.
 func (e *environment) testExamples(t *testing.T, machine string) {
-	for _, x := range e.examplesOn(t, machine) {
+	for _, x := range e.examplesOn(machine) {
 		t.Run("example "+x.name+" on "+machine, func(t *testing.T) {
 			e.turnInto(t, machine)
-			if x.before != "" {
-				e.apply(t, x.before)
+			if x.before != nil {
+				x.before(e, t)
 			}
 			options := e.example(t, x)
 			// What it made is taken away whatever the test finds.
@@ -69,7 +70,7 @@ func (e *environment) testExamples(t *testing.T, machine string) {
 type example struct {
 	name   string
 	vars   map[string]any
-	before string // a manifest that the example needs
+	before func(*environment, *testing.T) // brings what the example needs
 	look   func(*testing.T, *environment, *terraform.Options)
 }
 
@@ -126,26 +127,37 @@ action "gpufabric_restart_imex" "train" {
 }
 `
 	nodes := e.Workers()
-	must(t, os.WriteFile(filepath.Join(options.TerraformDir, "actions.tf"), fmt.Appendf(nil, actions, nodes[0]), 0o644))
-	invoke := func(name string) string {
-		t.Helper()
-		out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-invoke="+name)...)
-		must(t, err)
-		return strings.Join(strings.Fields(out), " ")
-	}
-	if out := invoke("action.gpufabric_validate_fabric.ping"); !strings.Contains(out, "2 nodes share an IMEX domain: "+strings.Join(nodes, ", ")) {
-		t.Errorf("the ping says %s", out)
+	actionsOf(t, options, fmt.Sprintf(actions, nodes[0]))
+	if out, err := invoke(t, options, "gpufabric_validate_fabric.ping"); err != nil || !strings.Contains(out, "2 nodes share an IMEX domain: "+strings.Join(nodes, ", ")) {
+		t.Errorf("the ping says %s (error: %v)", out, err)
 	}
 	e.apply(t, memberOf("train-a", nodes[0], "train-channel")+"---\n"+memberOf("train-b", nodes[1], "train-channel"))
 	e.kubectl(t, "wait", "pod/train-a", "pod/train-b", "--for=condition=Ready", "--timeout=120s")
-	if out := invoke("action.gpufabric_restart_imex.train"); !strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
-		t.Errorf("the restart says %s", out)
+	if out, err := invoke(t, options, "gpufabric_restart_imex.train"); err != nil || !strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
+		t.Errorf("the restart says %s (error: %v)", out, err)
 	}
 	e.kubectl(t, "delete", "pod/train-a", "pod/train-b", "--timeout=120s")
 }
 
+// actionsOf adds actions to a copy of an example.
+func actionsOf(t *testing.T, options *terraform.Options, actions string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(options.TerraformDir, "actions.tf"), []byte(actions), 0o644))
+}
+
+// invoke runs one of the example's actions and returns what Terraform printed, in one line.
+func invoke(t *testing.T, options *terraform.Options, action string) (string, error) {
+	t.Helper()
+	out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-no-color", "-invoke=action."+action)...)
+	return strings.Join(strings.Fields(strings.ReplaceAll(out, "│", "")), " "), err
+}
+
 // checkpointVolume is a volume of a StorageClass in which nothing is provisioned.
-const checkpointVolume = `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: checkpoints}, provisioner: kubernetes.io/no-provisioner}
+func checkpointVolume(e *environment, t *testing.T) {
+	e.apply(t, checkpoints)
+}
+
+const checkpoints = `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: checkpoints}, provisioner: kubernetes.io/no-provisioner}
 ---
 apiVersion: v1
 kind: PersistentVolume
@@ -155,7 +167,7 @@ spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [Re
 
 var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GPUs and channel0`)
 
-func testTrainingJob(t *testing.T, e *environment, _ *terraform.Options) {
+func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
 	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", "--timeout=120s")
 	log := e.kubectl(t, "logs", "--selector", "training-job=training", "--prefix")
 	if n := len(trained.FindAllString(log, -1)); n != 2 {
@@ -165,6 +177,27 @@ func testTrainingJob(t *testing.T, e *environment, _ *terraform.Options) {
 		if step, err := docker.Script(t.Context(), node, fmt.Sprintf("cat /var/lib/checkpoints/rank-%d", rank)); err != nil || strings.TrimSpace(step) != "20" {
 			t.Errorf("the checkpoint of rank %d on %s is %q (error: %v), want 20", rank, node, step, err)
 		}
+	}
+	testBandwidth(t, e, options)
+}
+
+// testBandwidth has the provider run nvbandwidth by the real MPI operator. The stand-in reaches every GPU and measures nothing, so the fabric is not proven:
+// the action ends with what the ranks printed, and takes everything away.
+func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
+	e.operator(t)
+	actionsOf(t, options, `action "gpufabric_validate_fabric" "bandwidth" {
+  config {
+    num_nodes = 2
+    test      = "bandwidth"
+  }
+}
+`)
+	out, err := invoke(t, options, "gpufabric_validate_fabric.bandwidth")
+	if err == nil || !has(out, "Fabric not proven", "printed no sum for multinode_device_to_device_memcpy_read_ce", "of 8 on fabric-bandwidth-worker-") {
+		t.Errorf("the bandwidth test says %s (error: %v)", out, err)
+	}
+	if left := e.kubectl(t, "get", "mpijobs,pods", "--selector", "training-job!=training", "--output", "name"); left != "" {
+		t.Errorf("the bandwidth test left %s", left)
 	}
 }
 
@@ -177,10 +210,11 @@ func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 	if got := e.kubectl(t, "get", "rdmapools", "--output", "jsonpath={.items[*].status.observedGeneration}"); got != "1" {
 		t.Errorf("the controller observed generation %q of the pool, want 1", got)
 	}
+	testRailsPing(t, e)
 }
 
 // testPlatform sees the layout stand: eight GPUs in halves.
-func testPlatform(t *testing.T, e *environment, _ *terraform.Options) {
+func testPlatform(t *testing.T, e *environment, options *terraform.Options) {
 	eventually(t, "the layout to stand", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "miglayout", "inference", "--output", "jsonpath={.status}")
 		return strings.Contains(out, `"message":"8 of 8 GPUs"`), out, err
@@ -189,6 +223,53 @@ func testPlatform(t *testing.T, e *environment, _ *terraform.Options) {
 		out, err := e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector", "spec.nodeName="+e.Workers()[0]+",spec.driver=gpu.nvidia.com", "--output", `jsonpath={range .items[*].spec.devices[*]}{.name}{"\n"}{end}`)
 		return strings.Count(out, "-mig-3g") >= 16, out, err
 	})
+	testRepartition(t, e, options)
+}
+
+// holdsHalf is a pod with one half of a GPU of a node.
+const holdsHalf = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: half}
+spec:
+  devices:
+    requests:
+      - name: half
+        exactly: {deviceClassName: mig.nvidia.com}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: holds-half}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  resourceClaims: [{name: half, resourceClaimName: half}]
+  containers: [{name: c, image: "ubuntu:22.04", command: [sleep, "9999"], resources: {claims: [{name: half}]}}]
+`
+
+// testRepartition changes the layout under a pod: the node waits for it, and the provider's action evicts it.
+func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
+	node := e.Workers()[0]
+	e.apply(t, fmt.Sprintf(holdsHalf, node))
+	e.kubectl(t, "wait", "pod/holds-half", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "patch", "miglayout", "inference", "--type=merge", "--patch",
+		`{"spec": {"layout": "sevenths", "config": {"mig-configs": {"sevenths": [{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.10gb": 7}}]}}}}`)
+	eventually(t, "the layout to wait for the pod", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "miglayout", "inference", "--output", "jsonpath={.status.nodes}")
+		return strings.Contains(out, "claim default/half"), out, err
+	})
+	actionsOf(t, options, `action "gpufabric_repartition" "sevenths" {
+  config {
+    mig_layout = "inference"
+  }
+}
+`)
+	if out, err := invoke(t, options, "gpufabric_repartition.sevenths"); err != nil || !has(out, "the layout stands on "+node, "1 pods were evicted") {
+		t.Errorf("the repartitioning says %s (error: %v)", out, err)
+	}
+	if left := e.kubectl(t, "get", "pod", "holds-half", "--ignore-not-found", "--output", "name"); left != "" {
+		t.Error("the pod was not evicted")
+	}
+	e.kubectl(t, "delete", "resourceclaim/half", "--timeout=60s")
 }
 
 // testSlices asks for a slice by one line of limits, as the example's output says.

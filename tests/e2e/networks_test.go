@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,36 +38,128 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod", "rail-a", "rail-b", "--grace-period=1", "--timeout=60s")
 }
 
+// testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared: whereabouts gives their addresses out, and
+// each reaches the other on net1.
+func testRailsPing(t *testing.T, e *environment) {
+	const pod = `{apiVersion: v1, kind: Pod, metadata: {name: %[1]s, labels: {app: rank}, annotations: {k8s.v1.cni.cncf.io/networks: rail-0}},
+spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
+  containers: [{name: c, image: "network-test:v1", command: [sleep, infinity], resources: {limits: {rdma/hca_shared_devices_a: 1}}}]}}
+`
+	nodes := e.Workers()
+	e.apply(t, fmt.Sprintf(pod, "rank-0", nodes[0])+"---\n"+fmt.Sprintf(pod, "rank-1", nodes[1]))
+	e.kubectl(t, "wait", "pod/rank-0", "pod/rank-1", "--for=condition=Ready", "--timeout=120s")
+	addresses := map[string]string{}
+	for _, name := range []string{"rank-0", "rank-1"} {
+		var attached []struct {
+			Interface string
+			IPs       []string
+		}
+		status := e.kubectl(t, "get", "pod", name, "--output", `jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`)
+		must(t, json.Unmarshal([]byte(status), &attached))
+		for _, network := range attached {
+			if network.Interface == "net1" && len(network.IPs) == 1 && strings.HasPrefix(network.IPs[0], "10.56.") {
+				addresses[name] = network.IPs[0]
+			}
+		}
+	}
+	if len(addresses) != 2 || addresses["rank-0"] == addresses["rank-1"] {
+		t.Fatalf("whereabouts gave %v, want an address of 10.56.0.0/16 each", addresses)
+	}
+	for name, other := range map[string]string{"rank-0": addresses["rank-1"], "rank-1": addresses["rank-0"]} {
+		if said, err := e.Kubectl(t.Context(), nil, "exec", name, "--", "ping", "-c", "3", "-w", "20", "-I", "net1", other); err != nil {
+			t.Errorf("%s cannot reach %s on net1: %v\n%s", name, other, err, said)
+		}
+	}
+	e.kubectl(t, "delete", "pod", "rank-0", "rank-1", "--timeout=60s")
+	eventually(t, "the addresses to be free again", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "--namespace", "kube-system", "get", "ippools.whereabouts.cni.cncf.io", "--output", "jsonpath={.items[*].spec.allocations}")
+		return err == nil && !strings.Contains(out, "rank-"), out, err
+	})
+}
+
+// secondaryNetworks installs Multus with whereabouts.
+func (e *environment) secondaryNetworks(t *testing.T) {
+	t.Helper()
+	e.multus(t)
+	e.whereabouts(t)
+}
+
 // multus puts Multus before the workers' CNI plugin, with its own CRD and rights, and takes it away when the test ends.
 func (e *environment) multus(t *testing.T) {
 	t.Helper()
-	chain, err := toolchain.New(e.printer)
-	must(t, err)
-	tools, err := chain.Ensure(t.Context(), "multus")
-	must(t, err)
 	e.apply(t, e.multusObjects(t))
 	e.kubectl(t, "wait", "crd/network-attachment-definitions.k8s.cni.cncf.io", "--for=condition=Established", "--timeout=60s")
-	token := strings.TrimSpace(e.kubectl(t, "--namespace", "kube-system", "create", "token", "multus", "--duration=1h"))
+	e.installNetworkPlugin(t, "multus", map[string]string{"multus.kubeconfig": "", "00-multus.conf": multusConfiguration})
+}
 
-	var cluster struct {
+// whereabouts lets the workers' CNI plugins take addresses from it, with its own CRDs and rights, and takes it away when the test ends.
+func (e *environment) whereabouts(t *testing.T) {
+	t.Helper()
+	crds := moduleFiles(t, e, "whereabouts", "github.com/k8snetworkplumbingwg/whereabouts", "doc/crds/*.yaml")
+	e.apply(t, withoutWorkloads(strings.Join(crds, "\n---\n")))
+	for _, kind := range []string{"ippools", "overlappingrangeipreservations"} {
+		e.kubectl(t, "wait", "crd/"+kind+".whereabouts.cni.cncf.io", "--for=condition=Established", "--timeout=60s")
+	}
+	e.installNetworkPlugin(t, "whereabouts", map[string]string{"whereabouts.d/whereabouts.kubeconfig": "",
+		"whereabouts.d/whereabouts.conf": `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}}`})
+}
+
+// installNetworkPlugin copies a CNI plugin to the workers, with its files under /etc/cni/net.d: an empty one becomes the kubeconfig of the plugin's account. Its
+// own DaemonSet would do so from an image that cannot be had here.
+func (e *environment) installNetworkPlugin(t *testing.T, name string, files map[string]string) {
+	t.Helper()
+	chain, err := toolchain.New(e.printer)
+	must(t, err)
+	tools, err := chain.Ensure(t.Context(), name)
+	must(t, err)
+	token := strings.TrimSpace(e.kubectl(t, "--namespace", "kube-system", "create", "token", name, "--duration=1h"))
+	for _, node := range e.Workers() {
+		t.Cleanup(func() {
+			ctx := context.WithoutCancel(t.Context())
+			for file := range files {
+				if _, err := docker.Script(ctx, node, "rm -f /etc/cni/net.d/"+file); err != nil {
+					t.Errorf("take %s off %s: %v", file, node, err)
+				}
+			}
+			if _, err := docker.Script(ctx, node, "rm -f /opt/cni/bin/"+name); err != nil {
+				t.Errorf("take %s off %s: %v", name, node, err)
+			}
+		})
+		_, err = docker.Run(t.Context(), "cp", tools[name], node+":/opt/cni/bin/"+name)
+		must(t, err)
+		// A configuration at the top is read at once, so what it refers to stands first.
+		for _, file := range slices.Backward(slices.Sorted(maps.Keys(files))) {
+			content := files[file]
+			if content == "" {
+				content = e.kubeconfigOn(t, node, name, token)
+			}
+			_, err = docker.Script(t.Context(), node, `umask 077; mkdir -p "$(dirname "$FILE")"
+				printf %s "$CONTENT" > "$FILE.new" && mv "$FILE.new" "$FILE"`, "FILE=/etc/cni/net.d/"+file, "CONTENT="+content)
+			must(t, err)
+		}
+	}
+}
+
+// kubeconfigOn is a kubeconfig of an account for programs on a node.
+func (e *environment) kubeconfigOn(t *testing.T, node, account, token string) string {
+	t.Helper()
+	// The kubelet's file has the address and the authority by which a node knows the API server; its rights do not reach networks.
+	out, err := docker.Script(t.Context(), node, "kubectl --kubeconfig /etc/kubernetes/kubelet.conf config view --raw --output json")
+	must(t, err)
+	var kubelet struct {
 		Clusters []struct {
 			Cluster json.RawMessage `json:"cluster"`
 		} `json:"clusters"`
 	}
-	for _, node := range e.Workers() {
-		// The kubelet's file has the address and the authority by which a node knows the API server; its rights do not reach networks.
-		out, err := docker.Script(t.Context(), node, "kubectl --kubeconfig /etc/kubernetes/kubelet.conf config view --raw --output json")
-		must(t, err)
-		must(t, json.Unmarshal([]byte(out), &cluster))
-		config, err := json.Marshal(map[string]any{
-			"apiVersion": "v1", "kind": "Config", "current-context": "multus",
-			"clusters": []any{map[string]any{"name": "cluster", "cluster": cluster.Clusters[0].Cluster}},
-			"users":    []any{map[string]any{"name": "multus", "user": map[string]any{"token": token}}},
-			"contexts": []any{map[string]any{"name": "multus", "context": map[string]any{"cluster": "cluster", "user": "multus"}}},
-		})
-		must(t, err)
-		e.installMultus(t, node, tools["multus"], string(config))
-	}
+	must(t, json.Unmarshal([]byte(out), &kubelet))
+	config, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": account,
+		"clusters": []any{map[string]any{"name": "cluster", "cluster": kubelet.Clusters[0].Cluster}},
+		"users":    []any{map[string]any{"name": account, "user": map[string]any{"token": token}}},
+		"contexts": []any{map[string]any{"name": account, "context": map[string]any{"cluster": "cluster", "user": account}}},
+	})
+	must(t, err)
+	return string(config)
 }
 
 // multusConfiguration sorts before the cluster's own configuration, to which it leaves the pod network. It names that by its name: of a path to a
@@ -73,43 +167,42 @@ func (e *environment) multus(t *testing.T) {
 const multusConfiguration = `{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "capabilities": {"portMappings": true},
 	"kubeconfig": "/etc/cni/net.d/multus.kubeconfig", "confDir": "/etc/cni/net.d", "clusterNetwork": "gpufabric"}`
 
-func (e *environment) installMultus(t *testing.T, node, program, kubeconfig string) {
-	t.Helper()
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		if _, err := docker.Script(ctx, node, "rm -f /etc/cni/net.d/00-multus.conf /etc/cni/net.d/multus.kubeconfig /opt/cni/bin/multus"); err != nil {
-			t.Errorf("take Multus off %s: %v", node, err)
-		}
-	})
-	_, err := docker.Run(t.Context(), "cp", program, node+":/opt/cni/bin/multus")
-	must(t, err)
-	_, err = docker.Script(t.Context(), node, `umask 077
-		printf %s "$KUBECONFIG_TEXT" > /etc/cni/net.d/multus.kubeconfig
-		printf %s "$CONFIGURATION" > /etc/cni/net.d/.multus && mv /etc/cni/net.d/.multus /etc/cni/net.d/00-multus.conf`,
-		"KUBECONFIG_TEXT="+kubeconfig, "CONFIGURATION="+multusConfiguration)
-	must(t, err)
-}
-
-// multusObjects are the CRD, the account and the rights of Multus's own manifest. Its DaemonSet would copy the program from an image that cannot be had here.
+// multusObjects are the CRD, the account and the rights of Multus's own manifest.
 func (e *environment) multusObjects(t *testing.T) string {
 	t.Helper()
-	module := filepath.Join(e.root, "tests/toolchain/modules/multus")
-	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4")
-	cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
+	return withoutWorkloads(moduleFiles(t, e, "multus", "gopkg.in/k8snetworkplumbingwg/multus-cni.v4", "deployments/multus-daemonset.yml")[0])
+}
+
+// moduleFiles reads files of a Go module that the toolchain builds from, by a pattern under the module's root.
+func moduleFiles(t *testing.T, e *environment, tools, module, pattern string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
+	cmd.Dir, cmd.Env = filepath.Join(e.root, "tests/toolchain/modules", tools), append(os.Environ(), "GOWORK=off")
 	out, err := cmd.Output()
 	must(t, err)
 	var source struct{ Dir string }
 	must(t, json.Unmarshal(out, &source))
-	manifest, err := os.ReadFile(filepath.Join(source.Dir, "deployments/multus-daemonset.yml"))
+	paths, err := filepath.Glob(filepath.Join(source.Dir, pattern))
 	must(t, err)
+	if len(paths) == 0 {
+		t.Fatalf("module %s has no %s", module, pattern)
+	}
+	var contents []string
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		must(t, err)
+		contents = append(contents, string(content))
+	}
+	return contents
+}
+
+// withoutWorkloads leaves what a manifest runs, and configures, out of it.
+func withoutWorkloads(manifest string) string {
 	var objects []string
-	for _, document := range strings.Split(string(manifest), "\n---\n") {
+	for _, document := range strings.Split(manifest, "\n---\n") {
 		if !strings.Contains(document, "kind: DaemonSet") && !strings.Contains(document, "kind: ConfigMap") {
 			objects = append(objects, document)
 		}
-	}
-	if len(objects) < 4 {
-		t.Fatalf("%d objects in Multus's manifest, want its CRD, account and rights", len(objects))
 	}
 	return strings.Join(objects, "\n---\n")
 }

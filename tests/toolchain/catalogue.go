@@ -22,6 +22,7 @@ const (
 	ControllerGen = "v0.21.0"
 	MPIOperator   = "v0.8.0"
 	Multus        = "v4.2.2"
+	Whereabouts   = "v0.8.0" // the newest that the checksum database knows
 )
 
 // Peers are others' programs that tests run, unmodified, against our fakes; at these versions and no other.
@@ -112,7 +113,9 @@ func catalogue() map[string]Tool {
 		module: "multus", main: "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})
 
-	never := []string{} // what the PATH has is of some other version
+	never := []string{} // what the PATH has is of some other version, or does not say of which
+	add(Tool{Name: "whereabouts", Version: Whereabouts, onPath: never, static: true,
+		module: "whereabouts", main: "github.com/k8snetworkplumbingwg/whereabouts/cmd"})
 	for _, name := range []string{"gpu-kubelet-plugin", "compute-domain-kubelet-plugin"} {
 		add(Tool{Name: name, Version: NVIDIADRADriver, onPath: never, cgo: true,
 			module: "dra-driver-nvidia-gpu", main: "sigs.k8s.io/dra-driver-nvidia-gpu/cmd/" + name})

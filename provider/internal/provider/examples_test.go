@@ -56,7 +56,7 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		{"training-job", "checkpoints", "default/training-checkpoints"},
 		{"platform", "pods_ask_for", "map[development: rdma:rdma/hca_shared_devices_a training:training-channel]"},
 	} {
-		t.Run(c.name+" is applied, planned again without changes, and destroyed without remains", func(t *testing.T) {
+		run := func(t *testing.T) {
 			dir := t.TempDir()
 			must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform", c.name))))
 			variables := map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart}
@@ -64,34 +64,27 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 				needKubectl(t)
 				variables["storage_class"] = "longhorn"
 			}
-			terraform := newCLI(t, rc, dir, variables)
-			terraform.run("apply", "-auto-approve")
-			if got := fmt.Sprint(terraform.outputs()[c.output]); got != c.want {
+			cli := newCLI(t, rc, dir, variables)
+			cli.run("apply", "-auto-approve")
+			if got := fmt.Sprint(cli.outputs()[c.output]); got != c.want {
 				t.Errorf("output %s: got %s, want %s", c.output, got, c.want)
 			}
-			if changed, plan := terraform.changes(); changed {
+			if changed, plan := cli.changes(); changed {
 				t.Errorf("the next plan is not empty:\n%s", plan)
 			}
-			terraform.run("destroy", "-auto-approve")
+			cli.run("destroy", "-auto-approve")
 			nothingLeft(t, s, "gpufabric-system")
+		}
+		t.Run(c.name+" is applied, planned again without changes, and destroyed without remains", run)
+		t.Run(c.name+" does so under OpenTofu too", func(t *testing.T) {
+			tofu := apiserver.Find("tofu", "")
+			if tofu == "" {
+				t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")
+			}
+			t.Setenv("TF_ACC_TERRAFORM_PATH", tofu)
+			run(t)
 		})
 	}
-	t.Run("quickstart runs under OpenTofu too", func(t *testing.T) {
-		tofu := apiserver.Find("tofu", "")
-		if tofu == "" {
-			t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")
-		}
-		t.Setenv("TF_ACC_TERRAFORM_PATH", tofu)
-		dir := t.TempDir()
-		must(t, os.CopyFS(dir, os.DirFS(filepath.Join(repository, "examples/terraform/quickstart"))))
-		run := newCLI(t, rc, dir, map[string]string{"kubeconfig": s.Kubeconfig, "chart": chart})
-		run.run("apply", "-auto-approve")
-		if changed, plan := run.changes(); changed {
-			t.Errorf("the next plan is not empty:\n%s", plan)
-		}
-		run.run("destroy", "-auto-approve")
-		nothingLeft(t, s, "gpufabric-system")
-	})
 	directories, err := filepath.Glob(filepath.Join(repository, "examples/terraform/*/main.tf"))
 	must(t, err)
 	if len(directories) != 6 {

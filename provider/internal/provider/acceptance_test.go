@@ -42,6 +42,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"ephemeral kubeconfig", testKubeconfig},
 		{"actions", testActions},
 		{"life cycles", testLifeCycles},
+		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s) }},
 		{"documentation", testDocumentation},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })
@@ -68,6 +69,17 @@ func needTerraform(t testing.TB) {
 	empty := filepath.Join(t.TempDir(), "empty.tfrc")
 	must(t, os.WriteFile(empty, nil, 0o600))
 	t.Setenv("TF_CLI_CONFIG_FILE", empty)
+}
+
+// underOpenTofu lets a test run under OpenTofu instead, and skips it where that is not there.
+func underOpenTofu(t *testing.T) {
+	t.Helper()
+	tofu := apiserver.Find("tofu", "")
+	if tofu == "" {
+		t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")
+	}
+	t.Setenv("TF_ACC_TERRAFORM_PATH", tofu)
+	t.Setenv("TF_ACC_PROVIDER_HOST", "registry.opentofu.org")
 }
 
 // factories serve the provider in this process.

@@ -77,11 +77,7 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 		}
 		t.Run(c.name+" is applied, planned again without changes, and destroyed without remains", run)
 		t.Run(c.name+" does so under OpenTofu too", func(t *testing.T) {
-			tofu := apiserver.Find("tofu", "")
-			if tofu == "" {
-				t.Skip("skipped: tofu is not there; run `make toolchain` or put it on the PATH")
-			}
-			t.Setenv("TF_ACC_TERRAFORM_PATH", tofu)
+			underOpenTofu(t)
 			run(t)
 		})
 	}

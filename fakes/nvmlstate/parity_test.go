@@ -123,6 +123,11 @@ func compareVersions(t *testing.T, c, g any, name string, args ...any) {
 	fromC, fromGo := handler(c), handler(g)
 	for i := range fromC.NumMethod() {
 		version := fromC.Type().Method(i).Name
+		if fromC.Type() == reflect.TypeFor[nvml.NvLinkInfoHandler]() && version == "V1" {
+			// go-nvml v0.13.4-0 takes its struct for the larger one of V2. Where that reaches over the end of the allocation, which is so in some runs, the
+			// pointer check that comes with -race ends the process. V2 calls the same function.
+			continue
+		}
 		want, got := values(fromC.Method(i).Call(nil)), values(fromGo.Method(i).Call(nil))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s%v.%s (-C +Go):\n%s", name, args, version, diff)

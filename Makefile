@@ -50,7 +50,8 @@ test: test-modules test-sim test-scheduler test-conformance ## Run every test th
 
 .PHONY: test-modules
 test-modules: fakes toolchain-sim
-	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race -timeout 20m ./...); done
+	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); failed=; for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race -timeout 20m ./...) || failed="$$failed $$m"; done; \
+	[ -z "$$failed" ] || { echo "tests failed in:$$failed" >&2; exit 1; }
 
 .PHONY: test-sim
 test-sim: build toolchain-sim

@@ -1,6 +1,6 @@
 output "resources" {
-  description = "What pods ask for, and how many healthy devices stand behind it."
-  value       = { for p in gpufabric_rdma_pool.this : p.resource => p.healthy_devices }
+  description = "What pods ask for. `kubectl get rdmapools` tells how many healthy devices stand behind it now."
+  value       = [for p in gpufabric_rdma_pool.this : p.resource]
 }
 
 output "networks" {

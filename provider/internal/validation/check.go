@@ -66,6 +66,7 @@ func (c Check) objects() (theDomain, job *unstructured.Unstructured, err error) 
 		if err := decoder.Decode(obj); err != nil {
 			return nil, nil, fmt.Errorf("read the manifest of the %s test: %w", c.Test, err)
 		}
+		dropNulls(obj.Object)
 		obj.SetNamespace(c.Namespace)
 		obj.SetName(c.Name)
 	}
@@ -79,6 +80,23 @@ func (c Check) objects() (theDomain, job *unstructured.Unstructured, err error) 
 		c.fitMember(at(spec, "template"))
 	}
 	return theDomain, job, nil
+}
+
+// dropNulls takes out what a manifest names and leaves empty, as kubectl does: server-side apply takes null for a value, and a schema refuses it.
+func dropNulls(value any) {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, inner := range value {
+			if inner == nil {
+				delete(value, key)
+			}
+			dropNulls(inner)
+		}
+	case []any:
+		for _, inner := range value {
+			dropNulls(inner)
+		}
+	}
 }
 
 // template is the name of the claim template that the controller makes for the domain.

@@ -53,6 +53,10 @@ func TestObjectsFitTheCheck(t *testing.T) {
 		if got, _, _ := unstructured.NestedFieldNoCopy(container(worker), "resources", "limits", "nvidia.com/gpu"); got != int64(8) {
 			t.Errorf("a worker asks for %v GPUs, want 8", got)
 		}
+		// The example leaves its env empty. The MPI operator's schema refuses null.
+		if env, named := container(worker)["env"]; named {
+			t.Errorf("a worker's env is %v, want none", env)
+		}
 	})
 }
 

@@ -196,9 +196,10 @@ func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 	if err == nil || !has(out, "Fabric not proven", "printed no sum for multinode_device_to_device_memcpy_read_ce", "of 8 on fabric-bandwidth-worker-") {
 		t.Errorf("the bandwidth test says %s (error: %v)", out, err)
 	}
-	if left := e.kubectl(t, "get", "mpijobs,pods", "--selector", "training-job!=training", "--output", "name"); left != "" {
-		t.Errorf("the bandwidth test left %s", left)
-	}
+	vanish(t, "the bandwidth test's job and pods", func(ctx context.Context) ([]string, error) {
+		left, err := e.Kubectl(ctx, nil, "get", "mpijobs,pods", "--selector", "training-job!=training", "--output", "name")
+		return strings.Fields(left), err
+	})
 }
 
 func testRails(t *testing.T, e *environment, _ *terraform.Options) {

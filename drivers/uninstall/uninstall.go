@@ -89,24 +89,24 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 
 // off is the merge patch that takes the keys off a node, nil where it has none of them.
 func (k Keys) off(node *metav1.PartialObjectMetadata) []byte {
-	metadata := map[string]map[string]any{}
+	fields := map[string]map[string]any{}
 	collect := func(kind string, have map[string]string, keys []string) {
 		for _, key := range keys {
 			if _, ok := have[key]; !ok {
 				continue
 			}
-			if metadata[kind] == nil {
-				metadata[kind] = map[string]any{}
+			if fields[kind] == nil {
+				fields[kind] = map[string]any{}
 			}
-			metadata[kind][key] = nil
+			fields[kind][key] = nil
 		}
 	}
 	collect("labels", node.Labels, k.Labels)
 	collect("annotations", node.Annotations, k.Annotations)
-	if len(metadata) == 0 {
+	if len(fields) == 0 {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": metadata})
+	patch, err := json.Marshal(map[string]any{"metadata": fields})
 	if err != nil {
 		panic(err) // maps of strings and nulls
 	}

@@ -36,7 +36,7 @@ const (
 
 // measurePods runs pods on a simulated cluster with a node for each driver. No container of theirs is more than its devices: what is measured is the
 // control plane's time, the kubelet's and the driver's.
-func measurePods(ctx context.Context, options Options, binaries map[string]string, results []*Result) (err error) {
+func measurePods(ctx context.Context, options Options, binaries map[string]string, results []*Result) error {
 	dir := filepath.Join(options.Dir, "p")
 	drivers := []*driver{ours(options, "", nil), theirs(options, "", nil)}
 	for i, d := range drivers {
@@ -54,6 +54,11 @@ func measurePods(ctx context.Context, options Options, binaries map[string]strin
 		return err
 	}
 	defer up.Down()
+	defer func() {
+		for _, d := range drivers {
+			d.stop()
+		}
+	}()
 	for i, d := range drivers {
 		d.client = up.Client
 		again := ours(options, up.Plane.Kubeconfig(), up.Client)
@@ -61,7 +66,6 @@ func measurePods(ctx context.Context, options Options, binaries map[string]strin
 			again = theirs(options, up.Plane.Kubeconfig(), up.Client)
 		}
 		d.arguments = again.arguments
-		defer d.stop()
 		if _, err := d.restart(ctx, false); err != nil {
 			return err
 		}
@@ -168,7 +172,7 @@ func (p pods) round(ctx context.Context, d *driver, round int) error {
 
 // run creates pods at once and returns how long it took until all ran. They are gone then.
 func (p pods) run(ctx context.Context, node string, count int64, names ...string) (time.Duration, error) {
-	running, err := p.await(ctx, corev1.PodRunning, names...)
+	running, err := p.await(ctx, names...)
 	if err != nil {
 		return 0, err
 	}
@@ -187,7 +191,7 @@ func (p pods) run(ctx context.Context, node string, count int64, names ...string
 func (p pods) reuse(ctx context.Context, node string, name func(string) string) (time.Duration, error) {
 	rest, first, next := name("rest"), name("first"), name("next")
 	for pod, count := range map[string]int64{rest: gpus - 1, first: 1} {
-		running, err := p.await(ctx, corev1.PodRunning, pod)
+		running, err := p.await(ctx, pod)
 		if err != nil {
 			return 0, err
 		}
@@ -198,7 +202,7 @@ func (p pods) reuse(ctx context.Context, node string, name func(string) string) 
 			return 0, err
 		}
 	}
-	running, err := p.await(ctx, corev1.PodRunning, next)
+	running, err := p.await(ctx, next)
 	if err != nil {
 		return 0, err
 	}
@@ -277,9 +281,9 @@ func (p pods) remove(ctx context.Context, names ...string) error {
 	}
 }
 
-// await watches for pods; what it returns says when all of them were in a phase.
-func (p pods) await(ctx context.Context, phase corev1.PodPhase, names ...string) (func() (time.Time, error), error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, podLimit, fmt.Errorf("pods %v were not %s within %s", names, phase, podLimit))
+// await watches for pods; what it returns says when all of them ran.
+func (p pods) await(ctx context.Context, names ...string) (func() (time.Time, error), error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, podLimit, fmt.Errorf("pods %v did not run within %s", names, podLimit))
 	options := metav1.ListOptions{}
 	if len(names) == 1 {
 		options.FieldSelector = fields.OneTermEqualSelector("metadata.name", names[0]).String()
@@ -297,7 +301,7 @@ func (p pods) await(ctx context.Context, phase corev1.PodPhase, names ...string)
 			waiting[name] = true
 		}
 		for event := range changes.ResultChan() {
-			if pod, ok := event.Object.(*corev1.Pod); ok && pod.Status.Phase == phase {
+			if pod, ok := event.Object.(*corev1.Pod); ok && pod.Status.Phase == corev1.PodRunning {
 				delete(waiting, pod.Name)
 			}
 			if len(waiting) == 0 {

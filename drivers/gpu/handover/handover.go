@@ -12,11 +12,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
@@ -29,14 +29,17 @@ const asked, tainted = ".asked", ".tainted"
 // Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
 type Directory string
 
-var (
-	gpuUUID   = regexp.MustCompile(`^GPU-[0-9a-fA-F-]{8,36}$`)
-	ownerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-)
+// isGPU says whether a file's name is that of a GPU. (No regular expression: one that counts takes tens of kilobytes in every process of the program.)
+func isGPU(uuid string) bool {
+	digits, ok := strings.CutPrefix(uuid, "GPU-")
+	return ok && len(digits) >= 8 && len(digits) <= 36 && strings.Trim(digits, "0123456789abcdefABCDEF-") == ""
+}
+
+func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
 // Ask asks for GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
 func (d Directory) Ask(owner string, uuids ...string) error {
-	if !ownerName.MatchString(owner) {
+	if !isOwner(owner) {
 		return fmt.Errorf("ask for GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
 	}
 	standing, err := d.Requests()
@@ -51,7 +54,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 		}
 	}
 	for _, uuid := range uuids {
-		if !gpuUUID.MatchString(uuid) {
+		if !isGPU(uuid) {
 			return fmt.Errorf("ask for a GPU: %q is no GPU's UUID", uuid)
 		}
 		if other, taken := standing[uuid]; taken && other != owner {
@@ -79,14 +82,14 @@ func (d Directory) Requests() (map[string]string, error) {
 	out := map[string]string{}
 	for _, entry := range entries {
 		uuid, found := strings.CutSuffix(entry.Name(), asked)
-		if !found || !gpuUUID.MatchString(uuid) {
+		if !found || !isGPU(uuid) {
 			continue
 		}
 		text, err := os.ReadFile(d.path(uuid, asked))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("read the request for %s: %w", uuid, err)
 		}
-		if owner := strings.TrimSpace(string(text)); ownerName.MatchString(owner) {
+		if owner := strings.TrimSpace(string(text)); isOwner(owner) {
 			out[uuid] = owner
 		}
 	}

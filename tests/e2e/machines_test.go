@@ -28,7 +28,7 @@ func TestMachines(t *testing.T) {
 			"two pods on two nodes ping each other on a secondary network":     testSecondaryNetwork,
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false"}, "", map[string]func(*testing.T, *environment){
+		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "scheduler.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"the seed's training pod gets a GPU through DRA":             testTrainingPod,
 			"the claims of the NVIDIA driver's documentation are served": testGPUClaims,
 			"broken GPUs are tainted until they are healthy":             testGPUHealth,
@@ -36,11 +36,12 @@ func TestMachines(t *testing.T) {
 			"a reboot prepares claims again":                             testReboot,
 			"a GPU comes with the NIC that is nearest to it":             testAlignedPair,
 			"a pod sees the /sys of its node":                            testNodesSysfs,
+			"slices of a VGPUProfile are spread, limited and counted":    testProfileSlices,
 		}},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
 			"slices are limited, watched and given back":  testGPUSlices,
-			"our own scheduler places the seed's pods":    testOwnScheduler,
+			"our own scheduler places pods with slices":   testOwnScheduler,
 		}},
 		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"MIG instances are made for slots and for sizes": testMIGSlots,

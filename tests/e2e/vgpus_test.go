@@ -3,9 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"gpufabric.io/tests/docker"
 )
@@ -132,19 +132,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 		e.kubectl(t, "delete", "pod/patient", "--timeout=60s")
 	})
 
-	t.Run("after many pods nobody holds anything", func(t *testing.T) {
-		const pods = 40
-		var manifest string
-		for i := range pods {
-			manifest += slice(fmt.Sprint("churn-", i), node, fmt.Sprintf("%s,NVIDIA,%d,0:;", uuids[i%len(uuids)], 100+i), "main")
-		}
-		e.apply(t, manifest)
-		e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", "--timeout=120s")
-		for i := range 3 {
-			if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+i)*10)) {
-				t.Errorf("pod %d has another's share:\n%s", i, out)
-			}
-		}
+	t.Run("after 200 pods nobody holds anything", func(t *testing.T) {
+		const batches, pods = 5, 40 // a node takes 110 pods at a time
 		plugin := e.pluginOf(t, "vgpu-plugin", node)
 		held := func(want int) {
 			t.Helper()
@@ -153,9 +142,29 @@ func testGPUSlices(t *testing.T, e *environment) {
 				return strings.Contains(out, fmt.Sprintf("\ngpufabric_vgpu_containers %d\n", want)), out, err
 			})
 		}
-		held(pods)
-		e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", "--timeout=120s")
-		held(0)
+		started := time.Now()
+		for batch := range batches {
+			var manifest string
+			for i := range pods {
+				manifest += slice(fmt.Sprint("churn-", i), node, fmt.Sprintf("%s,NVIDIA,%d,0:;", uuids[(batch+i)%len(uuids)], 100+10*batch+i), "main")
+			}
+			e.apply(t, manifest)
+			e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", "--timeout=120s")
+			for i := range 3 {
+				if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+10*batch+i)*10)) {
+					t.Errorf("pod %d has another's share:\n%s", i, out)
+				}
+			}
+			held(pods)
+			e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", "--timeout=120s")
+			held(0)
+		}
+		measured(t, fmt.Sprint(batches*pods, " pods with slices on a node"), time.Since(started))
+		for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
+			out, err := docker.Script(t.Context(), node, "grep -E 'VmRSS|RssAnon' /proc/$(pgrep -of 'gpufabric "+role+"')/status")
+			must(t, err)
+			t.Logf("measured: resident memory of %s: %s", role, strings.Join(strings.Fields(out), " "))
+		}
 		eventually(t, "the accounting directories to go", func(ctx context.Context) (bool, string, error) {
 			out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
 			return err == nil && strings.TrimSpace(out) == "", out, err
@@ -223,60 +232,4 @@ func testMIGSlots(t *testing.T, e *environment) {
 		out, err := e.smi(ctx, node, "-L")
 		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err
 	})
-}
-
-// testOwnScheduler lets gpufabric-scheduler, under the name that the seed's pods write, place two of them, and binds nothing itself.
-func testOwnScheduler(t *testing.T, e *environment) {
-	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
-	e.replace(t, "vgpu-plugin", e.Workers()[1])
-	for _, worker := range e.Workers() {
-		e.registered(t, worker, ",10,4914,NVIDIA-L40S,true,hami-core:")
-		eventually(t, "the kubelet of "+worker+" to count the shares", func(ctx context.Context) (bool, string, error) {
-			out, err := e.Kubectl(ctx, nil, "get", "node", worker, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
-			return out == "39312", out, err
-		})
-	}
-	install := func(values ...string) error {
-		arguments := []string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", vgpuNamespace, "--reuse-values", "--wait", "--timeout", "2m"}
-		for _, value := range values {
-			arguments = append(arguments, "--set", value)
-		}
-		_, err := e.Helm(context.WithoutCancel(t.Context()), e.printer, arguments...)
-		return err
-	}
-	t.Cleanup(func() {
-		if err := install("scheduler.enabled=false"); err != nil {
-			t.Errorf("remove the scheduler: %v", err)
-		}
-	})
-	must(t, install("scheduler.enabled=true", "scheduler.name=volcano"))
-
-	seen := map[string]string{} // a pod's GPU
-	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
-		if !strings.Contains(document, "name: mig-pod") {
-			e.apply(t, document)
-		}
-	}
-	for pod, want := range map[string][]string{
-		"test1":    {"CUDA_DEVICE_MEMORY_LIMIT_0=10240m"},
-		"hami-pod": {"CUDA_DEVICE_MEMORY_LIMIT_0=30000m", "CUDA_DEVICE_SM_LIMIT=50"},
-	} {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
-		placed := e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.spec.nodeName} {.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
-		fields := strings.Fields(placed)
-		if len(fields) != 3 || fields[0] != fields[1] {
-			t.Errorf("%s was placed as %q, want its node twice and its share", pod, placed)
-			continue
-		}
-		uuid, _, _ := strings.Cut(fields[2], ",")
-		seen[pod] = fields[0] + " " + uuid
-		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, append(want, "NVIDIA_VISIBLE_DEVICES="+uuid)...) {
-			t.Errorf("%s has not the share that the scheduler wrote (%s):\n%s", pod, fields[2], env)
-		}
-	}
-	// Binpack: 1024 and 3000 units of a GPU's 4914.
-	if seen["test1"] != seen["hami-pod"] {
-		t.Errorf("binpack put the seed's pods on two GPUs: %v", seen)
-	}
-	e.kubectl(t, "delete", "pod/test1", "pod/hami-pod", "--grace-period=1", "--timeout=60s")
 }

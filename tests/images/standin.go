@@ -29,6 +29,7 @@ func StandIns() []StandIn {
 		{"nvcr.io/nvidia/tensorflow:22.07-tf2-py3", idle, base, nil},
 		{"nvidia/cuda:9.0-devel", idle, base, nil},
 		{"rdma-test:v1", idle, base, nil},
+		{"python:3.9-slim", []string{"python"}, rootfs.Python(), nil},
 		{"network-test:v1", idle, rootfs.Network(), nil},
 		{"ghcr.io/nvidia/k8s-samples:nvbandwidth-v0.7-8d103163", shell, rootfs.MPI(), nvbandwidth()},
 	}

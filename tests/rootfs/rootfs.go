@@ -42,6 +42,11 @@ func MPI() Recipe {
 	return Recipe{Name: "mpi", Variant: "essential", Packages: []string{"bash", "openmpi-bin", "openssh-server"}}
 }
 
+// Python is what a stand-in for an image with a Python interpreter is made of: Debian's, under the name python too.
+func Python() Recipe {
+	return Recipe{Name: "python", Variant: "essential", Packages: []string{"python-is-python3"}}
+}
+
 // Network is what a stand-in for an image that looks at its network is made of.
 func Network() Recipe {
 	return Recipe{Name: "network", Variant: "essential", Packages: []string{"iproute2", "iputils-ping"}}

@@ -25,6 +25,7 @@ func TestMachines(t *testing.T) {
 		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", map[string]func(*testing.T, *environment){
 			"the seed's MPI job runs over two nodes' GPUs and IMEX channels":   testMPIJob,
 			"the seed's RDMA pods get their HCA's device nodes and no other's": testRDMAPods,
+			"an RDMA pool outlives a dead port and a restarted kubelet":        testRDMAPool,
 			"two pods on two nodes ping each other on a secondary network":     testSecondaryNetwork,
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.

@@ -131,7 +131,14 @@ func condition(pod *corev1.Pod) string {
 			return "waits: " + c.Message
 		}
 	}
-	return "waits"
+	switch {
+	case pod.Spec.NodeName != "":
+		return "starts on " + pod.Spec.NodeName
+	case pod.Spec.SchedulerName != corev1.DefaultSchedulerName:
+		return fmt.Sprintf("waits: for the scheduler %s, which does not run here", pod.Spec.SchedulerName)
+	default:
+		return "waits for the scheduler"
+	}
 }
 
 // showFindings prints what became of each manifest; pods are looked at now.

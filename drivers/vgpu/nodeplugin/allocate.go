@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -34,6 +37,39 @@ type number struct {
 	pods *podwatch.Pods
 	// nri tells that a runtime socket is configured, so that shares come through the hook.
 	nri bool
+	// refused are the pods of which a container got nothing.
+	refused *refusals
+}
+
+// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods may go on to show
+// them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.
+type refusals struct {
+	mu   sync.Mutex
+	pods map[types.UID]bool
+}
+
+func (r *refusals) add(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pods == nil {
+		r.pods = map[types.UID]bool{}
+	}
+	r.pods[pod] = true
+}
+
+func (r *refusals) has(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod]
+}
+
+// keep forgets pods that are not listed any more.
+func (r *refusals) keep(listed []*corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.pods, func(uid types.UID, _ bool) bool {
+		return !slices.ContainsFunc(listed, func(pod *corev1.Pod) bool { return pod.UID == uid })
+	})
 }
 
 // watchDelay is how long an allocation waits for the pod that it is for: the kubelet may have heard of it a moment before this plugin did.
@@ -82,9 +118,12 @@ func (n number) forget(all []*corev1.Pod) {
 		}
 	}
 	n.hook.Book.Keep(live)
+	n.refused.keep(all)
 }
 
-func (n number) served(uid, container string) bool { return n.hook.Book.Holds(heldID(uid, container)) }
+func (n number) served(uid, container string) bool {
+	return n.refused.has(types.UID(uid)) || n.hook.Book.Holds(heldID(uid, container))
+}
 
 // heldID stands in for the runtime's id of a container, which an allocation does not know.
 func heldID(uid, container string) string { return uid + "/" + container }
@@ -155,6 +194,7 @@ func held(pod *corev1.Pod, container string) holdings.Holder {
 func (n number) give(ctx context.Context, c assignment.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
 	given, err := n.hook.Give(ctx, c.Pod, c.Container, held(c.Pod, c.Container), c.Shares)
 	if err != nil {
+		n.refused.add(c.Pod.UID)
 		n.hook.Outcome.Failed(c.Pod, c.Container, err)
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"gpufabric.io/drivers/gpu/gputest"
@@ -186,6 +187,51 @@ func (silent) Served(*corev1.Pod, string)                            {}
 func (silent) Failed(*corev1.Pod, string, error)                     {}
 func (silent) Partitioned(*corev1.Pod, string, []instances.Instance) {}
 
+// withoutNRI gives shares of one GPU of 48 GiB to the API's pods, in units of 10 MiB, and writes nothing on them.
+func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
+	t.Helper()
+	watched, err := podwatch.Watch(t.Context(), api, nodeName, func(*corev1.Pod) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deck := &cards.Deck{Factor: 10, Cards: []cards.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 600, Units: 4914, Cores: 100, Healthy: true}}}
+	return number{pods: watched, refused: &refusals{}, hook: &hook.Hook{
+		Resources: assignment.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
+		Pods:      watched, Outcome: silent{}, Book: &holdings.Book{}, Deck: func() *cards.Deck { return deck }, Device: func(uuid string) string { return uuid },
+		Limiter: injection.Limiter{Containers: filepath.Join(t.TempDir(), "containers"), Locks: t.TempDir()},
+	}}
+}
+
+// The first pod's refusal has not reached the list of pods yet when the kubelet asks for the second.
+func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
+	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+	api := fake.NewClientset()
+	waits := func(name string, units int) {
+		t.Helper()
+		if _, err := api.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name),
+				Annotations: map[string]string{annotation.PodDevices: fmt.Sprintf("%s,NVIDIA,%d,0:;", uuid, units)}},
+			Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodPending},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shares := withoutNRI(t, api, uuid)
+	waits("too-large", 5000)
+	if _, err := shares.Allocate(t.Context(), []string{uuid + "-0"}); err == nil || !strings.Contains(err.Error(), "default/too-large") {
+		t.Fatalf("got %v, want the pod refused by name", err)
+	}
+	waits("fits", 8)
+	if _, err := shares.Allocate(t.Context(), []string{uuid + "-0"}); err != nil {
+		t.Fatal(err)
+	}
+	if !shares.hook.Book.Holds(heldID("uid-fits", "main")) {
+		t.Error("the second pod has no share")
+	}
+}
+
 // BenchmarkAllocateAmong500Pods is an allocation without NRI, which has to find the pod that it is for: 500 are on the API server, all on this node, and
 // one of them waits.
 func BenchmarkAllocateAmong500Pods(b *testing.B) {
@@ -206,17 +252,7 @@ func BenchmarkAllocateAmong500Pods(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	watched, err := podwatch.Watch(b.Context(), api, nodeName, func(*corev1.Pod) {})
-	if err != nil {
-		b.Fatal(err)
-	}
-	deck := &cards.Deck{Factor: 10, Cards: []cards.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 600, Units: 4914, Cores: 100, Healthy: true}}}
-	book := &holdings.Book{}
-	shares := number{pods: watched, hook: &hook.Hook{
-		Resources: assignment.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
-		Pods:      watched, Outcome: silent{}, Book: book, Deck: func() *cards.Deck { return deck }, Device: func(uuid string) string { return uuid },
-		Limiter: injection.Limiter{Containers: filepath.Join(b.TempDir(), "containers"), Locks: b.TempDir()},
-	}}
+	shares := withoutNRI(b, api, uuid)
 	var took []time.Duration
 	for b.Loop() {
 		began := time.Now()
@@ -224,7 +260,7 @@ func BenchmarkAllocateAmong500Pods(b *testing.B) {
 			b.Fatal(err)
 		}
 		took = append(took, time.Since(began))
-		book.Release(heldID("uid-250", "main"))
+		shares.hook.Book.Release(heldID("uid-250", "main"))
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")

@@ -167,7 +167,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
 		Instances: made, Capabilities: found.capabilities,
 	}
-	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != ""}
+	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != "", refused: &refusals{}}
 	if !shares.nri {
 		if err := shares.recover(ctx); err != nil {
 			return err

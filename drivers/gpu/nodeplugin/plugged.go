@@ -22,9 +22,12 @@ type bus struct {
 
 func newBus(sysfsRoot string) *bus {
 	b := &bus{directory: filepath.Join(sysfsRoot, "bus/pci/drivers/nvidia")}
-	b.known = b.bound()
+	b.settle()
 	return b
 }
+
+// settle takes the GPUs that are there for known.
+func (b *bus) settle() { b.known, b.fresh = b.bound(), nil }
 
 // bound are the functions that the driver has; none where it is not loaded.
 func (b *bus) bound() map[string]bool {

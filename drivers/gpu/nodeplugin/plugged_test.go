@@ -44,6 +44,25 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	b.mustPrepare(b.claim("u4", nil, device{name: "gpu-0"}))
 }
 
+// A driver that is installed after the role started brings its GPUs with it: NVML knows them, and nothing has to start anew.
+func TestWhatCameWithTheDriverWasNotPluggedIn(t *testing.T) {
+	m := gputest.New(t, 2)
+	directory, away := m.Path("sys/bus/pci/drivers/nvidia"), m.Path("sys/bus/pci/drivers/away")
+	if err := os.Rename(directory, away); err != nil {
+		t.Fatal(err)
+	}
+	b := newBus(m.Path("sys"))
+	if err := os.Rename(away, directory); err != nil {
+		t.Fatal(err)
+	}
+	b.settle()
+	for range 3 {
+		if came := b.came(); len(came) > 0 {
+			t.Errorf("%v came", came)
+		}
+	}
+}
+
 func TestWhatCameToTheBusIsToldOnce(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBus(m.Path("sys"))

@@ -182,12 +182,17 @@ func (s *starter) run(ctx context.Context) error {
 
 // once runs one plugin on an NVML of its own.
 func (s *starter) once(ctx context.Context, p *plugin) error {
+	waited := false
 	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(message string) {
 		klog.FromContext(ctx).Info(message)
 		p.report("WaitingForDriver", message)
+		waited = true
 	})
 	if err != nil {
 		return ended(ctx) // told to end while it waited
+	}
+	if waited {
+		p.bus.settle() // The driver that came has taken its GPUs, and NVML knows them.
 	}
 	defer func() { _ = s.lib.Shutdown() }()
 	return p.run(ctx)

@@ -96,6 +96,40 @@ func TestTheKubeletSeesTheDevicesWithTheirNUMANodes(t *testing.T) {
 	}
 }
 
+func TestOfManyDevicesTheKubeletSeesEachAndMayAllocateNoOther(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	list := make([]deviceplugin.Device, 3000)
+	for i := range list {
+		list[i] = deviceplugin.Device{ID: fmt.Sprintf("%d-%d", i/1000, i%1000), Healthy: i%3 > 0, NUMANodes: [][]int{nil, {0}, {1, 300}}[i/1000]}
+	}
+	serve(t, start(t, kubelet), backend{}, list)
+	view := kubelet.Await(widget, "list", func(r kubelettest.Resource) bool { return r.Lists > 0 })
+	if view.Capacity != len(list) || view.Allocatable != 2000 {
+		t.Fatalf("the kubelet sees %d devices, %d of them healthy; want %d and 2000", view.Capacity, view.Allocatable, len(list))
+	}
+	for i, got := range view.Devices {
+		var nodes []int
+		for _, node := range got.GetTopology().GetNodes() {
+			nodes = append(nodes, int(node.GetID()))
+		}
+		seen := deviceplugin.Device{ID: got.GetID(), Healthy: got.GetHealth() == pluginapi.Healthy, NUMANodes: nodes}
+		if diff := cmp.Diff(list[i], seen); diff != "" {
+			t.Fatalf("device %d (-want +got):\n%s", i, diff)
+		}
+	}
+	for i := range list {
+		if _, err := kubelet.AllocateIDs(t.Context(), widget, list[i].ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range []string{"", "0", "0-", "0-00", "0-1000", "00-0", "2-9999", "3-0", "~"} {
+		if _, err := kubelet.AllocateIDs(t.Context(), widget, "1-1", id); err == nil || !strings.Contains(err.Error(), "not among the 3000") {
+			t.Errorf("%q was allocated (%v), want it refused", id, err)
+		}
+	}
+}
+
 func TestAResourceServedBeforeTheKubeletStartsRegistersWhenItDoes(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	serve(t, start(t, kubelet), backend{}, devices(3))

@@ -41,11 +41,18 @@ func newClaims(handle fwk.Handle, features feature.Features) *claims {
 }
 
 // fit succeeds where every claim of pod is allocated on the node, or could be with what the pods in info leave: a claim whose last user is not in info any
-// more, or has ended, is counted as free.
+// more, or has ended, is counted as free. Extended resources that DRA serves on the node are one claim more.
 func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	open, status := c.unallocated(pod, info.Node())
-	if !status.IsSuccess() || len(open) == 0 {
+	if !status.IsSuccess() {
 		return status
+	}
+	extended := c.extended(pod, info)
+	if extended != nil {
+		open = append(open, extended)
+	}
+	if len(open) == 0 {
+		return nil
 	}
 	state, err := c.manager.ResourceClaims().GatherAllocatedState()
 	if err != nil {
@@ -54,6 +61,9 @@ func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *f
 	all, err := c.manager.ResourceClaims().List()
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("list claims: %w", err))
+	}
+	if old := stale(pod, all); extended != nil && old != nil {
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s, of an earlier attempt, is about to be deleted", old.Name))
 	}
 	for _, claim := range all {
 		if claim.Status.Allocation != nil && !c.used(claim, info) {

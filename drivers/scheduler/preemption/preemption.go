@@ -1,5 +1,6 @@
-// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims. Kubernetes 1.36's own never does, since the
-// removal of a pod on trial does not free the devices of its claims; a pod with claims waits behind pods of lower priority for ever.
+// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims, and for the extended resources that DRA
+// serves by claims that the scheduler makes. Kubernetes 1.36's own never does, since the removal of a pod on trial does not free the devices of its claims; a
+// pod that wants them waits behind pods of lower priority for ever.
 //
 // Which pods may be victims, the order in which they are spared, disruption budgets, nominations and evictions are the stock plugin's, unchanged. It asks the
 // scheduler's framework whether the pod would fit without some pods; the framework it is given here answers for claims too.
@@ -107,7 +108,7 @@ type trial struct {
 
 // RunFilterPluginsWithNominatedPods asks every filter but the stock one for claims, and then whether the claims fit with the pods that info still has.
 func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
-	if len(pod.Spec.ResourceClaims) == 0 {
+	if !t.claims.asks(pod) {
 		return t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info)
 	}
 	state = state.Clone()
@@ -128,7 +129,7 @@ type patient struct {
 
 // PodEligibleToPreemptOthers implements preemption.Interface.
 func (p patient) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
-	if ok, why := p.Interface.PodEligibleToPreemptOthers(ctx, pod, nominated); !ok || len(pod.Spec.ResourceClaims) == 0 || pod.Status.NominatedNodeName == "" {
+	if ok, why := p.Interface.PodEligibleToPreemptOthers(ctx, pod, nominated); !ok || pod.Status.NominatedNodeName == "" || !p.claims.asks(pod) {
 		return ok, why
 	}
 	info, err := p.handle.SnapshotSharedLister().NodeInfos().Get(pod.Status.NominatedNodeName)

@@ -9,6 +9,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/ptr"
@@ -33,6 +34,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		{"a disruption budget chooses the other victim", testBudget},
 		{"a claim is preempted from the pod of lowest priority", testPreemptsClaims},
 		{"no more claims are preempted than are needed", testPreemptsOnce},
+		{"slices asked for in a single line are preempted", testPreemptsExtendedResources},
 		{"slices of a VGPUProfile are placed by its policy", testProfilePolicy},
 		{"a quota counts slices and not their memory", testQuota},
 		{"a process of its own elects itself with the chart's rights", testElection},
@@ -229,6 +231,61 @@ func testPreemptsClaims(t *testing.T, c *cluster) {
 	if !c.exists(t, "claims-middle") || !c.exists(t, "claims-first") {
 		t.Error("a pod of lower priority evicted another")
 	}
+}
+
+// testPreemptsExtendedResources has pods ask for slices of one GPU as an extended resource, for which the scheduler makes the claims.
+func testPreemptsExtendedResources(t *testing.T, c *cluster) {
+	c.node(t, "x", gpu(71))
+	c.cut(t, "x", 1, "line-10g")
+	c.profile(t, "line-10g", "")
+	for name, priority := range map[string]string{"line-low-0": "low", "line-low-1": "low", "line-low-2": "low", "line-middle": "middle"} {
+		c.create(t, slice(pod(name, priority, "x"), "line-10g"))
+		c.bound(t, name)
+	}
+	c.create(t, slice(pod("line-equal", "low", "x"), "line-10g"))
+	c.refused(t, "line-equal")
+	c.delete(t, "line-equal")
+	left := func() (n int) {
+		for i := range 3 {
+			if c.exists(t, fmt.Sprintf("line-low-%d", i)) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := left(); n != 3 {
+		t.Fatalf("%d of the 3 pods are left, and nobody of higher priority came", n)
+	}
+	two := slice(pod("line-two", "high", "x"), "line-10g")
+	two.Spec.Containers = append(two.Spec.Containers, *two.Spec.Containers[0].DeepCopy())
+	two.Spec.Containers[1].Name = "side"
+	c.create(t, two)
+	c.bound(t, "line-two")
+	if n := left(); n != 1 || !c.exists(t, "line-middle") {
+		t.Errorf("%d of the 3 pods of low priority are left, want 1; the middle one is there: %v, want it spared", n, c.exists(t, "line-middle"))
+	}
+	// A claim preempts what was asked for in a single line, too.
+	c.create(t, c.claimingOf(t, pod("line-claims", "middle", "x"), "line-10g", 1))
+	c.bound(t, "line-claims")
+	if n := left(); n != 0 {
+		t.Errorf("%d pods of low priority are left, want their slice to go to a claim", n)
+	}
+	// On a node whose device plugin has the resource there is nothing of DRA's to free.
+	c.node(t, "y")
+	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "y", types.MergePatchType, []byte(`{"status":{"capacity":{"gpufabric.io/line-10g":"1"},"allocatable":{"gpufabric.io/line-10g":"1"}}}`),
+		metav1.PatchOptions{}, "status")
+	must(t, err)
+	c.create(t, slice(pod("plugin-low", "low", "y"), "line-10g"))
+	if p := c.bound(t, "plugin-low"); p.Status.ExtendedResourceClaimStatus != nil {
+		t.Error("the scheduler made a claim for what a device plugin serves")
+	}
+	c.create(t, slice(pod("plugin-high", "high", "y"), "line-10g"))
+	c.await(t, "plugin-low", "evicted", func(p *corev1.Pod) bool { return p == nil })
+	c.bound(t, "plugin-high")
+	c.delete(t, "plugin-high")
+	c.delete(t, "line-two")
+	c.delete(t, "line-middle")
+	c.delete(t, "line-claims")
 }
 
 // testPreemptsOnce has a pod wait for two devices at once, whose claims are released one after another.

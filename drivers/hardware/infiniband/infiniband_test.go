@@ -29,19 +29,14 @@ func TestAnInfiniBandDeviceIsReadWhole(t *testing.T) {
 	tree := sysfstest.New(t)
 	path := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Nets: []string{"ibp3s0"}})
 	want := &infiniband.Devices{Devices: []infiniband.Device{{
-		Name: "mlx5_0", Path: path, PCI: "0000:3b:00.0", NodeType: "CA",
-		NodeGUID: "9c63:c003:0000:0000", SysImageGUID: "9c63:c003:0000:0000", Description: "node mlx5_0",
-		Firmware: "28.39.1002", HCAType: "MT4129", BoardID: "MT_0000000838",
+		Name: "mlx5_0", Path: path, PCI: "0000:3b:00.0",
+		NodeGUID: "9c63:c003:0000:0000", Firmware: "28.39.1002", BoardID: "MT_0000000838",
 		Verbs: infiniband.CharDevice{Name: "uverbs0", Major: 231, Minor: 192},
 		Ports: []infiniband.Port{{
 			Number: 1, State: infiniband.PortActive, PhysState: infiniband.PhysLinkUp, LinkLayer: infiniband.InfiniBand,
-			Rate: 400, RateText: "400 Gb/sec (4X NDR)", LID: 17, SMLID: 1,
-			GID0: "fe80:0000:0000:0000:9c63:c003:0001:0000", GUID: "9c63:c003:0001:0000",
+			Rate: 400, LID: 17, GUID: "9c63:c003:0001:0000",
 			UMAD: infiniband.CharDevice{Name: "umad0", Major: 231, Minor: 0}, ISSM: infiniband.CharDevice{Name: "issm0", Major: 231, Minor: 64},
-			Nets: []infiniband.Net{{
-				Name: "ibp3s0", Index: 1, Type: infiniband.TypeInfiniBand, MTU: 4092, OperState: "up", Carrier: true, Speed: 400000,
-				Address: "00:00:10:49:fe:80:00:00:00:00:00:00:9c:63:c0:03:00:01:00:00",
-			}},
+			Nets: []infiniband.Net{{Name: "ibp3s0", Type: infiniband.TypeInfiniBand, MTU: 4092}},
 		}},
 	}}}
 	if diff := cmp.Diff(want, scan(t, tree)); diff != "" {
@@ -57,7 +52,7 @@ func TestDevicesOfEveryKind(t *testing.T) {
 	}{
 		{"a RoCE port has no issm and no LID", sysfstest.HCA{Ethernet: true, Nets: []string{"ens2f0"}}, func(d infiniband.Device) bool {
 			p := d.Ports[0]
-			return p.ISSM.Name == "" && p.UMAD.Name == "umad0" && p.LID == 0 && p.LinkLayer == infiniband.Ethernet && p.Nets[0].Type == infiniband.TypeEthernet
+			return p.ISSM.Name == "" && p.UMAD.Name == "umad0" && p.LID == 0 && p.GUID == "" && p.LinkLayer == infiniband.Ethernet && p.Nets[0].Type == infiniband.TypeEthernet
 		}},
 		{"a device without management datagrams has neither umad nor issm", sysfstest.HCA{Ethernet: true, NoUMAD: true}, func(d infiniband.Device) bool {
 			return d.Ports[0].UMAD.Name == "" && d.Ports[0].ISSM.Name == "" && d.Verbs.Name == "uverbs0"
@@ -98,9 +93,7 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"no node_guid", func(t *sysfstest.Tree, d string) { t.Remove(d + "/node_guid") }, "node_guid"},
 		{"a truncated node_guid", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_guid", "9c63:c003") }, "node_guid"},
 		{"a node_guid with other letters", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_guid", "9c63:c003:00f2:1a4g") }, "node_guid"},
-		{"garbage in sys_image_guid", func(t *sysfstest.Tree, d string) { t.Write(d+"/sys_image_guid", "?") }, "sys_image_guid"},
-		{"no node_type", func(t *sysfstest.Tree, d string) { t.Remove(d + "/node_type") }, "node_type"},
-		{"a node_type without a number", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_type", "CA") }, "node_type"},
+		{"garbage in what nobody uses", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_type", "?"); t.Write(d+"/sys_image_guid", "?") }, ""},
 		{"no ports", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports/1") }, "no ports"},
 		{"no ports directory", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports") }, "ports"},
 		{"a port that is no number", func(t *sysfstest.Tree, d string) { t.Write(d+"/ports/one/state", "4: ACTIVE") }, "numbered"},
@@ -122,9 +115,8 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 			t.Remove("class/infiniband/mlx5_0")
 			t.Write("class/infiniband/mlx5_0", "")
 		}, "readlink"},
-		{"no fw_ver, hca_type and board_id, as EFA", func(t *sysfstest.Tree, d string) {
+		{"no fw_ver and board_id, as EFA", func(t *sysfstest.Tree, d string) {
 			t.Remove(d + "/fw_ver")
-			t.Remove(d + "/hca_type")
 			t.Remove(d + "/board_id")
 		}, ""},
 		{"no gids", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports/1/gids") }, ""},
@@ -241,10 +233,10 @@ func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("ports/1/state", []byte("4: ACTIVE\n"))
 	f.Add("ports/1/rate", []byte("400 Gb/sec (4X NDR)\n"))
 	f.Add("ports/1/gids/0", []byte("fe80:0000:0000:0000:9c63:c003:0001:0000"))
-	f.Add("node_desc", []byte{0xff})
+	f.Add("fw_ver", []byte{0xff})
 	f.Fuzz(func(t *testing.T, attribute string, content []byte) {
-		known := map[string]bool{"node_type": true, "node_guid": true, "sys_image_guid": true, "node_desc": true, "fw_ver": true, "hca_type": true}
-		for _, name := range []string{"state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "gids/0"} {
+		known := map[string]bool{"node_guid": true, "fw_ver": true, "board_id": true}
+		for _, name := range []string{"state", "phys_state", "rate", "link_layer", "lid", "gids/0"} {
 			known["ports/1/"+name] = true
 		}
 		if !known[attribute] {

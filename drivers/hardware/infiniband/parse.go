@@ -7,18 +7,18 @@ import (
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
 
-// number reads an attribute of the form "4: ACTIVE" and returns its number and its name.
-func number(dir *sysfile.Dir, attribute string) (uint8, string, error) {
+// number reads the number of an attribute of the form "4: ACTIVE".
+func number(dir *sysfile.Dir, attribute string) (uint8, error) {
 	text, err := dir.Text(attribute)
 	if err != nil {
-		return 0, "", err
+		return 0, err
 	}
-	digits, name, found := strings.Cut(text, ":")
+	digits, _, found := strings.Cut(text, ":")
 	n, err := strconv.ParseUint(digits, 10, 8)
 	if err != nil || !found {
-		return 0, "", dir.Invalid(attribute, text, `a number and a name, as in "4: ACTIVE"`)
+		return 0, dir.Invalid(attribute, text, `a number and a name, as in "4: ACTIVE"`)
 	}
-	return uint8(n), strings.TrimSpace(name), nil
+	return uint8(n), nil
 }
 
 // guid reads an attribute of the form xxxx:xxxx:xxxx:xxxx.
@@ -46,17 +46,17 @@ func groups(dir *sysfile.Dir, attribute string, n int, want string) (string, err
 }
 
 // rate reads an attribute of the form "400 Gb/sec (4X NDR)" and returns Gb/s.
-func rate(dir *sysfile.Dir) (float64, string, error) {
+func rate(dir *sysfile.Dir) (float64, error) {
 	text, err := sysfile.Optional(dir.Text("rate"))
 	if err != nil || text == "" {
-		return 0, "", err
+		return 0, err
 	}
 	digits, _, found := strings.Cut(text, " Gb/sec")
 	v, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !found || !(v >= 0 && v <= maxRate) { // NaN, too, is outside
-		return 0, "", dir.Invalid("rate", text, `a rate, as in "400 Gb/sec (4X NDR)"`)
+		return 0, dir.Invalid("rate", text, `a rate, as in "400 Gb/sec (4X NDR)"`)
 	}
-	return v, text, nil
+	return v, nil
 }
 
 // maxRate, in Gb/s, is far above any port's: what lies above is a damaged file.

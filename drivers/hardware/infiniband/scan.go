@@ -84,31 +84,17 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 	if address, err := pci.ParseAddress(filepath.Base(parent)); err == nil {
 		d.PCI = address
 	}
-	path := filepath.Join(f.root, d.Path)
-	if err := dir.Reopen(path); err != nil {
-		return err
-	}
-	if _, d.NodeType, err = number(dir, "node_type"); err != nil {
+	if err := dir.Reopen(filepath.Join(f.root, d.Path)); err != nil {
 		return err
 	}
 	if d.NodeGUID, err = guid(dir, "node_guid"); err != nil {
 		return err
 	}
-	if d.SysImageGUID, err = sysfile.Optional(guid(dir, "sys_image_guid")); err != nil {
+	if d.Firmware, err = sysfile.Optional(dir.Text("fw_ver")); err != nil {
 		return err
 	}
-	for _, field := range []struct {
-		name  string
-		value *string
-	}{
-		{"node_desc", &d.Description},
-		{"fw_ver", &d.Firmware},
-		{"hca_type", &d.HCAType},
-		{"board_id", &d.BoardID},
-	} {
-		if *field.value, err = sysfile.Optional(dir.Text(field.name)); err != nil {
-			return err
-		}
+	if d.BoardID, err = sysfile.Optional(dir.Text("board_id")); err != nil {
+		return err
 	}
 	d.Verbs = chars.verbs[d.Name]
 	ports, err := dir.Names("ports")
@@ -116,7 +102,7 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 		return err
 	}
 	for _, name := range ports {
-		port, err := readPort(dir, filepath.Join(path, "ports", name))
+		port, err := readPort(dir.Below("ports/"+name), name)
 		if err != nil {
 			return err
 		}
@@ -124,19 +110,17 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 		d.Ports = append(d.Ports, port)
 	}
 	if len(d.Ports) == 0 {
-		return fmt.Errorf("%s has no ports", filepath.Join(path, "ports"))
+		return fmt.Errorf("%s has no ports", dir.Path("ports"))
 	}
 	slices.SortFunc(d.Ports, func(a, b Port) int { return cmp.Compare(a.Number, b.Number) })
-	return f.attachNets(dir, filepath.Join(f.root, parent), d)
+	return attachNets(dir.Below("../../net"), d)
 }
 
-func readPort(dir *sysfile.Dir, path string) (Port, error) {
-	if err := dir.Reopen(path); err != nil {
-		return Port{}, err
-	}
-	n, err := strconv.ParseUint(filepath.Base(path), 10, 8)
+// readPort reads the port of that name at dir. On hardware most of a port's attributes ask the firmware, each anew.
+func readPort(dir *sysfile.Dir, name string) (Port, error) {
+	n, err := strconv.ParseUint(name, 10, 8)
 	if err != nil || n == 0 {
-		return Port{}, fmt.Errorf("%s: ports are numbered from 1 to 255: %w", path, sysfile.ErrInvalid)
+		return Port{}, fmt.Errorf("%s: ports are numbered from 1 to 255: %w", dir.Path(""), sysfile.ErrInvalid)
 	}
 	p := Port{Number: int(n)}
 	status, err := readStatus(dir)
@@ -147,25 +131,19 @@ func readPort(dir *sysfile.Dir, path string) (Port, error) {
 	if p.LinkLayer, err = linkLayer(dir); err != nil {
 		return Port{}, err
 	}
-	if p.Rate, p.RateText, err = rate(dir); err != nil {
-		return Port{}, err
+	if p.Rate, err = rate(dir); err != nil || p.LinkLayer == Ethernet {
+		return p, err
 	}
 	lid, err := sysfile.Optional(dir.Hex("lid", 32))
 	if err != nil {
 		return Port{}, err
 	}
-	smLID, err := sysfile.Optional(dir.Hex("sm_lid", 32))
-	if err != nil {
-		return Port{}, err
+	p.LID = uint32(lid)
+	gid, err := sysfile.Optional(groups(dir, "gids/0", 8, "a GID of eight groups of four hexadecimal digits"))
+	if gid != "" {
+		p.GUID = gid[len(gid)/2+1:]
 	}
-	p.LID, p.SMLID = uint32(lid), uint32(smLID)
-	if p.GID0, err = sysfile.Optional(groups(dir, "gids/0", 8, "a GID of eight groups of four hexadecimal digits")); err != nil {
-		return Port{}, err
-	}
-	if len(p.GID0) == 39 {
-		p.GUID = p.GID0[20:]
-	}
-	return p, nil
+	return p, err
 }
 
 // compareNames orders mlx5_2 before mlx5_10.

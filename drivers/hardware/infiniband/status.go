@@ -27,11 +27,11 @@ func (f FS) Status(device string, port int) (Status, error) {
 }
 
 func readStatus(dir *sysfile.Dir) (Status, error) {
-	state, _, err := number(dir, "state")
+	state, err := number(dir, "state")
 	if err != nil {
 		return Status{}, err
 	}
-	phys, _, err := number(dir, "phys_state")
+	phys, err := number(dir, "phys_state")
 	if err != nil {
 		return Status{}, err
 	}

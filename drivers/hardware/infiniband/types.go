@@ -11,13 +11,9 @@ type Device struct {
 	Path string      // the entry's target under the sysfs root: devices/pci0000:3a/.../0000:3b:00.0/infiniband/mlx5_0
 	PCI  pci.Address // the PCI function it belongs to, from Path; empty: a software device (rxe, siw)
 
-	NodeType     string // node_type without its number: CA, RNIC, unspecified
-	NodeGUID     string // node_guid: xxxx:xxxx:xxxx:xxxx
-	SysImageGUID string // sys_image_guid: the same for all functions of one card
-	Description  string // node_desc
-	Firmware     string // fw_ver
-	HCAType      string // hca_type: MT4129 is a ConnectX-7; EFA and others have none
-	BoardID      string // board_id: the PSID, which names the card model and vendor
+	NodeGUID string // node_guid: xxxx:xxxx:xxxx:xxxx
+	Firmware string // fw_ver
+	BoardID  string // board_id: the PSID, which names the card model and vendor; EFA and others have none
 
 	Ports []Port // ports/N, by number
 
@@ -31,11 +27,8 @@ type Port struct {
 	PhysState PhysState // phys_state
 	LinkLayer LinkLayer // link_layer
 	Rate      float64   // rate, in Gb/s, as negotiated now; 0 where the driver gives none
-	RateText  string    // rate as written: 400 Gb/sec (4X NDR)
-	LID       uint32    // lid; 0 on Ethernet
-	SMLID     uint32    // sm_lid: the subnet manager's LID; 0 on Ethernet
-	GID0      string    // gids/0: eight groups of four hexadecimal digits; empty where there is none
-	GUID      string    // the second half of GID0, which on InfiniBand is the port's GUID
+	LID       uint32    // lid; 0 on Ethernet, which has none
+	GUID      string    // the second half of gids/0; empty where there is none, and on Ethernet, whose GIDs are made from network addresses
 
 	UMAD CharDevice // umadN of class infiniband_mad for this device and port; devices without management datagrams (EFA, iWARP) have none
 	ISSM CharDevice // issmN of class infiniband_mad; only InfiniBand ports have one
@@ -51,15 +44,9 @@ type CharDevice struct {
 
 // Net is a network device. Paths are relative to /sys/class/net/<Name>/.
 type Net struct {
-	Name      string // the entry's name
-	Index     int    // ifindex
-	Type      int    // type: TypeEthernet or TypeInfiniBand (ARPHRD numbers)
-	Address   string // address: 6 octets on Ethernet, 20 on IPoIB, whose last 8 are the port's GUID
-	MTU       int    // mtu, in bytes
-	OperState string // operstate: up, down, dormant, unknown
-	Carrier   bool   // carrier is 1; false while the interface is administratively down, when the file cannot be read
-	Speed     int    // speed, in Mb/s; 0: unknown
-	DevPort   int    // dev_port: the port of its device that it is on, counted from 0
+	Name string // the entry's name
+	Type int    // type: TypeEthernet or TypeInfiniBand (ARPHRD numbers)
+	MTU  int    // mtu, in bytes
 }
 
 // Hardware types of network devices.

@@ -4,6 +4,8 @@ package pci
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
@@ -26,15 +28,12 @@ type Function struct {
 	Address Address // the entry's name
 	Path    string  // the entry's target under the sysfs root: devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0
 
-	Vendor          uint16 // vendor
-	Device          uint16 // device
-	SubsystemVendor uint16 // subsystem_vendor
-	SubsystemDevice uint16 // subsystem_device
-	Class           Class  // class
-	Driver          string // driver (a link); empty: no driver has the function
-	NUMANode        int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
-	LocalCPUs       string // local_cpulist, as in 0-47,96-143
-	ACPIIndex       int    // acpi_index, the firmware's number for an onboard device, from 1; 0: it names none
+	Vendor    uint16 // vendor
+	Device    uint16 // device
+	Class     Class  // class
+	Driver    string // driver (a link); empty: no driver has the function
+	NUMANode  int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
+	ACPIIndex int    // acpi_index, the firmware's number for an onboard device, from 1; 0: it names none
 
 	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
 	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
@@ -97,19 +96,13 @@ func parsePosition(name, target string) (position, error) {
 func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
 	f := Function{Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges, Class: class, VirtualIndex: -1}
 	for _, field := range []struct {
-		name     string
-		value    *uint16
-		required bool
+		name  string
+		value *uint16
 	}{
-		{"vendor", &f.Vendor, true},
-		{"device", &f.Device, true},
-		{"subsystem_vendor", &f.SubsystemVendor, false},
-		{"subsystem_device", &f.SubsystemDevice, false},
+		{"vendor", &f.Vendor},
+		{"device", &f.Device},
 	} {
 		v, err := dir.Hex(field.name, 16)
-		if !field.required {
-			v, err = sysfile.Optional(v, err)
-		}
 		if err != nil {
 			return Function{}, err
 		}
@@ -117,9 +110,6 @@ func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
 	}
 	var err error
 	if f.NUMANode, err = numaNode(dir); err != nil {
-		return Function{}, err
-	}
-	if f.LocalCPUs, err = sysfile.Optional(dir.Text("local_cpulist")); err != nil {
 		return Function{}, err
 	}
 	if f.ACPIIndex, err = sysfile.Optional(dir.Int("acpi_index")); err != nil {
@@ -136,11 +126,20 @@ func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
 	if f.Virtual() {
 		return f, nil
 	}
-	if f.TotalVFs, err = sysfile.Optional(dir.Int("sriov_totalvfs")); err != nil || f.TotalVFs == 0 {
+	if f.TotalVFs, err = virtualCount(dir, "sriov_totalvfs"); err != nil || f.TotalVFs == 0 {
 		return f, err
 	}
-	f.NumVFs, err = sysfile.Optional(dir.Int("sriov_numvfs"))
+	f.NumVFs, err = virtualCount(dir, "sriov_numvfs")
 	return f, err
+}
+
+// virtualCount reads a number of virtual functions, which has 16 bits in the SR-IOV capability; 0 where there is none.
+func virtualCount(dir *sysfile.Dir, name string) (int, error) {
+	n, err := sysfile.Optional(dir.Int(name))
+	if err == nil && (n < 0 || n > math.MaxUint16) {
+		return 0, dir.Invalid(name, strconv.Itoa(n), "a number of virtual functions, at most 65535")
+	}
+	return n, err
 }
 
 func numaNode(dir *sysfile.Dir) (int, error) {

@@ -28,8 +28,8 @@ func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	bus := scan(t, tree, nil)
 	want := []pci.Function{{
 		Address: "0000:3b:00.0", Path: "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
-		Vendor: 0x15b3, Device: 0x1021, SubsystemVendor: 0x15b3, SubsystemDevice: 0x41, Class: 0x020000, Driver: "mlx5_core",
-		NUMANode: 1, LocalCPUs: "0-47", ACPIIndex: 101, Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
+		Vendor: 0x15b3, Device: 0x1021, Class: 0x020000, Driver: "mlx5_core",
+		NUMANode: 1, ACPIIndex: 101, Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
 	}}
 	if diff := cmp.Diff(want, bus.Functions); diff != "" {
 		t.Error(diff)
@@ -163,11 +163,16 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"binary in class", func(t *sysfstest.Tree) { t.Write(path+"/class", "\x00\x01\xff") }, "class"},
 		{"garbage in acpi_index", func(t *sysfstest.Tree) { t.Write(path+"/acpi_index", "first") }, "acpi_index"},
 		{"garbage in numa_node", func(t *sysfstest.Tree) { t.Write(path+"/numa_node", "one") }, "numa_node"},
+		{"more virtual functions than a device can have", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "65536") }, "sriov_numvfs"},
+		{"fewer virtual functions than none", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "-1") }, "sriov_numvfs"},
 		{"no directory behind the link", func(t *sysfstest.Tree) { t.Remove(path) }, "no such file"},
 		{"an attribute that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/vendor"); t.Write(path+"/vendor/x", "") }, "vendor"},
 		{"no numa_node, as on a kernel without NUMA", func(t *sysfstest.Tree) { t.Remove(path + "/numa_node") }, ""},
 		{"no driver", func(t *sysfstest.Tree) { t.Remove(path + "/driver") }, ""},
-		{"no subsystem", func(t *sysfstest.Tree) { t.Remove(path + "/subsystem_vendor"); t.Remove(path + "/subsystem_device") }, ""},
+		{"garbage in what nobody uses", func(t *sysfstest.Tree) {
+			t.Write(path+"/subsystem_vendor", "?")
+			t.Write(path+"/local_cpulist", "\x01")
+		}, ""},
 		{"fewer virtual functions than sriov_numvfs says", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "4") }, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

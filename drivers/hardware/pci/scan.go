@@ -50,6 +50,7 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 	type result struct {
 		position position
 		function *Function
+		virtual  []Address // its virtual functions, by index
 		err      error
 	}
 	results := make([]result, len(names))
@@ -79,7 +80,7 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 			r.err = err
 			return
 		}
-		r.function = &function
+		r.function, r.virtual = &function, virtualFunctions(dir, &function)
 	})
 	if err != nil {
 		return nil, err
@@ -103,7 +104,11 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 		}
 	}
 	slices.SortFunc(bus.Functions, func(a, b Function) int { return strings.Compare(string(a.Address), string(b.Address)) })
-	f.numberVirtual(bus)
+	for i := range results {
+		if r := &results[i]; r.function != nil {
+			bus.number(r.function.Address, r.virtual)
+		}
+	}
 	return bus, nil
 }
 
@@ -113,18 +118,23 @@ func (f FS) singleNUMA() bool {
 	return err == nil && len(nodes) == 1
 }
 
-// numberVirtual finds the index of each virtual function among its physical function's virtfnN links.
-func (f FS) numberVirtual(bus *Bus) {
-	for i := range bus.Functions {
-		physical := &bus.Functions[i]
-		for n := range physical.NumVFs {
-			target, err := os.Readlink(filepath.Join(f.root, physical.Path, "virtfn"+strconv.Itoa(n)))
-			if err != nil {
-				continue // The function is going away, or the tree has fewer links than sriov_numvfs says: no index then.
-			}
-			if virtual := bus.Function(Address(filepath.Base(target))); virtual != nil && virtual.PhysicalFunction == physical.Address {
-				virtual.VirtualIndex = n
-			}
+// virtualFunctions reads the physical function's virtfnN links, by N. One that is not there is empty: the function is going away, or the tree has
+// fewer links than sriov_numvfs says.
+func virtualFunctions(dir *sysfile.Dir, physical *Function) []Address {
+	addresses := make([]Address, physical.NumVFs)
+	for n := range addresses {
+		if name, err := dir.Link("virtfn" + strconv.Itoa(n)); err == nil {
+			addresses[n] = Address(name)
+		}
+	}
+	return addresses
+}
+
+// number gives the virtual functions of physical their indexes.
+func (b *Bus) number(physical Address, virtual []Address) {
+	for n, address := range virtual {
+		if f := b.Function(address); f != nil && f.PhysicalFunction == physical {
+			f.VirtualIndex = n
 		}
 	}
 }

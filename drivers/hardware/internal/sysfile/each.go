@@ -17,7 +17,7 @@ func Each(ctx context.Context, n int, visit func(dir *Dir, i int)) error {
 	var group sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), maxWorkers, n) {
 		group.Go(func() {
-			dir := &Dir{fd: -1}
+			dir := closed()
 			defer dir.Close()
 			for ctx.Err() == nil {
 				i := int(next.Add(1)) - 1

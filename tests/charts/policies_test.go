@@ -118,6 +118,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	live := startServer(t)
 	values := everything()
 	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
+	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
@@ -153,10 +154,11 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	const domains, controller, rdma, vgpu = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin"
+	const domains, controller, rdma, vgpu, scheduler = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin", "gpufabric-scheduler"
 	foreign := `{"metadata": {"labels": {"a": "b"}}}`
 	live.awaitPolicies(t, domains, patchNode("node-b", foreign), createSlice(`"nodeName": "node-b"`, domain, "p"))
 	live.awaitPolicies(t, controller, patchNode("node-b", foreign))
+	live.awaitPolicies(t, scheduler, patchNode("node-b", foreign))
 	live.awaitPolicies(t, rdma, status(`{"nodeCount": 9}`))
 	live.awaitPolicies(t, vgpu, patchNode("node-b", foreign), patch(podResource, "default", "there", foreign))
 
@@ -209,6 +211,11 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"taking another node's entry away", rdma, "node-a", status(`{"nodes": [` + entry("node-a", "1") + `]}`), "may write the entry of that node only"},
 		{"what sums a pool up", rdma, "node-a", status(`{"nodeCount": 5}`), "and not what sums the nodes up"},
 		{"a pool's spec", rdma, "node-a", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "cannot patch resource"},
+
+		{"the scheduler locks a node", scheduler, "node-c", patchNode("node-a", `{"metadata": {"annotations": {"hamivgpu": "2026-11-22T02:00:00Z"}}}`), ""},
+		{"the scheduler registers GPUs", scheduler, "node-c", patchNode("node-a", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), "the scheduler may change no annotations of a node but hamivgpu"},
+		{"the scheduler labels a node", scheduler, "node-c", patchNode("node-a", `{"metadata": {"labels": {"a": "b"}}}`), "the scheduler may change no labels of a node"},
+		{"the scheduler taints a node", scheduler, "node-c", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
 
 		{"registering its node's GPUs", vgpu, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y"}}}`), ""},
 		{"registering GPUs on another node", vgpu, "node-a", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), otherNode},

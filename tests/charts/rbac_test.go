@@ -24,7 +24,7 @@ func everything() map[string]any {
 func TestEachRoleMayDoWhatIsListedAndNoMore(t *testing.T) {
 	var lines []string
 	values := everything()
-	values["scheduler"] = on()
+	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	for _, object := range renderValues(t, "gpufabric", values) {
 		for _, rule := range rules(t, object) {
 			lines = append(lines, describe(object, rule)...)

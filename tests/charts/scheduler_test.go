@@ -28,7 +28,7 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 // What the configuration means to the scheduler, drivers/scheduler tests with the program itself.
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
-		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "port": 10300, "replicas": 2}}
+		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true, "port": 10300, "replicas": 2}}
 	objects := scheduler(t, values)
 	var configuration string
 	for _, object := range objects {
@@ -36,7 +36,7 @@ func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 			configuration, _, _ = unstructured.NestedString(object.Object, "data", "scheduler.yaml")
 		}
 	}
-	for _, want := range []string{"schedulerName: shares\n", "nodePolicy: spread\n", "cardPolicy: numa\n", "weight: 7\n", "resourceNamespace: gpufabric-system\n"} {
+	for _, want := range []string{"schedulerName: shares\n", "nodePolicy: spread\n", "cardPolicy: numa\n", "weight: 7\n", "nodeLock: true\n", "resourceNamespace: gpufabric-system\n"} {
 		if !strings.Contains(configuration+"\n", want) {
 			t.Errorf("no %q in\n%s", want, configuration)
 		}

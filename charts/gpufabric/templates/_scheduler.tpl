@@ -25,5 +25,8 @@ profiles:
         args:
           nodePolicy: {{ $.Values.scheduler.nodePolicy }}
           cardPolicy: {{ $.Values.scheduler.cardPolicy }}
+          {{- if and (eq . "GPUFabricVGPU") $.Values.scheduler.nodeLock }}
+          nodeLock: true
+          {{- end }}
       {{- end }}
 {{- end }}

@@ -81,7 +81,7 @@ func (c *cluster) install(t *testing.T) {
 	_, err := c.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	must(t, err)
 	objects, err := release.Render(c.config, release.Options{Chart: "../../../charts/gpufabric", Name: "gpufabric", Namespace: namespace,
-		Values: map[string]any{"scheduler": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}}})
+		Values: map[string]any{"scheduler": map[string]any{"enabled": true, "nodeLock": true}, "webhook": map[string]any{"enabled": false}}})
 	must(t, err)
 	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
 		return !strings.HasPrefix(o.GetName(), "gpufabric-scheduler") || o.GetKind() == "Deployment"
@@ -104,9 +104,31 @@ func (c *cluster) install(t *testing.T) {
 	must(t, yaml.Unmarshal([]byte(configuration.Data["scheduler.yaml"]), &file))
 	file["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
 	file["leaderElection"].(map[string]any)["leaderElect"] = false // until testElection: in one process, a stopped scheduler's lost lease would end the tests
-	written, err := yaml.Marshal(file)
+	c.write(t, file)
+	c.lockNodes(t, false) // until testNodeLock: nobody here would unlock them
+}
+
+// write sets the scheduler's configuration, which it reads at its start.
+func (c *cluster) write(t *testing.T, configuration map[string]any) {
+	t.Helper()
+	written, err := yaml.Marshal(configuration)
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(c.dir, "our-scheduler.yaml"), written, 0o600))
+}
+
+// lockNodes changes whether the scheduler locks nodes once it is started again.
+func (c *cluster) lockNodes(t *testing.T, lock bool) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(c.dir, "our-scheduler.yaml"))
+	must(t, err)
+	var all map[string]any
+	must(t, yaml.Unmarshal(text, &all))
+	for _, plugin := range all["profiles"].([]any)[0].(map[string]any)["pluginConfig"].([]any) {
+		if one := plugin.(map[string]any); one["name"] == "GPUFabricVGPU" {
+			one["args"].(map[string]any)["nodeLock"] = lock
+		}
+	}
+	c.write(t, all)
 }
 
 // run starts the scheduler in this process; c.stop ends it, and lets go of its lease.

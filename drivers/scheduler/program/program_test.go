@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -37,6 +38,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		{"slices asked for in a single line are preempted", testPreemptsExtendedResources},
 		{"slices of a VGPUProfile are placed by its policy", testProfilePolicy},
 		{"a quota counts slices and not their memory", testQuota},
+		{"with the lock of nodes pods go to a node one after another", testNodeLock},
 		{"a process of its own elects itself with the chart's rights", testElection},
 	} {
 		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
@@ -307,4 +309,48 @@ func testPreemptsOnce(t *testing.T, c *cluster) {
 	if left != 2 {
 		t.Errorf("%d of the 4 pods are left, want 2", left)
 	}
+}
+
+// testNodeLock plays the node's plugin, which takes the lock away when it has served a pod, and another scheduler that locks the node.
+func testNodeLock(t *testing.T, c *cluster) {
+	c.stop()
+	c.lockNodes(t, true)
+	c.run()
+	c.node(t, "l", gpu(81))
+	lock := func(value string) { // null takes it away
+		t.Helper()
+		_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "l", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"hamivgpu":%s}}}`, value), metav1.PatchOptions{})
+		must(t, err)
+	}
+	quoted := func(at time.Time) string { return `"` + at.UTC().Format(time.RFC3339) + `"` }
+	waits := func(name string) {
+		t.Helper()
+		c.create(t, shares(pod(name, "low", "l"), 1, 100, 0))
+		if words := c.refused(t, name); !strings.Contains(words, "the node is locked (annotation hamivgpu) until a pod before this one has its shares") {
+			t.Errorf("the refusal of %s reads %q", name, words)
+		}
+	}
+	c.create(t, shares(pod("lock-first", "low", "l"), 1, 100, 0))
+	c.bound(t, "lock-first")
+	node, err := c.admin.CoreV1().Nodes().Get(t.Context(), "l", metav1.GetOptions{})
+	must(t, err)
+	if at, err := time.Parse(time.RFC3339, node.Annotations["hamivgpu"]); err != nil || time.Since(at) > patience {
+		t.Errorf("the node's lock is %q (%v), want the time at which it was taken", node.Annotations["hamivgpu"], err)
+	}
+	waits("lock-second")
+	lock("null")
+	c.bound(t, "lock-second")
+	// A pod that is gone before it was served holds nobody up.
+	waits("lock-third")
+	c.delete(t, "lock-second")
+	c.bound(t, "lock-third")
+	// Another scheduler's lock is respected, and is not taken away with a pod of ours; one that expired is no lock.
+	lock(quoted(time.Now()))
+	c.delete(t, "lock-third")
+	waits("lock-fourth")
+	lock(quoted(time.Now().Add(-6 * time.Minute)))
+	c.bound(t, "lock-fourth")
+	c.stop()
+	c.lockNodes(t, false)
+	c.run()
 }

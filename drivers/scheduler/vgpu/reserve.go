@@ -3,6 +3,7 @@ package vgpu
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -64,6 +65,13 @@ func (p *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *corev1.
 	if shares == nil {
 		return fwk.AsStatus(fmt.Errorf("pod %s/%s: no shares were reserved on %s", pod.Namespace, pod.Name, nodeName))
 	}
+	if p.locks != nil {
+		if err := p.lock(ctx, pod.UID, nodeName); errors.Is(err, errLocked) {
+			return fwk.NewStatus(fwk.Unschedulable, err.Error())
+		} else if err != nil {
+			return fwk.AsStatus(err)
+		}
+	}
 	written := map[string]*string{}
 	for key, value := range p.annotations(nodeName, shares) {
 		written[key] = &value
@@ -99,6 +107,16 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 	if !bound {
 		p.ledger.forget(pod.UID)
 	}
+	if !bound && err == nil { // else it may be on its way, and the lock expires
+		p.unlock(ctx, pod.UID)
+	}
+}
+
+// release unlocks the node of a pod that is gone: its plugin may never have been asked for the pod's shares.
+func (p *Plugin) release(ctx context.Context, pod types.UID) {
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	p.unlock(ctx, pod)
 }
 
 // restore puts back the annotations that pod had when its cycle began; bound says that it left them, since the pod is on a node.

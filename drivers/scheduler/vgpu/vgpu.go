@@ -33,6 +33,8 @@ type Args struct {
 	NumberResource string `json:"numberResource,omitempty"`
 	MemoryResource string `json:"memoryResource,omitempty"`
 	CoresResource  string `json:"coresResource,omitempty"`
+	// NodeLock has one pod with shares after another go to a node, by the lock that Volcano knows.
+	NodeLock bool `json:"nodeLock,omitempty"`
 }
 
 func defaults() Args {
@@ -47,6 +49,7 @@ type Plugin struct {
 	policies  cards.Policies
 	ledger    *ledger
 	topology  *topology
+	locks     *locks // nil: nodes are not locked
 	now       func() time.Time
 }
 
@@ -60,7 +63,7 @@ var (
 )
 
 // New is the plugin's factory. It refuses arguments that it does not know, with what is allowed.
-func New(_ context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args := defaults()
 	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
 		if err := yaml.UnmarshalStrict(unknown.Raw, &args); err != nil {
@@ -79,6 +82,9 @@ func New(_ context.Context, configuration runtime.Object, handle fwk.Handle) (fw
 		topology:  newTopology(),
 		now:       time.Now,
 	}
+	if args.NodeLock {
+		p.locks = newLocks()
+	}
 	informers := handle.SharedInformerFactory()
 	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
 		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
@@ -89,6 +95,9 @@ func New(_ context.Context, configuration runtime.Object, handle fwk.Handle) (fw
 		}
 		if pod, ok := object.(*corev1.Pod); ok {
 			p.ledger.forget(pod.UID)
+			if p.locks != nil {
+				go p.release(ctx, pod.UID) // an event handler must not wait for the API server
+			}
 		}
 	}}); err != nil {
 		return nil, fmt.Errorf("watch pods that go: %w", err)
@@ -146,6 +155,11 @@ func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod
 	w := wanted(state)
 	if w == nil {
 		return nil
+	}
+	if p.locks != nil {
+		if err := locked(info.Node().Annotations, p.now()); err != nil {
+			return fwk.NewStatus(fwk.Unschedulable, err.Error())
+		}
 	}
 	node, err := p.node(info, pod)
 	if err != nil {

@@ -163,6 +163,7 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	for raw, part := range map[string]string{
 		`{"nodePolicy":"numa"}`: `node policy "numa", where binpack and spread`,
 		`{"policy":"spread"}`:   "policy",
+		`{"nodeLock":"always"}`: "nodeLock",
 	} {
 		if _, err := New(t.Context(), &runtime.Unknown{Raw: []byte(raw)}, nil); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: error %v, want one with %q", raw, err, part)

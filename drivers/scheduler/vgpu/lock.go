@@ -1,0 +1,106 @@
+package vgpu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/util/retry"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// lockExpiry is how long a lock holds at most, for every scheduler that knows it: whoever took it may have died.
+const lockExpiry = 5 * time.Minute
+
+// locks are the node locks that this scheduler took, by pod: a node is locked while one pod with shares is on its way to it, until the node's plugin has
+// served the pod and takes the lock away. Nil where none are taken.
+type locks struct {
+	mutex sync.Mutex
+	taken map[types.UID]lock
+}
+
+type lock struct{ node, value string }
+
+func newLocks() *locks { return &locks{taken: map[types.UID]lock{}} }
+
+func (l *locks) add(pod types.UID, taken lock) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	l.taken[pod] = taken
+}
+
+// take removes a pod's lock from what is remembered.
+func (l *locks) take(pod types.UID) (lock, bool) {
+	if l == nil {
+		return lock{}, false
+	}
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	taken, ok := l.taken[pod]
+	delete(l.taken, pod)
+	return taken, ok
+}
+
+// errLocked is a node that another pod is on its way to.
+var errLocked = errors.New("the node is locked")
+
+// locked says until when a node is locked, by whomever, as an error; nil where it is not. What is no time locks nothing: it would never expire.
+func locked(annotations map[string]string, now time.Time) error {
+	value, _, _ := strings.Cut(annotations[annotation.NodeLock], ",") // HAMi's scheduler writes whose it is after the time
+	since, err := time.Parse(time.RFC3339, value)
+	if err != nil || now.Sub(since) >= lockExpiry || since.Sub(now) >= lockExpiry {
+		return nil
+	}
+	return fmt.Errorf("%w (annotation %s) until a pod before this one has its shares, or until %s", errLocked, annotation.NodeLock, since.Add(lockExpiry).UTC().Format(time.RFC3339))
+}
+
+// lock locks a node for a pod. It fails with errLocked where somebody has it locked.
+func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
+	nodes := p.handle.ClientSet().CoreV1().Nodes()
+	// A conflict is somebody's change of the node since it was read: perhaps another lock, so it is read again.
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("lock node %s: %w", name, err)
+		}
+		if err := locked(node.Annotations, p.now()); err != nil {
+			return err
+		}
+		value := p.now().UTC().Format(time.RFC3339Nano) // with parts of a second no two are the same
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion, "annotations": map[string]string{annotation.NodeLock: value}}})
+		if err != nil {
+			return err
+		}
+		if _, err := nodes.Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: Name}); err != nil {
+			return fmt.Errorf("lock node %s: %w", name, err)
+		}
+		p.locks.add(pod, lock{name, value})
+		return nil
+	})
+}
+
+// unlock takes a pod's lock off its node, if it has one and that is there still.
+func (p *Plugin) unlock(ctx context.Context, pod types.UID) {
+	taken, ok := p.locks.take(pod)
+	if !ok {
+		return
+	}
+	path := "/metadata/annotations/" + annotation.NodeLock
+	body, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": taken.value}, {"op": "remove", "path": path}})
+	if err == nil {
+		_, err = p.handle.ClientSet().CoreV1().Nodes().Patch(ctx, taken.node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: Name})
+	}
+	// Invalid: the lock is gone, or another's.
+	if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
+		utilruntime.HandleErrorWithContext(ctx, err, "Cannot unlock a node; the lock expires by itself", "node", taken.node, "after", lockExpiry)
+	}
+}

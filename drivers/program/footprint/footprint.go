@@ -13,6 +13,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,8 +24,16 @@ import (
 const (
 	// settled is when a role has started: it has registered, listed and published what it has.
 	settled = 10 * time.Second
-	// period is how often what was touched since is given back. What is still in use costs a minor fault a page to have again, from
-	// the page cache: some tens of microseconds for all of it.
+	// look is how often the resident memory is looked at, which is one read of /proc/self/statm. What an event touches (of the RDMA plugin's
+	// program 10 MB when a port goes down: the kernel maps 64 KiB around each of some 200 touches) goes back this long after.
+	look = 2 * time.Second
+	// Memory is given back when it has grown by leastGrown octets and by a quarter since it last was: less is what a role at rest soon
+	// has again. That costs the RDMA plugin 7 ms of processor time. A process of which more than smallProcess is in use is left to period:
+	// its heap doubles between collections as a matter of course, and to collect it each time would cost it more than it is worth.
+	leastGrown   = 3 << 20
+	smallProcess = 64 << 20
+	// period is when it is given back however little it has grown: kernels 6.2 to 6.16 count a process's pages for each CPU and read the
+	// sum without what the CPUs still hold, which on large machines is megabytes.
 	period = 10 * time.Minute
 	// A heap below smallHeap is collected when it has grown by smallGrowth percent rather than by its own size: to collect a few
 	// megabytes more often costs a node's plugin nothing that could be measured. The environment's GOGC wins.
@@ -61,12 +71,13 @@ func (g *growth) adapt() {
 // collected is an object that is never kept.
 type collected struct{ growth *growth }
 
-// Keep trims the process once it has started and now and then after that, until ctx ends. It is for a process that is one role:
-// what it does is the whole process's.
+// Keep trims the process once it has started and whenever its resident memory has grown since, until ctx ends. It is for a process that is one
+// role: what it does is the whole process's.
 func Keep(ctx context.Context) {
 	if os.Getenv("GOGC") == "" {
 		(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
 	}
+	var last trim
 	timer := time.NewTimer(settled)
 	defer timer.Stop()
 	for {
@@ -75,15 +86,63 @@ func Keep(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		if err := Trim(); err != nil {
+		if err := last.renew(); err != nil {
 			klog.FromContext(ctx).V(2).Info("Memory of the program's file was not given back", "err", err)
 			return
 		}
-		timer.Reset(period)
+		timer.Reset(look)
 	}
 }
 
-// Trim gives free heap, and the clean pages of the program's own file, back to the kernel.
+// trim is when memory was last given back.
+type trim struct {
+	at   time.Time // zero: never
+	left int       // octets resident right after
+}
+
+// due says whether to give memory back again now, with so many octets resident.
+func (t trim) due(now time.Time, resident int) bool {
+	grown := t.left <= smallProcess && resident >= t.left+max(leastGrown, t.left/4)
+	return grown || now.Sub(t.at) >= period
+}
+
+// renew gives memory back if that is due.
+func (t *trim) renew() error {
+	size, err := resident()
+	if err != nil {
+		return err
+	}
+	if !t.due(time.Now(), size) {
+		return nil
+	}
+	if err := Trim(); err != nil {
+		return err
+	}
+	t.at = time.Now()
+	t.left, err = resident()
+	return err
+}
+
+// resident is how much memory of the process is mapped, in octets.
+func resident() (int, error) {
+	const path = "/proc/self/statm" // in pages: size, resident, shared, ...
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("read the process's size: %w", err)
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("read the process's size: %s has %q, want at least two numbers", path, text)
+	}
+	pages, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0, fmt.Errorf("read the process's size: %s: %w", path, err)
+	}
+	return pages * os.Getpagesize(), nil
+}
+
+// Trim gives free heap, and the clean pages of the program's own file, back to the kernel. What is still in use comes back by minor faults, from the
+// page cache.
 func Trim() error {
 	debug.FreeOSMemory()
 	program, err := os.Readlink("/proc/self/exe")

@@ -56,17 +56,17 @@ func TestOnlyPrivateMappingsThatNobodyChangedAreClean(t *testing.T) {
 
 // A program whose pages were given back while it runs goes on.
 func TestAProgramRunsOnAfterItsPagesAreGivenBack(t *testing.T) {
-	before := resident(t)
+	before := fileKiB(t)
 	if err := Trim(); err != nil {
 		t.Fatal(err)
 	}
-	if after := resident(t); after >= before {
+	if after := fileKiB(t); after >= before {
 		t.Errorf("%d KiB of the program's file are resident, %d before", after, before)
 	}
 }
 
-// resident is how much of this program's file is mapped, in KiB.
-func resident(t *testing.T) int {
+// fileKiB is how much of this program's file is mapped, in KiB.
+func fileKiB(t *testing.T) int {
 	t.Helper()
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -91,6 +91,60 @@ func resident(t *testing.T) int {
 		}
 	}
 	return total
+}
+
+func TestMemoryIsGivenBackWhenItHasGrown(t *testing.T) {
+	at := time.Now()
+	for _, test := range []struct {
+		name     string
+		last     trim
+		after    time.Duration
+		resident int
+		want     bool
+	}{
+		{"when the process has started", trim{}, 0, 20 << 20, true},
+		{"not for what a role at rest has again", trim{at, 12 << 20}, look, 14 << 20, false},
+		{"after an event", trim{at, 12 << 20}, look, 15 << 20, true},
+		{"not for a small part", trim{at, 40 << 20}, look, 49 << 20, false},
+		{"for a quarter", trim{at, 40 << 20}, look, 50 << 20, true},
+		{"not to a large process, whose heap grows and shrinks all the time", trim{at, 100 << 20}, look, 200 << 20, false},
+		{"to a large process now and then", trim{at, 100 << 20}, period, 200 << 20, true},
+		{"not where it shrank", trim{at, 12 << 20}, look, 8 << 20, false},
+		{"now and then however little it grew", trim{at, 12 << 20}, period, 12 << 20, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := test.last.due(at.Add(test.after), test.resident); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// The first renewal gives back, the next has nothing to: the process is at rest in between.
+func TestWhatWasGivenBackIsRemembered(t *testing.T) {
+	var last trim
+	if err := last.renew(); err != nil {
+		t.Fatal(err)
+	}
+	if size, err := resident(); err != nil || last.left < 1<<20 || size < last.left/2 {
+		t.Errorf("%d octets are resident, %d were after giving back: %v", size, last.left, err)
+	}
+	grown := make([]byte, last.left+leastGrown)
+	for i := 0; i < len(grown); i += os.Getpagesize() {
+		grown[i] = 1
+	}
+	first := last.at
+	if err := last.renew(); err != nil {
+		t.Fatal(err)
+	}
+	if !last.at.After(first) || last.left < len(grown) {
+		t.Errorf("memory was not given back after it had grown by %d octets: %+v", len(grown), last)
+	}
+	runtime.KeepAlive(grown)
+	second := last.at
+	if err := last.renew(); err != nil || last.at != second {
+		t.Errorf("memory was given back again without growth: %+v, %v", last, err)
+	}
 }
 
 func TestTheCollectorIsBriskWhileTheHeapIsSmall(t *testing.T) {

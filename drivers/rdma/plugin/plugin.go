@@ -112,11 +112,7 @@ func Run(ctx context.Context, o Options) error {
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 	}
 	if o.VerbsEvents {
-		open := o.OpenVerbs
-		if open == nil {
-			open = openVerbs
-		}
-		p.verbs = &verbsEvents{dev: o.deviceNodes(), open: open, happened: p.portEvent, ended: p.askSoon, heard: make(map[string]bool)}
+		p.verbs = p.hearVerbs()
 		defer p.verbs.wait()
 	}
 	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)

@@ -38,6 +38,15 @@ type verbsEvents struct {
 	closed bool
 }
 
+// hearVerbs makes the hearing of this role's events.
+func (p *plugin) hearVerbs() *verbsEvents {
+	open := p.OpenVerbs
+	if open == nil {
+		open = openVerbs
+	}
+	return &verbsEvents{dev: p.deviceNodes(), open: open, happened: p.portEvent, ended: p.askSoon, heard: make(map[string]bool)}
+}
+
 // set hears the HCAs of the node, those that are not heard yet. A virtual function is not opened where its physical one is: its port follows that one's, and
 // hundreds of contexts are hundreds of pages of doorbells.
 func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {

@@ -1,0 +1,77 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/utils/clock"
+
+	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/hardware/uverbs"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+)
+
+// told is an HCA whose events the test tells, until ctx ends.
+type told struct {
+	ctx    context.Context
+	events chan uverbs.Event
+}
+
+func (h told) Next() (uverbs.Event, error) {
+	select {
+	case e := <-h.events:
+		return e, nil
+	case <-h.ctx.Done():
+		return uverbs.Event{}, h.ctx.Err()
+	}
+}
+
+func (told) Close() error { return nil }
+
+// The time of the bubble stands still while the test waits, so no periodic reading comes: only the event has the ports read.
+func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
+	tree := sysfstest.New(t)
+	first := tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}})
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"}})
+	devices, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		h := told{ctx, make(chan uverbs.Event)}
+		p := &plugin{ports: health.New(tree.Sys, clock.RealClock{})}
+		p.DevRoot, p.SysfsRoot = tree.Dev, tree.Sys
+		p.OpenVerbs = func(path, driver string) (VerbsDevice, error) {
+			if filepath.Base(path) != "uverbs0" || driver != "mlx5_core" {
+				return nil, errors.New("operation not permitted")
+			}
+			return h, nil
+		}
+		p.verbs = p.hearVerbs()
+		p.verbs.set(ctx, devices)
+		p.ports.Set(watchedPorts(devices))
+		go p.ports.Run(ctx)
+		phase := func() health.Phase {
+			synctest.Wait() // Every reading that was asked for is over.
+			return p.ports.State(health.Key{Device: "mlx5_0", Port: 1}).Phase
+		}
+		if got := phase(); got != health.Up {
+			t.Fatalf("the port is %s, want Up", got)
+		}
+		tree.Write(first+"/ports/1/state", "1: DOWN")
+		if got := phase(); got != health.Up {
+			t.Fatalf("the port is %s before the event, want Up: nothing has it read", got)
+		}
+		h.events <- uverbs.Event{Kind: uverbs.PortError, Port: 1}
+		if got := phase(); got != health.Failing { // One bad reading is not trusted alone.
+			t.Errorf("the port is %s, want Failing: its event was not heard", got)
+		}
+		cancel()
+		p.verbs.wait()
+	})
+}

@@ -28,7 +28,7 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 // What the configuration means to the scheduler, drivers/scheduler tests with the program itself.
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
-		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true, "port": 10300, "replicas": 2}}
+		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true, "featureGates": map[string]any{"GenericWorkload": true, "GangScheduling": true}, "port": 10300, "replicas": 2}}
 	objects := scheduler(t, values)
 	var configuration string
 	for _, object := range objects {
@@ -42,7 +42,8 @@ func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 		}
 	}
 	container := pods(t, objects)["gpufabric-scheduler"].Spec.Containers[0]
-	if container.Image != "ghcr.io/gpufabric/gpufabric-scheduler:v9" || !slices.Contains(container.Args, "--secure-port=10300") || container.Ports[0].ContainerPort != 10300 {
+	if container.Image != "ghcr.io/gpufabric/gpufabric-scheduler:v9" || !slices.Contains(container.Args, "--secure-port=10300") || !slices.Contains(container.Args, "--feature-gates=GangScheduling=true,GenericWorkload=true") ||
+		container.Ports[0].ContainerPort != 10300 {
 		t.Errorf("it runs %s %v on %v", container.Image, container.Args, container.Ports)
 	}
 	values["scheduler"].(map[string]any)["nodePolicy"] = "binpack"

@@ -47,6 +47,14 @@ type cluster struct {
 
 func start(t *testing.T) *cluster {
 	t.Helper()
+	c := bring(t, controlplane.Options{})
+	c.run()
+	return c
+}
+
+// bring brings a control plane up, without our scheduler.
+func bring(t *testing.T, options controlplane.Options) *cluster {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a control plane; -short asks for none")
 	}
@@ -56,7 +64,8 @@ func start(t *testing.T) *cluster {
 	dir, err := os.MkdirTemp("", "sched")
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	plane, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries})
+	options.Dir, options.Binaries = dir, binaries
+	plane, err := controlplane.Start(ctx, options)
 	must(t, err)
 	t.Cleanup(plane.Stop)
 	config, err := plane.Admin()
@@ -65,7 +74,6 @@ func start(t *testing.T) *cluster {
 	must(t, err)
 	c := &cluster{whole: t, admin: admin, config: config, dir: dir}
 	c.install(t)
-	c.run()
 	for name, value := range map[string]int32{"low": 10, "middle": 50, "high": 100} {
 		_, err := admin.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}, metav1.CreateOptions{})
 		must(t, err)

@@ -26,6 +26,25 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// launch starts the scheduler as a process of its own, which ends with the test or with ctx.
+func (c *cluster) launch(ctx context.Context, t *testing.T, arguments ...string) {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	process := exec.CommandContext(ctx, self, append([]string{"--config=" + filepath.Join(c.dir, "our-scheduler.yaml"), "--secure-port=0"}, arguments...)...)
+	process.Env = append(os.Environ(), asScheduler+"=1")
+	var said strings.Builder
+	process.Stdout, process.Stderr = &said, &said
+	must(t, process.Start())
+	t.Cleanup(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+		if t.Failed() {
+			t.Logf("it said:\n%s", said.String())
+		}
+	})
+}
+
 // testElection runs the scheduler as the chart's pod does, as a process that elects itself, with the chart's rights to its lease.
 func testElection(t *testing.T, c *cluster) {
 	c.stop()
@@ -37,20 +56,7 @@ func testElection(t *testing.T, c *cluster) {
 	elected := strings.Replace(string(content), "leaderElect: false", "leaderElect: true", 1)
 	must(t, os.WriteFile(file, []byte(elected), 0o600))
 
-	self, err := os.Executable()
-	must(t, err)
-	process := exec.CommandContext(ctx, self, "--config="+file, "--secure-port=0")
-	process.Env = append(os.Environ(), asScheduler+"=1")
-	var said strings.Builder
-	process.Stdout, process.Stderr = &said, &said
-	must(t, process.Start())
-	defer func() {
-		_ = process.Process.Kill()
-		_ = process.Wait()
-		if t.Failed() {
-			t.Logf("it said:\n%s", said.String())
-		}
-	}()
+	c.launch(ctx, t)
 	watch, err := c.admin.CoordinationV1().Leases("gpufabric-system").Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	must(t, err)
 	defer watch.Stop()

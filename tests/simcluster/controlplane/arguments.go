@@ -103,6 +103,9 @@ egressSelections:
 		// An endpoint may not have a loopback address, so the `kubernetes` service has none.
 		"--endpoint-reconciler-type=none",
 	}, c.gates()...)
+	if len(c.options.APIs) > 0 {
+		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"], "--runtime-config="+strings.Join(c.options.APIs, "=true,")+"=true")
+	}
 	if len(c.options.Audit) > 0 || c.options.AuditAdmin {
 		if err := os.WriteFile(dir("audit-policy.yaml"), []byte(auditPolicy(c.options.Audit, c.options.AuditAdmin)), 0o600); err != nil {
 			return fmt.Errorf("write the audit policy: %w", err)

@@ -43,6 +43,8 @@ type Options struct {
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.
 	FeatureGates map[string]bool
+	// APIs are served besides those that the API server serves by itself, e.g. "scheduling.k8s.io/v1alpha2".
+	APIs []string
 }
 
 // ControlPlane is a running control plane.

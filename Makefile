@@ -45,17 +45,24 @@ demo: prerequisites simcluster ## Show a compute domain form, in kind where Dock
 demo-down: ## Remove what `make demo` made.
 	@tests/demo/down
 
+# Most of the tests wait for something, so their parts run two at a time.
 .PHONY: test
-test: test-modules test-sim test-scheduler test-conformance ## Run every test that needs no Docker.
+test: build toolchain-sim ## Run every test that needs no Docker.
+	@$(MAKE) --no-print-directory -j 2 test-modules test-sim test-scheduler test-conformance
 
+# The workspace's modules in one go, the provider first: it has the longest test of all, beside which the others run.
 .PHONY: test-modules
 test-modules: fakes toolchain-sim
-	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); failed=; for m in $(MODULES); do echo "== go test $$m"; (cd $$m && $(GO) test -race -timeout 20m ./...) || failed="$$failed $$m"; done; \
-	[ -z "$$failed" ] || { echo "tests failed in:$$failed" >&2; exit 1; }
+	@echo "== go test $(MODULES)"; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
+	$(GO) test -race -p 3 -timeout 20m ./provider/... $(patsubst %,./%/...,$(filter-out provider,$(MODULES)))
 
 .PHONY: test-sim
 test-sim: build toolchain-sim
 	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test -timeout 20m ./...
+
+.PHONY: test-scheduler
+test-scheduler: toolchain-sim
+	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test -timeout 20m ./...
 
 .PHONY: test-conformance
 test-conformance: fakes toolchain-sim
@@ -64,10 +71,6 @@ test-conformance: fakes toolchain-sim
 .PHONY: fuzz
 fuzz: prerequisites ## Run every fuzz target for FUZZTIME (5s) each.
 	@tests/fuzz $(or $(FUZZTIME),5s)
-
-.PHONY: test-scheduler
-test-scheduler: toolchain-sim
-	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test -timeout 20m ./...
 
 .PHONY: kind-e2e
 kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).

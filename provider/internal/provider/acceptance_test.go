@@ -17,19 +17,24 @@ import (
 // names of its own.
 func TestAgainstAPIServer(t *testing.T) {
 	needTerraform(t)
+	rc := buildProvider(t)
 	server := apiserver.Start(t)
 	server.RollOut(t, 2)
 	server.EndNamespaces(t)
+	// built is a suite that runs Terraform with the provider as a program of its own.
+	built := func(run func(*testing.T, *apiserver.Server, string)) func(*testing.T, *apiserver.Server) {
+		return func(t *testing.T, s *apiserver.Server) { run(t, s, rc) }
+	}
 	for _, suite := range []struct {
 		name string
 		run  func(*testing.T, *apiserver.Server)
 	}{
-		{"examples", testExamples},
+		{"examples", built(testExamples)},
 		{"trouble", testTrouble},
 		{"an interrupted apply", testInterruptedApply},
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
-		{"upgrades of the driver stack", testUpgradeAdvice},
+		{"upgrades of the driver stack", built(testUpgradeAdvice)},
 		{"secret values", testSecretValues},
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
@@ -40,9 +45,9 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"secondary network", testSecondaryNetwork},
 		{"list", testList},
 		{"ephemeral kubeconfig", testKubeconfig},
-		{"actions", testActions},
-		{"life cycles", testLifeCycles},
-		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s) }},
+		{"actions", built(testActions)},
+		{"life cycles", built(testLifeCycles)},
+		{"life cycles under OpenTofu", func(t *testing.T, s *apiserver.Server) { underOpenTofu(t); testLifeCycles(t, s, rc) }},
 		{"documentation", testDocumentation},
 	} {
 		t.Run(suite.name, func(t *testing.T) { suite.run(t, server) })

@@ -37,7 +37,7 @@ SUM multinode_device_to_device_memcpy_read_ce 9479.41
 `
 
 // testActions invokes each action by a real Terraform. Doubles stand for the Job controller, the MPI operator, DaemonSets and kubelets.
-func testActions(t *testing.T, s *apiserver.Server) {
+func testActions(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain {
@@ -50,7 +50,6 @@ func testActions(t *testing.T, s *apiserver.Server) {
 		return pod + " sees channel 0\n"
 	}, "member-0", "member-1")
 	s.RunJobs(t, func(job string) bool { return job == "broken" }, "member-0", "member-1")
-	rc := buildProvider(t)
 	invoke := func(t *testing.T, kind, body string) (string, error) {
 		t.Helper()
 		dir := t.TempDir()

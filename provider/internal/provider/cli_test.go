@@ -23,7 +23,7 @@ type cli struct {
 func buildProvider(tb testing.TB) (rc string) {
 	tb.Helper()
 	dir := tb.TempDir()
-	build := exec.CommandContext(tb.Context(), "go", "build", "-o", filepath.Join(dir, "terraform-provider-gpufabric"), "../..")
+	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "terraform-provider-gpufabric"), "../..")
 	if out, err := build.CombinedOutput(); err != nil {
 		tb.Fatalf("build the provider: %v\n%s", err, out)
 	}

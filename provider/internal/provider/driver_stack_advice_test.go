@@ -15,12 +15,11 @@ import (
 )
 
 // testUpgradeAdvice plans upgrades of a stack whose plugin runs on a node where a pod holds a channel.
-func testUpgradeAdvice(t *testing.T, s *apiserver.Server) {
+func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 	dir := t.TempDir()
 	must(t, os.CopyFS(filepath.Join(dir, "testdata/stack"), os.DirFS("testdata/stack")))
 	main := strings.NewReplacer("hashicorp/", "gpufabric/").Replace(stack(s, "advised", "values = [var.values]")) + "variable \"values\" { default = \"{}\" }\n"
 	must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
-	rc := buildProvider(t)
 	run := func(values string) *cli { return newCLI(t, rc, dir, map[string]string{"values": values}) }
 	run("{}").run("apply", "-auto-approve")
 

@@ -27,7 +27,7 @@ import (
 const repository = "../../.."
 
 // testExamples runs examples/terraform with the repository's chart. No container runs here: the doubles roll workloads out and serve domains.
-func testExamples(t *testing.T, s *apiserver.Server) {
+func testExamples(t *testing.T, s *apiserver.Server, rc string) {
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "NotReady", Message: "0 of 2 nodes"} })
 	chart, err := filepath.Abs(filepath.Join(repository, "charts/gpufabric"))
 	must(t, err)
@@ -43,7 +43,6 @@ func testExamples(t *testing.T, s *apiserver.Server) {
 	}
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
 	letVolumesGo(t, s)
-	rc := buildProvider(t)
 	for _, c := range []struct {
 		name   string
 		output string

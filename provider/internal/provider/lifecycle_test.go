@@ -41,7 +41,7 @@ func (l life) config(s *apiserver.Server, name string) string {
 func (l life) address() string { return "gpufabric_" + l.name + ".test" }
 
 // testLifeCycles tries with every resource over a custom object what holds of all of them.
-func testLifeCycles(t *testing.T, s *apiserver.Server) {
+func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
 	ready := func(obj *unstructured.Unstructured) map[string]any {
@@ -81,13 +81,12 @@ func testLifeCycles(t *testing.T, s *apiserver.Server) {
 			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{Config: l.config(s, "life-2"), ConfigPlanChecks: action(plancheck.ResourceActionReplace)})
 		})
 	}
-	t.Run("terraform query finds every kind, and what it generates imports it", func(t *testing.T) { testQuery(t, s) })
+	t.Run("terraform query finds every kind, and what it generates imports it", func(t *testing.T) { testQuery(t, s, rc) })
 }
 
 // testQuery makes an object of every kind outside of Terraform, lets `terraform query` write a configuration with import blocks for all of them, and applies it.
-func testQuery(t *testing.T, s *apiserver.Server) {
+func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
-	rc := buildProvider(t)
 	header := strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/")
 	directory := func(text string) string {
 		dir := t.TempDir()

@@ -100,7 +100,7 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 	t.Helper()
 	out, err := e.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
 	must(t, err)
-	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit"} {
+	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit", "vgpu.gpufabric.io/mig-slots"} {
 		if strings.Contains(out, `"`+key+`"`) {
 			t.Errorf("the drivers are removed, and a node still has %s", key)
 		}

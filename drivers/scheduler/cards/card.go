@@ -24,6 +24,59 @@ type Card struct {
 	MemoryUsed int64 // in units of the node's memory factor
 	CoresUsed  int   // percent
 	Sibling    bool  // another pod of the group that is to be spread has a share
+
+	// Groups are the MIG slots that the node tells, by group and position, each its memory in the node's units.
+	Groups [][]int64
+	Cut    Cut
+}
+
+// Cut is which MIG slots of a GPU are given away. Those of one group lie beside each other; slots of two groups may overlap, so a GPU is cut by one at a time.
+type Cut struct {
+	Taken  uint64 // positions of the group, as bits; 0: nothing is given away
+	Group  int
+	Opaque bool // something is given away that is no slot of the group
+}
+
+func (c *Cut) take(slot *annotation.MIGSlot) {
+	if slot == nil || slot.Position >= 64 || c.Taken != 0 && c.Group != slot.Group {
+		c.Opaque = true
+		return
+	}
+	c.Group = slot.Group
+	c.Taken |= 1 << slot.Position
+}
+
+func (c *Cut) raise(other Cut) {
+	c.Opaque = c.Opaque || other.Opaque || c.Taken != 0 && other.Taken != 0 && c.Group != other.Group
+	if c.Taken == 0 {
+		c.Group = other.Group
+	}
+	c.Taken |= other.Taken
+}
+
+// slot finds the slot for a request: in the group by which the GPU is cut, or else in the first one that has any large enough, the smallest that is large
+// enough and free. No memory named is the largest instance's.
+func (c *Card) slot(memory int64) *annotation.MIGSlot {
+	if memory == 0 {
+		for _, group := range c.Groups {
+			memory = max(memory, slices.Max(append([]int64{0}, group...)))
+		}
+	}
+	for i, group := range c.Groups {
+		if c.Cut.Taken != 0 && c.Cut.Group != i {
+			continue
+		}
+		best := -1
+		for position, size := range group {
+			if size >= max(memory, 1) && position < 64 && c.Cut.Taken&(1<<position) == 0 && (best < 0 || size < group[best]) {
+				best = position
+			}
+		}
+		if best >= 0 {
+			return &annotation.MIGSlot{Group: i, Position: best}
+		}
+	}
+	return nil
 }
 
 // Node are a node's GPUs in the order of their index.
@@ -62,6 +115,7 @@ func (n Node) raise(other Node) {
 		n[i].Sharers = max(n[i].Sharers, other[i].Sharers)
 		n[i].MemoryUsed = max(n[i].MemoryUsed, other[i].MemoryUsed)
 		n[i].CoresUsed = max(n[i].CoresUsed, other[i].CoresUsed)
+		n[i].Cut.raise(other[i].Cut)
 	}
 }
 
@@ -81,13 +135,16 @@ func (c *Card) book(share annotation.Share) {
 		share.Memory = c.Memory
 	}
 	c.MemoryUsed += share.Memory
+	if c.Mode == annotation.ModeMIG {
+		c.Cut.take(share.Slot)
+	}
 }
 
 // Empty is the node with nothing given away.
 func (n Node) Empty() Node {
 	empty := make(Node, len(n))
 	for i, c := range n {
-		empty[i] = Card{GPU: c.GPU, Near: c.Near}
+		empty[i] = Card{GPU: c.GPU, Near: c.Near, Groups: c.Groups}
 	}
 	return empty
 }

@@ -20,7 +20,8 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 			continue
 		}
 		now := n
-		if before := i < len(w.Before) && w.Before[i]; before { // it has ended when the next one starts
+		// It has ended when the next one starts. A MIG instance stays the container's until the pod has ended.
+		if before := i < len(w.Before) && w.Before[i]; before && w.Mode != annotation.ModeMIG {
 			now = slices.Clone(n)
 		}
 		var fit []*Card
@@ -36,10 +37,7 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 			return nil, fmt.Errorf("container %s wants %d GPUs and %d of %d will do%s", r.Container, r.Number, len(fit), len(n), listed(reasons))
 		}
 		for _, card := range choose(fit, r.Number, w.Policies.Card) {
-			share := annotation.Share{UUID: card.UUID, Memory: r.Memory, Cores: r.Cores}
-			if share.Memory == 0 {
-				share.Memory = card.Memory
-			}
+			share := card.share(w, r)
 			card.book(share)
 			containers[i] = append(containers[i], share)
 		}
@@ -47,6 +45,19 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	}
 	n.raise(peak)
 	return containers, nil
+}
+
+// share is what the GPU gives for a request that it does not refuse: of MIG instances the one in a slot, with the memory that it has.
+func (c *Card) share(w *Wish, r Request) annotation.Share {
+	share := annotation.Share{UUID: c.UUID, Memory: r.Memory, Cores: r.Cores}
+	if w.Mode == annotation.ModeMIG {
+		share.Slot = c.slot(r.Memory)
+		share.Memory = c.Groups[share.Slot.Group][share.Slot.Position]
+	}
+	if share.Memory == 0 {
+		share.Memory = c.Memory
+	}
+	return share
 }
 
 // refuses says why a share of the GPU cannot be had, empty where it can.
@@ -58,9 +69,9 @@ func (c *Card) refuses(w *Wish, r Request) string {
 	switch {
 	case !c.Healthy:
 		return "unhealthy"
-	case c.Mode == annotation.ModeMIG:
-		return "cut into MIG instances, which DRA hands out"
-	case w.Mode == annotation.ModeMIG:
+	case c.Mode == annotation.ModeMIG && w.Mode != annotation.ModeMIG:
+		return "cut into MIG instances, which a pod gets by the annotation " + annotation.PodMode + ": " + string(annotation.ModeMIG)
+	case c.Mode != annotation.ModeMIG && w.Mode == annotation.ModeMIG:
 		return "not cut into MIG instances"
 	case len(w.UseUUID) > 0 && !slices.Contains(w.UseUUID, c.UUID), slices.Contains(w.AvoidUUID, c.UUID):
 		return "excluded by the pod's list of UUIDs"
@@ -68,6 +79,8 @@ func (c *Card) refuses(w *Wish, r Request) string {
 		return "of a model that the pod excludes"
 	case c.Sibling:
 		return "of another pod of its PodGroup, which is to be spread"
+	case w.Mode == annotation.ModeMIG:
+		return c.refusesSlot(r.Memory)
 	case c.Sharers >= c.Slots:
 		return "shared by as many as it may be"
 	case memory > c.Memory:
@@ -78,6 +91,22 @@ func (c *Card) refuses(w *Wish, r Request) string {
 		return "shared, where all cores are wanted"
 	case c.CoresUsed+r.Cores > 100, c.CoresUsed >= 100: // a GPU that is somebody's alone takes not even one who names no cores
 		return "without the cores left"
+	}
+	return ""
+}
+
+// refusesSlot says why no MIG slot with so much memory can be had.
+func (c *Card) refusesSlot(memory int64) string {
+	empty := Card{Groups: c.Groups}
+	switch {
+	case len(c.Groups) == 0:
+		return "whose node tells no MIG slots (annotation " + annotation.NodeMIGSlots + ")"
+	case empty.slot(memory) == nil:
+		return "without a MIG instance that large"
+	case c.Cut.Opaque:
+		return "with a MIG instance that another scheduler gave without a slot, or in another layout"
+	case c.slot(memory) == nil:
+		return "without a MIG instance that large left"
 	}
 	return ""
 }

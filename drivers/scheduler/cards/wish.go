@@ -106,6 +106,9 @@ func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*
 	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware && w.Mode != annotation.ModeMIG {
 		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware, annotation.ModeMIG)
 	}
+	if i := slices.IndexFunc(w.Requests, func(r Request) bool { return r.Cores > 0 }); i >= 0 && w.Mode == annotation.ModeMIG {
+		return nil, fmt.Errorf("container %s asks for %s: %d of a MIG instance, whose cores come with its memory: leave them out", w.Requests[i].Container, resources.Cores, w.Requests[i].Cores)
+	}
 	if policy := pod.Annotations[annotation.PodGroup]; policy != "" && policy != groupSpread {
 		return nil, fmt.Errorf("annotation %s is %q, where %s is allowed", annotation.PodGroup, policy, groupSpread)
 	}

@@ -37,6 +37,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		{"no more claims are preempted than are needed", testPreemptsOnce},
 		{"slices asked for in a single line are preempted", testPreemptsExtendedResources},
 		{"slices of a VGPUProfile are placed by its policy", testProfilePolicy},
+		{"MIG instances are chosen by the slots that a node tells", testMIGSlots},
 		{"a quota counts slices and not their memory", testQuota},
 		{"with the lock of nodes pods go to a node one after another", testNodeLock},
 		{"a process of its own elects itself with the chart's rights", testElection},
@@ -309,6 +310,43 @@ func testPreemptsOnce(t *testing.T, c *cluster) {
 	if left != 2 {
 		t.Errorf("%d of the 4 pods are left, want 2", left)
 	}
+}
+
+// testMIGSlots has pods ask for instances of an A100-40 by their memory, in units of 1 MiB.
+func testMIGSlots(t *testing.T, c *cluster) {
+	c.node(t, "m")
+	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"volcano.sh/node-vgpu-register":"%s,7,40960,NVIDIA-A100-SXM4-40GB,true,mig:",
+		"vgpu.gpufabric.io/mig-slots":"{\"%s\":[[4864,4864],[9856,9856,9856,4864]]}"}}}`, gpu(91), gpu(91)), metav1.PatchOptions{})
+	must(t, err)
+	resources := []byte(`{"volcano.sh/vgpu-number":"7","volcano.sh/vgpu-memory":"40960","volcano.sh/vgpu-cores":"100"}`)
+	_, err = c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType, fmt.Appendf(nil, `{"status":{"capacity":%s,"allocatable":%s}}`, resources, resources), metav1.PatchOptions{}, "status")
+	must(t, err)
+	instance := func(name, priority string, memory int64) *corev1.Pod {
+		p := shares(pod(name, priority, "m"), 1, memory, 0)
+		delete(p.Spec.Containers[0].Resources.Limits, "volcano.sh/vgpu-cores")
+		p.Annotations = map[string]string{"volcano.sh/vgpu-mode": "mig"}
+		return p
+	}
+	slot := func(name, want string) {
+		t.Helper()
+		if got := c.bound(t, name).Annotations["volcano.sh/vgpu-ids-new"]; got != gpu(91)+want {
+			t.Errorf("%s has %s, want %s", name, got, gpu(91)+want)
+		}
+	}
+	for i, want := range []string{"[0-0],NVIDIA,4864,0:;", "[0-1],NVIDIA,4864,0:;"} {
+		c.create(t, instance(fmt.Sprint("mig-", i), "low", 3000))
+		slot(fmt.Sprint("mig-", i), want)
+	}
+	c.create(t, instance("mig-full", "low", 3000))
+	if words := c.refused(t, "mig-full"); !strings.Contains(words, "1 without a MIG instance that large left") {
+		t.Errorf("the refusal reads %q", words)
+	}
+	c.delete(t, "mig-full")
+	// A larger one is of the other layout, for which both have to go.
+	c.create(t, instance("mig-large", "high", 9000))
+	slot("mig-large", "[1-0],NVIDIA,9856,0:;")
+	c.create(t, instance("mig-small", "low", 3000))
+	slot("mig-small", "[1-3],NVIDIA,4864,0:;")
 }
 
 // testNodeLock plays the node's plugin, which takes the lock away when it has served a pod, and another scheduler that locks the node.

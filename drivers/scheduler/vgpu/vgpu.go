@@ -210,9 +210,13 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 			return nil, fmt.Errorf("the node has no %s: its vGPU plugin is not there", name)
 		}
 	}
+	slots, err := annotation.ParseSlots(info.Node().Annotations[annotation.NodeMIGSlots])
+	if err != nil {
+		return nil, err
+	}
 	node := make(cards.Node, len(gpus))
 	for i, gpu := range gpus {
-		node[i] = cards.Card{GPU: gpu, Near: p.topology.near(info.Node().Name, gpu.UUID)}
+		node[i] = cards.Card{GPU: gpu, Near: p.topology.near(info.Node().Name, gpu.UUID), Groups: slots[gpu.UUID]}
 	}
 	var unplaced []*corev1.Pod
 	for _, other := range info.GetPods() {

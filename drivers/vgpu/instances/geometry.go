@@ -170,3 +170,23 @@ func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory
 	}
 	return count
 }
+
+// Slots lists the memory in MiB of each slot that `[group-position]` can name on a GPU, group by group. A group whose instances do not fit the GPU together
+// is empty, so that those behind it keep their number.
+func Slots(g *inventory.GPU, known []settings.Geometry) ([][]int64, error) {
+	groups, err := layouts(g, known)
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]int64, len(groups))
+	for i, group := range groups {
+		out[i] = []int64{}
+		if _, ok := pack(group); !ok {
+			continue
+		}
+		for _, p := range group {
+			out[i] = append(out[i], int64(p.MemoryBytes>>20)) //nolint:gosec // MiB
+		}
+	}
+	return out, nil
+}

@@ -102,6 +102,10 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	n.annotation(annotation.NodeRegister, func(got string) bool {
 		return got == uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:"
 	})
+	// An A100-40's kinds of instance, smallest first: 1g.5gb, with media engines, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb.
+	n.annotation(annotation.NodeMIGSlots, func(got string) bool {
+		return got == `{"`+uuids[0]+`":[[4864,4864,4864,4864,4864,4864,4864],[4864],[9856,9856,9856,9856],[9856,9856,9856],[19968,19968],[19968],[40448]]}`
+	})
 	n.schedule("small", uuids[0]+",NVIDIA,3000,0:;", "main")
 	_, response := n.allocate("volcano.sh/vgpu-number", 1)
 	if len(response.Devices) != 2 || !strings.HasPrefix(response.Envs["NVIDIA_VISIBLE_DEVICES"], "MIG-") || response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "" {

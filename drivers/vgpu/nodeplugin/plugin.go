@@ -180,6 +180,9 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	registers := &registrar{
 		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
 		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After,
+		slots: func(card cards.Card) ([][]int64, error) {
+			return instances.Slots(card.GPU, config.GeometriesOf(card.GPU.ProductName))
+		},
 	}
 	t.onChange(func(*cards.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)

@@ -3,6 +3,7 @@ package nodeplugin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -32,6 +33,8 @@ type registrar struct {
 	handshake bool
 	now       func() time.Time
 	deck      func() *cards.Deck
+	// slots are the MIG slots of a card, in MiB; nil where no card has any.
+	slots func(cards.Card) ([][]int64, error)
 	// changed holds a token when the deck may have changed.
 	changed chan struct{}
 	// after is time.After; tests put their own in its place.
@@ -102,7 +105,7 @@ func (r *registrar) run(ctx context.Context) error {
 func (r *registrar) register(ctx context.Context, node *corev1.Node) error {
 	annotations, err := r.wanted(node)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The scheduler's handshake is malformed; answering it")
+		klog.FromContext(ctx).Error(err, "Something of the node's registration is wrong")
 	}
 	for key, value := range annotations {
 		if node.Annotations[key] == value {
@@ -130,12 +133,42 @@ func (r *registrar) wanted(node *corev1.Node) (map[string]string, error) {
 		annotation.NodeRegister: annotation.FormatGPUs(deck.Registered()),
 		unitAnnotation:          units.Describe(r.resource, deck.Factor),
 	}
+	slots, refused := r.migSlots(deck)
+	if node.Annotations[annotation.NodeMIGSlots] != slots {
+		out[annotation.NodeMIGSlots] = slots
+	}
 	if !r.handshake {
-		return out, nil
+		return out, refused
 	}
 	state, err := annotation.ParseHandshake(node.Annotations[annotation.NodeHandshake])
 	if err != nil || state != annotation.HandshakeReported {
 		out[annotation.NodeHandshake] = annotation.FormatReport(r.now())
 	}
-	return out, err
+	if err != nil {
+		err = fmt.Errorf("the scheduler's handshake is malformed; answering it: %w", err)
+	}
+	return out, errors.Join(refused, err)
+}
+
+// migSlots are the MIG slots of the cards that are cut, in the deck's units. A card whose slots cannot be told has none, with the reason.
+func (r *registrar) migSlots(deck *cards.Deck) (string, error) {
+	all := map[string][][]int64{}
+	var refused error
+	for _, card := range deck.Cards {
+		if card.Mode != annotation.ModeMIG || r.slots == nil {
+			continue
+		}
+		groups, err := r.slots(card)
+		if err != nil {
+			refused = errors.Join(refused, fmt.Errorf("no MIG slots of %s are told: %w", card.GPU.UUID, err))
+			continue
+		}
+		for _, group := range groups {
+			for i := range group {
+				group[i] /= int64(deck.Factor) // rounded down, as a GPU's memory is
+			}
+		}
+		all[card.GPU.UUID] = groups
+	}
+	return annotation.FormatSlots(all), refused
 }

@@ -8,6 +8,12 @@ for device in null zero full random urandom; do
 	: >>"$root/dev/$device"
 	mount --bind /dev/$device "$root/dev/$device"
 done
+# Who may not make device nodes has rendered plain files, and some programs count character devices alone.
+for device in "$root"/dev/nvidia[0-9]*; do
+	if [ -f "$device" ]; then
+		mount --bind /dev/null "$device"
+	fi
+done
 mount --rbind "$root/sys" /sys
 mount --rbind "$root/dev" /dev
 if [ -d "$root/proc/driver" ]; then # a machine without GPUs has none

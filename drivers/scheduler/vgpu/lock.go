@@ -88,12 +88,8 @@ func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 	})
 }
 
-// unlock takes a pod's lock off its node, if it has one and that is there still.
-func (p *Plugin) unlock(ctx context.Context, pod types.UID) {
-	taken, ok := p.locks.take(pod)
-	if !ok {
-		return
-	}
+// unlock takes a lock off its node, if it is there still.
+func (p *Plugin) unlock(ctx context.Context, taken lock) {
 	path := "/metadata/annotations/" + annotation.NodeLock
 	body, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": taken.value}, {"op": "remove", "path": path}})
 	if err == nil {

@@ -107,16 +107,19 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 	if !bound {
 		p.ledger.forget(pod.UID)
 	}
-	if !bound && err == nil { // else it may be on its way, and the lock expires
-		p.unlock(ctx, pod.UID)
+	if bound || err != nil {
+		return // it may be on its way, and the lock expires
+	}
+	if taken, ok := p.locks.take(pod.UID); ok {
+		p.unlock(ctx, taken)
 	}
 }
 
-// release unlocks the node of a pod that is gone: its plugin may never have been asked for the pod's shares.
-func (p *Plugin) release(ctx context.Context, pod types.UID) {
+// release takes the lock of a pod that is gone off its node: its plugin may never have been asked for the pod's shares.
+func (p *Plugin) release(ctx context.Context, taken lock) {
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
-	p.unlock(ctx, pod)
+	p.unlock(ctx, taken)
 }
 
 // restore puts back the annotations that pod had when its cycle began; bound says that it left them, since the pod is on a node.

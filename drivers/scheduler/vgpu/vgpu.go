@@ -95,8 +95,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		}
 		if pod, ok := object.(*corev1.Pod); ok {
 			p.ledger.forget(pod.UID)
-			if p.locks != nil {
-				go p.release(ctx, pod.UID) // an event handler must not wait for the API server
+			if taken, ok := p.locks.take(pod.UID); ok {
+				go p.release(ctx, taken) // an event handler must not wait for the API server; it ends by ctx, or by its own time limit
 			}
 		}
 	}}); err != nil {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/clock"
 
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/options"
@@ -40,8 +39,6 @@ type Options struct {
 	Client kubernetes.Interface
 	// Pools are the RDMAPools; nil: there are only the file's pools.
 	Pools Pools
-	// Clock is time; nil: the real one.
-	Clock clock.WithTicker
 }
 
 // deviceNodes is where the node's device nodes are, and their numbers.

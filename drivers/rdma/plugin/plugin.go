@@ -86,9 +86,6 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
 	layouts, err := share.Open(filepath.Join(o.StateDir, "layouts"))
 	if err != nil {
 		return err
@@ -106,7 +103,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, o.Clock), layouts: layouts, specs: specs,
+		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
@@ -143,7 +140,7 @@ func Run(ctx context.Context, o Options) error {
 func (p *plugin) loop(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	p.ask()
-	rescan := p.Clock.NewTicker(defaultRescan)
+	rescan := time.NewTicker(defaultRescan)
 	defer func() { rescan.Stop() }()
 	for {
 		select {
@@ -153,7 +150,7 @@ func (p *plugin) loop(ctx context.Context) error {
 			p.takeFile(ctx, f)
 			if interval := p.rescanInterval(); interval > 0 {
 				rescan.Stop()
-				rescan = p.Clock.NewTicker(interval)
+				rescan = time.NewTicker(interval)
 			} else {
 				rescan.Stop()
 			}
@@ -175,7 +172,7 @@ func (p *plugin) loop(ctx context.Context) error {
 			p.publish(ctx)
 		case <-p.ports.Changed():
 			p.refresh(ctx)
-		case <-rescan.C():
+		case <-rescan.C:
 			p.ask()
 		}
 	}
@@ -233,7 +230,7 @@ func (p *plugin) discoverer(ctx context.Context) {
 		devices, err := inventory.Discover(ctx, roots)
 		slow.Stop()
 		if again = nil; err != nil || devices.Damaged() {
-			again = p.Clock.After(pause)
+			again = time.After(pause)
 			pause = min(2*pause, lastRetry)
 		} else {
 			pause = firstRetry

@@ -12,6 +12,9 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
+// driverState shows containers with a GPU what the fake driver's programs read in the place of asking a kernel, which containers would share with the node.
+const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
+
 // TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for each.
 func TestMachines(t *testing.T) {
 	e := newEnvironment(t)
@@ -29,7 +32,8 @@ func TestMachines(t *testing.T) {
 			"two pods on two nodes ping each other on a secondary network":     testSecondaryNetwork,
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "scheduler.enabled=true"}, "", map[string]func(*testing.T, *environment){
+		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", map[string]func(*testing.T, *environment){
+			"the seed's ACK job gets eight GPUs and an HCA through DRA":  testACKJob,
 			"the seed's training pod gets a GPU through DRA":             testTrainingPod,
 			"the claims of the NVIDIA driver's documentation are served": testGPUClaims,
 			"broken GPUs are tainted until they are healthy":             testGPUHealth,

@@ -32,6 +32,7 @@ func StandIns() []StandIn {
 		{"python:3.9-slim", []string{"python"}, rootfs.Python(), nil},
 		{"network-test:v1", idle, rootfs.Network(), nil},
 		{"ghcr.io/nvidia/k8s-samples:nvbandwidth-v0.7-8d103163", shell, rootfs.MPI(), nvbandwidth()},
+		{"registry.example/hps-benchmark", []string{"python"}, rootfs.Python(), hps()},
 	}
 }
 

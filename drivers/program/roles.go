@@ -1,6 +1,8 @@
 package program
 
 import (
+	"time"
+
 	"github.com/spf13/cobra"
 
 	"gpufabric.io/drivers/computedomain/controller"
@@ -8,6 +10,7 @@ import (
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	gpuobjects "gpufabric.io/drivers/gpu/controller"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
+	"gpufabric.io/drivers/program/footprint"
 	"gpufabric.io/drivers/program/host"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
 	"gpufabric.io/drivers/rdma/explain"
@@ -34,4 +37,13 @@ func roles() []func(host.Host) *cobra.Command {
 		explain.Command,
 		uninstall.Command,
 	}
+}
+
+// Look is how often the process of `gpufabric ARGS...` should look at its resident memory (see footprint.Keep).
+func Look(args ...string) time.Duration {
+	// An HCA's ports come and go without a pod that waits, on nodes that have nothing else to do for hours.
+	if len(args) > 0 && args[0] == rdma.Role {
+		return footprint.Promptly
+	}
+	return footprint.Unhurriedly
 }

@@ -15,7 +15,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	go footprint.Keep(ctx)
+	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
 	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		stop()

@@ -22,8 +22,8 @@ const (
 	blind = 3 * time.Second
 	// started is when a plugin has started: ours gives back what only its start needed after 10 s.
 	started = 15 * time.Second
-	// calm is when what an event needed is given back: ours looks every 2 s.
-	calm = 5 * time.Second
+	// calm is when what an event needed is given back: ours looks every 250 ms.
+	calm = time.Second
 )
 
 // machine is a node of two HCAs with a kubelet, on which one plugin runs as a process.

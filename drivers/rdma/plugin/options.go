@@ -51,7 +51,7 @@ func Command(h host.Host) *cobra.Command {
 	var o Options
 	var serveDRA, readPools bool
 	command := &cobra.Command{
-		Use:   role,
+		Use:   Role,
 		Short: "Hand RDMA devices to pods: shared or whole, by pools, with the health of their ports",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -63,7 +63,7 @@ func Command(h host.Host) *cobra.Command {
 			return Run(cmd.Context(), o)
 		},
 	}
-	o.Bind(command.Flags(), h.Env, role)
+	o.Bind(command.Flags(), h.Env, Role)
 	command.Flags().StringVar(&o.ConfigFile, "config", config.DefaultFile, "config.json of pools, reread when it changes")
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
 	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false, "give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
@@ -84,7 +84,7 @@ func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 	if err != nil {
 		return fmt.Errorf("%w (with --dra=false --rdma-pools=false no API server is needed)", err)
 	}
-	client, err := apiclient.New(reach, role)
+	client, err := apiclient.New(reach, Role)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 		o.Client = client
 	}
 	if readPools {
-		pools, err := objects.New(apiclient.Tune(reach, role), client, o.NodeName)
+		pools, err := objects.New(apiclient.Tune(reach, Role), client, o.NodeName)
 		if err != nil {
 			return err
 		}

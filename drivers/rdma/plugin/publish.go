@@ -15,12 +15,12 @@ import (
 	"gpufabric.io/drivers/rdma/dra"
 )
 
-// role is the subcommand's name.
-const role = "rdma-plugin"
+// Role is the subcommand's name, and that of its client and its Events.
+const Role = "rdma-plugin"
 
 // serveDRA serves claims until ctx ends.
 func (p *plugin) serveDRA(ctx context.Context, networks *podNetworks, started chan<- *draplugin.Plugin) error {
-	recorder, stop := apiclient.Recorder(ctx, p.Client, role, p.NodeName)
+	recorder, stop := apiclient.Recorder(ctx, p.Client, Role, p.NodeName)
 	defer stop()
 	served, err := draplugin.Start(ctx, draplugin.Config{
 		Driver: dra.Driver, Node: p.Node, Client: p.Client, Kind: p.kind, Metrics: p.registry, Recorder: recorder,

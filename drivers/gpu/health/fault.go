@@ -50,9 +50,9 @@ type Fault struct {
 	Placement *inventory.Placement `json:"placement,omitempty"`
 }
 
-// same says whether two faults are one fault seen twice.
+// same says whether two faults are one fault seen twice. Not every kind has a code, so one that is fatal never hides behind one that is not.
 func (f Fault) same(o Fault) bool {
-	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && equal(f.Link, o.Link) && equal(f.Placement, o.Placement)
+	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && f.Fatal == o.Fatal && equal(f.Link, o.Link) && equal(f.Placement, o.Placement)
 }
 
 func equal[T comparable](a, b *T) bool {

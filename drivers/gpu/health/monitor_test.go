@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
@@ -108,6 +109,25 @@ func TestAFaultSeenAgainIsOneFault(t *testing.T) {
 	b.xid(t, 48)
 	if f := b.Faults(); len(f) != 1 || !f[0].Since.Equal(first) || !f[0].Last.Equal(b.now) {
 		t.Errorf("faults %v", f)
+	}
+}
+
+// Events of memory errors have no number, so a storm of corrected ones and an uncorrected one differ by their gravity alone.
+func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
+	for _, kind := range []uint64{nvml.EventTypeSingleBitEccErrorStorm, nvml.EventTypeDoubleBitEccError} {
+		b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: kind, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
+	}
+	taints := Taints(b.Faults(), []*devices.Device{{Form: devices.Whole, GPU: b.node.GPUs[0], API: resourceapi.Device{Name: "gpu-0"}}})["gpu-0"]
+	if len(taints) != 1 || taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule {
+		t.Errorf("taints %+v, want one that keeps new claims away", taints)
+	}
+	// The warning passes with time, the fatal one only with the GPU's word.
+	b.machine.GPUs[0].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET))
+	b.now = b.now.Add(quiet)
+	b.heal(t.Context())
+	if left := b.Faults(); len(left) != 1 || !left[0].Fatal {
+		t.Errorf("left %+v, want the fatal one", left)
 	}
 }
 

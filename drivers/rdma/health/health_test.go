@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,33 @@ func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
 		time.Sleep(UpAfter + 2*time.Second)
 		if s := w.State(Key{"b", 1}); s.Phase != Up {
 			t.Errorf("after the firmware answers again b is %+v", s)
+		}
+	})
+}
+
+// A port that carried traffic when its firmware stopped answering is read no more, so nothing would ever confirm that it is bad.
+func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, release := &ports{hang: map[string]chan struct{}{}}, make(chan struct{})
+		w := watch(t, p, "a", "b")
+		w.Known(t.Context())
+		p.mu.Lock()
+		p.hang["a"] = release
+		p.mu.Unlock()
+		time.Sleep(Period + readTimeout + time.Millisecond)
+		if s := w.State(Key{"a", 1}); s.Phase != Down || !strings.Contains(s.Reason, "hang") {
+			t.Errorf("a is %+v", s)
+		}
+		if s := w.State(Key{"b", 1}); s.Phase != Up {
+			t.Errorf("b is %+v", s)
+		}
+		p.mu.Lock()
+		delete(p.hang, "a")
+		p.mu.Unlock()
+		close(release)
+		time.Sleep(UpAfter + time.Second)
+		if s := w.State(Key{"a", 1}); s.Phase != Up {
+			t.Errorf("after the firmware answers again a is %+v", s)
 		}
 	})
 }

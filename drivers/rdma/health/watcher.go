@@ -143,8 +143,11 @@ func (w *Watcher) readAll(ctx context.Context, all bool) {
 		if read == len(ports) || ctx.Err() != nil {
 			return
 		}
-		// The read of ports[read] hangs. Its goroutine is left behind, the rest goes on in a new one.
-		w.observe(ctx, result{ports[read], "the port's status could not be read within " + readTimeout.String() + ": the firmware may hang"})
+		// The read of ports[read] hangs. Its goroutine is left behind, the rest goes on in a new one. Until it returns the port is not read again, so this is
+		// all that will be seen of it: it is bad now, and has been since the read began.
+		now, hangs := w.clock.Now(), result{ports[read], "the port's status could not be read within " + readTimeout.String() + ": the firmware may hang"}
+		w.observe(ctx, now.Add(-readTimeout), hangs)
+		w.observe(ctx, now, hangs)
 		ports = ports[read+1:]
 	}
 }
@@ -174,7 +177,7 @@ func (w *Watcher) readFrom(ctx context.Context, ports []*watched) int {
 		select {
 		case r := <-results:
 			timer.Stop()
-			w.observe(ctx, r)
+			w.observe(ctx, w.clock.Now(), r)
 		case <-timer.C():
 			return read
 		case <-ctx.Done():
@@ -211,11 +214,11 @@ func (w *Watcher) settleFirst() {
 	w.firstRead = nil
 }
 
-func (w *Watcher) observe(ctx context.Context, r result) {
+func (w *Watcher) observe(ctx context.Context, at time.Time, r result) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	was, reason := r.port.phase, r.port.reason
-	r.port.observe(w.clock.Now(), r.bad)
+	r.port.observe(at, r.bad)
 	now := r.port.phase
 	if was == Unknown {
 		w.settleFirst()

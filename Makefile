@@ -72,8 +72,8 @@ test-conformance: fakes toolchain-sim
 	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: fuzz
-fuzz: prerequisites ## Run every fuzz target for FUZZTIME (5s) each.
-	@tests/fuzz $(or $(FUZZTIME),5s)
+fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
+	@tests/fuzz $(or $(FUZZTIME),15s)
 
 .PHONY: kind-e2e
 kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).

@@ -17,7 +17,11 @@ import (
 // Recover compares the MIG instances that stand with the records, before the kubelet can call. What a record names is the claim's. A GPU on
 // which other instances stand has an administrator's layout: it is offered as it is.
 func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
+	held := map[string]bool{}
 	for _, record := range records {
+		for _, device := range record.Devices {
+			held[device.Device] = true
+		}
 		kept, err := decode(record)
 		if err != nil {
 			// The claim stays held and its devices stay unknown: nothing of it is removed by guess.
@@ -35,6 +39,9 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 		for _, s := range kept.Sharing {
 			k.note(s.GPU, record.UID, share{strategy: s.Strategy, interval: s.Interval})
 		}
+	}
+	if k.options.RemoveUnknown {
+		k.removeUnknown(ctx, held)
 	}
 	k.LayOut(ctx)
 	k.noteUnknown()
@@ -93,9 +100,6 @@ func (k *Kind) layOut(ctx context.Context) {
 			k.options.Report("MIGUnreadable", err.Error())
 			continue
 		}
-		if k.options.RemoveUnknown {
-			standing = k.removeUnknown(ctx, g, standing)
-		}
 		if static := k.static(g, standing); static != nil {
 			h.Offer.Static[g.UUID] = static
 		}
@@ -134,20 +138,23 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance) []devices
 	return out
 }
 
-// removeUnknown removes the instances that belong to no claim, as the administrator wished, and returns the others.
-func (k *Kind) removeUnknown(ctx context.Context, g *inventory.GPU, standing []partition.Instance) []partition.Instance {
-	var left []partition.Instance
-	for _, i := range standing {
-		p, known := g.MIG.Profile(i.Profile)
-		if !known || k.owner(place{g.UUID, i.Profile, i.Start}) != "" {
-			left = append(left, i)
+// removeUnknown removes the instances that belong to no claim, as the administrator wished: that no claim had made, and none of held names the device of.
+func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
+	for _, g := range k.Hardware().Node.GPUs {
+		standing, err := partition.List(g)
+		if err != nil {
+			k.options.Report("MIGUnreadable", err.Error())
 			continue
 		}
-		klog.FromContext(ctx).Info("Removing a MIG instance that belongs to no claim", "gpu", g.UUID, "profile", p.Name, "start", i.Start)
-		if err := partition.Destroy(g, p, i.Start); err != nil {
-			k.options.Report("MIGInstanceNotRemoved", err.Error())
-			left = append(left, i)
+		for _, i := range standing {
+			p, known := g.MIG.Profile(i.Profile)
+			if !known || k.owner(place{g.UUID, i.Profile, i.Start}) != "" || held[devices.MIGName(g, p, i.Start)] {
+				continue
+			}
+			klog.FromContext(ctx).Info("Removing a MIG instance that belongs to no claim", "gpu", g.UUID, "profile", p.Name, "start", i.Start)
+			if err := partition.Destroy(g, p, i.Start); err != nil {
+				k.options.Report("MIGInstanceNotRemoved", err.Error())
+			}
 		}
 	}
-	return left
 }

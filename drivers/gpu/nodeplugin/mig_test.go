@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
@@ -158,17 +159,24 @@ func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 }
 
 func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
-	m := gputest.New(t, 1)
+	m := gputest.New(t, 2)
 	administered(t, m.GPUs[0], 9, 0)
+	administered(t, m.GPUs[0], 19, 4)
 	b := newBench(t, m)
-	held := b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"})
-	b.mustPrepare(held) // static: nothing was made for it
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"}))
 	b.event("Node", "MIGInstancesFound")
 	b.stop()
 	b.options.UnknownMIG = "remove"
 	b.start()
-	if left := m.GPUs[0].Instances(); len(left) > 0 {
-		t.Errorf("left: %v", left)
+	// The one that was not made for the claim, but that it holds, is a running pod's.
+	if diff := cmp.Diff([]string{"9@0"}, m.GPUs[0].Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+	// What comes after the start is somebody's who knows of the driver.
+	b.layout("training", twoLayouts, "cut")
+	await(t, b.reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
+	if diff := cmp.Diff([]string{"9@0", "19@4", "19@5"}, sortedAs(m.GPUs[1].Instances(), "9@0", "19@4", "19@5")); diff != "" {
+		t.Errorf("instances of the layout (-want +got):\n%s", diff)
 	}
 }
 

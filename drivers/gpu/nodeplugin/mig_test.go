@@ -180,6 +180,27 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	}
 }
 
+// Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a restart, before
+// another claim, a MIGLayout or a device plugin can take the GPU.
+func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
+	m := gputest.New(t, 2)
+	administered(t, m.GPUs[1], 14, 0)
+	b := newBench(t, m, func(o *Options) { o.MIG = "static" })
+	holder := b.claim("u1", nil, device{name: "gpu-1-mig-2g10gb-14-0"})
+	b.mustPrepare(holder)
+	b.stop()
+	b.start()
+	second := b.claim("u2", nil, device{name: "gpu-1-mig-2g10gb-14-0"})
+	if problem := b.prepareWithin(100*time.Millisecond, second); !strings.Contains(problem, "is held by claim default/claim-u1") {
+		t.Errorf("a second claim of the device: %q", problem)
+	}
+	b.layout("training", twoLayouts, "cut")
+	await(t, b.reports, v1alpha1.MIGLayoutWaiting, "claim default/claim-u1")
+	if diff := cmp.Diff([]string{"14@0"}, m.GPUs[1].Instances()); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+}
+
 func TestAnInstanceThatAppearsLaterIsNeitherTakenNorRemoved(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	administered(t, b.machine.GPUs[0], 19, 0)

@@ -19,9 +19,6 @@ import (
 func (p *Plugin) recoverLocal(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	records := p.state.List()
-	for _, record := range records {
-		p.restoreHolds(ctx, record)
-	}
 	specs, err := p.cdi.List()
 	if err != nil {
 		return err
@@ -39,6 +36,10 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 		if err := recoverer.Recover(ctx, records); err != nil {
 			return fmt.Errorf("compare claims with hardware: %w", err)
 		}
+	}
+	// After the comparison: what a device excludes may only be known of one that was seen to be there.
+	for _, record := range records {
+		p.restoreHolds(ctx, record)
 	}
 	return nil
 }

@@ -86,11 +86,11 @@ func copyFile(source, target string) (err error) {
 // FindLibraries gives the first directory that holds the libraries: the one named, else FAKEFABRIC_LIBRARY_DIR's, else lib beside the
 // program, else ../lib/fakefabric.
 func FindLibraries(named string) (string, error) {
-	candidates := []string{named, os.Getenv("FAKEFABRIC_LIBRARY_DIR")}
-	if named != "" {
-		candidates = candidates[:1]
+	candidates := []string{named}
+	if named == "" {
+		candidates = []string{os.Getenv("FAKEFABRIC_LIBRARY_DIR")}
 	}
-	if exe, err := os.Executable(); err == nil {
+	if exe, err := os.Executable(); err == nil && named == "" {
 		candidates = append(candidates, filepath.Join(filepath.Dir(exe), "lib"), filepath.Join(filepath.Dir(exe), "../lib/fakefabric"))
 	}
 	candidates = slices.DeleteFunc(candidates, func(d string) bool { return d == "" })

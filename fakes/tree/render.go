@@ -19,7 +19,8 @@ type Options struct {
 	Profile *profile.Profile
 	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
 	Node, Nodes int
-	// Root is the node's directory; it is made. What an earlier rendering left there is replaced.
+	// Root is the node's directory; it is made. What an earlier rendering left there is replaced; where sys, proc, dev or driver has files that no
+	// rendering made, it is refused.
 	Root string
 	// LibraryDir holds the C libraries; empty leaves DIR/driver/usr/lib64 without them, for simulations that load no library.
 	LibraryDir string
@@ -54,7 +55,10 @@ func Render(ctx context.Context, o Options) error {
 	if o.Profile == nil || o.Root == "" {
 		return errors.New("render: a profile and a root directory are needed")
 	}
-	if o.Node < 0 || o.Nodes != 0 && o.Node >= o.Nodes {
+	switch {
+	case o.Node < 0 || o.Nodes < 0:
+		return fmt.Errorf("render: node %d of %d: neither can be below 0", o.Node, o.Nodes)
+	case o.Nodes != 0 && o.Node >= o.Nodes:
 		return fmt.Errorf("render: node %d is not among %d nodes, counted from 0", o.Node, o.Nodes)
 	}
 	root, err := filepath.Abs(o.Root)
@@ -63,6 +67,9 @@ func Render(ctx context.Context, o Options) error {
 	}
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return fmt.Errorf("render: %w", err)
+	}
+	if err := vacant(root); err != nil {
+		return fmt.Errorf("render in %s: %w", root, err)
 	}
 	staging, err := os.MkdirTemp(root, ".rendering-")
 	if err != nil {
@@ -82,6 +89,9 @@ func Render(ctx context.Context, o Options) error {
 	writeDriver(w, n, o)
 	if err := errors.Join(w.err, ctx.Err()); err != nil {
 		return fmt.Errorf("render %s in %s: %w", o.Profile.Name, root, err)
+	}
+	if err := os.WriteFile(filepath.Join(root, mark), nil, 0o644); err != nil {
+		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
 	for _, part := range parts {
 		if err := exchange(filepath.Join(fresh, part), filepath.Join(root, part), filepath.Join(fresh, "old-"+part)); err != nil {
@@ -127,8 +137,12 @@ func moveAll(from, to string) error {
 	return nil
 }
 
-// Remove takes the node's hardware away: everything a rendering made, the directory itself excepted.
+// Remove takes the node's hardware away: everything a rendering made, the directory itself and the mark in it excepted. Where no rendering was made
+// there is nothing to take away.
 func Remove(root string) error {
+	if ours, err := owned(root); err != nil || !ours {
+		return err
+	}
 	var errs []error
 	for _, part := range append([]string{"state"}, parts...) {
 		entries, err := os.ReadDir(filepath.Join(root, part))

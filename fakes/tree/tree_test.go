@@ -217,7 +217,7 @@ func TestRenderingAnewReplacesEverythingButTheDirectories(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if diff := cmp.Diff([]string{"dev", "driver", "proc", "state", "sys"}, names); diff != "" {
+	if diff := cmp.Diff([]string{".fakefabric", "dev", "driver", "proc", "state", "sys"}, names); diff != "" {
 		t.Errorf("in the root:\n%s", diff)
 	}
 	if err := tree.Remove(root); err != nil {
@@ -243,9 +243,53 @@ func TestARenderingThatFailsLeavesTheOldOne(t *testing.T) {
 }
 
 func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
-	err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Node: 2, Nodes: 2, Root: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "not among 2 nodes") {
+	for says, o := range map[string]tree.Options{"not among 2 nodes": {Node: 2, Nodes: 2}, "-1 of 0": {Node: -1}, "0 of -3": {Nodes: -3}} {
+		o.Profile, o.Root = load(t, "t4-edge"), t.TempDir()
+		if err := tree.Render(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("node %d of %d: %v", o.Node, o.Nodes, err)
+		}
+	}
+}
+
+// TestSomebodyElsesDirectoriesStay holds the renderer back from what a mistyped --root leads to: /, a home directory with dev, a checkout.
+func TestSomebodyElsesDirectoriesStay(t *testing.T) {
+	for _, part := range []string{"sys", "proc", "dev", "driver"} {
+		root := t.TempDir()
+		work := filepath.Join(root, part, "work")
+		if err := os.MkdirAll(work, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Root: root, PlainDevices: true})
+		if err == nil || !strings.Contains(err.Error(), filepath.Dir(work)) {
+			t.Errorf("rendered over %s: %v", part, err)
+		}
+		if err := tree.Remove(root); err != nil {
+			t.Error(err)
+		}
+		if entries, err := os.ReadDir(root); err != nil || len(entries) != 1 {
+			t.Errorf("%v %v are left in the root", entries, err)
+		}
+		if _, err := os.Stat(work); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A driver makes device nodes where it is told that /dev is, also while the hardware is away.
+func TestWhatADriverWroteInANodeDoesNotKeepItFromBeingRendered(t *testing.T) {
+	root, _ := render(t, "gb200-nvl72")
+	if err := tree.Remove(root); err != nil {
+		t.Fatal(err)
+	}
+	stray := filepath.Join(root, "dev/nvidia-caps-imex-channels")
+	if err := os.MkdirAll(stray, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Render(t.Context(), tree.Options{Profile: load(t, "t4-edge"), Root: root, PlainDevices: true}); err != nil {
 		t.Error(err)
+	}
+	if _, err := os.Stat(stray); err == nil {
+		t.Error("it is still there")
 	}
 }
 

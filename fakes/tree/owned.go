@@ -1,0 +1,45 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// mark is an empty file in a node's directory. It says that sys, proc, dev and driver there may be replaced and removed, whoever wrote into
+// them: a driver makes device nodes under dev. It stays when the hardware goes, and a rendering that was killed half-way leaves it.
+const mark = ".fakefabric"
+
+// owned says whether a rendering was made, or begun, at root.
+func owned(root string) (bool, error) {
+	for _, path := range []string{filepath.Join(root, mark), renderedPath(root)} {
+		_, err := os.Lstat(path)
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a directory driver: a
+// rendering replaces them as a whole.
+func vacant(root string) error {
+	if ours, err := owned(root); err != nil || ours {
+		return err
+	}
+	for _, part := range parts {
+		path := filepath.Join(root, part)
+		entries, err := os.ReadDir(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if len(entries) > 0 {
+			return fmt.Errorf("%s has files that are not a fake node's and would be replaced; give a directory of the node's own", path)
+		}
+	}
+	return nil
+}

@@ -3,6 +3,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"gpufabric.io/fakes/mig"
@@ -258,6 +259,10 @@ func migBusy(c *change) error {
 }
 
 func delay(c *change) error {
+	// The names are the C library's to know; this catches what can be none of them.
+	if f := c.args["function"]; f != "*" && !strings.HasPrefix(f, "nvml") {
+		return fmt.Errorf("function is %q; the name of an NVML function such as nvmlDeviceGetMemoryInfo is wanted, or * for all", f)
+	}
 	ms, err := c.number("ms", 0, 600000)
 	if err != nil {
 		return err

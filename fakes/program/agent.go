@@ -38,7 +38,7 @@ func agentCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&o.NodeName, "node-name", o.NodeName, "the Kubernetes node's name (default: NODE_NAME)")
 	f.StringVar(&o.Root, "root", state.FallbackRoot, "where to render")
-	f.StringVar(&o.Listen, "listen", ":8089", "address of /healthz")
+	f.StringVar(&o.Listen, "listen", ":8089", "address of /healthz, /node and /events")
 	f.StringVar(&o.Tree.LibraryDir, "library-dir", "", "where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	return c
 }

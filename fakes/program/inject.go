@@ -2,6 +2,7 @@ package program
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,13 +17,16 @@ func injectCommand() *cobra.Command {
 		Use:   "inject --root DIR EVENT [name=value...]",
 		Short: "Make an event happen on a node",
 		Long:  "Make an event happen on a node. Events and their arguments:\n\n" + eventHelp(),
-		Args:  cobra.MinimumNArgs(1),
+		Args:  wants(1, true, "an event and its arguments, such as xid gpu=0 code=79 (fakefabric inject --help lists them)"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			with := fault.Arguments{}
 			for _, a := range args[1:] {
 				name, value, ok := strings.Cut(a, "=")
 				if !ok {
 					return fmt.Errorf("argument %q: name=value is wanted", a)
+				}
+				if earlier, twice := with[name]; twice {
+					return fmt.Errorf("argument %q: %s is %q already", a, name, earlier)
 				}
 				with[name] = value
 			}
@@ -55,8 +59,11 @@ func playCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "play --root DIR SCENARIO",
 		Short: "Play a scenario file of events against a node",
-		Args:  cobra.ExactArgs(1),
+		Args:  wants(1, false, "one scenario file"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if speed < 0 || math.IsNaN(speed) {
+				return fmt.Errorf("--speed is %v; a number from 0 is wanted", speed)
+			}
 			steps, err := scenario.Load(args[0])
 			if err != nil {
 				return err

@@ -53,8 +53,19 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 	}
 	//nolint:contextcheck // each command takes its context from cobra
 	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(), compareCommand(), schemaCommand(), agentCommand())
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return fmt.Errorf("%w; see %s --help", err, c.CommandPath()) })
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	return root.ExecuteContext(ctx)
+}
+
+// wants takes count arguments, or more where more is true; the error says what they are.
+func wants(count int, more bool, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) < count || len(args) > count && !more {
+			return fmt.Errorf("%s takes %s; got %q", c.CommandPath(), what, args)
+		}
+		return nil
+	}
 }

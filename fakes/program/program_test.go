@@ -113,6 +113,14 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		"no node to change":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
 		"an argument alone":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "name=value is wanted"},
 		"an agent outside":     {[]string{"agent", "--node-name", "a", "--library-dir", filepath.Join(built.Dir(t), "lib")}, "the agent runs in a pod"},
+		"no event":             {[]string{"inject", "--root", t.TempDir()}, "takes an event and its arguments"},
+		"an argument twice":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "gpu=1", "code=79"}, `gpu is "0" already`},
+		"no scenario":          {[]string{"play", "--root", t.TempDir()}, "takes one scenario file"},
+		"a speed below 0":      {[]string{"play", "--root", t.TempDir(), "--speed", "-1", "scenario.yaml"}, "--speed is -1"},
+		"nothing to check":     {[]string{"validate"}, "takes profile files"},
+		"no trace":             {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
+		"an unknown flag":      {[]string{"render", "--colour"}, "see fakefabric render --help"},
+		"no sysfs":             {[]string{"record", "--nvidia-smi=", "--sysfs", t.TempDir()}, "is no sysfs"},
 		"no nvidia-smi to ask": {[]string{"record", "--nvidia-smi", "/nowhere/nvidia-smi"}, "give --xml a file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,6 @@ type machineFlags struct {
 
 func (m *machineFlags) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&m.name, "name", "recorded", "name of the profile")
 	f.StringVar(&m.smi, "nvidia-smi", "nvidia-smi", "the command to ask; empty on a machine without GPUs")
 	f.StringVar(&m.xml, "xml", "", "a file with the output of nvidia-smi -q -x, instead of asking")
 	f.StringVar(&m.sysfs, "sysfs", "/sys", "root of sysfs")
@@ -31,7 +31,10 @@ func (m *machineFlags) add(c *cobra.Command) {
 // read asks the machine.
 func (m *machineFlags) read(ctx context.Context) (*profile.Profile, error) {
 	machine := record.Machine{Name: m.name, Sysfs: m.sysfs}
-	var err error
+	_, err := os.Stat(filepath.Join(m.sysfs, "bus"))
+	if err != nil {
+		return nil, fmt.Errorf("--sysfs %s is no sysfs: %w", m.sysfs, err)
+	}
 	switch {
 	case m.xml != "":
 		machine.SMI, err = os.ReadFile(m.xml)
@@ -85,11 +88,12 @@ func recordCommand() *cobra.Command {
 		},
 	}
 	m.add(c)
+	c.Flags().StringVar(&m.name, "name", "recorded", "name of the profile")
 	return c
 }
 
 func compareCommand() *cobra.Command {
-	var m machineFlags
+	m := machineFlags{name: "recorded"} // is not compared
 	var name string
 	c := &cobra.Command{
 		Use:   "compare --profile NAME|FILE",

@@ -13,9 +13,9 @@ import (
 func traceCommand() *cobra.Command {
 	var summary bool
 	c := &cobra.Command{
-		Use:   "trace --summary FILE",
+		Use:   "trace [--summary] FILE",
 		Short: "Tell which program called what in NVML, and which stub it hit (record with FAKEFABRIC_TRACE=FILE)",
-		Args:  cobra.ExactArgs(1),
+		Args:  wants(1, false, "one file that FAKEFABRIC_TRACE named"),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
 			if err != nil {
@@ -33,6 +33,9 @@ func traceCommand() *cobra.Command {
 				if _, err := fmt.Fprintf(c.OutOrStdout(), "%.6f %d %s %s = %d\n", x.Seconds, x.PID, x.Program, x.Function, x.Result); err != nil {
 					return err
 				}
+			}
+			if damaged > 0 {
+				fmt.Fprintf(c.ErrOrStderr(), "lines that could not be read: %d\n", damaged)
 			}
 			return nil
 		},

@@ -15,11 +15,15 @@ import (
 // Host is what a role may ask of the machine it runs on; the zero value is the real machine.
 type Host = host.Host
 
+// Version is the commit or tag that the program was built from; the build sets it, and nothing else does.
+var Version = "dev"
+
 // Run runs `gpufabric ARGS...` until it ends or ctx is cancelled. Being cancelled is a role's ordinary end and no error.
 func Run(ctx context.Context, host Host, args ...string) error {
 	root := &cobra.Command{
 		Use:           "gpufabric",
 		Short:         "GPU fabric for Kubernetes: NVLink compute domains, RDMA pools and GPU slices",
+		Version:       Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		// Each role has a logger of its own, as verbose as its flag -v says where it has one.
@@ -32,14 +36,29 @@ func Run(ctx context.Context, host Host, args ...string) error {
 		},
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
 	root.SetArgs(args)
 	root.SetOut(host.Out())
 	root.SetErr(host.Err())
 	for _, command := range roles() {
-		root.AddCommand(command(host))
+		role := command(host)
+		if len(role.ValidArgs) == 0 {
+			role.Args = flagsOnly
+		}
+		root.AddCommand(role)
 	}
 	if err := root.ExecuteContext(ctx); err != nil {
 		return fmt.Errorf("gpufabric %s: %w", strings.Join(args[:min(1, len(args))], ""), err)
+	}
+	return nil
+}
+
+// flagsOnly refuses what is no flag. Most often it is the value of a boolean flag behind a space, which cobra would call an unknown command.
+func flagsOnly(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("takes flags alone, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args, cmd.CommandPath())
 	}
 	return nil
 }

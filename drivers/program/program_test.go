@@ -25,6 +25,13 @@ func TestHelpNamesEveryRole(t *testing.T) {
 	}
 }
 
+func TestTheProgramSaysItsVersion(t *testing.T) {
+	var out strings.Builder
+	if err := Run(t.Context(), Host{Stdout: &out, Stderr: &out}, "--version"); err != nil || !strings.Contains(out.String(), Version) {
+		t.Errorf("%q %v", out.String(), err)
+	}
+}
+
 func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 	asked := false
 	host := Host{
@@ -39,7 +46,10 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 		says []string
 	}{
 		"an unknown role":               {[]string{"conductor"}, []string{`unknown command "conductor"`}},
-		"an unknown flag":               {[]string{"controller", "--colour=red"}, []string{"--colour"}},
+		"an unknown flag":               {[]string{"controller", "--colour=red"}, []string{"--colour", "gpufabric controller --help"}},
+		"a boolean behind a space":      {[]string{"rdma-plugin", "--device-plugin", "false"}, []string{`"false"`, "--flag=false"}},
+		"an explanation of nothing":     {[]string{"explain"}, []string{"gpufabric explain rdma"}},
+		"an explanation of GPUs":        {[]string{"explain", "gpu"}, []string{`"gpu"`, "gpufabric explain rdma"}},
 		"a controller without anything": {[]string{"controller"}, []string{"--namespace", "--image"}},
 		"a relative host path":          {[]string{"controller", "--namespace=n", "--image=i", "--host-mount=fake"}, []string{"--host-mount", `"fake"`}},
 		"a pull policy that is none":    {[]string{"controller", "--namespace=n", "--image=i", "--image-pull-policy=Maybe"}, []string{"Maybe", "IfNotPresent"}},

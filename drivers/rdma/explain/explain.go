@@ -28,6 +28,7 @@ type options struct {
 	kubeconfig, node           string
 	manifest, labels           string
 	rdmaPools, insist          bool // insist: rdmaPools was asked for, not only the default
+	named                      bool // config was given, not only the default
 	json                       bool
 }
 
@@ -38,9 +39,15 @@ func Command(h host.Host) *cobra.Command {
 		Use:       "explain rdma",
 		Short:     "Say for each device of this node which pool took it, or which selector refused it",
 		ValidArgs: []string{"rdma"},
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if !slices.Equal(args, cmd.ValidArgs) {
+				return fmt.Errorf("only RDMA devices can be explained, by gpufabric explain rdma; got %q", args)
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.insist = cmd.Flags().Changed("rdma-pools")
+			o.named = cmd.Flags().Changed("config")
 			return o.run(cmd.Context(), h, cmd.InOrStdin())
 		},
 	}
@@ -105,7 +112,7 @@ type Port struct {
 
 // run reads the node and writes the answer.
 func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
-	file, err := o.file()
+	file, err := o.file(h)
 	if err != nil {
 		return err
 	}

@@ -87,6 +87,16 @@ func TestExplainWritesJSON(t *testing.T) {
 	}
 }
 
+func TestANamedFileThatIsNotThereIsMentioned(t *testing.T) {
+	tree := hardware(t)
+	var out, errs bytes.Buffer
+	command := explain.Command(host.Host{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }})
+	command.SetArgs([]string{"rdma", "--sysfs-root", tree.Sys, "--config", "/not/there.json", "--rdma-pools=false"})
+	if err := command.ExecuteContext(t.Context()); err != nil || !strings.Contains(errs.String(), "no file /not/there.json") || !strings.Contains(out.String(), "mlx5_1") {
+		t.Errorf("%v\n%s\n%s", err, errs.String(), out.String())
+	}
+}
+
 func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	out, err := run(t, "")
 	if err != nil || !strings.Contains(out, "and no RDMAPool is served here") || !strings.Contains(out, "mlx5_1") {

@@ -24,14 +24,17 @@ const apiTimeout = 10 * time.Second
 // agent is the command's name in the API server's audit log.
 const agent = "gpufabric-explain"
 
-// file reads config.json; nil: there is none.
-func (o *options) file() (*config.Config, error) {
+// file reads config.json; nil: there is none. Of one that was named and is not there it says so on h.Err.
+func (o *options) file(h host.Host) (*config.Config, error) {
 	content, err := os.ReadFile(o.config)
 	if errors.Is(err, os.ErrNotExist) {
+		if o.named {
+			fmt.Fprintf(h.Err(), "There is no file %s: no pools are read from --config.\n", o.config)
+		}
 		return nil, nil //nolint:nilnil // no file is no pools, as it is to the plugin
 	}
 	if err != nil {
-		return nil, fmt.Errorf("configuration: %w", err)
+		return nil, fmt.Errorf("--config: %w", err)
 	}
 	parsed, err := config.Parse(content)
 	if err != nil {
@@ -44,6 +47,10 @@ func (o *options) file() (*config.Config, error) {
 // there are none.
 func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*objects.Listing, error) {
 	switch {
+	case o.manifest != "" && o.kubeconfig != "":
+		return nil, errors.New("--manifest and --kubeconfig: RDMAPools come from a file or from an API server; give one of them")
+	case o.manifest == "" && o.labels != "":
+		return nil, errors.New("--node-labels goes with --manifest; the API server knows the labels of the node that --node-name names")
 	case o.manifest != "":
 		return o.fromManifest(in)
 	case !o.rdmaPools:

@@ -110,7 +110,7 @@ lint: prerequisites ## Run golangci-lint over every module, and see that the pro
 ##@ Building
 
 .PHONY: build
-build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler, fakefabric and the Terraform provider into bin/.
+build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler and the Terraform provider into bin/, fakefabric into fakes/build/.
 	@mkdir -p bin
 	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/gpufabric ./cmd/gpufabric
 	cd provider && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/terraform-provider-gpufabric .

@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,4 +55,51 @@ func defaults(t *testing.T, path string, value any) []string {
 		out = append(out, defaults(t, key, below)...)
 	}
 	return out
+}
+
+// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The controller has the
+// rights of other kinds' controllers besides.
+func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
+	content, err := os.ReadFile(Dir("../drivers/computedomain/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := os.ReadFile("testdata/rbac.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile("(?m)^\\| ([a-z-]*) ?\\| (cluster|own namespace|the controller's namespace) \\| `([^`]+)`(?: named `([^`]+)`)? \\| ([^|]+) \\|")
+	var told []string
+	role := ""
+	for _, match := range row.FindAllStringSubmatch(string(content), -1) {
+		if match[1] != "" {
+			role = match[1]
+		}
+		scope := "in gpufabric-system"
+		if match[2] == "cluster" {
+			scope = "everywhere"
+		}
+		resource := match[3]
+		if group, name, ok := strings.Cut(resource, "/"); ok {
+			resource = name + "." + group
+		}
+		if match[4] != "" {
+			resource += " named " + match[4]
+		}
+		told = append(told, fmt.Sprintf("gpufabric-%s %s: %s %s", role, scope, resource, strings.ReplaceAll(strings.Trim(match[5], " `"), " ", ",")))
+	}
+	listed := strings.Split(strings.TrimSpace(string(given)), "\n")
+	for _, line := range told {
+		if !slices.Contains(listed, line) {
+			t.Errorf("the page tells of a right that is not given so: %s", line)
+		}
+	}
+	for _, line := range listed {
+		if (strings.HasPrefix(line, "gpufabric-compute-domain-plugin ") || strings.HasPrefix(line, "gpufabric-imex-daemon ")) && !slices.Contains(told, line) {
+			t.Errorf("the page does not tell of %s", line)
+		}
+	}
+	if len(told) < 15 {
+		t.Errorf("only %d rows were found", len(told))
+	}
 }

@@ -56,7 +56,7 @@ type Prepared struct {
 // Claim is an allocated claim as this driver sees it.
 type Claim struct {
 	*resourceapi.ResourceClaim
-	// Devices are the claim's devices of this driver on this node's pools, in the order of the allocation.
+	// Devices are the claim's devices of this driver, in the order of the allocation, which is of one node.
 	Devices []AllocatedDevice
 
 	intend  func(data any) error

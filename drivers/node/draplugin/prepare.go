@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,6 +99,14 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	}
 	defer unlock()
 	last, recorded := p.state.Get(apiClaim.UID)
+	if recorded && !p.allocatedAs(apiClaim, last) {
+		// The claim outlived its pod, and got other devices for the next one before the kubelet asked to give these back.
+		klog.FromContext(ctx).Info("Unpreparing the devices of an earlier allocation", "devices", len(last.Devices))
+		if err := p.undo(ctx, apiClaim.UID); err != nil {
+			return claimstate.Record{}, fmt.Errorf("give back the devices of an earlier allocation: %w", err)
+		}
+		recorded = false
+	}
 	if recorded && p.current(last) {
 		return last, nil
 	}
@@ -294,7 +303,7 @@ func (p *Plugin) releaseIfGone(ctx context.Context, uid types.UID) {
 	}
 }
 
-// gone says whether a record's claim no longer exists, was replaced or is no longer allocated.
+// gone says whether a record's claim no longer exists, was replaced or no longer has the devices.
 func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, error) {
 	claim, err := p.config.Client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -303,7 +312,19 @@ func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, erro
 	if err != nil {
 		return false, fmt.Errorf("look up claim %s/%s: %w", record.Namespace, record.Name, err)
 	}
-	return claim.UID != record.UID || claim.Status.Allocation == nil, nil
+	return claim.UID != record.UID || !p.allocatedAs(claim, record), nil
+}
+
+// allocatedAs says whether a claim has the devices of its record, and no others of this driver. One that outlives its pods may have got others, here or
+// on another node.
+func (p *Plugin) allocatedAs(claim *resourceapi.ResourceClaim, record claimstate.Record) bool {
+	now, err := newClaim(claim, p.config.Driver)
+	if err != nil {
+		return false
+	}
+	return slices.EqualFunc(p.newRecord(now).Devices, record.Devices, func(a, b claimstate.Device) bool {
+		return a.Pool == b.Pool && a.Device == b.Device && a.ShareID == b.ShareID
+	})
 }
 
 func deviceResults(record claimstate.Record) []kubeletplugin.Device {

@@ -67,8 +67,8 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 	}
 }
 
-// recoverFromAPI brings the records into line with the API: a claim that is gone is unprepared, one that is still allocated but
-// not as its record says (another boot, no CDI spec, cut short) is prepared again. It tries until every record was looked at.
+// recoverFromAPI brings the records into line with the API: a claim that is gone, or is allocated other devices by now, is unprepared; one that still
+// has its devices but is not as its record says (another boot, no CDI spec, cut short) is prepared again. It tries until every record was looked at.
 func (p *Plugin) recoverFromAPI(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
@@ -113,6 +113,8 @@ func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) err
 	case err != nil || claim.UID != record.UID || claim.Status.Allocation == nil:
 		klog.FromContext(ctx).Info("Unpreparing a claim that is gone", "claim", record.Namespace+"/"+record.Name, "uid", record.UID)
 		return p.unprepare(ctx, record.UID)
+	case !p.allocatedAs(claim, record):
+		// Preparing it undoes what was made for the allocation that is gone, and leaves the new one to the kubelet.
 	case p.current(record):
 		return nil
 	case record.Phase == claimstate.Preparing:

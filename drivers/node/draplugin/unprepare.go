@@ -42,14 +42,19 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return results, nil
 }
 
-// unprepare undoes a claim: the CDI spec first, so that no container starts with what is being taken away; the record last, so
-// that a crash in between is found.
+// unprepare undoes a claim.
 func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
 	unlock, err := p.locks.Lock(ctx, string(uid))
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	return p.undo(ctx, uid)
+}
+
+// undo undoes a claim whose lock is held: the CDI spec first, so that no container starts with what is being taken away; the record
+// last, so that a crash in between is found.
+func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	const operation = "unprepare"
 	step := time.Now()
 	if err := p.cdi.Remove(uid); err != nil {

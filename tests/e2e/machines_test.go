@@ -42,13 +42,15 @@ func TestMachines(t *testing.T) {
 			"a GPU comes with the NIC that is nearest to it":             testAlignedPair,
 			"a pod sees the /sys of its node":                            testNodesSysfs,
 			"slices of a VGPUProfile are spread, limited and counted":    testProfileSlices,
+			"VGPUProfiles hand out MIG devices and whole GPUs":           testProfileModes,
+			"our own scheduler preempts for what DRA hands out":          testDRAPreempted,
 		}},
 		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
 			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
 			"slices are limited, watched and given back":  testGPUSlices,
 			"our own scheduler places pods with slices":   testOwnScheduler,
 		}},
-		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
+		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano", "scheduler.nodeLock=true"}, "", map[string]func(*testing.T, *environment){
 			"MIG instances are made for slots and for sizes": testMIGSlots,
 		}},
 	} {
@@ -104,7 +106,7 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 	t.Helper()
 	out, err := e.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
 	must(t, err)
-	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit", "vgpu.gpufabric.io/mig-slots"} {
+	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit", "vgpu.gpufabric.io/mig-slots", "hamivgpu"} {
 		if strings.Contains(out, `"`+key+`"`) {
 			t.Errorf("the drivers are removed, and a node still has %s", key)
 		}

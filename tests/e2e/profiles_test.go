@@ -69,3 +69,42 @@ func testProfileSlices(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/slice-a", "pod/slice-b", "--timeout=60s")
 	free(0)
 }
+
+// testProfileModes runs VGPUProfiles that choose among devices that are there anyway, by pods of one line: MIG devices and whole GPUs.
+func testProfileModes(t *testing.T, e *environment) {
+	node := e.Workers()[0]
+	const modes = `
+{apiVersion: gpufabric.io/v1alpha1, kind: VGPUProfile, metadata: {name: %s}, spec: {mode: %s, memory: %s}}
+---`
+	for name, size := range map[string][2]string{"small-mig": {"MIG", "8Gi"}, "large-mig": {"MIG", "30Gi"}, "whole": {"Exclusive", "70Gi"}} {
+		e.apply(t, fmt.Sprintf(modes, name, size[0], size[1]))
+	}
+	var manifest strings.Builder
+	pods := []string{"small-mig", "large-mig", "whole"}
+	for _, profile := range pods {
+		fmt.Fprint(&manifest, strings.ReplaceAll(fmt.Sprintf(profilePod, "default", profile, node), "gpufabric.io/tenth", "gpufabric.io/"+profile))
+		eventually(t, profile+" to fit", func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", profile, "--output", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.extendedResourceName}`)
+			return out == "True gpufabric.io/"+profile, out, err
+		})
+	}
+	e.apply(t, manifest.String())
+	e.ready(t, pods...)
+	for _, pod := range []string{"small-mig", "large-mig"} {
+		if seen := e.seen(t, pod, "main"); len(seen) != 3 {
+			t.Errorf("%s sees %v, want its parent and the two capabilities that open its MIG device", pod, seen)
+		}
+	}
+	if out, err := e.smi(t.Context(), node, "mig", "-lgi"); err != nil || !has(out, "1g.10gb", "3g.40gb") || strings.Count(out, "MIG ") != 2 {
+		t.Errorf("the node's MIG instances are not the smallest that have 8 and 30 GiB (error: %v):\n%s", err, out)
+	}
+	whole := e.seen(t, "whole", "main")
+	if len(whole) != 1 || slices.Contains(e.seen(t, "small-mig", "main"), whole[0]) || slices.Contains(e.seen(t, "large-mig", "main"), whole[0]) {
+		t.Errorf("the pod of the profile in mode Exclusive sees %v, want a GPU that no MIG device is on", whole)
+	}
+	e.kubectl(t, "delete", "pod/small-mig", "pod/large-mig", "pod/whole", "--timeout=60s")
+	eventually(t, "the MIG devices to be removed", func(ctx context.Context) (bool, string, error) {
+		out, err := e.smi(ctx, node, "mig", "-lgi")
+		return has(out, "No ", "found"), out, err
+	})
+}

@@ -173,6 +173,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 }
 
 // testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's geometries, and by size.
+// Our own scheduler then chooses among what is left.
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // what a machine before it registered may still stand
@@ -193,30 +194,19 @@ func testMIGSlots(t *testing.T, e *environment) {
 		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
 		return out != "" && out != "0", out, err
 	})
-	// The seed's pod asks for 3000 MB of some GPU in mode mig.
-	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
-		if strings.Contains(document, "name: mig-pod") {
-			e.apply(t, document)
-			e.bind(t, "mig-pod", node, uuids[0]+",NVIDIA,3000,0:;")
-		}
-	}
-	e.apply(t, slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+slice("software", node, uuids[1]+",NVIDIA,3000,50:;", "main"))
-	for _, pod := range []string{"mig-pod", "slot", "software"} {
+	// As the seed's pod, sized asks for 3000 MB of a GPU in mode mig, and is given no slot.
+	e.apply(t, slice("sized", node, uuids[0]+",NVIDIA,3000,0:;", "main")+slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+
+		slice("software", node, uuids[1]+",NVIDIA,3000,50:;", "main"))
+	for _, pod := range []string{"sized", "slot", "software"} {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
 	}
 	var shown string
 	eventually(t, "the pod to say which instance it has", func(ctx context.Context) (good bool, saw string, err error) {
-		shown, err = e.Kubectl(ctx, nil, "get", "pod", "mig-pod", "--output", `jsonpath={.metadata.annotations.vgpu\.gpufabric\.io/mig-instances}`)
+		shown, err = e.Kubectl(ctx, nil, "get", "pod", "sized", "--output", `jsonpath={.metadata.annotations.vgpu\.gpufabric\.io/mig-instances}`)
 		return has(shown, `"profile":"1g.5gb"`, `"askedMiB":3000`, `"memoryMiB":4864`), shown, err
 	})
-	for pod, want := range map[string]string{"mig-pod": "1g.5gb", "slot": "2g.10gb"} {
-		seen := e.kubectl(t, "exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
-		if fields := strings.Fields(seen); len(fields) != 4 || !strings.HasPrefix(fields[0], "MIG-") {
-			t.Errorf("%s sees %q, want its MIG device, the parent and the two capabilities that open it", pod, seen)
-		} else if out, err := e.smi(t.Context(), node, "-L"); err != nil || !has(out, "MIG "+want, fields[0]) {
-			t.Errorf("no %s of %s on the node (error: %v):\n%s", want, fields[0], err, out)
-		}
-	}
+	e.hasInstance(t, "sized", node, "1g.5gb")
+	e.hasInstance(t, "slot", node, "2g.10gb")
 	if out := e.kubectl(t, "exec", "software", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "NVIDIA_VISIBLE_DEVICES="+uuids[1]) {
 		t.Errorf("the container beside MIG has not its share:\n%s", out)
 	}
@@ -227,9 +217,23 @@ func testMIGSlots(t *testing.T, e *environment) {
 		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=second", "--output", "jsonpath={.items[*].message}")
 		return strings.Contains(out, "which default/slot, container main holds"), out, err
 	})
-	e.kubectl(t, "delete", "pod/slot", "pod/mig-pod", "pod/software", "pod/second", "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/second", "--timeout=60s")
+
+	t.Run("our own scheduler chooses slots beside the others', one pod after another", func(t *testing.T) { testOwnSchedulersSlots(t, e, node, uuids) })
+	e.kubectl(t, "delete", "pod/slot", "pod/software", "--timeout=60s")
 	eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "-L")
 		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err
 	})
+}
+
+// hasInstance looks whether a pod sees a MIG device of a profile, and nothing else of a GPU.
+func (e *environment) hasInstance(t *testing.T, pod, node, profile string) {
+	t.Helper()
+	seen := e.kubectl(t, "exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
+	if fields := strings.Fields(seen); len(fields) != 4 || !strings.HasPrefix(fields[0], "MIG-") {
+		t.Errorf("%s sees %q, want its MIG device, the parent and the two capabilities that open it", pod, seen)
+	} else if out, err := e.smi(t.Context(), node, "-L"); err != nil || !has(out, "MIG "+profile, fields[0]) {
+		t.Errorf("no %s of %s on the node (error: %v):\n%s", profile, fields[0], err, out)
+	}
 }

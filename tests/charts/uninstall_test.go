@@ -25,6 +25,7 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 	tool := newHelm(t, live.config)
 	values := everything()
 	values["crds"] = map[string]any{"keep": false}
+	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
 	if _, err := tool.install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 	for _, node := range []*corev1.Node{
 		{ObjectMeta: metav1.ObjectMeta{Name: "fabric", Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "a.1", "resource.nvidia.com/computeDomain": "uid"}}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "shared", Labels: map[string]string{"zone": "z1"}, Annotations: map[string]string{
-			"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y", "vgpu.gpufabric.io/unit": "1 MiB", "vgpu.gpufabric.io/mig-slots": "{}"}}},
+			"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y", "vgpu.gpufabric.io/unit": "1 MiB", "vgpu.gpufabric.io/mig-slots": "{}", "hamivgpu": "2026-11-22T02:00:00Z"}}},
 	} {
 		if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)

@@ -249,3 +249,29 @@ func alternatives(path string) []string {
 	}
 	return out
 }
+
+// TestEveryExampleIsNamedByATest holds README.md to what it says of examples: a manifest that no test names is run by none.
+func TestEveryExampleIsNamedByATest(t *testing.T) {
+	root := root(t)
+	var all strings.Builder
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") || filepath.Base(filepath.Dir(path)) == "pages" {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		all.Write(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := filepath.Glob(filepath.Join(root, "examples/manifests/*.yaml"))
+	if err != nil || len(manifests) < 10 {
+		t.Fatalf("%d manifests, %v", len(manifests), err)
+	}
+	for _, manifest := range manifests {
+		if name := strings.TrimSuffix(filepath.Base(manifest), ".yaml"); !strings.Contains(all.String(), name+".yaml") && !strings.Contains(all.String(), `"`+name+`"`) {
+			t.Errorf("no test names examples/manifests/%s.yaml", name)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package program_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/vgpu/annotation"
 )
@@ -28,6 +30,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		run  func(*testing.T, *cluster)
 	}{
 		{"a pod is bound with the annotations that Volcano writes", testAnnotations},
+		{"the example's pod gets its share", testExample},
 		{"pods that come at once never overbook a GPU", testConcurrentPods},
 		{"pods of a PodGroup that is spread share no GPU", testPodGroup},
 		{"after a restart what was given away stays given away", testRestart},
@@ -86,6 +89,20 @@ func testAnnotations(t *testing.T, c *cluster) {
 	c.delete(t, "two")
 	c.bound(t, "greedy")
 	c.delete(t, "greedy")
+}
+
+// testExample runs the manifest that README.md names. Only that no kubelet renews the nodes' leases is allowed for.
+func testExample(t *testing.T, c *cluster) {
+	content, err := os.ReadFile("../../../examples/manifests/vgpu-scheduler.yaml")
+	must(t, err)
+	p := &corev1.Pod{}
+	must(t, yaml.UnmarshalStrict(content, p))
+	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	c.create(t, p)
+	if devices := c.bound(t, p.Name).Annotations["volcano.sh/vgpu-ids-new"]; !strings.Contains(devices, ",NVIDIA,1024,30:") {
+		t.Errorf("it was given %q", devices)
+	}
+	c.delete(t, p.Name)
 }
 
 func testConcurrentPods(t *testing.T, c *cluster) {

@@ -1,9 +1,12 @@
 package draplugin
 
 import (
+	"context"
 	"os"
 	"testing"
+	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -37,5 +40,57 @@ func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 	again.mustPrepare(t, claimOf("u2", "d0"))
 	if len(again.kind.unprepared) != 1 {
 		t.Errorf("unprepared %d claims, want the one", len(again.kind.unprepared))
+	}
+}
+
+// moved is a claim as it is when its allocation was given up and made anew: a claim that outlives its pods keeps its UID.
+func moved(uid, pool, device string) *resourceapi.ResourceClaim {
+	claim := claimOf(uid, device)
+	claim.Status.Allocation.Devices.Results[0].Pool = pool
+	return claim
+}
+
+// A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare what it made of
+// it anew.
+func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
+	for name, boot := range map[string]string{"in the same boot": "boot-1", "after a reboot": "boot-2"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			writeBootID(t, dir, "boot-1")
+			newBench(t, dir, atomicfile.Writer{}).mustPrepare(t, claimOf("u1", "d0"))
+			writeBootID(t, dir, boot)
+			again := newBench(t, dir, atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
+			again.kind.prepare = func(context.Context, *Claim) (*Prepared, error) {
+				t.Error("another node's device was prepared here")
+				return &Prepared{}, nil
+			}
+			again.recoverFromAPI(t.Context())
+			if again.state.Len() != 0 || again.cdi.Has("u1") || len(again.kind.unprepared) != 1 {
+				t.Errorf("records %d, spec %t, unprepared %d times; want all undone once", again.state.Len(), again.cdi.Has("u1"), len(again.kind.unprepared))
+			}
+			if holders := again.ledger.Holders("pool/d0"); len(holders) != 0 {
+				t.Errorf("the device is held by %v", holders)
+			}
+		})
+	}
+}
+
+func TestAClaimWithAnotherAllocationIsPreparedAnew(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	b.mustPrepare(t, claimOf("u1", "d0"))
+	devices := b.mustPrepare(t, moved("u1", "pool", "d1"))
+	if len(devices) != 1 || devices[0].DeviceName != "d1" || len(b.kind.unprepared) != 1 || b.kind.unprepared[0].Devices[0].Device != "d0" {
+		t.Errorf("answer %+v after unpreparing %+v; want d1 after d0", devices, b.kind.unprepared)
+	}
+	b.mustPrepare(t, claimOf("u2", "d0"))
+}
+
+func TestADeviceWhoseClaimIsAllocatedElsewhereIsFreedAtOnce(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{}, moved("u1", "pool of another node", "d0"))
+	b.mustPrepare(t, claimOf("u1", "d0"))
+	began := time.Now()
+	b.mustPrepare(t, claimOf("u2", "d0"))
+	if took := time.Since(began); took > holdPatience {
+		t.Errorf("took %s", took)
 	}
 }

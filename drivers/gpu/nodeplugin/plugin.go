@@ -174,7 +174,11 @@ func (s *starter) run(ctx context.Context) error {
 		}
 	})
 	for ; ; p = next() {
-		if err := s.once(ctx, p); !errors.Is(err, errPluggedIn) {
+		err := s.once(ctx, p)
+		if cause := ended(ctx); cause != nil {
+			return cause // it says more than what was interrupted by it
+		}
+		if !errors.Is(err, errPluggedIn) {
 			return err
 		}
 	}

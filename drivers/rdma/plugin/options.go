@@ -2,6 +2,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -39,6 +40,18 @@ type Options struct {
 	Client kubernetes.Interface
 	// Pools are the RDMAPools; nil: there are only the file's pools.
 	Pools Pools
+}
+
+// mostSlots is as many as the chart takes.
+const mostSlots = 100_000
+
+// Validate names every flag that cannot work.
+func (o *Options) Validate() error {
+	var slots error
+	if o.Client != nil && (o.Slots < 1 || o.Slots > mostSlots) {
+		slots = fmt.Errorf("--slots %d: allowed are 1 to %d claims that share a device", o.Slots, mostSlots)
+	}
+	return errors.Join(o.Node.Validate(), slots)
 }
 
 // deviceNodes is where the node's device nodes are, and their numbers.

@@ -27,8 +27,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 need = command -v $(1) >/dev/null 2>&1 || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
 
 .PHONY: help
-help: ## List every target with a sentence.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## List the targets with a sentence each.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: prerequisites
 prerequisites:
@@ -55,20 +55,20 @@ test: build toolchain-sim ## Run every test that needs no Docker.
 # The workspace's modules in one go, the provider first: it has the longest test of all, beside which the others run. The charts are others' code at
 # work (Helm, an API server), which -race makes four times as slow, and have a target of their own.
 .PHONY: test-modules
-test-modules: fakes toolchain-sim
+test-modules: fakes toolchain-sim ## Run the tests of the four modules in go.work, but for the charts'.
 	@echo "== go test $(MODULES)"; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
 	$(GO) test -race -p 3 $(TESTFLAGS) ./provider/... ./drivers/... ./fakes/... $$($(GO) list ./tests/... | grep -v '^gpufabric.io/tests/charts$$')
 
 .PHONY: test-sim
-test-sim: build toolchain-sim
+test-sim: build toolchain-sim ## Run the tests on the simulated cluster.
 	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: test-scheduler
-test-scheduler: toolchain-sim
+test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: test-conformance
-test-conformance: fakes toolchain-sim
+test-conformance: fakes toolchain-sim ## Show the fakes to others' programs.
 	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: fuzz
@@ -117,11 +117,11 @@ build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler and the Terra
 	cd drivers/scheduler && GOWORK=off $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/gpufabric-scheduler ./cmd/gpufabric-scheduler
 
 .PHONY: simcluster
-simcluster: build
+simcluster: build ## Build the simulated cluster's command into bin/.
 	cd tests/simcluster && GOWORK=off $(GO) build -o ../../bin/simcluster ./cmd/simcluster
 
 .PHONY: fakes
-fakes: prerequisites
+fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
 	@$(MAKE) --no-print-directory -C fakes
 
 .PHONY: cross

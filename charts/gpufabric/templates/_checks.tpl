@@ -14,6 +14,12 @@
 {{- if and .Values.vgpu.enabled (not .Values.gpus.enabled) }}
 {{- fail "vgpu.enabled needs gpus.enabled: slices are cut from GPUs that the GPU plugin owns" }}
 {{- end }}
+{{- if and .Values.vgpu.enabled (has "all" .Values.gpus.devicePlugin) }}
+{{- fail "vgpu.enabled and gpus.devicePlugin=[all] want the same GPUs: name the UUIDs of those that are handed out as nvidia.com/gpu" }}
+{{- end }}
+{{- if and .Values.scheduler.enabled (eq .Values.scheduler.name "default-scheduler") }}
+{{- fail "scheduler.name is default-scheduler, which the cluster's own scheduler has: both would place the same pods; choose another, which pods then name in schedulerName" }}
+{{- end }}
 {{- if and .Values.rdma.enabled .Values.rdma.nriSocket (not .Values.rdma.plugin.hostNetwork) }}
 {{- fail "rdma.nriSocket needs rdma.plugin.hostNetwork: devices move between the node's network namespace and those of pods" }}
 {{- end }}

@@ -29,8 +29,8 @@ const asked, tainted = ".asked", ".tainted"
 // Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
 type Directory string
 
-// isGPU says whether a file's name is that of a GPU. (No regular expression: one that counts takes tens of kilobytes in every process of the program.)
-func isGPU(uuid string) bool {
+// IsGPU says whether text is a GPU's UUID, GPU- and hexadecimal digits. (No regular expression: one that counts takes tens of kilobytes in every process of the program.)
+func IsGPU(uuid string) bool {
 	digits, ok := strings.CutPrefix(uuid, "GPU-")
 	return ok && len(digits) >= 8 && len(digits) <= 36 && strings.Trim(digits, "0123456789abcdefABCDEF-") == ""
 }
@@ -54,7 +54,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 		}
 	}
 	for _, uuid := range uuids {
-		if !isGPU(uuid) {
+		if !IsGPU(uuid) {
 			return fmt.Errorf("ask for a GPU: %q is no GPU's UUID", uuid)
 		}
 		if other, taken := standing[uuid]; taken && other != owner {
@@ -82,7 +82,7 @@ func (d Directory) Requests() (map[string]string, error) {
 	out := map[string]string{}
 	for _, entry := range entries {
 		uuid, found := strings.CutSuffix(entry.Name(), asked)
-		if !found || !isGPU(uuid) {
+		if !found || !IsGPU(uuid) {
 			continue
 		}
 		text, err := os.ReadFile(d.path(uuid, asked))

@@ -3,12 +3,12 @@ package nodeplugin
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/options"
 )
 
@@ -76,8 +76,8 @@ func (o *Options) Validate() error {
 	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {
 		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
 	}
-	for _, gpu := range o.DevicePlugin {
-		if gpu != "all" && !isUUID(gpu) {
+	for _, gpu := range o.DevicePlugin { // one list for all nodes: a UUID may be that of another node's GPU
+		if gpu != "all" && !handover.IsGPU(gpu) {
 			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all or a GPU's UUID as nvidia-smi -L shows it, GPU-...", gpu))
 		}
 	}
@@ -88,12 +88,6 @@ func (o *Options) Validate() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// isUUID says whether text looks like a GPU's UUID. --device-plugin is one list for all nodes, so the GPU may be another node's.
-func isUUID(text string) bool {
-	digits, ok := strings.CutPrefix(text, "GPU-")
-	return ok && digits != "" && strings.Trim(digits, "0123456789abcdefABCDEF-") == ""
 }
 
 // offer is how GPUs are offered.

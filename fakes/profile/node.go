@@ -185,9 +185,7 @@ func (p *Profile) gpu(g GPU, node, i int) NodeGPU {
 	out.Address, _ = ParsePCI(g.PCI) // the profile's check has seen to the form
 	out.UUIDBytes = ParseUUID(out.UUID)
 	out.Serial = fmt.Sprintf("16%011d", binary.BigEndian.Uint64(d[24:])%1e11)
-	if out.Module == 0 {
-		out.Module = i + 1
-	}
+	out.Module = g.moduleAt(i)
 	if out.MemoryNodes == "" && g.NUMA >= 0 {
 		out.MemoryNodes = strconv.Itoa(g.NUMA)
 	}

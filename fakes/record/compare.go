@@ -20,10 +20,10 @@ func (d Difference) String() string {
 }
 
 // Compare lists where a recorded machine and a profile differ. What identifies a machine, or describes a profile, is not compared: names,
-// texts, the cluster's UUID, host names.
+// texts, the cluster's UUID, host names. What the profile leaves to its models is compared as a rendered node shows it.
 func Compare(machine, fake *profile.Profile) []Difference {
 	var all []Difference
-	compare("", reflect.ValueOf(*machine), reflect.ValueOf(*fake), &all)
+	compare("", reflect.ValueOf(*machine), reflect.ValueOf(*fake.Filled()), &all)
 	return all
 }
 

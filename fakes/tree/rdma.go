@@ -192,17 +192,14 @@ func (r *rdma) management(w *writer, nic profile.NodeNIC, pci string) {
 // netdev writes the network interface: IPoIB (type 32, a 20-byte address that ends in the port's GUID) or Ethernet (type 1).
 func (r *rdma) netdev(w *writer, nic profile.NodeNIC, pci string) {
 	dir := filepath.Join(pci, "net", nic.Netdev)
-	address, broadcast, kind, length, mtu := mac(nic.MAC), "ff:ff:ff:ff:ff:ff", "1", "6", 9000
+	address, broadcast, kind, length := mac(nic.MAC), "ff:ff:ff:ff:ff:ff", "1", "6"
 	if nic.Link == "InfiniBand" {
 		address = fmt.Sprintf("00:00:%02x:%02x:fe:80:00:00:00:00:00:00:%s", 0x10, nic.Index+1, colons(nic.PortGUID))
 		broadcast = "00:ff:ff:ff:ff:12:40:1b:ff:ff:00:00:00:00:00:00:ff:ff:ff:ff"
-		kind, length, mtu = "32", "20", 4092
-	}
-	if nic.MTU > 0 {
-		mtu = nic.MTU
+		kind, length = "32", "20"
 	}
 	r.writeNetdev(w, dir, nic.Netdev, nic.Index+3, map[string]string{
-		"type": kind, "address": address, "broadcast": broadcast, "addr_len": length, "mtu": fmt.Sprint(mtu),
+		"type": kind, "address": address, "broadcast": broadcast, "addr_len": length, "mtu": fmt.Sprint(nic.MTUOrDefault()),
 		"speed": fmt.Sprint(nic.RateGbps * 1000), "dev_port": "0", "dev_id": "0x0", "phys_port_name": fmt.Sprintf("p%d", nic.Port),
 	}, !nic.Down)
 	w.link(filepath.Join(dir, "device"), pci)

@@ -155,7 +155,7 @@ func (k *Kind) ResumeMPS(ctx context.Context, records []claimstate.Record) {
 		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
 			continue
 		}
-		if err := k.options.MPS.Start(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
+		if err := k.options.MPS.Resume(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
 			k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
 		}
 	}

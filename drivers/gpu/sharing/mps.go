@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -54,11 +55,27 @@ type Settings struct {
 	Config *v1beta1.MpsConfig `json:"config,omitempty"`
 }
 
-// daemon is one running control daemon.
+// daemon is one control daemon that is kept running.
 type daemon struct {
 	settings Settings
 	stop     context.CancelFunc
-	ended    chan struct{}
+	ended    chan struct{} // closed when it is not kept running any more
+	settled  chan struct{} // closed when it was set up, or could not be
+
+	mu  sync.Mutex
+	err error // before settled is closed why its last run ended, after that why it could not be set up
+}
+
+func (d *daemon) note(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+func (d *daemon) noted() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
 }
 
 func (m *MPS) dir(claim types.UID, name string) string {
@@ -77,45 +94,82 @@ func (m *MPS) Edits(claim types.UID) specs.ContainerEdits {
 	}
 }
 
-// Start has a daemon for the claim running and set up when it returns. One that runs already is left alone.
+// Start has a daemon for the claim running and set up when it returns. One that runs with these settings already is left alone, one with others ends.
 func (m *MPS) Start(ctx context.Context, claim types.UID, s Settings) error {
+	m.mu.Lock()
+	old := m.daemons[claim]
+	m.mu.Unlock()
+	if old != nil && !equality.Semantic.DeepEqual(old.settings, s) {
+		m.drop(claim, old)
+	}
+	return m.Resume(ctx, claim, s)
+}
+
+// Resume is Start where any daemon that the claim has already is the right one.
+func (m *MPS) Resume(ctx context.Context, claim types.UID, s Settings) error {
 	program := m.program()
 	if _, err := os.Stat(program); err != nil {
 		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
-	}
-	m.mu.Lock()
-	_, running := m.daemons[claim]
-	m.mu.Unlock()
-	if running {
-		return nil
 	}
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o755, "shm": os.ModeSticky | 0o777} {
 		if err := errors.Join(os.MkdirAll(m.dir(claim, name), 0o755), os.Chmod(m.dir(claim, name), mode)); err != nil {
 			return fmt.Errorf("MPS directories of a claim: %w", err)
 		}
 	}
-	// The daemon outlives the call that started it.
-	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	d := &daemon{settings: s, stop: stop, ended: make(chan struct{})}
-	go m.supervise(life, claim, d)
-	if err := m.await(ctx, claim, d); err != nil {
-		stop()
-		<-d.ended
+	d := m.keep(ctx, claim, s)
+	select {
+	case <-d.settled:
+	case <-d.ended:
+		return errors.New("the MPS control daemon was stopped while it was started")
+	case <-ctx.Done():
+		m.drop(claim, d)
+		err := fmt.Errorf("waiting for the MPS control daemon to make %s/control: %w", m.dir(claim, "pipe"), context.Cause(ctx))
+		if last := d.noted(); last != nil {
+			err = fmt.Errorf("%w; it ended with %w, and its log is in %s", err, last, m.dir(claim, "log"))
+		}
 		return err
 	}
+	if err := d.noted(); err != nil {
+		m.drop(claim, d)
+		return err
+	}
+	return nil
+}
+
+// keep returns the claim's daemon, which it begins to keep running where there is none.
+func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if d := m.daemons[claim]; d != nil {
+		return d
+	}
+	// The daemon outlives the call that started it.
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	d := &daemon{settings: s, stop: stop, ended: make(chan struct{}), settled: make(chan struct{})}
 	if m.daemons == nil {
 		m.daemons = map[types.UID]*daemon{}
 	}
 	m.daemons[claim] = d
-	return nil
+	go m.supervise(life, claim, d)
+	return d
+}
+
+// drop ends a daemon.
+func (m *MPS) drop(claim types.UID, d *daemon) {
+	m.mu.Lock()
+	if m.daemons[claim] == d {
+		delete(m.daemons, claim)
+	}
+	m.mu.Unlock()
+	d.stop()
+	<-d.ended
 }
 
 // supervise keeps the claim's daemon running until ctx ends.
 func (m *MPS) supervise(ctx context.Context, claim types.UID, d *daemon) {
 	defer close(d.ended)
 	log := klog.FromContext(ctx).WithValues("claimUID", claim)
+	settled := false
 	for first := true; ctx.Err() == nil; first = false {
 		if !first {
 			select {
@@ -123,21 +177,29 @@ func (m *MPS) supervise(ctx context.Context, claim types.UID, d *daemon) {
 			case <-ctx.Done():
 				return
 			}
-			go func() { // Ends with the daemon's readiness, its end or ctx.
-				if err := m.await(ctx, claim, d); err != nil && ctx.Err() == nil {
+		}
+		err := m.run(ctx, claim, d.settings, func(err error) {
+			if settled {
+				if err != nil {
 					log.Error(err, "MPS control daemon started again, but not set up")
 				}
-			}()
-		}
-		err := m.run(ctx, claim, d.settings)
+				return
+			}
+			settled = true
+			d.note(err)
+			close(d.settled)
+		})
 		if ctx.Err() == nil {
 			log.Error(err, "MPS control daemon ended; its clients' work is lost")
+			if !settled {
+				d.note(err)
+			}
 		}
 	}
 }
 
-// run runs the daemon in the foreground.
-func (m *MPS) run(ctx context.Context, claim types.UID, s Settings) error {
+// run runs the daemon in the foreground, and calls settled once it was set up, or could not be.
+func (m *MPS) run(ctx context.Context, claim types.UID, s Settings, settled func(error)) error {
 	control := filepath.Join(m.dir(claim, "pipe"), "control")
 	if _, err := os.Stat(control); err == nil {
 		// A daemon of an earlier run may still be there.
@@ -155,10 +217,28 @@ func (m *MPS) run(ctx context.Context, claim types.UID, s Settings) error {
 	}
 	over := make(chan error, 1)
 	go func() { over <- cmd.Wait() }()
-	select {
-	case err := <-over:
-		return fmt.Errorf("%w: %s", err, firstLine(out.String()))
-	case <-ctx.Done():
+	// Only now: the pipe that is waited for is this daemon's.
+	living, dead := context.WithCancel(ctx)
+	setUp := make(chan error, 1)
+	var waiting sync.WaitGroup
+	waiting.Go(func() { setUp <- m.await(living, claim, s) })
+	defer waiting.Wait()
+	defer dead()
+	for {
+		select {
+		case err := <-over:
+			if err == nil {
+				err = errors.New("exit status 0")
+			}
+			return fmt.Errorf("%w: %s", err, firstLine(out.String()))
+		case err := <-setUp:
+			if ctx.Err() == nil {
+				settled(err)
+			}
+			continue
+		case <-ctx.Done():
+		}
+		break
 	}
 	// Ask first: a control daemon that is killed leaves its server running.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitPatience)
@@ -174,7 +254,7 @@ func (m *MPS) run(ctx context.Context, claim types.UID, s Settings) error {
 }
 
 // await waits until the daemon's control pipe is there, then sets the daemon up.
-func (m *MPS) await(ctx context.Context, claim types.UID, d *daemon) error {
+func (m *MPS) await(ctx context.Context, claim types.UID, s Settings) error {
 	pipes := m.dir(claim, "pipe")
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -186,12 +266,10 @@ func (m *MPS) await(ctx context.Context, claim types.UID, d *daemon) error {
 	}
 	for {
 		if _, err := os.Stat(filepath.Join(pipes, "control")); err == nil {
-			return m.configure(ctx, claim, d.settings)
+			return m.configure(ctx, claim, s)
 		}
 		select {
 		case <-watcher.Events:
-		case <-d.ended:
-			return fmt.Errorf("the MPS control daemon ended at once; its log is in %s", m.dir(claim, "log"))
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for the MPS control daemon to make %s/control: %w", pipes, context.Cause(ctx))
 		}
@@ -257,11 +335,9 @@ func (m *MPS) environment(claim types.UID, s Settings) []string {
 func (m *MPS) Stop(claim types.UID) error {
 	m.mu.Lock()
 	d := m.daemons[claim]
-	delete(m.daemons, claim)
 	m.mu.Unlock()
 	if d != nil {
-		d.stop()
-		<-d.ended
+		m.drop(claim, d)
 	}
 	return os.RemoveAll(filepath.Join(m.Dir, string(claim)))
 }

@@ -1,0 +1,139 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// control is a stand-in for the driver's control daemon: it notes what it is told, and commands reach it only while it runs.
+const control = `#!/bin/sh
+pid="$CUDA_MPS_PIPE_DIRECTORY/pid"
+if [ "$1" = -f ]; then
+	echo "start $CUDA_VISIBLE_DEVICES" >> "$CUDA_MPS_LOG_DIRECTORY/told"
+	%s
+	echo $$ > "$pid"
+	: > "$CUDA_MPS_PIPE_DIRECTORY/control"
+	exec sleep 600
+fi
+read -r line
+kill -0 "$(cat "$pid")" 2>/dev/null || { echo "nobody listens"; exit 1; }
+echo "$line" >> "$CUDA_MPS_LOG_DIRECTORY/told"
+if [ "$line" = quit ]; then kill "$(cat "$pid")"; fi
+`
+
+// newMPS makes an MPS whose daemons do something before they listen, and returns what reads what they were told.
+func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
+	t.Helper()
+	m = &MPS{
+		Dir: t.TempDir(), DriverRoot: t.TempDir(),
+		Command: func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m, func() string {
+		text, _ := os.ReadFile(m.dir("u1", "log/told"))
+		return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", "; ")
+	}
+}
+
+func limited(device string) Settings {
+	percent := 50
+	return Settings{Devices: []string{device}, Config: &v1beta1.MpsConfig{DefaultActiveThreadPercentage: &percent}}
+}
+
+// A plugin that is killed takes its daemons with it, whose pipes stay. What they were told must be told to those that come after them.
+func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
+	m, told := newMPS(t, "")
+	pipe := m.dir("u1", "pipe")
+	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600), os.WriteFile(filepath.Join(pipe, "pid"), []byte("0x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+// After a reboot a claim's daemon is resumed and its claim prepared again at the same time.
+func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
+	m, told := newMPS(t, "sleep 0.1")
+	var starts sync.WaitGroup
+	for range 4 {
+		starts.Go(func() {
+			if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	starts.Wait()
+	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
+	m, told := newMPS(t, "")
+	for _, start := range []func() error{
+		func() error { return m.Start(t.Context(), "u1", Settings{Devices: []string{"MIG-of-the-last-boot"}}) },
+		func() error { return m.Start(t.Context(), "u1", Settings{Devices: []string{"MIG-of-this-boot"}}) },
+		func() error { return m.Resume(t.Context(), "u1", Settings{Devices: []string{"MIG-of-the-last-boot"}}) },
+	} {
+		if err := start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := told(), "start MIG-of-the-last-boot; quit; start MIG-of-this-boot"; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+// Every watch of a pipe is one of the 128 inotify instances that a user has on a node.
+func TestADaemonThatKeepsEndingCostsNoMoreThanOneWatch(t *testing.T) {
+	m, told := newMPS(t, "echo out of memory; exit 3")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Start(ctx, "u1", limited("gpu")) }()
+	for deadline := time.Now().Add(20 * time.Second); strings.Count(told(), "start") < 4; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("told %q", told())
+		}
+	}
+	if n := watches(t); n > 1 {
+		t.Errorf("%d inotify instances are open", n)
+	}
+	cancel()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("error %v, want it to have the daemon's last words", err)
+	}
+	if n := watches(t); n > 0 {
+		t.Errorf("%d inotify instances are left", n)
+	}
+}
+
+func watches(t *testing.T) (n int) {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range open {
+		if target, _ := os.Readlink("/proc/self/fd/" + file.Name()); strings.Contains(target, "inotify") {
+			n++
+		}
+	}
+	return n
+}

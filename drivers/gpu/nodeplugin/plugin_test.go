@@ -51,6 +51,7 @@ type bench struct {
 	recheck time.Duration                                       // how often the role looks at what has no event; 0: as it does
 	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
 	watched watched                                             // which resources the role watches
+	running atomic.Pointer[plugin]                              // the role as it runs now
 	stop    func()
 }
 
@@ -107,7 +108,10 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		change := func(p *plugin) { p.writer, p.recheck = b.writer, b.recheck }
+		change := func(p *plugin) {
+			p.writer, p.recheck = b.writer, b.recheck
+			b.running.Store(p)
+		}
 		mps := b.mps
 		if mps == nil {
 			mps = sharing.Reexec(role, mpsDaemon)

@@ -111,6 +111,7 @@ func (p *Plugin) start() error {
 		kubeletplugin.PluginDataDirectoryPath(pluginDir),
 		kubeletplugin.RegistrarDirectoryPath(registryDir),
 		kubeletplugin.NodeV1beta1(false),
+		kubeletplugin.GRPCInterceptor(p.observeCall),
 		// A claim that waits (for a daemon, for a MIG device) must not hold up the others, some of which it may be waiting for.
 		kubeletplugin.Serialize(false),
 	)

@@ -30,10 +30,11 @@ const (
 	holdPatience = 2 * time.Second
 )
 
-// Why a claim is prepared, as metrics say it.
+// What is done to a claim, as metrics say it.
 const (
-	preparing  = "prepare" // the kubelet asks for it
-	recovering = "recover" // its record is not true any more
+	preparing   = "prepare" // the kubelet asks for it
+	recovering  = "recover" // prepared again, because its record is not true any more
+	unpreparing = "unprepare"
 )
 
 // errUnprepared is of a claim that was to be prepared again, and that the kubelet had unprepared before its turn came: nobody would ask for

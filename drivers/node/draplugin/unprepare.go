@@ -26,10 +26,10 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		wg.Go(func() {
 			start := time.Now()
 			err := p.unprepare(ctx, claim.UID)
-			p.config.Metrics.Observe("unprepare", "total", start)
+			p.config.Metrics.Observe(unpreparing, "total", start)
 			if err != nil {
 				err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
-				p.config.Metrics.Errors.WithLabelValues("unprepare", reasonOf(err)).Inc()
+				p.config.Metrics.Errors.WithLabelValues(unpreparing, reasonOf(err)).Inc()
 				klog.FromContext(ctx).Error(err, "Claim not unprepared", "uid", claim.UID)
 			}
 			mu.Lock()
@@ -55,7 +55,7 @@ func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
 // undo undoes a claim whose lock is held: the CDI spec first, so that no container starts with what is being taken away; the record
 // last, so that a crash in between is found.
 func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
-	const operation = "unprepare"
+	const operation = unpreparing
 	step := time.Now()
 	if err := p.cdi.Remove(uid); err != nil {
 		return err

@@ -17,10 +17,12 @@ import (
 // Plugin are the metrics of one node plugin, in a registry of its own.
 type Plugin struct {
 	Registry *prometheus.Registry
-	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is the kubelet's whole call for
-	// that claim. Labels: operation (prepare, unprepare, recover), step.
+	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is all that the plugin does for that claim,
+	// "call" one of the kubelet's calls with all of its claims, and with the GET of each from the API server before a prepare.
+	// Labels: operation (prepare, unprepare, recover), step.
 	StepSeconds *prometheus.HistogramVec
-	// Errors counts claims that could not be prepared or unprepared. Labels: operation, reason (a CamelCase word).
+	// Errors counts claims that could not be prepared or unprepared, and the kubelet's calls that failed as a whole (reasons ClaimNotRead and
+	// Stopped). Labels: operation, reason (a CamelCase word).
 	Errors *prometheus.CounterVec
 	// Waiting is how many claims are being prepared and wait for something. Label: reason.
 	Waiting *prometheus.GaugeVec

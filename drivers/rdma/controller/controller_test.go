@@ -324,11 +324,16 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 
 func TestReportsOfNodesThatAreGoneAreSwept(t *testing.T) {
 	config, c := serve(t)
-	if err := c.Create(t.Context(), newPool("p", v1alpha1.RDMAPoolSpec{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "p", Devices: []string{"ib0"}}})); err != nil {
+	rdma := map[string]string{"role": "rdma"}
+	if err := c.Create(t.Context(), newPool("p", v1alpha1.RDMAPoolSpec{
+		NodeSelector: &metav1.LabelSelector{MatchLabels: rdma}, RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "p", Devices: []string{"ib0"}},
+	})); err != nil {
 		t.Fatal(err)
 	}
-	a := node(t, config, c, "node-a", nil)
-	b := node(t, config, c, "node-b", nil)
+	a := node(t, config, c, "node-a", rdma)
+	b := node(t, config, c, "node-b", rdma)
+	// A plugin that was away when its node was selected no longer does not know of its report.
+	node(t, config, c, "node-c", nil).report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1})
 	for _, v := range []*view{a, b} {
 		v.sees(t, "p")
 		v.report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1})

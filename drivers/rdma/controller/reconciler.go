@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// sweepInterval is how often entries of nodes that are gone are looked for. Nothing depends on their going soon.
+	// sweepInterval is how often entries of nodes that are gone, or not selected any more, are looked for. Nothing depends on their going soon.
 	sweepInterval = 10 * time.Minute
 	// pageSize is how many nodes are listed at a time.
 	pageSize = 500
@@ -78,7 +78,7 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{RequeueAfter: sweepInterval}, nil
 }
 
-// sweep removes the entries of nodes that are gone, at intervals: listing the nodes for each of their reports would be quadratic.
+// sweep removes the entries of nodes that are gone, and of those that the pool selects no longer and whose plugin was away then, at intervals: listing the nodes for each of their reports would be quadratic.
 func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	if len(p.Status.Nodes) == 0 || r.now().Sub(r.swept[p.Name]) < sweepInterval {
 		return nil
@@ -89,11 +89,11 @@ func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	}
 	kept := p.Status.Nodes[:0]
 	for _, entry := range p.Status.Nodes {
-		if nodes[entry.Name] {
+		if labels, found := nodes[entry.Name]; found && p.Spec.Selects(labels) {
 			kept = append(kept, entry)
 			continue
 		}
-		klog.FromContext(ctx).Info("Removing the report of a node that is gone", "pool", p.Name, "node", entry.Name)
+		klog.FromContext(ctx).Info("Removing the report of a node that is gone or not selected", "pool", p.Name, "node", entry.Name)
 		// Applying nothing as the entry's owner takes the entry away.
 		if err := r.apply(ctx, p.Name, nodeManager+entry.Name, nil); err != nil {
 			return fmt.Errorf("remove node %s from the status of RDMAPool %s: %w", entry.Name, p.Name, err)
@@ -104,9 +104,9 @@ func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	return nil
 }
 
-// nodes lists the names of all nodes.
-func (r *reconciler) nodes(ctx context.Context) (map[string]bool, error) {
-	names := make(map[string]bool)
+// nodes lists the labels of all nodes, by name.
+func (r *reconciler) nodes(ctx context.Context) (map[string]map[string]string, error) {
+	nodes := make(map[string]map[string]string)
 	page := &metav1.PartialObjectMetadataList{}
 	page.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
 	for {
@@ -114,10 +114,10 @@ func (r *reconciler) nodes(ctx context.Context) (map[string]bool, error) {
 			return nil, err
 		}
 		for i := range page.Items {
-			names[page.Items[i].Name] = true
+			nodes[page.Items[i].Name] = page.Items[i].Labels
 		}
 		if page.Continue == "" {
-			return names, nil
+			return nodes, nil
 		}
 	}
 }

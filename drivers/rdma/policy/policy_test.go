@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -264,6 +266,15 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		})
 		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &v1alpha1.RDMAPool{}))
 	})
+	t.Run("what the API server refuses is told in its section, and the others are served", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"nvPeerDriver": {"gpuDriverSourcePath": "/run/../nvidia"}, "devicePlugin": {"config": "{\"configList\": [{\"resourceName\": \"rail_a\", \"devices\": [\"ens2f0\"]}]}"}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "refusal", func(s mellanox.NicClusterPolicyStatus) bool {
+			peer := state(s, sectionPeer)
+			return s.State == mellanox.StateError && peer.State == mellanox.StateError && strings.Contains(peer.Message, "must not contain '..'") && strings.Contains(s.Reason, sectionPeer) &&
+				strings.Contains(state(s, sectionPools).Message, "nobody has reported on it yet")
+		})
+	})
 	t.Run("a section that goes takes what was made for it along", func(t *testing.T) {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": null, "nvPeerDriver": null, "sriovDevicePlugin": {"image": "x"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
@@ -290,6 +301,36 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			return s.State == mellanox.StateIgnore && strings.Contains(s.Reason, "example-nicclusterpolicy is older")
 		})
 	})
+}
+
+// A resource's name may have capitals and underscores, an RDMAPool's may not.
+func TestEveryResourceGetsAPoolOfItsOwn(t *testing.T) {
+	made := func(resources ...string) map[string]string {
+		var list []string
+		for _, name := range resources {
+			list = append(list, fmt.Sprintf(`{"resourceName": %q, "devices": ["eth0"]}`, name))
+		}
+		p := &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "nics"}}
+		p.Spec.DevicePlugin = &mellanox.DevicePluginSpec{Config: `{"configList": [` + strings.Join(list, ",") + `]}`}
+		pools := map[string]string{}
+		for _, object := range (&reconciler{}).pools(p, nil).objects {
+			if mistakes := validation.IsDNS1123Subdomain(object.GetName()); len(mistakes) > 0 {
+				t.Errorf("%s: %v", object.GetName(), mistakes)
+			}
+			pools[object.GetName()] = object.(*v1alpha1.RDMAPool).Spec.ResourceName
+		}
+		return pools
+	}
+	if diff := cmp.Diff(map[string]string{"nics-hca-a": "hca_a", "nics-hca-b": "hca_b"}, made("hca_a", "hca_b")); diff != "" {
+		t.Errorf("ordinary names (-want +got):\n%s", diff)
+	}
+	alike := made("hca_a", "HCA_a", "HCA_A", "b")
+	if len(alike) != 4 || alike["nics-b"] != "b" {
+		t.Errorf("pools of resources whose names are alike: %v", alike)
+	}
+	if diff := cmp.Diff(alike, made("b", "HCA_A", "HCA_a", "hca_a")); diff != "" {
+		t.Errorf("in another order:\n%s", diff)
+	}
 }
 
 func TestImages(t *testing.T) {

@@ -160,9 +160,15 @@ func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) er
 	var errs []error
 	wanted := make(map[string]bool)
 	for i := range sections {
+		var refused []string
 		for _, object := range sections[i].objects {
 			wanted[key(object)] = true
-			errs = append(errs, r.apply(ctx, p, object))
+			if err := r.apply(ctx, p, object); err != nil {
+				errs, refused = append(errs, err), append(refused, err.Error())
+			}
+		}
+		if len(refused) > 0 {
+			sections[i].State, sections[i].Message = mellanox.StateError, strings.Join(refused, "; ")
 		}
 	}
 	for i := range pools.Items {
@@ -171,14 +177,12 @@ func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) er
 	for i := range sets.Items {
 		errs = append(errs, r.removeUnless(ctx, wanted, &sets.Items[i]))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
+	// What failed is tried again, and until then the status says what it was.
 	unknown, err := r.unknownSections(ctx, p)
 	if err != nil {
-		return err
+		return errors.Join(append(errs, err)...)
 	}
-	return r.report(ctx, p, summarise(p, append(sections, unknown...)))
+	return errors.Join(append(errs, r.report(ctx, p, summarise(p, append(sections, unknown...))))...)
 }
 
 // nodes are the nodes with a NIC, by name.

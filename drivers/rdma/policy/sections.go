@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
 
@@ -42,8 +43,9 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 		return s
 	}
 	var waiting []string
-	for _, c := range parsed.Pools {
-		name := p.Name + "-" + strings.ToLower(strings.ReplaceAll(c.ResourceName, "_", "-"))
+	names := poolNames(p.Name, parsed.Pools)
+	for n, c := range parsed.Pools {
+		name := names[n]
 		selector := &metav1.LabelSelector{MatchLabels: map[string]string{labelNIC: "true"}}
 		s.objects = append(s.objects, newPool(name, v1alpha1.RDMAPoolSpec{NodeSelector: selector, RDMAPoolConfig: c}))
 		i := slices.IndexFunc(made, func(m v1alpha1.RDMAPool) bool { return m.Name == name })
@@ -63,6 +65,24 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 		s.State, s.Message = mellanox.StateNotReady, strings.Join(waiting, "; ")
 	}
 	return s
+}
+
+// poolNames names the pools of a policy's resources. A resource's name may have capitals and underscores, an RDMAPool's may not: names that would be one
+// are told apart by a hash.
+func poolNames(policy string, pools []v1alpha1.RDMAPoolConfig) []string {
+	names, count := make([]string, len(pools)), make(map[string]int)
+	for i, c := range pools {
+		names[i] = policy + "-" + strings.ToLower(strings.ReplaceAll(c.ResourceName, "_", "-"))
+		count[names[i]]++
+	}
+	for i, c := range pools {
+		if count[names[i]] > 1 {
+			hash := fnv.New32a()
+			_, _ = hash.Write([]byte(c.ResourceName))
+			names[i] = fmt.Sprintf("%s-%08x", names[i], hash.Sum32())
+		}
+	}
+	return names
 }
 
 func newPool(name string, spec v1alpha1.RDMAPoolSpec) *v1alpha1.RDMAPool {

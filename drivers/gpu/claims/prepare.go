@@ -84,14 +84,14 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		return nil, err
 	}
 	defer unlock()
-	if err := k.prepare(ctx, p); err != nil {
+	var made []specs.ContainerEdits
+	if err = k.prepare(ctx, p); err == nil {
+		made, err = p.containerEdits(k.options.Capabilities, k.options.MPS)
+	}
+	if err != nil {
 		if !p.intended {
 			k.forgetSharing(claim.UID) // no record, so no unprepare will come
 		}
-		return nil, err
-	}
-	made, err := p.containerEdits(k.options.Capabilities, k.options.MPS)
-	if err != nil {
 		return nil, err
 	}
 	return &draplugin.Prepared{Edits: made, Data: p.data}, nil

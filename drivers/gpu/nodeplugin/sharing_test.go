@@ -3,6 +3,7 @@ package nodeplugin
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/node/atomicfile"
 )
 
 func gpuConfig(sharing string) string {
@@ -81,6 +83,28 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 		}
 	}
 	b.mustPrepare(other)
+}
+
+func TestAClaimThatCouldNotBeKeptSharesNothing(t *testing.T) {
+	m := gputest.New(t, 1)
+	smi(t, m)
+	b := newBench(t, m)
+	b.stop()
+	b.writer.Before = func(step atomicfile.Step, path string) error {
+		if step == atomicfile.StepSync && filepath.Base(path) == "u1.claim" {
+			return errors.New("the disk is full")
+		}
+		return nil
+	}
+	b.start()
+	first := b.claim("u1", nil, device{name: "gpu-0"})
+	if _, problem := b.prepare(first); !strings.Contains(problem, "the disk is full") {
+		t.Fatalf("got %q", problem)
+	}
+	if problem := b.unprepare(first); problem != "" {
+		t.Fatal(problem)
+	}
+	b.mustPrepare(b.claim("u2", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-0"}))
 }
 
 func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {

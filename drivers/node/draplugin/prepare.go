@@ -146,6 +146,10 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	step = p.config.Metrics.Observe(operation, "device", step)
 	specDevices := p.nameDevices(claim, prepared, &record)
 	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
+		if _, recorded := p.state.Get(claim.UID); !recorded {
+			// The kind takes the claim for prepared, and without a record nobody would ask it to undo that.
+			err = errors.Join(err, p.config.Kind.Unprepare(ctx, record))
+		}
 		return claimstate.Record{}, err
 	}
 	record, _ = p.state.Get(claim.UID)

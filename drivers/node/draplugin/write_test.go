@@ -56,6 +56,9 @@ func TestARecordThatCannotBeKeptLeavesNoSpec(t *testing.T) {
 	if b.cdi.Has("u1") || b.state.Len() != 0 {
 		t.Errorf("left: spec %t, records %d", b.cdi.Has("u1"), b.state.Len())
 	}
+	if len(b.kind.unprepared) != 1 || b.kind.unprepared[0].UID != "u1" {
+		t.Errorf("the kind, which takes the claim for prepared, was asked to unprepare %v", b.kind.unprepared)
+	}
 }
 
 func TestStopWaitsForTheKubeletsCalls(t *testing.T) {

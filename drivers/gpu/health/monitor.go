@@ -265,10 +265,11 @@ func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
 	}
 	m.keep(ctx)
 	m.mu.Unlock()
-	m.options.Tell(f, at < 0)
+	// The kubelet and the scheduler first: whoever is told may ask an API server that does not answer.
 	if at < 0 {
 		m.options.Changed()
 	}
+	m.options.Tell(f, at < 0)
 }
 
 // keep writes the faults; the caller holds mu.

@@ -2,6 +2,7 @@ package health
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,6 +99,18 @@ func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
 	b.xid(t, 31)
 	if len(b.Faults()) != 0 || len(b.told) != 1 || b.told[0].Fatal {
 		t.Errorf("faults %v, told %v", b.Faults(), b.told)
+	}
+}
+
+// Events on claims need the API server, which may hang; the kubelet's view of the GPU must not hang with it.
+func TestAFaultIsShownBeforeItsHoldersAreTold(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
+	var order []string
+	b.options.Changed = func() { order = append(order, "shown") }
+	b.options.Tell = func(Fault, bool) { order = append(order, "told") }
+	b.xid(t, 119)
+	if got := strings.Join(order, ", "); got != "shown, told" {
+		t.Errorf("the fault was %s; want it shown, then told", got)
 	}
 }
 

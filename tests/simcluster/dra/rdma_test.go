@@ -1,6 +1,8 @@
 package dra
 
 import (
+	"context"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -9,6 +11,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fixture"
@@ -41,6 +47,54 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 	if len(one) != 1 || len(two) != 1 || slices.Equal(one, two) {
 		t.Errorf("the pods received %v and %v; want one NIC each, and not the same", one, two)
 	}
+}
+
+// No machine of ours has RDMA's exclusive mode, so what can be tried of the example is that its pod is told what the node lacks.
+func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
+	const example = "examples/manifests/rdma-exclusive.yaml"
+	t.Run("a device that is given whole", func(t *testing.T) {
+		n := shared.Namespace(t)
+		awaitNICs(t, false)
+		n.ApplyFile(example)
+		n.AwaitEvent("nic-in-the-pod", "network: Exclusive needs a device that is given whole", "put it into a pool with exclusive devices")
+	})
+	t.Run("the runtime's word on pods' networks", func(t *testing.T) {
+		n := shared.Namespace(t)
+		n.Pool("whole", `{resourceName: whole_hca, mode: Exclusive, selectors: {vendors: ["15b3"]}}`)
+		awaitNICs(t, true)
+		n.ApplyFile(example)
+		n.AwaitEvent("nic-in-the-pod", "network: Exclusive", "start it with --nri-socket (the chart's rdma.nriSocket)")
+	})
+}
+
+// awaitNICs waits until every NIC is published as one that is given whole, or as one that is shared.
+func awaitNICs(t *testing.T, whole bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), fixture.Patience)
+	defer cancel()
+	list := cache.NewListWatchFromClient(shared.Client.ResourceV1().RESTClient(), "resourceslices", metav1.NamespaceAll,
+		fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, "rdma.gpufabric.io"))
+	others := map[string]bool{} // slices that have a NIC of the other kind
+	synced := func(store cache.Store) (bool, error) {
+		for _, object := range store.List() {
+			slice := object.(*resourceapi.ResourceSlice)
+			others[slice.Name] = otherNICs(slice, whole)
+		}
+		return !slices.Contains(slices.Collect(maps.Values(others)), true), nil
+	}
+	_, err := watchtools.UntilWithSync(ctx, list, &resourceapi.ResourceSlice{}, synced, func(event watch.Event) (bool, error) {
+		if slice, ok := event.Object.(*resourceapi.ResourceSlice); ok {
+			others[slice.Name] = event.Type != watch.Deleted && otherNICs(slice, whole)
+		}
+		return !slices.Contains(slices.Collect(maps.Values(others)), true), nil
+	})
+	if err != nil {
+		t.Fatalf("NICs that are given whole: %t; waited in vain: %v; of the other kind are those in %v", whole, err, others)
+	}
+}
+
+func otherNICs(slice *resourceapi.ResourceSlice, whole bool) bool {
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return (d.AllowMultipleAllocations == nil) != whole })
 }
 
 func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {

@@ -1,0 +1,97 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
+
+	"gpufabric.io/drivers/rdma/health"
+)
+
+// network makes a network namespace whose only link, lo, is the test's to change.
+func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
+	t.Helper()
+	made := make(chan netns.NsHandle)
+	failed := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // Never unlocked: the thread ends with the goroutine.
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			failed <- err
+			return
+		}
+		handle, err := netns.Get()
+		if err != nil {
+			failed <- err
+			return
+		}
+		made <- handle
+	}()
+	select {
+	case err := <-failed:
+		if errors.Is(err, unix.EPERM) {
+			t.Skip("skipped: making a network namespace needs root")
+		}
+		t.Fatal(err)
+	case handle := <-made:
+		links, err := netlink.NewHandleAt(handle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { links.Close(); _ = handle.Close() })
+		return handle, links
+	}
+	return 0, nil
+}
+
+// The kernel tells of a link over rtnetlink; the devices are then discovered anew, long before the periodic discovery.
+func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
+	namespace, links := network(t)
+	p := &plugin{ports: health.New(t.TempDir(), clock.RealClock{}), discover: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // Never unlocked: the thread ends with the goroutine.
+		if err := netns.Set(namespace); err != nil {
+			ended <- err
+			return
+		}
+		ended <- p.watchLinks(ctx)
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	lo, err := links.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing tells when the socket listens, so the link goes up and down until it is heard.
+	flap := time.NewTicker(20 * time.Millisecond)
+	defer flap.Stop()
+	patience := time.After(10 * time.Second)
+	for up := true; ; up = !up {
+		change := links.LinkSetDown
+		if up {
+			change = links.LinkSetUp
+		}
+		if err := change(lo); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-p.discover:
+			return
+		case <-flap.C:
+		case <-patience:
+			t.Fatal("no discovery was asked for")
+		}
+	}
+}

@@ -17,7 +17,7 @@ func injectCommand() *cobra.Command {
 		Use:   "inject --root DIR EVENT [name=value...]",
 		Short: "Make an event happen on a node",
 		Long:  "Make an event happen on a node. Events and their arguments:\n\n" + eventHelp(),
-		Args:  wants(1, true, "an event and its arguments, such as xid gpu=0 code=79 (fakefabric inject --help lists them)"),
+		Args:  wants(true, "an event and its arguments, such as xid gpu=0 code=79 (fakefabric inject --help lists them)"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			with := fault.Arguments{}
 			for _, a := range args[1:] {
@@ -59,7 +59,7 @@ func playCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "play --root DIR SCENARIO",
 		Short: "Play a scenario file of events against a node",
-		Args:  wants(1, false, "one scenario file"),
+		Args:  wants(false, "one scenario file"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if speed < 0 || math.IsNaN(speed) {
 				return fmt.Errorf("--speed is %v; a number from 0 is wanted", speed)

@@ -60,10 +60,10 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 	return root.ExecuteContext(ctx)
 }
 
-// wants takes count arguments, or more where more is true; the error says what they are.
-func wants(count int, more bool, what string) cobra.PositionalArgs {
+// wants takes one argument, or more where more is true; the error says what they are.
+func wants(more bool, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) < count || len(args) > count && !more {
+		if len(args) == 0 || len(args) > 1 && !more {
 			return fmt.Errorf("%s takes %s; got %q", c.CommandPath(), what, args)
 		}
 		return nil

@@ -86,7 +86,7 @@ func validateCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check profile files, and name every mistake with its line and key",
-		Args:  wants(1, true, "profile files to check, and names of profiles"),
+		Args:  wants(true, "profile files to check, and names of profiles"),
 		RunE: func(c *cobra.Command, files []string) error {
 			bad := 0
 			for _, file := range files {

@@ -15,7 +15,7 @@ func traceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trace [--summary] FILE",
 		Short: "Tell which program called what in NVML, and which stub it hit (record with FAKEFABRIC_TRACE=FILE)",
-		Args:  wants(1, false, "one file that FAKEFABRIC_TRACE named"),
+		Args:  wants(false, "one file that FAKEFABRIC_TRACE named"),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
 			if err != nil {

@@ -38,7 +38,7 @@ func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
 		Dir: t.TempDir(), DriverRoot: t.TempDir(),
 		Command: func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil { //nolint:gosec // a program
+	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(m.Close)

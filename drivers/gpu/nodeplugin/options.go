@@ -78,7 +78,7 @@ func (o *Options) Validate() error {
 	}
 	for _, gpu := range o.DevicePlugin { // one list for all nodes: a UUID may be that of another node's GPU
 		if gpu != "all" && !handover.IsGPU(gpu) {
-			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all or a GPU's UUID as nvidia-smi -L shows it, GPU-...", gpu))
+			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all, or a GPU's UUID (GPU-... in nvidia-smi -L)", gpu))
 		}
 	}
 	if o.ShareCores < 1 || o.ShareCores > 100 {

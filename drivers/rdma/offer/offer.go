@@ -48,6 +48,20 @@ func New(dev devnode.Roots, layout share.Layout, cdi *cdi.Dir) *Offer {
 	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
+// Resume tells of the configuration that the layout was made for, by an earlier run in the same boot: the layout's HCAs are taken for gone until Set says
+// otherwise.
+func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.pool.RDMAPoolConfig = config
+	for _, key := range o.layout {
+		if o.members[key] == nil {
+			// Of an HCA that is away nothing is known but its key.
+			o.members[key] = &member{Member: pool.Member{HCA: &inventory.HCA{Device: infiniband.Device{Name: key}}}, gone: true}
+		}
+	}
+}
+
 // Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the same: it
 // comes back after its driver was loaded anew.
 func (o *Offer) Set(p pool.Pool) {
@@ -151,7 +165,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 			continue
 		}
 		if m.gone {
-			return nil, fmt.Errorf("%s (%s) is gone from the node", m.HCA.Name, key)
+			return nil, fmt.Errorf("%s (%s) is gone from the node: load its driver again, or change the pool's configuration for its units to go to other HCAs", m.HCA.Name, key)
 		}
 		found, err := o.nodes(m.HCA)
 		if err != nil {

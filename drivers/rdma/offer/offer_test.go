@@ -157,6 +157,42 @@ func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) 
 	}
 }
 
+func TestAnHCAThatIsAwayAtAStartKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
+	last := offer.New(devnode.Roots{Dev: t.TempDir()}, nil, nil)
+	last.Set(shared(4, 0, 1))
+	o := offer.New(devnode.Roots{Dev: dev(t, "uverbs0")}, last.Layout(), nil)
+	o.Resume(shared(4, 0, 1).RDMAPoolConfig)
+	describe := func() (list []string) {
+		for _, d := range o.Devices(up) {
+			list = append(list, fmt.Sprintf("%s%v%v", d.ID, d.Healthy, d.NUMANodes))
+		}
+		return list
+	}
+	for _, step := range []struct {
+		name string
+		pool pool.Pool
+		want []string
+	}{
+		{"one is away", shared(4, 0), []string{"0true[0]", "1false[]", "2true[0]", "3false[]"}},
+		{"it is back", shared(4, 0, 1), []string{"0true[0]", "1true[1]", "2true[0]", "3true[1]"}},
+		{"both are away", shared(4), []string{"0false[0]", "1false[1]", "2false[0]", "3false[1]"}},
+		{"the configuration changed", shared(3, 0), []string{"0true[0]", "1true[0]", "2true[0]"}},
+	} {
+		o.Set(step.pool)
+		if diff := cmp.Diff(step.want, describe()); diff != "" {
+			t.Errorf("%s: %s", step.name, diff)
+		}
+		if step.name == "one is away" {
+			if _, err := o.Allocate(t.Context(), []string{"1"}); err == nil || !strings.Contains(err.Error(), "(0000:11:00.0) is gone") {
+				t.Errorf("a unit of the HCA that is away: got %v", err)
+			}
+			if diff := cmp.Diff(last.Layout(), o.Layout()); diff != "" {
+				t.Errorf("units moved: %s", diff)
+			}
+		}
+	}
+}
+
 func TestDeviceNodesThatAreMissing(t *testing.T) {
 	for _, test := range []struct {
 		name  string

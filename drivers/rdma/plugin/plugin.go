@@ -49,6 +49,7 @@ type plugin struct {
 	kind     *dra.Kind
 	exporter *exporter.Exporter
 	layouts  *share.Store
+	boot     string       // of the node
 	verbs    *verbsEvents // nil: not listened to
 	specs    *cdi.Dir     // of pools handed out by CDI; nil: they are not
 
@@ -103,7 +104,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, specs: specs,
+		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, boot: o.BootID(), specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),

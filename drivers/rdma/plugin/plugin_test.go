@@ -345,6 +345,44 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
+func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	boot := filepath.Join(filepath.Dir(n.options.ProcDevices), "sys/kernel/random/boot_id")
+	if err := os.MkdirAll(filepath.Dir(boot), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	again := func(id string) {
+		if n.stop != nil {
+			n.stop()
+			n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
+		}
+		if err := os.WriteFile(boot, []byte(id), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+	}
+	again("b1")
+	before := n.kubelet.AwaitAllocatable(shared, 1000)
+	n.tree.Remove("class/infiniband/mlx5_1")
+	again("b1")
+	if view := n.kubelet.AwaitAllocatable(shared, 500); view.Capacity != 1000 {
+		t.Errorf("the capacity went to %d", view.Capacity)
+	}
+	n.tree.Link("class/infiniband/mlx5_1", "devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0/infiniband/mlx5_1")
+	again("b1")
+	after := n.kubelet.AwaitAllocatable(shared, 1000)
+	for i, d := range before.Devices {
+		if !proto.Equal(d, after.Devices[i]) {
+			t.Fatalf("unit %v became %v", d, after.Devices[i])
+		}
+	}
+	// No pod outlives a boot, and an HCA that is away then may have been taken out.
+	n.tree.Remove("class/infiniband/mlx5_1")
+	again("b2")
+	n.kubelet.AwaitAllocatable(shared, 1000)
+}
+
 func TestTheRoleStartsWithoutAnything(t *testing.T) {
 	n := newNode(t)
 	n.tree.Remove("class/infiniband")

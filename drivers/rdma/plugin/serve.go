@@ -18,6 +18,7 @@ import (
 	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
+	"gpufabric.io/drivers/rdma/share"
 )
 
 // servedPool is a pool that the kubelet knows of.
@@ -71,18 +72,21 @@ func (p *plugin) serve(ctx context.Context) {
 		wanted[name] = true
 		s := p.served[name]
 		if s == nil {
-			layout, err := p.layouts.Load(name)
+			kept, err := p.layouts.Load(name)
 			if err != nil {
 				log.Error(err, "The units of a pool are divided anew", "resource", name)
 			}
-			s = &servedPool{offer: offer.New(p.deviceNodes(), layout, p.specs)}
+			s = &servedPool{offer: offer.New(p.deviceNodes(), kept.Units, p.specs)}
+			if kept.Boot == p.boot {
+				s.offer.Resume(kept.Pool)
+			}
 		}
 		s.offer.Set(selected)
 		if err := s.offer.WriteSpec(); err != nil {
 			log.Error(err, "A pool's CDI spec is not what it should be", "resource", name)
 		}
 		if !selected.Exclusive() {
-			if err := p.layouts.Save(name, s.offer.Layout()); err != nil {
+			if err := p.layouts.Save(name, share.Kept{Boot: p.boot, Pool: selected.RDMAPoolConfig, Units: s.offer.Layout()}); err != nil {
 				log.Error(err, "The division of a pool's units would not outlive a restart", "resource", name)
 			}
 		}

@@ -10,11 +10,24 @@ import (
 	"path/filepath"
 	"strings"
 
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// header is the first line of a layout file; the checksum is over the bytes that follow it.
-const header = "gpufabric-layout 1 sha256:"
+// header is the first line of a layout file; the checksum is over the bytes that follow it. A file of version 1 holds the units alone.
+const (
+	header  = "gpufabric-layout 2 sha256:"
+	header1 = "gpufabric-layout 1 sha256:"
+)
+
+// Kept is a pool's layout with what it was made for. While that is the same, an HCA that is away keeps its units.
+type Kept struct {
+	// Boot is the node's boot: no pod outlives it, and the addresses of HCAs may be others after it.
+	Boot string `json:"boot"`
+	// Pool is the pool's configuration; of a file of version 1 it is not known, and empty.
+	Pool  v1alpha1.RDMAPoolConfig `json:"pool"`
+	Units Layout                  `json:"units"`
+}
 
 // Store keeps the layouts of a node's pools, one file each.
 type Store struct {
@@ -35,26 +48,26 @@ func Open(dir string) (*Store, error) {
 
 // Load reads the layout of a resource; without a file it is empty. A damaged file is moved aside, and the error says so: the layout is then made
 // anew, which is right but for the names of HCAs that running pods hold.
-func (s *Store) Load(resource string) (Layout, error) {
+func (s *Store) Load(resource string) (Kept, error) {
 	path := s.path(resource)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+		return Kept{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("layout of %s: %w", resource, err)
+		return Kept{}, fmt.Errorf("layout of %s: %w", resource, err)
 	}
-	layout, err := decode(data)
+	kept, err := decode(data)
 	if err != nil {
 		aside := path + ".unreadable"
-		return nil, errors.Join(fmt.Errorf("layout of %s: %w; %s is set aside as %s", resource, err, path, filepath.Base(aside)), os.Rename(path, aside))
+		return Kept{}, errors.Join(fmt.Errorf("layout of %s: %w; %s is set aside as %s", resource, err, path, filepath.Base(aside)), os.Rename(path, aside))
 	}
-	return layout, nil
+	return kept, nil
 }
 
 // Save writes the layout of a resource, if it differs from the file.
-func (s *Store) Save(resource string, layout Layout) error {
-	data, err := encode(layout)
+func (s *Store) Save(resource string, kept Kept) error {
+	data, err := encode(kept)
 	if err != nil {
 		return err
 	}
@@ -69,24 +82,31 @@ func (s *Store) path(resource string) string {
 	return filepath.Join(s.dir, strings.ReplaceAll(resource, "/", "_")+".layout")
 }
 
-func encode(layout Layout) ([]byte, error) {
-	body, err := json.Marshal(layout)
+func encode(kept Kept) ([]byte, error) {
+	body, err := json.Marshal(kept)
 	if err != nil {
 		return nil, err
 	}
 	return fmt.Appendf(nil, "%s%x\n%s\n", header, sha256.Sum256(body), body), nil
 }
 
-func decode(data []byte) (Layout, error) {
+func decode(data []byte) (kept Kept, err error) {
 	first, body, _ := bytes.Cut(data, []byte("\n"))
 	sum, found := strings.CutPrefix(string(first), header)
+	into := any(&kept)
 	if !found {
-		return nil, fmt.Errorf("the first line is not %q and a checksum", header)
+		sum, found = strings.CutPrefix(string(first), header1)
+		into = &kept.Units
+	}
+	if !found {
+		return Kept{}, fmt.Errorf("the first line is not %q and a checksum", header)
 	}
 	body = bytes.TrimSuffix(body, []byte("\n"))
 	if sum != fmt.Sprintf("%x", sha256.Sum256(body)) {
-		return nil, errors.New("the checksum does not fit the content")
+		return Kept{}, errors.New("the checksum does not fit the content")
 	}
-	var layout Layout
-	return layout, json.Unmarshal(body, &layout)
+	if err := json.Unmarshal(body, into); err != nil {
+		return Kept{}, err
+	}
+	return kept, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/infiniband"
@@ -190,6 +191,21 @@ func TestAnHCAThatIsAwayAtAStartKeepsItsUnitsUntilTheConfigurationChanges(t *tes
 				t.Errorf("units moved: %s", diff)
 			}
 		}
+	}
+}
+
+func TestEveryPoolHasACDISpecOfItsOwn(t *testing.T) {
+	names := make(map[types.UID]string)
+	for _, resource := range []string{"x-y/z", "x/y_z", "x.y/z", "x-y-z/z", "x/y", "x/Y"} {
+		prefix, name, _ := strings.Cut(resource, "/")
+		p := shared(1, 0)
+		p.ResourcePrefix, p.ResourceName = prefix, name
+		o := offer.New(devnode.Roots{Dev: t.TempDir()}, nil, nil)
+		o.Set(p)
+		if other, taken := names[o.SpecName()]; taken {
+			t.Errorf("%s and %s are both %s", resource, other, o.SpecName())
+		}
+		names[o.SpecName()] = resource
 	}
 }
 

@@ -16,7 +16,8 @@ func (o *Offer) SpecName() types.UID {
 }
 
 func (o *Offer) specName() types.UID {
-	return types.UID("pool-" + strings.NewReplacer("/", "-", "_", "-").Replace(o.pool.Resource()))
+	// A resource's prefix is a domain, which has no underscore: two resources never have one name.
+	return types.UID("pool-" + strings.ReplaceAll(o.pool.Resource(), "/", "_"))
 }
 
 // WriteSpec brings the pool's CDI spec in line with its HCAs: a device for each. It does nothing without a CDI directory. Two pools of one pod do

@@ -138,7 +138,7 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	n.start()
 	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_c", 1000)
 	n.stop()
-	if files, _ := filepath.Glob(filepath.Join(n.options.CDIRoot, "*")); len(files) != 1 || !strings.Contains(files[0], "devices-c") {
+	if files, _ := filepath.Glob(filepath.Join(n.options.CDIRoot, "*")); len(files) != 1 || !strings.Contains(files[0], "rdma_hca_shared_devices_c") {
 		t.Errorf("the specs are %v", files)
 	}
 }

@@ -44,6 +44,8 @@ type Kind struct {
 	mu sync.Mutex
 	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then claim.
 	sharing map[string]map[types.UID]share
+	// unseen are the recovered claims whose device was not to be seen so far, by the device's name.
+	unseen map[string]map[types.UID]bool
 	// made says which claim the MIG instance at a placement was made for, or is about to be.
 	made map[place]types.UID
 }
@@ -64,6 +66,9 @@ type Options struct {
 	MPS *sharing.MPS
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
+	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, ere other claims can have it. name is how the
+	// claims call it.
+	Appeared func(name string, d *devices.Device)
 	// Report tells of trouble with the node as a whole: an Event on its Node object. reason is a CamelCase word.
 	Report func(reason, message string)
 	// Note tells in the same way of what may be as it should.
@@ -78,7 +83,7 @@ var (
 
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
-	k := &Kind{options: o, made: map[place]types.UID{}, sharing: map[string]map[types.UID]share{}}
+	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, sharing: map[string]map[types.UID]share{}}
 	k.hardware.Store(h)
 	return k
 }
@@ -99,7 +104,7 @@ func (k *Kind) Lock(ctx context.Context, uuids ...string) (unlock func(), err er
 func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
 	d := k.Hardware().Pool.Device(device.Device)
 	if d == nil {
-		return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
+		return []ledger.Hold{{Key: nameKey(device.Pool, device.Device), Shared: device.ShareID != nil}}
 	}
 	return HoldsOf(d)
 }
@@ -119,6 +124,14 @@ func HoldsOf(d *devices.Device) []ledger.Hold {
 	}
 	return holds
 }
+
+// HoldAnew gives whoever holds a device of pool by its name alone, since it was not to be seen, what the device is made of.
+func HoldAnew(holders *ledger.Ledger, pool, name string, d *devices.Device) error {
+	return holders.Extend(nameKey(pool, name), HoldsOf(d)...)
+}
+
+// nameKey is what is held of a device that is not known.
+func nameKey(pool, device string) string { return pool + "/" + device }
 
 func holdKey(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d (%s)", g.Minor, g.UUID) }
 

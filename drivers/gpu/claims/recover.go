@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/devices"
@@ -21,6 +22,9 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 	for _, record := range records {
 		for _, device := range record.Devices {
 			held[device.Device] = true
+			if !device.AdminAccess {
+				k.recovered(device.Device, record.UID)
+			}
 		}
 		kept, err := decode(record)
 		if err != nil {
@@ -113,7 +117,45 @@ func (k *Kind) offer(h *Hardware) {
 	for _, problem := range h.Pool.Problems {
 		k.options.Report("MIGDeviceNotOffered", problem.Error())
 	}
+	for name, d := range k.appeared(h.Pool) {
+		k.options.Appeared(name, d)
+	}
 	k.Replace(h)
+}
+
+// recovered notes a claim on a device that is not to be seen.
+func (k *Kind) recovered(device string, claim types.UID) {
+	if k.Hardware().Pool.Device(device) != nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.unseen[device] == nil {
+		k.unseen[device] = map[types.UID]bool{}
+	}
+	k.unseen[device][claim] = true
+}
+
+// appeared are the devices, by the names that claims hold them by, that pool is the first to show. Their claims share the GPU in the ordinary way
+// unless they said otherwise.
+func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	appeared := map[string]*devices.Device{}
+	for name, claims := range k.unseen {
+		d := pool.Device(name)
+		if d == nil {
+			continue
+		}
+		appeared[name] = d
+		delete(k.unseen, name)
+		for claim := range claims {
+			if _, said := k.sharing[d.GPU.UUID][claim]; !said && d.Form != devices.MIG {
+				k.noteLocked(d.GPU.UUID, claim, ordinary())
+			}
+		}
+	}
+	return appeared
 }
 
 // static lists what stands on a GPU of which at least one instance is an administrator's, else nil.

@@ -77,6 +77,10 @@ func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) erro
 func (k *Kind) note(gpu string, claim types.UID, s share) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.noteLocked(gpu, claim, s)
+}
+
+func (k *Kind) noteLocked(gpu string, claim types.UID, s share) {
 	if k.sharing[gpu] == nil {
 		k.sharing[gpu] = map[types.UID]share{}
 	}
@@ -188,6 +192,11 @@ func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error
 func (k *Kind) forgetSharing(claim types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for device, claims := range k.unseen {
+		if delete(claims, claim); len(claims) == 0 {
+			delete(k.unseen, device)
+		}
+	}
 	for gpu, claims := range k.sharing {
 		if delete(claims, claim); len(claims) == 0 {
 			delete(k.sharing, gpu)

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/nvmlstate"
@@ -158,6 +159,60 @@ func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
 	inject("gpu-back", fault.Arguments{"gpu": "3"})
 	b.taints("gpu-3", "")
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-3"}))
+}
+
+// deviceLike is a device that the role knows by a name that begins so, or nil.
+func (b *bench) deviceLike(prefix string) *devices.Device {
+	role := b.running.Load()
+	if role.served.Load() == nil {
+		return nil
+	}
+	for _, d := range role.kind.Hardware().Pool.Devices() {
+		if strings.HasPrefix(d.Name(), prefix) {
+			return d
+		}
+	}
+	return nil
+}
+
+func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
+	root := renderFake(t, "h100-hgx")
+	inject := func(event string) {
+		t.Helper()
+		if err := fault.Apply(root, event, fault.Arguments{"gpu": "3"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := benchOn(t, nvmlstate.New(root), root)
+	b.taints("gpu-3", "")
+	held := b.claim("u1", nil, device{name: "gpu-3-shared", share: "s1"})
+	b.mustPrepare(held)
+	b.stop()
+	inject("gpu-lost")
+	b.recheck = 50 * time.Millisecond
+	b.start()
+	inject("gpu-back")
+	var slice *devices.Device
+	b.await(func() bool { // what was published is from before the restart
+		slice = b.deviceLike("gpu-3-mig-")
+		return slice != nil
+	}, "the GPU is known again")
+	for name, c := range map[string]*resourceapi.ResourceClaim{
+		"whole":                   b.claim("u2", nil, device{name: "gpu-3"}),
+		"a MIG device":            b.claim("u3", nil, device{name: slice.Name()}),
+		"a share of another kind": b.claim("u4", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-3-shared", share: "s4"}),
+	} {
+		if problem := b.prepareWithin(500*time.Millisecond, c); !strings.Contains(problem, "is held by claim") && !strings.Contains(problem, "is shared by") {
+			t.Errorf("%s: got %q", name, problem)
+		}
+	}
+	b.mustPrepare(b.claim("u5", nil, device{name: "gpu-3-shared", share: "s5"}))
+	for _, c := range []*resourceapi.ResourceClaim{held, b.get("u5")} {
+		if problem := b.unprepare(c); problem != "" {
+			t.Error(problem)
+		}
+	}
+	b.mustPrepare(b.claim("u6", nil, device{name: "gpu-3"}))
 }
 
 func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {

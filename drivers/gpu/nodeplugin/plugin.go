@@ -244,6 +244,7 @@ func (p *plugin) run(ctx context.Context) error {
 		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.options.DriverRoot}.Set,
 		MPS:           p.mps,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
+		Appeared:      p.appeared,
 		Report:        p.report,
 		Note:          p.note,
 	})
@@ -280,6 +281,17 @@ func (p *plugin) run(ctx context.Context) error {
 		return p.dra.Err()
 	case <-ctx.Done():
 		return ended(ctx)
+	}
+}
+
+// appeared has claims that held a device while it could not be read hold it as others do, before it is handed out again.
+func (p *plugin) appeared(name string, d *devices.Device) {
+	dra := p.served.Load()
+	if dra == nil {
+		return // its start takes the holds of what is there then
+	}
+	if err := claims.HoldAnew(dra.Ledger(), devices.PoolName(p.options.NodeName), name, d); err != nil {
+		p.report("DeviceHeldTwice", err.Error())
 	}
 }
 

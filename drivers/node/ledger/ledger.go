@@ -6,6 +6,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,6 +83,28 @@ func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}
 		l.holders[hold.Key][owner.ID] = entry{owner: owner, shared: hold.Shared}
 	}
 	return nil, nil
+}
+
+// Extend gives every holder of key holds too, since it turned out what key is. Holders of one of them stay: the errors say which two now hold one thing.
+func (l *Ledger) Extend(key string, holds ...Hold) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.init()
+	var errs []error
+	for id, e := range l.holders[key] {
+		for _, hold := range holds {
+			for otherID, other := range l.holders[hold.Key] {
+				if otherID != id && (!hold.Shared || !other.shared) {
+					errs = append(errs, fmt.Errorf("%s holds %s: %w", e.owner.Name, key, &ConflictError{Key: hold.Key, Holder: other.owner}))
+				}
+			}
+			if l.holders[hold.Key] == nil {
+				l.holders[hold.Key] = map[string]entry{}
+			}
+			l.holders[hold.Key][id] = entry{owner: e.owner, shared: hold.Shared}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Release gives back everything that the owner with this ID holds.

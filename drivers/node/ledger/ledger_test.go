@@ -48,6 +48,42 @@ func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 	}
 }
 
+func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
+	var ledger Ledger
+	for _, hold := range []struct {
+		owner string
+		Hold
+	}{{"a", Hold{Key: "name", Shared: true}}, {"b", Hold{Key: "name", Shared: true}}, {"c", Hold{Key: "part 2"}}} {
+		if err := ledger.Acquire(now(t), owner(hold.owner), hold.Hold); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ledger.Extend("nobody's", Hold{Key: "free"}); err != nil || len(ledger.Holders("free")) != 0 {
+		t.Errorf("held by nobody: %v, %v", ledger.Holders("free"), err)
+	}
+	if err := ledger.Extend("name", Hold{Key: "part 1", Shared: true}); err != nil {
+		t.Error(err)
+	}
+	if holders := ledger.Holders("part 1"); len(holders) != 2 {
+		t.Errorf("part 1 is held by %v, want a and b", holders)
+	}
+	if err := ledger.Acquire(now(t), owner("d"), Hold{Key: "part 1"}); err == nil {
+		t.Error("what a and b hold was given to d")
+	}
+	if err := ledger.Acquire(now(t), owner("d"), Hold{Key: "part 1", Shared: true}); err != nil {
+		t.Error(err)
+	}
+	if err := ledger.Extend("name", Hold{Key: "part 2", Shared: true}); err == nil || !strings.Contains(err.Error(), "claim a holds name: part 2 is held by claim c") {
+		t.Errorf("two hold part 2: %v", err)
+	}
+	for _, id := range []string{"a", "b", "d"} {
+		ledger.Release(id)
+	}
+	if holders := ledger.Holders("part 1"); len(holders) != 0 {
+		t.Errorf("after the release part 1 is held by %v", holders)
+	}
+}
+
 func TestAWaiterGetsTheDeviceWhenItIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ledger Ledger

@@ -34,6 +34,7 @@ const driver = "test.example.com"
 // testKind is a device kind whose work is whatever a test says.
 type testKind struct {
 	prepare    func(ctx context.Context, claim *Claim) (*Prepared, error)
+	unprepare  func(record claimstate.Record) // nil: goes well
 	unprepared []claimstate.Record
 }
 
@@ -42,6 +43,9 @@ func (k *testKind) Prepare(ctx context.Context, claim *Claim) (*Prepared, error)
 }
 
 func (k *testKind) Unprepare(_ context.Context, record claimstate.Record) error {
+	if k.unprepare != nil {
+		k.unprepare(record)
+	}
 	k.unprepared = append(k.unprepared, record)
 	return nil
 }

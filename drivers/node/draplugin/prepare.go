@@ -122,6 +122,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	waiter := &waiter{metrics: p.config.Metrics}
 	defer waiter.end()
 	claim.waiting = func(reason, message string) {
+		defer caught(ctx, new(error)) // a kind may tell from a goroutine of its own
 		waiter.forReason(reason)
 		p.report.waiting(apiClaim, reason, message)
 	}
@@ -148,7 +149,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
 		if _, recorded := p.state.Get(claim.UID); !recorded {
 			// The kind takes the claim for prepared, and without a record nobody would ask it to undo that.
-			err = errors.Join(err, p.config.Kind.Unprepare(ctx, record))
+			err = errors.Join(err, p.unprepareDevices(ctx, record))
 		}
 		return claimstate.Record{}, err
 	}
@@ -159,8 +160,8 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 // caught makes an error of a panic. A claim is its author's input: what it does to this process must stay with this claim.
 func caught(ctx context.Context, err *error) {
 	if r := recover(); r != nil {
-		klog.FromContext(ctx).Error(nil, "Panic while preparing a claim", "panic", r, "stack", string(debug.Stack()))
-		*err = Refuse("InternalError", "the driver failed on this claim (%v): this is a mistake in the driver, its log has the stack", r)
+		klog.FromContext(ctx).Error(nil, "Panic over a claim", "panic", r, "stack", string(debug.Stack()))
+		*err = Refuse("InternalError", "the driver failed (%v): this is a mistake in the driver, its log has the stack", r)
 	}
 }
 
@@ -289,6 +290,11 @@ func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Hold {
 	if holder, ok := p.config.Kind.(Holder); ok {
 		return holder.Holds(device)
 	}
+	return holdsOfName(device)
+}
+
+// holdsOfName hold a device by its name.
+func holdsOfName(device AllocatedDevice) []ledger.Hold {
 	return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/ledger"
 )
 
 // recoverLocal brings files, CDI specs and hardware into line before the kubelet can call. It needs no API server.
@@ -33,7 +34,7 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 		}
 	}
 	if recoverer, ok := p.config.Kind.(Recoverer); ok {
-		if err := recoverer.Recover(ctx, records); err != nil {
+		if err := compare(ctx, recoverer, records); err != nil {
 			return fmt.Errorf("compare claims with hardware: %w", err)
 		}
 	}
@@ -42,6 +43,13 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 		p.restoreHolds(ctx, record)
 	}
 	return nil
+}
+
+// compare has a kind compare records with hardware. A panic there ends the start, in words: what stands on the hardware belongs to claims that a plugin which
+// did not finish this does not know of, and would give away.
+func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record) (err error) {
+	defer caught(ctx, &err)
+	return recoverer.Recover(ctx, records)
 }
 
 // restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist; if they do, the first
@@ -59,12 +67,23 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 		if device.ShareID != "" {
 			allocated.ShareID = &device.ShareID
 		}
-		err := p.ledger.Acquire(now, ownerOf(record.UID, record.Namespace, record.Name), p.holdsOfDevice(allocated)...)
-		if err != nil {
+		if err := p.ledger.Acquire(now, ownerOf(record.UID, record.Namespace, record.Name), p.restoredHolds(ctx, allocated)...); err != nil {
 			klog.FromContext(ctx).Error(err, "Two recorded claims hold one device", "claim", record.Namespace+"/"+record.Name)
 			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name, device.Device, err))
 		}
 	}
+}
+
+// restoredHolds are what a recorded device holds: its name where the kind fails over it.
+func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []ledger.Hold {
+	holds, err := func() (holds []ledger.Hold, err error) {
+		defer caught(ctx, &err)
+		return p.holdsOfDevice(device), nil
+	}()
+	if err != nil {
+		return holdsOfName(device)
+	}
+	return holds
 }
 
 // recoverFromAPI brings the records into line with the API: a claim that is gone, or is allocated other devices by now, is unprepared; one that still
@@ -100,7 +119,8 @@ func (p *Plugin) recoverFromAPI(ctx context.Context) {
 	}
 }
 
-func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) error {
+func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) (err error) {
+	defer caught(ctx, &err)
 	// The kubelet may have come first.
 	record, ok := p.state.Get(record.UID)
 	if !ok {

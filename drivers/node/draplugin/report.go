@@ -50,6 +50,7 @@ func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message str
 // failed tells why a claim is not prepared. A wait that only outlasts the kubelet's call is no failure while it is young: its
 // Event stands, and the kubelet makes one of the answer.
 func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim, err error) {
+	defer caught(ctx, new(error))
 	if ctx.Err() != nil && r.waits.patient(claim.UID, reasonOf(err), time.Now()) {
 		return
 	}
@@ -59,6 +60,7 @@ func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim,
 
 // succeeded takes back what failed wrote, if it did.
 func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	defer caught(ctx, new(error))
 	r.waits.forget(claim.UID)
 	for _, device := range claim.Status.Devices {
 		if device.Driver == r.config.Driver && meta.IsStatusConditionFalse(device.Conditions, conditionReady) {
@@ -135,6 +137,9 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 // withCondition returns the claim's device statuses with the condition on every device of this driver, and whether that changes any.
 func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition metav1.Condition) (devices []resourceapi.AllocatedDeviceStatus, changed bool) {
 	devices = claim.DeepCopy().Status.Devices
+	if claim.Status.Allocation == nil {
+		return devices, false // there is no device to say it of
+	}
 	for _, allocated := range claim.Status.Allocation.Devices.Results {
 		if allocated.Driver != r.config.Driver {
 			continue

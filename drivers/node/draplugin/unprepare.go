@@ -10,6 +10,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/node/claimstate"
 )
 
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
@@ -43,7 +45,8 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 }
 
 // unprepare undoes a claim.
-func (p *Plugin) unprepare(ctx context.Context, uid types.UID) error {
+func (p *Plugin) unprepare(ctx context.Context, uid types.UID) (err error) {
+	defer caught(ctx, &err)
 	unlock, err := p.locks.Lock(ctx, string(uid))
 	if err != nil {
 		return err
@@ -62,7 +65,7 @@ func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	}
 	step = p.config.Metrics.Observe(operation, "cdi", step)
 	if record, ok := p.state.Get(uid); ok {
-		if err := p.config.Kind.Unprepare(ctx, record); err != nil {
+		if err := p.unprepareDevices(ctx, record); err != nil {
 			return err
 		}
 		step = p.config.Metrics.Observe(operation, "device", step)
@@ -74,6 +77,12 @@ func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	p.ledger.Release(string(uid))
 	p.report.waits.forget(uid)
 	return nil
+}
+
+// unprepareDevices has the kind undo what it did for a claim. A panic is this claim's failure, and may be tried again.
+func (p *Plugin) unprepareDevices(ctx context.Context, record claimstate.Record) (err error) {
+	defer caught(ctx, &err)
+	return p.config.Kind.Unprepare(ctx, record)
 }
 
 func isEmpty(edits specs.ContainerEdits) bool {

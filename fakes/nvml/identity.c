@@ -136,10 +136,17 @@ nvmlReturn_t impl_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pc
 	return NVML_SUCCESS;
 }
 
-/* Version 2 has the layout of version 3; version 1 ends before pciSubSystemId. */
+/* Version 2 has four reserved numbers, which is half of the place that version 3 has for busId; version 1 ends before pciSubSystemId. */
 nvmlReturn_t impl_nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-	return impl_nvmlDeviceGetPciInfo_v3(device, pci);
+	nvmlPciInfo_t whole;
+	OUT(pci);
+	nvmlReturn_t r = impl_nvmlDeviceGetPciInfo_v3(device, &whole);
+	if (r == NVML_SUCCESS) {
+		memcpy(pci, &whole, offsetof(nvmlPciInfo_t, busId));
+		memset((char *)pci + offsetof(nvmlPciInfo_t, busId), 0, 4 * sizeof(unsigned int));
+	}
+	return r;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)

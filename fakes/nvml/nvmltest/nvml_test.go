@@ -1,0 +1,62 @@
+package nvmltest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpufabric.io/fakes/fault"
+	"gpufabric.io/fakes/internal/built"
+	"gpufabric.io/fakes/internal/memdir"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/trace"
+	"gpufabric.io/fakes/tree"
+)
+
+func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
+
+// client renders a node and gives its root and a command that runs testdata/client.c on its library.
+func client(t *testing.T, args ...string) (root string, cmd *exec.Cmd) {
+	t.Helper()
+	p, err := profile.Load("h100-hgx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root = t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true, LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(t.TempDir(), "client")
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, "testdata/client.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd = exec.CommandContext(t.Context(), binary, append([]string{filepath.Join(root, "driver/usr/lib64/libnvidia-ml.so.1")}, args...)...)
+	cmd.Stderr = os.Stderr
+	return root, cmd
+}
+
+// numbers runs a client and reads the two numbers that it prints, the first of which must be 0 (NVML_SUCCESS).
+func numbers(t *testing.T, cmd *exec.Cmd) int {
+	t.Helper()
+	out, err := cmd.Output()
+	var result, number int
+	if _, scanErr := fmt.Sscan(string(out), &result, &number); err != nil || scanErr != nil || result != 0 {
+		t.Fatalf("%q %v", out, err)
+	}
+	return number
+}
+
+// TestOldVersionsStayInTheirStructures: the name without a version has 32 bytes and the second version 52; the third, of 68, would write over what lies behind.
+func TestOldVersionsStayInTheirStructures(t *testing.T) {
+	for function, size := range map[string]int{"nvmlDeviceGetPciInfo": 32, "nvmlDeviceGetPciInfo_v2": 52, "nvmlDeviceGetPciInfo_v3": 68} {
+		t.Run(function, func(t *testing.T) {
+			_, cmd := client(t, "written", function)
+			if reached := numbers(t, cmd); reached > size {
+				t.Errorf("it writes %d bytes into a structure of %d", reached, size)
+			}
+		})
+	}
+}

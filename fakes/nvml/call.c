@@ -68,10 +68,10 @@ void ff_traced(const char *function, nvmlReturn_t result, bool implemented)
 	char line[256];
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
-	int n = snprintf(line, sizeof line, "%lld.%06ld\t%ld\t%s\t%s\t%d\t%s\n", (long long)now.tv_sec, now.tv_nsec / 1000, (long)getpid(),
+	int n = snprintf(line, sizeof line, "%lld.%06ld\t%ld\t%.64s\t%s\t%d\t%s\n", (long long)now.tv_sec, now.tv_nsec / 1000, (long)getpid(),
 			 program_invocation_short_name, function, (int)result, implemented ? "implemented" : "stub");
 	/* One write per line, so that lines of several processes do not mix. A full disk loses the trace, not the caller. */
-	if (n > 0 && write(trace_file, line, (size_t)n) < 0)
+	if (n > 0 && (size_t)n < sizeof line && write(trace_file, line, (size_t)n) < 0)
 		return;
 }
 

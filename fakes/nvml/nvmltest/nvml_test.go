@@ -60,3 +60,20 @@ func TestOldVersionsStayInTheirStructures(t *testing.T) {
 		})
 	}
 }
+
+func TestAProgramsLongNameLeavesTheTraceWhole(t *testing.T) {
+	_, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
+	file := filepath.Join(t.TempDir(), "trace")
+	cmd.Env = append(os.Environ(), "FAKEFABRIC_TRACE="+file)
+	cmd.Args[0] = strings.Repeat("n", 4000)
+	numbers(t, cmd)
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // only read from
+	calls, damaged, err := trace.Read(f)
+	if err != nil || damaged != 0 || len(calls) != 3 {
+		t.Errorf("%d calls, %d damaged lines, %v; want the three calls", len(calls), damaged, err)
+	}
+}

@@ -1,6 +1,7 @@
 /* CUDA's driver interface, as far as the stand-in has it: memory is counted and never touched, and a kernel only takes time. How long, is
  * in its name (anything_250ms), or FAKEFABRIC_KERNEL_MS says it; else it takes 1 ms. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -415,7 +416,9 @@ EXPORT CUresult cuCtxSynchronize(void)
 	if (current->busy_until > now) {
 		unsigned long long left = current->busy_until - now;
 		struct timespec d = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
-		nanosleep(&d, NULL);
+		while (nanosleep(&d, &d) != 0 && errno == EINTR) {
+			/* a signal does not end a kernel */
+		}
 	}
 	return CUDA_SUCCESS;
 }

@@ -30,7 +30,9 @@ static void delay(uint32_t function)
 			us += delays[i].microseconds;
 	if (us) {
 		struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
-		nanosleep(&t, NULL);
+		while (nanosleep(&t, &t) != 0 && errno == EINTR) {
+			/* a signal is no reason to be fast */
+		}
 		ff_state_pin(); /* the state may be another by now */
 	}
 }

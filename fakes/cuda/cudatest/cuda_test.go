@@ -165,6 +165,20 @@ func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {
 	}
 }
 
+func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
+	root, _ := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 1", "0")
+	c.say("launch noop_300ms", "0")
+	begin := time.Now()
+	c.say("signals", "0")
+	c.say("wait", "0")
+	if took := time.Since(begin); took < 250*time.Millisecond {
+		t.Errorf("a kernel of 300 ms was over after %v", took)
+	}
+}
+
 func TestVisibleDevices(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	d, _ := lib.DeviceGetHandleByIndex(5)

@@ -61,6 +61,16 @@ func TestOldVersionsStayInTheirStructures(t *testing.T) {
 	}
 }
 
+func TestASignalDoesNotCutADelayShort(t *testing.T) {
+	root, cmd := client(t, "slow")
+	if err := fault.Apply(root, "delay", fault.Arguments{"function": "nvmlDeviceGetName", "ms": "300"}); err != nil {
+		t.Fatal(err)
+	}
+	if took := numbers(t, cmd); took < 300 {
+		t.Errorf("a call that is to take 300 ms took %d", took)
+	}
+}
+
 func TestAProgramsLongNameLeavesTheTraceWhole(t *testing.T) {
 	_, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
 	file := filepath.Join(t.TempDir(), "trace")

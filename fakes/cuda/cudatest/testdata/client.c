@@ -1,13 +1,20 @@
 /* A client of libcuda.so.1 that a test drives: client LIBRARY COMMAND..., each command one line of input, each answered with one line. */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "../../cuda.h"
 
 #define LOAD(result, name, ...) result (*name)(__VA_ARGS__) = (result(*)(__VA_ARGS__))dlsym(library, #name)
+
+static void ignore(int signal)
+{
+	(void)signal;
+}
 
 int main(int argc, char **argv)
 {
@@ -25,6 +32,8 @@ int main(int argc, char **argv)
 	LOAD(CUresult, cuDeviceGetCount, int *);
 	LOAD(CUresult, cuDeviceGetName, char *, int, CUdevice);
 	LOAD(CUresult, cuCtxCreate_v2, CUcontext *, unsigned int, CUdevice);
+	LOAD(CUresult, cuCtxDestroy_v2, CUcontext);
+	LOAD(CUresult, cuDevicePrimaryCtxRetain, CUcontext *, CUdevice);
 	LOAD(CUresult, cuMemAlloc_v2, CUdeviceptr *, size_t);
 	LOAD(CUresult, cuMemFree_v2, CUdeviceptr);
 	LOAD(CUresult, cuMemGetInfo_v2, size_t *, size_t *);
@@ -47,6 +56,15 @@ int main(int argc, char **argv)
 			printf("%d %d %s\n", r, count, name);
 		} else if (strcmp(word, "context") == 0) {
 			printf("%d\n", cuCtxCreate_v2(&context, 0, atoi(argument)));
+		} else if (strcmp(word, "primary") == 0) {
+			printf("%d\n", cuDevicePrimaryCtxRetain(&context, atoi(argument)));
+		} else if (strcmp(word, "destroy") == 0) {
+			printf("%d\n", cuCtxDestroy_v2(context));
+		} else if (strcmp(word, "signals") == 0) {
+			struct sigaction action = {.sa_handler = ignore};
+			struct itimerval every = {{0, 20000}, {0, 20000}};
+			sigaction(SIGALRM, &action, NULL);
+			printf("%d\n", setitimer(ITIMER_REAL, &every, NULL));
 		} else if (strcmp(word, "alloc") == 0) {
 			printf("%d\n", cuMemAlloc_v2(&blocks[n++ % 64], strtoull(argument, NULL, 10)));
 		} else if (strcmp(word, "free") == 0) {

@@ -325,6 +325,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 	NEED(out && size, CUDA_ERROR_INVALID_VALUE);
 	struct allocation *a = calloc(1, sizeof *a);
 	NEED(a, CUDA_ERROR_OUT_OF_MEMORY);
+	NEED(size <= current->device->memory, CUDA_ERROR_OUT_OF_MEMORY); /* so that it is a positive number of bytes with a sign, too */
 	CUresult r = device_use(current->device, (long long)size);
 	if (r != CUDA_SUCCESS) {
 		free(a);

@@ -179,6 +179,19 @@ func TestASignalDoesNotEndTheWaitForAKernel(t *testing.T) {
 	}
 }
 
+func TestMoreThanAnyGPUHasIsOutOfMemory(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 0", "0")
+	for _, bytes := range []string{"9223372036854775808", "18446744073709551615"} { // as a signed number, less than none
+		c.say("alloc "+bytes, "2")
+	}
+	if used, _ := usedMiB(t, lib, 0); used != 0 {
+		t.Errorf("%d MiB used by blocks that were not given", used)
+	}
+}
+
 func TestVisibleDevices(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	d, _ := lib.DeviceGetHandleByIndex(5)

@@ -265,6 +265,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext c)
 {
 	NEED_INIT();
 	NEED(c, CUDA_ERROR_INVALID_CONTEXT);
+	/* A primary context is the device's, and no memory of its own. */
+	NEED((uintptr_t)c < (uintptr_t)primary || (uintptr_t)c >= (uintptr_t)primary + sizeof primary, CUDA_ERROR_INVALID_CONTEXT);
 	release(c);
 	if (current == c)
 		current = NULL;
@@ -323,9 +325,9 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 {
 	NEED_CONTEXT();
 	NEED(out && size, CUDA_ERROR_INVALID_VALUE);
+	NEED(size <= current->device->memory, CUDA_ERROR_OUT_OF_MEMORY); /* so that it is a positive number of bytes with a sign, too */
 	struct allocation *a = calloc(1, sizeof *a);
 	NEED(a, CUDA_ERROR_OUT_OF_MEMORY);
-	NEED(size <= current->device->memory, CUDA_ERROR_OUT_OF_MEMORY); /* so that it is a positive number of bytes with a sign, too */
 	CUresult r = device_use(current->device, (long long)size);
 	if (r != CUDA_SUCCESS) {
 		free(a);

@@ -192,6 +192,15 @@ func TestMoreThanAnyGPUHasIsOutOfMemory(t *testing.T) {
 	}
 }
 
+func TestThePrimaryContextIsNotDestroyed(t *testing.T) {
+	root, _ := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("primary 3", "0")
+	c.say("destroy", "201") // invalid context: it belongs to the device
+	c.say("primary 3", "0")
+}
+
 func TestVisibleDevices(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	d, _ := lib.DeviceGetHandleByIndex(5)

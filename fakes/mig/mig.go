@@ -245,7 +245,8 @@ func computeTaken(p *state.MIGProfile, gi *state.GPUInstance) uint32 {
 }
 
 func computeStart(p *state.MIGProfile, bits, slices uint32) (uint32, bool) {
-	for start := uint32(0); slices > 0 && start+slices <= p.Slices && start < 8; start++ {
+	// A damaged profile may have more slices than the mask has bits.
+	for start := uint32(0); slices > 0 && slices < 32 && start+slices <= p.Slices && start < 8; start++ {
 		if bits&mask(slices, start) == 0 {
 			return start, true
 		}

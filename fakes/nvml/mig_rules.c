@@ -201,7 +201,8 @@ static uint32_t ci_taken(const struct ff_mig_profile *p, const struct ff_gpu_ins
 
 static int ci_placement(const struct ff_mig_profile *p, uint32_t bits, unsigned int slices)
 {
-	for (unsigned int start = 0; slices && start + slices <= p->slices && start < 8; start++)
+	/* A damaged profile may have more slices than the mask has bits. */
+	for (unsigned int start = 0; slices && slices < 32 && start + slices <= p->slices && start < 8; start++)
 		if (!(bits & ((1u << (slices & 31)) - 1) << start))
 			return (int)start;
 	return -1;

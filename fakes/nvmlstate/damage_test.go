@@ -5,6 +5,7 @@ import (
 	"os"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -116,5 +117,55 @@ func callGetters(v reflect.Value, in reflect.Type) {
 		if m.Type.NumIn() == 0 && m.Type.NumOut() > 1 {
 			v.MethodByName(m.Name).Call(nil)
 		}
+	}
+}
+
+// TestADamagedProfileEndsNoCount has profiles of 32 slices, whose mask in a word of 32 bits is that of none.
+func TestADamagedProfileEndsNoCount(t *testing.T) {
+	c, g := both(t, "a100-40")
+	f, err := state.Open(sharedRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
+		d, _ := l.DeviceGetHandleByIndex(0)
+		d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+		info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+		gi, r := d.CreateGpuInstance(&info)
+		if r != nvml.SUCCESS {
+			t.Fatal(r)
+		}
+		ci, r := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, 0)
+		if r != nvml.SUCCESS {
+			t.Fatal(r)
+		}
+		slices := func(instance, compute uint32) {
+			t.Helper()
+			err := f.Update(func(b *state.Body) error {
+				for i := range b.Node.Model.MIGProfiles {
+					if p := &b.Node.Model.MIGProfiles[i]; p.ID == info.Id {
+						p.Slices, p.CIProfiles[0].Slices = instance, compute
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		slices(64, 32)
+		done := make(chan nvml.Return)
+		go func() {
+			_, r := gi.GetComputeInstanceRemainingCapacity(&ci)
+			done <- r
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: it counts for ever", name)
+		}
+		slices(1, 1)
+		gi.Destroy()
 	}
 }

@@ -112,15 +112,17 @@ func TestWhatCannotHappenIsRefusedAndChangesNothing(t *testing.T) {
 		profile, event, want string
 		args                 fault.Arguments
 	}{
-		"MIG on a T4":               {"t4-edge", "mig-busy", "no MIG", fault.Arguments{"gpu": "0"}},
-		"a port that is not there":  {"t4-edge", "port-up", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "mlx5_9"}},
-		"a port that is up already": {"t4-edge", "port-up", "ACTIVE already", fault.Arguments{"device": "mlx5_0"}},
-		"a GPU that is not there":   {"t4-edge", "temp", "the node has 4", fault.Arguments{"gpu": "4", "celsius": "1"}},
-		"a GPU that is not lost":    {"t4-edge", "gpu-back", "not lost", fault.Arguments{"gpu": "0"}},
-		"NVLink on an L40S":         {"l40s-8", "nvlink-down", "no NVLink", fault.Arguments{"gpu": "0", "link": "0"}},
-		"a clique without a fabric": {"l40s-8", "clique-change", "no NVLink fabric", fault.Arguments{"clique": "1"}},
-		"IMEX on an HGX":            {"h100-hgx", "imex-kill", "no IMEX", nil},
-		"a GPU instance without":    {"a100-40", "xid", "no GPU instance 2", fault.Arguments{"gpu": "0", "code": "94", "gi": "2"}},
+		"MIG on a T4":                  {"t4-edge", "mig-busy", "no MIG", fault.Arguments{"gpu": "0"}},
+		"a port that is not there":     {"t4-edge", "port-up", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "mlx5_9"}},
+		"a device that is a directory": {"t4-edge", "firmware-change", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": ".", "version": "1"}},
+		"a device that is a path":      {"t4-edge", "port-down", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "elsewhere/mlx5_0"}},
+		"a port that is up already":    {"t4-edge", "port-up", "ACTIVE already", fault.Arguments{"device": "mlx5_0"}},
+		"a GPU that is not there":      {"t4-edge", "temp", "the node has 4", fault.Arguments{"gpu": "4", "celsius": "1"}},
+		"a GPU that is not lost":       {"t4-edge", "gpu-back", "not lost", fault.Arguments{"gpu": "0"}},
+		"NVLink on an L40S":            {"l40s-8", "nvlink-down", "no NVLink", fault.Arguments{"gpu": "0", "link": "0"}},
+		"a clique without a fabric":    {"l40s-8", "clique-change", "no NVLink fabric", fault.Arguments{"clique": "1"}},
+		"IMEX on an HGX":               {"h100-hgx", "imex-kill", "no IMEX", nil},
+		"a GPU instance without":       {"a100-40", "xid", "no GPU instance 2", fault.Arguments{"gpu": "0", "code": "94", "gi": "2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := render(t, c.profile)

@@ -15,16 +15,15 @@ import (
 // infiniband is the directory of the device that the argument names.
 func (c *change) infiniband() (string, error) {
 	class := filepath.Join(c.root, "sys/class/infiniband")
-	dir := filepath.Join(class, filepath.Base(c.args["device"]))
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
 	entries, err := os.ReadDir(class)
 	if err != nil {
 		return "", refuse("the node has no InfiniBand devices")
 	}
 	var names []string
 	for _, e := range entries {
+		if e.Name() == c.args["device"] {
+			return filepath.Join(class, e.Name()), nil
+		}
 		names = append(names, e.Name())
 	}
 	return "", refuse("there is no device %q; the node has %s", c.args["device"], strings.Join(names, ", "))

@@ -7,30 +7,30 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 )
 
 // FaultsName is the file in a node's state directory that holds its daemon's faults.
 const FaultsName = "imex-faults.json"
 
-// FaultsFile reads faults from a file that may not exist, and again whenever its time of change is another.
+// FaultsFile reads faults from a file that may not exist, and again whenever it is another file or its time of change is another: two files that are written
+// at once, one in the other's place, can have the same time.
 func FaultsFile(path string) func() Faults {
 	var mu sync.Mutex
-	var read time.Time
+	var read os.FileInfo
 	var faults Faults
 	return func() Faults {
 		mu.Lock()
 		defer mu.Unlock()
 		info, err := os.Stat(path)
 		if err != nil {
-			read, faults = time.Time{}, Faults{}
+			read, faults = nil, Faults{}
 			return faults
 		}
-		if info.ModTime().Equal(read) {
+		if read != nil && os.SameFile(info, read) && info.ModTime().Equal(read.ModTime()) {
 			return faults
 		}
 		if f, err := ReadFaults(path); err == nil {
-			read, faults = info.ModTime(), f
+			read, faults = info, f
 		}
 		return faults
 	}

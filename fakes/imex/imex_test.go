@@ -328,3 +328,26 @@ func TestANodesFileWithAMistakeIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), imex.FaultsName)
+	read := imex.FaultsFile(path)
+	write := func(f imex.Faults, at time.Time) {
+		t.Helper()
+		if err := imex.WriteFaults(path, f); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, at, at); err != nil { // a kernel's clock for files may stand still for milliseconds
+			t.Fatal(err)
+		}
+	}
+	now := time.Now()
+	write(imex.Faults{Partitioned: []string{"*"}}, now)
+	if f := read(); len(f.Partitioned) != 1 {
+		t.Fatalf("%+v", f)
+	}
+	write(imex.Faults{}, now)
+	if f := read(); f.Partitioned != nil {
+		t.Errorf("a healed daemon still has %+v", f)
+	}
+}

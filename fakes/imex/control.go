@@ -40,8 +40,7 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 	network, address := d.config.commandEndpoint()
 	if network == "unix" {
-		// A socket that a killed daemon left would keep this one from listening.
-		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := removeSocket(ctx, address); err != nil {
 			return fmt.Errorf("IMEX control socket (IMEX_CMD_UNIX_DOMAIN_PATH): %w", err)
 		}
 	}
@@ -62,6 +61,26 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 		}
 	})
 	return nil
+}
+
+// removeSocket takes away a socket that a killed daemon left, which would keep the next one from listening. Whatever else is at the path stays.
+func removeSocket(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("%s is there and no socket; give another path", path)
+	}
+	var dialer net.Dialer
+	if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
+		_ = conn.Close() // nothing was asked
+		return fmt.Errorf("another daemon answers there (%s); end it, or give another path", path)
+	}
+	return os.Remove(path)
 }
 
 func (d *Daemon) answerCommand(conn net.Conn) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -350,4 +351,60 @@ func TestAFaultThatFollowsAnotherAtOnceIsSeen(t *testing.T) {
 	if f := read(); f.Partitioned != nil {
 		t.Errorf("a healed daemon still has %+v", f)
 	}
+}
+
+func TestTheControlSocketTakesNoOthersPlace(t *testing.T) {
+	d := newDomain(t, "*.1")
+	listen := func(path string) error {
+		config := imex.Config{NodesFile: filepath.Join(d.dir, "nodes.cfg"), CommandEnabled: true, CommandSocket: path}
+		daemon, err := imex.New(config, imex.Options{Version: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() { done <- daemon.Run(ctx) }()
+		select {
+		case <-daemon.Started():
+			return nil
+		case err := <-done:
+			return err
+		}
+	}
+	t.Run("a file stays", func(t *testing.T) {
+		file := filepath.Join(d.dir, "precious")
+		if err := os.WriteFile(file, []byte("text"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := listen(file); err == nil || !strings.Contains(err.Error(), "no socket") {
+			t.Error(err)
+		}
+		if _, err := os.ReadFile(file); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a daemon that answers keeps its socket", func(t *testing.T) {
+		path := filepath.Join(d.dir, "control")
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		if err := listen(path); err == nil || !strings.Contains(err.Error(), "answers there") {
+			t.Error(err)
+		}
+	})
+	t.Run("what a killed daemon left is replaced", func(t *testing.T) {
+		path := filepath.Join(d.dir, "left")
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+		if err := listen(path); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -104,6 +104,13 @@ func (c *Command) migOn(g gpu, o migOptions) error {
 		return c.listComputeProfiles(g, o)
 	case "-lci":
 		return c.listCompute(g, o)
+	}
+	// What was done before a step failed is there, and shows in the tree too.
+	return errors.Join(c.changeOn(g, o), c.syncMIG())
+}
+
+func (c *Command) changeOn(g gpu, o migOptions) error {
+	switch o.action {
 	case "-cgi":
 		return c.createInstances(g, o)
 	case "-cci":
@@ -264,7 +271,7 @@ func (c *Command) createInstances(g gpu, o migOptions) error {
 			}
 		}
 	}
-	return c.syncMIG()
+	return nil
 }
 
 func findProfile(g gpu, want string) (int, error) {
@@ -286,7 +293,7 @@ func (c *Command) createCompute(g gpu, o migOptions) error {
 			}
 		}
 	}
-	return c.syncMIG()
+	return nil
 }
 
 // createComputeIn makes a compute instance; no wish takes all slices of the GPU instance.
@@ -320,7 +327,7 @@ func (c *Command) destroyInstances(g gpu, o migOptions) error {
 			return err
 		}
 	}
-	return c.syncMIG()
+	return nil
 }
 
 func (c *Command) destroyCompute(g gpu, o migOptions) error {
@@ -334,5 +341,5 @@ func (c *Command) destroyCompute(g gpu, o migOptions) error {
 			}
 		}
 	}
-	return c.syncMIG()
+	return nil
 }

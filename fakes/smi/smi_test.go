@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -246,5 +247,30 @@ func TestAContainerSeesItsShareAsALimiterShowsIt(t *testing.T) {
 	environment["CUDA_DEVICE_MEMORY_LIMIT_0"] = "much"
 	if err := c.Run(nil); err == nil || !strings.Contains(err.Error(), "much") {
 		t.Errorf("got %v, want the limit named", err)
+	}
+}
+
+func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
+	root := render(t, "a100-40")
+	run(t, root, "-i", "0", "-mig", "1")
+	if out, err := try(root, "mig", "-i", "0", "-cgi", "9,9,9"); err == nil {
+		t.Fatalf("three halves of a GPU were made:\n%s", out)
+	}
+	access := func() int {
+		files, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu0/mig/gi*/access"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	if got := access(); got != 2 {
+		t.Errorf("%d capability files of the two instances that were made", got)
+	}
+	run(t, root, "mig", "-i", "0", "-cci", "-gi", "2")
+	if out, err := try(root, "mig", "-i", "0", "-dgi"); err == nil {
+		t.Fatalf("an instance in use was destroyed:\n%s", out)
+	}
+	if got := access(); got != 1 {
+		t.Errorf("%d capability files of the one instance that is left", got)
 	}
 }

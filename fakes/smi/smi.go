@@ -381,8 +381,8 @@ func (c *Command) configureOne(g gpu, o options) error {
 			return fmt.Errorf("-pl %s: watts are wanted", o.powerLimit)
 		}
 		errs = append(errs, set("power limit to "+o.powerLimit+" W", func(m *state.Model, s *state.GPU) error {
-			if limit := uint32(watts * 1000); limit >= m.PowerMin && limit <= m.PowerMax {
-				s.Core.PowerLimit = limit
+			if limit := watts * 1000; limit >= float64(m.PowerMin) && limit <= float64(m.PowerMax) { // before 32 bits cut it
+				s.Core.PowerLimit = uint32(limit)
 				return nil
 			}
 			return fmt.Errorf("it must be from %d W to %d W", m.PowerMin/1000, m.PowerMax/1000)

@@ -188,12 +188,14 @@ func TestWhatCannotBeSetIsRefused(t *testing.T) {
 		profile, want string
 		args          []string
 	}{
-		"MIG on a T4":             {"t4-edge", "not supported", []string{"-mig", "1"}},
-		"a power limit too high":  {"l40s-8", "from 100 W to 350 W", []string{"-pl", "5000"}},
-		"an unknown GPU":          {"l40s-8", "8 GPUs", []string{"-L", "-i", "9"}},
-		"an unknown option":       {"l40s-8", "-h", []string{"--frobnicate"}},
-		"MIG instances with none": {"a100-40", "No MIG-enabled devices found", []string{"mig", "-lgi"}},
-		"exclusive thread":        {"l40s-8", "no longer supported", []string{"-c", "1"}},
+		"MIG on a T4":                {"t4-edge", "not supported", []string{"-mig", "1"}},
+		"a power limit too high":     {"l40s-8", "from 100 W to 350 W", []string{"-pl", "5000"}},
+		"a power limit far too high": {"l40s-8", "from 100 W to 350 W", []string{"-pl", "4295267"}}, // in milliwatts, and 32 bits, it would be 299.7 W
+		"a power limit below zero":   {"l40s-8", "from 100 W to 350 W", []string{"-pl", "-1"}},
+		"an unknown GPU":             {"l40s-8", "8 GPUs", []string{"-L", "-i", "9"}},
+		"an unknown option":          {"l40s-8", "-h", []string{"--frobnicate"}},
+		"MIG instances with none":    {"a100-40", "No MIG-enabled devices found", []string{"mig", "-lgi"}},
+		"exclusive thread":           {"l40s-8", "no longer supported", []string{"-c", "1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if out, err := try(render(t, c.profile), c.args...); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -82,6 +82,12 @@ func Apply(root, name string, args Arguments) error {
 	return nil
 }
 
+// Check reports every wrong or missing argument; values are looked at when the event happens.
+func (k Kind) Check(args Arguments) error {
+	_, err := k.complete(args)
+	return err
+}
+
 // complete fills defaults in and reports every wrong or missing argument.
 func (k Kind) complete(args Arguments) (Arguments, error) {
 	full := Arguments{}

@@ -95,8 +95,10 @@ func (e Entry) steps(random *rand.Rand, wrong func(key, format string, args ...a
 	if e.Times > 1 && every == 0 && e.Every == "" {
 		wrong("every", "is missing; an event that happens %d times needs it", e.Times)
 	}
-	if _, err := fault.Find(e.Inject); err != nil {
+	if kind, err := fault.Find(e.Inject); err != nil {
 		wrong("inject", "%v", err)
+	} else if err := kind.Check(e.With); err != nil {
+		wrong("with", "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	var steps []Step
 	for k := range max(e.Times, 1) {

@@ -109,18 +109,22 @@ func edit(t *testing.T, name, old, replacement string) []byte {
 
 func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 	for name, c := range map[string]struct{ old, replacement, want string }{
-		"an unknown key":                 {"  numa:\n", "  nuna: []\n  numa:\n", "t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},
-		"an unknown key in a list":       {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:45: nics[0].nmua: unknown key"},
-		"a word for a number":            {"memoryMiB: 15360", "memoryMiB: lots", `gpus.model.memoryMiB: is "lots"; a whole number is wanted`},
-		"a missing key":                  {"    name: Tesla T4\n", "", "gpus.model.name: is missing"},
-		"a value that is not allowed":    {"architecture: turing", "architecture: tuning", "allowed: turing, ampere, ada, hopper, blackwell"},
-		"a bad PCI address":              {`pci: "0000:12:00.0"`, `pci: "12:00.0"`, "gpus.devices[0].pci"},
-		"two devices in one place":       {`pci: "0000:86:00.0"`, `pci: "0000:12:00.0"`, "gpus.devices[1].pci: 0000:12:00.0 is taken by gpus.devices[0]"},
-		"a NUMA node that is not there":  {`"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 1`, `"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 7`, "gpus.devices[3].numa: NUMA node 7 is not in host.numa"},
-		"a key twice":                    {"    brand: nvidia\n", "    brand: nvidia\n    brand: tesla\n", "gpus.model.brand: stands twice"},
-		"a bridge in another domain":     {`bridges: ["0000:11:00.0"]`, `bridges: ["0001:11:00.0"]`, "another PCI domain"},
-		"a fabric without GPUs' NVLinks": {"driver: {version", "fabric: {clusterUUID: nonsense}\ndriver: {version", "fabric.clusterUUID"},
-		"no YAML":                        {"name: t4-edge", "name: [", "(file)"},
+		"an unknown key":                   {"  numa:\n", "  nuna: []\n  numa:\n", "t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},
+		"an unknown key in a list":         {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:45: nics[0].nmua: unknown key"},
+		"a word for a number":              {"memoryMiB: 15360", "memoryMiB: lots", `gpus.model.memoryMiB: is "lots"; a whole number is wanted`},
+		"a missing key":                    {"    name: Tesla T4\n", "", "gpus.model.name: is missing"},
+		"a value that is not allowed":      {"architecture: turing", "architecture: tuning", "allowed: turing, ampere, ada, hopper, blackwell"},
+		"a bad PCI address":                {`pci: "0000:12:00.0"`, `pci: "12:00.0"`, "gpus.devices[0].pci"},
+		"two devices in one place":         {`pci: "0000:86:00.0"`, `pci: "0000:12:00.0"`, "gpus.devices[1].pci: 0000:12:00.0 is taken by gpus.devices[0]"},
+		"a NUMA node that is not there":    {`"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 1`, `"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 7`, "gpus.devices[3].numa: NUMA node 7 is not in host.numa"},
+		"a key twice":                      {"    brand: nvidia\n", "    brand: nvidia\n    brand: tesla\n", "gpus.model.brand: stands twice"},
+		"a CPU that NVML cannot tell of":   {`cpus: "0-19,40-59"`, `cpus: "0-19,1024"`, "gpus.devices[0].cpus: 1024 is beyond 1023"},
+		"more reserved than there is":      {"reservedMiB: 433", "reservedMiB: 15361", "gpus.model.reservedMiB: is 15361; the GPU has 15360"},
+		"a virtual function's name taken":  {"{device: mlx5_0, ", "{sriov: {total: 8, enabled: 1}, device: mlx5_4, ", "nics[0].sriov.enabled: virtual function 0 is mlx5_4, which stands twice"},
+		"a virtual function's place taken": {"port: 0}\n  - {device: mlx5_1, ", "port: 0, sriov: {total: 8, enabled: 2}}\n  - {sriov: {total: 8, enabled: 1}, device: mlx5_1, ", "nics[1].sriov.enabled: virtual function 0 has 0000:37:00.3, which is taken by nics[0]"},
+		"a bridge in another domain":       {`bridges: ["0000:11:00.0"]`, `bridges: ["0001:11:00.0"]`, "another PCI domain"},
+		"a fabric without GPUs' NVLinks":   {"driver: {version", "fabric: {clusterUUID: nonsense}\ndriver: {version", "fabric.clusterUUID"},
+		"no YAML":                          {"name: t4-edge", "name: [", "(file)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := profile.Parse("t4.yaml", edit(t, "t4-edge", c.old, c.replacement))

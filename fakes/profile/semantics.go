@@ -2,6 +2,7 @@ package profile
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,6 +15,9 @@ const (
 	MaxGPUs = 32
 	// MaxMIGProfiles is the most GPU instance profiles a model can have.
 	MaxMIGProfiles = 12
+	// HighestCPU and HighestNUMANode are the highest numbers that NVML can tell as a GPU's CPUs and NUMA nodes.
+	HighestCPU      = 1023
+	HighestNUMANode = 255
 )
 
 // migEnums maps a MIG profile's ID to NVML's NVML_GPU_INSTANCE_PROFILE_* number.
@@ -76,6 +80,22 @@ func (c *checks) semantics(p *Profile) {
 			c.At(path+".sriov.enabled", "is %d; the NIC has %d in total", n.SRIOV.Enabled, n.SRIOV.Total)
 		}
 	}
+	for _, f := range p.functions() {
+		if f.physical < 0 {
+			continue
+		}
+		path := fmt.Sprintf("nics[%d].sriov.enabled", f.physical)
+		for _, name := range []string{f.Device, f.Netdev} {
+			if devices[name] {
+				c.At(path, "virtual function %d is %s, which stands twice", f.vf, name)
+			}
+			devices[name] = true
+		}
+		if other, ok := addresses[f.PCI]; ok {
+			c.At(path, "virtual function %d has %s, which is taken by %s", f.vf, f.PCI, other)
+		}
+		addresses[f.PCI] = fmt.Sprintf("nics[%d]", f.physical)
+	}
 	if p.IMEX != nil && p.IMEX.Present > p.IMEX.Channels {
 		c.At("imex.present", "is %d; there are %d channels", p.IMEX.Present, p.IMEX.Channels)
 	}
@@ -102,6 +122,19 @@ func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges [
 			c.At(path+".module", "%d stands twice", g.Module)
 		}
 		modules[g.Module] = true
+	}
+	for i, g := range p.Node(0).GPUs {
+		for _, list := range []struct {
+			key, text string
+			highest   int
+		}{{"cpus", g.CPUs, HighestCPU}, {"memoryNodes", g.MemoryNodes, HighestNUMANode}} {
+			if n, err := ParseList(list.text); err == nil && len(n) > 0 && slices.Max(n) > list.highest {
+				c.At(fmt.Sprintf("gpus.devices[%d].%s", i, list.key), "%d is beyond %d, the highest that NVML can tell of", slices.Max(n), list.highest)
+			}
+		}
+	}
+	if m := p.GPUs.Model; m.ReservedMiB > m.MemoryMiB {
+		c.At("gpus.model.reservedMiB", "is %d; the GPU has %d", m.ReservedMiB, m.MemoryMiB)
 	}
 	if l := p.GPUs.NVLink; l != nil {
 		for i, s := range l.Switches {

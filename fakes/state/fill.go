@@ -12,6 +12,8 @@ import (
 var (
 	_ = [1]struct{}{}[profile.MaxGPUs-MaxGPUs]
 	_ = [1]struct{}{}[profile.MaxMIGProfiles-MaxMIGProfiles]
+	_ = [1]struct{}{}[profile.HighestCPU+1-CPUWords*64]
+	_ = [1]struct{}{}[profile.HighestNUMANode+1-MemoryWords*64]
 )
 
 // NVML's numbers for the words that profiles use.

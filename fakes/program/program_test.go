@@ -103,6 +103,10 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 }
 
 func TestCommandsFailWithASentence(t *testing.T) {
+	bare := t.TempDir()
+	if err := os.Mkdir(filepath.Join(bare, "bus"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		args []string
 		want string
@@ -121,6 +125,7 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		"no trace":             {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
 		"an unknown flag":      {[]string{"render", "--colour"}, "see fakefabric render --help"},
 		"no sysfs":             {[]string{"record", "--nvidia-smi=", "--sysfs", t.TempDir()}, "is no sysfs"},
+		"too little to record": {[]string{"record", "--nvidia-smi=", "--sysfs", bare}, "host.numa: is missing"},
 		"no nvidia-smi to ask": {[]string{"record", "--nvidia-smi", "/nowhere/nvidia-smi"}, "give --xml a file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -83,8 +83,13 @@ func recordCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = c.OutOrStdout().Write(text)
-			return err
+			if _, err := c.OutOrStdout().Write(text); err != nil {
+				return err
+			}
+			if _, err := profile.Parse("the profile", text); err != nil {
+				return fmt.Errorf("what the machine tells is not all that a profile needs; write it in by hand, then fakefabric validate:\n%w", err)
+			}
+			return nil
 		},
 	}
 	m.add(c)

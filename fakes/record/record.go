@@ -95,7 +95,7 @@ type clocks struct {
 	Video    string `xml:"video_clock"`
 }
 
-// Profile reads the machine. What it could not find out stays zero; the result is checked as a profile file is.
+// Profile reads the machine. What it could not find out stays zero, and may be wanted in a profile file.
 func Profile(m Machine) (*profile.Profile, error) {
 	p := &profile.Profile{Name: m.Name, Summary: "recorded", Source: "fakefabric record on a real machine",
 		Host: profile.Host{Architecture: runtime.GOARCH, Hostname: m.Name + "-%d"}}

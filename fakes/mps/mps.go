@@ -33,6 +33,8 @@ type Daemon struct {
 	// Server is the command that is started as nvidia-cuda-mps-server.
 	Server string
 	Log    *slog.Logger
+	// Listening is called once commands are taken; nil: nobody wants to know.
+	Listening func()
 
 	mu         sync.Mutex
 	percentage string
@@ -71,6 +73,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer d.stopServers()
 	d.Log.Info("Start control daemon", "pipe", d.Pipe)
+	if d.Listening != nil {
+		d.Listening()
+	}
 	for {
 		conn, err := l.Accept()
 		if err != nil {

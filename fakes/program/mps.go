@@ -36,21 +36,56 @@ func runMPSControl(ctx context.Context, args []string, stdout, stderr io.Writer)
 	return mps.Send(ctx, pipe, os.Stdin, stdout)
 }
 
+// startedVariable tells a daemon in the background the descriptor on which to say how its start went: listening, or why not.
+const (
+	startedVariable = "FAKEFABRIC_MPS_STARTED"
+	listening       = "listening"
+)
+
+// startInBackground returns once the daemon listens, since scripts talk to it in their next line, or with the reason why it does not.
 func startInBackground() error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(exe, "-f") //nolint:noctx // it is to outlive this process
+	told, tell, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = told.Close() }() // only read from
+	cmd := exec.Command(exe, "-f")      //nolint:noctx // it is to outlive this process
 	cmd.Args[0] = "nvidia-cuda-mps-control"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	cmd.ExtraFiles = []*os.File{tell}
+	cmd.Env = append(os.Environ(), startedVariable+"=3") // the first after the standard three
+	err = cmd.Start()
+	_ = tell.Close() // the daemon has its own
+	if err != nil {
 		return fmt.Errorf("start the control daemon: %w", err)
 	}
-	return cmd.Process.Release()
+	said, err := io.ReadAll(told)
+	if err == nil && string(said) != listening {
+		err = fmt.Errorf("start the control daemon: %s", cmp.Or(string(said), "it ended before it listened; control.log may say why"))
+	}
+	return errors.Join(err, cmd.Process.Release())
+}
+
+// starter is who waits for the daemon's start: nobody, unless startInBackground does.
+func starter() *os.File {
+	if os.Getenv(startedVariable) == "" {
+		return nil
+	}
+	_ = os.Unsetenv(startedVariable) // it is not for the server
+	return os.NewFile(3, "starter")
 }
 
 func runMPSDaemon(ctx context.Context, pipe string) (err error) {
+	waiting := starter()
+	defer func() {
+		if waiting != nil && err != nil {
+			_, _ = fmt.Fprint(waiting, err) // closed where it listened before
+		}
+	}()
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -65,5 +100,11 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
 	d := mps.Daemon{Pipe: pipe, Server: filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-server"), Log: slog.New(slog.NewTextHandler(log, nil))}
+	if waiting != nil {
+		d.Listening = func() {
+			_, _ = io.WriteString(waiting, listening) // a starter that is gone has no use for it
+			_ = waiting.Close()
+		}
+	}
 	return d.Run(ctx)
 }

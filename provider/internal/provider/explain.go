@@ -22,6 +22,7 @@ func explain(doing string, err error) (summary, detail string) {
 		release_ *release.ExistsError
 		busy     *release.BusyError
 		failed   *validation.FailedError
+		taken    *validation.TakenError
 		absent   *maintenance.MissingError
 		stuck    *maintenance.StuckError
 		foreign  *release.ForeignCRDError
@@ -50,6 +51,9 @@ func explain(doing string, err error) (summary, detail string) {
 		return "CRDs of another owner", fmt.Sprintf("Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.", doing, foreign)
 	case errors.As(err, &failed):
 		return "Fabric not proven", fmt.Sprintf("Could not %s:\n%s\n\nWith keep = true job and domain stay to be looked at.", doing, strings.Join(failed.Reasons, "\n"))
+	case errors.As(err, &taken):
+		return taken.Kind + " exists already", fmt.Sprintf("Could not %s: %v, and the action makes and removes one of its own. Choose another name, or delete it where an earlier run "+
+			"with keep = true left it.", doing, taken)
 	case errors.As(err, &absent):
 		return absent.What, fmt.Sprintf("Could not %s: %s.", doing, absent)
 	case errors.As(err, &stuck):

@@ -103,7 +103,7 @@ func runValidateFabric(ctx context.Context, client *cluster.Client, m *validateF
 	c := m.check(ctx, &diags)
 	doing = fmt.Sprintf("run the %s test %s/%s", c.Test, c.Namespace, c.Name)
 	report, err := validation.Run(ctx, client, c, say)
-	if !m.Keep.ValueBool() {
+	if taken := (*validation.TakenError)(nil); !m.Keep.ValueBool() && !errors.As(err, &taken) {
 		cleanUp, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
 		err = errors.Join(err, validation.Remove(cleanUp, client, c))

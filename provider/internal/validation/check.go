@@ -32,7 +32,7 @@ type Check struct {
 	NodeSelector    map[string]string // which nodes may be chosen; empty: all of a clique
 }
 
-// checkLabel marks the pods of a check; its value is the check's name.
+// checkLabel marks what a check made: its domain, its job and their pods; its value is the check's name.
 const checkLabel = "gpufabric.io/fabric-check"
 
 //go:embed ping.yaml
@@ -69,6 +69,7 @@ func (c Check) objects() (theDomain, job *unstructured.Unstructured, err error) 
 		dropNulls(obj.Object)
 		obj.SetNamespace(c.Namespace)
 		obj.SetName(c.Name)
+		obj.SetLabels(map[string]string{checkLabel: c.Name})
 	}
 	at(theDomain.Object, "spec")["numNodes"] = c.Nodes
 	at(theDomain.Object, "spec", "channel", "resourceClaimTemplate")["name"] = c.template()

@@ -34,9 +34,20 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("the %s test %s/%s failed: %s", e.Check.Test, e.Check.Namespace, e.Check.Name, strings.Join(e.Reasons, "; "))
 }
 
+// TakenError says that a domain or a job of the check's name is there already. It is somebody's own, or of an earlier check that was kept, whose end would
+// pass for this one's.
+type TakenError struct {
+	Kind string
+	Key  object.Key
+}
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("%s %s exists already", e.Kind, e.Key)
+}
+
 // Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say is told of progress, one sentence at a
-// time and never twice the same, and may be called from several goroutines. Errors: *FailedError, *object.MissingKindError, or the API server's. What was
-// made stays: Remove takes it away.
+// time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made, *FailedError,
+// *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
 func Run(ctx context.Context, client *cluster.Client, c Check, say func(string)) (Report, error) {
 	theDomain, job, err := c.objects()
 	if err != nil {
@@ -44,6 +55,13 @@ func Run(ctx context.Context, client *cluster.Client, c Check, say func(string))
 	}
 	domains := object.NewStore(client, domain.Kind)
 	key := object.Key{Namespace: c.Namespace, Name: c.Name}
+	for _, kind := range []object.Kind{domain.Kind, c.job()} {
+		if there, err := object.NewStore(client, kind).Get(ctx, key); err != nil {
+			return Report{}, err
+		} else if there != nil {
+			return Report{}, &TakenError{kind.Name, key}
+		}
+	}
 	if _, err := domains.Add(ctx, theDomain); err != nil {
 		return Report{}, err
 	}
@@ -218,12 +236,21 @@ func (c Check) read(ctx context.Context, client *cluster.Client, pods []corev1.P
 	return report, nil
 }
 
-// Remove deletes what Run made and waits until it is gone or ctx ends.
+// Remove deletes what Run made and waits until it is gone or ctx ends. What bears the check's name and not its label is left, with an error.
 func Remove(ctx context.Context, client *cluster.Client, c Check) error {
 	key := object.Key{Namespace: c.Namespace, Name: c.Name}
 	var errs []error
 	for _, kind := range []object.Kind{c.job(), domain.Kind} { // the domain goes when its pods have
-		if _, err := object.NewStore(client, kind).Delete(ctx, key); err != nil {
+		store := object.NewStore(client, kind)
+		there, err := store.Get(ctx, key)
+		switch {
+		case err != nil || there == nil:
+		case there.GetLabels()[checkLabel] != c.Name:
+			err = errors.New("no check made it")
+		default:
+			_, err = store.Delete(ctx, key)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("remove %s %s: %w", kind.Name, key, err))
 		}
 	}

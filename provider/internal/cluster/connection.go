@@ -79,7 +79,10 @@ func (c *Connection) Client(ctx context.Context) (*Client, error) {
 	}
 	client, err := connect(ctx, c.settings)
 	if err != nil {
-		c.failure, c.failedAt = err, time.Now()
+		// A caller that has no more time, such as a plan that only wants advice, says nothing of the server.
+		if ctx.Err() == nil {
+			c.failure, c.failedAt = err, time.Now()
+		}
 		return nil, err
 	}
 	c.client, c.failure = client, nil

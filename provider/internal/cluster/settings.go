@@ -179,8 +179,10 @@ func (s Settings) fromFiles() (*rest.Config, string, error) {
 }
 
 func (s Settings) override(config *rest.Config) error {
+	// A login given here replaces the kubeconfig's: client-go would prefer a token to a command, and run a command beside a token.
 	if s.Token != "" {
 		config.BearerToken, config.BearerTokenFile = s.Token, ""
+		config.ExecProvider, config.AuthProvider = nil, nil
 	}
 	if s.CA != "" {
 		config.CAData, config.CAFile = []byte(s.CA), ""
@@ -203,6 +205,7 @@ func (s Settings) override(config *rest.Config) error {
 		config.Proxy = func(*http.Request) (*url.URL, error) { return proxy, nil }
 	}
 	if s.Exec != nil {
+		config.BearerToken, config.BearerTokenFile, config.AuthProvider = "", "", nil
 		config.ExecProvider = &api.ExecConfig{
 			APIVersion:      s.Exec.APIVersion,
 			Command:         s.Exec.Command,

@@ -4,8 +4,45 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
 )
+
+// kubeconfig writes a kubeconfig whose user is as given.
+func kubeconfig(t *testing.T, user string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config")
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n" +
+		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: " + user + "}]\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestALoginOfTheProviderBlockReplacesTheKubeconfigs: client-go prefers a token to a command, and runs a command beside a token.
+func TestALoginOfTheProviderBlockReplacesTheKubeconfigs(t *testing.T) {
+	const command = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: login, interactiveMode: Never}}"
+	t.Run("a token replaces a command", func(t *testing.T) {
+		config, _, err := Settings{ConfigPaths: []string{kubeconfig(t, command)}, Token: "mine"}.RESTConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if config.BearerToken != "mine" || config.ExecProvider != nil {
+			t.Errorf("token %q, command %v; want the token alone", config.BearerToken, config.ExecProvider)
+		}
+	})
+	t.Run("a command replaces a token", func(t *testing.T) {
+		config, _, err := Settings{ConfigPaths: []string{kubeconfig(t, "{token: old}")}, Exec: &Exec{APIVersion: "client.authentication.k8s.io/v1", Command: "login"}}.RESTConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if config.BearerToken != "" || config.BearerTokenFile != "" || config.ExecProvider == nil {
+			t.Errorf("token %q, command %v; want the command alone", config.BearerToken, config.ExecProvider)
+		}
+	})
+}
 
 func TestAnImpatientCallerFailsAlone(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -77,7 +77,7 @@ func migLayoutSchema(ctx context.Context) schema.Schema {
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 			"gpus": schema.ListNestedAttribute{Required: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "What which GPUs of a node are cut into. A GPU may be meant by one entry at most.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"device_filter": schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Only GPUs with one of these PCI device and vendor ids, for example `0x20B010DE`."},
+					"device_filter": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Only GPUs with one of these PCI device and vendor ids, for example `0x20B010DE`."},
 					"devices":       schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "Indices of the GPUs; without them, all."},
 					"mig_devices": schema.MapAttribute{ElementType: types.Int64Type, Optional: true,
 						MarkdownDescription: "How many instances of which profile, for example `{\"1g.5gb\" = 2, \"3g.20gb\" = 1}`. Without it MIG mode is off; an empty map leaves it on, with no instance."},

@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 
+	"github.com/hashicorp/terraform-plugin-framework-validators/listvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
 	"github.com/hashicorp/terraform-plugin-framework/attr"
@@ -35,12 +36,12 @@ func nodeSelectorAttribute(what string) schema.Attribute {
 		Attributes: map[string]schema.Attribute{
 			"match_labels": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
 				MarkdownDescription: "Labels a node must have."},
-			"match_expressions": schema.ListNestedAttribute{Optional: true, MarkdownDescription: "Further conditions on a node's labels; all must hold.",
+			"match_expressions": schema.ListNestedAttribute{Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Further conditions on a node's labels; all must hold.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"key": schema.StringAttribute{Required: true, MarkdownDescription: "Label key."},
 					"operator": schema.StringAttribute{Required: true, MarkdownDescription: "`In`, `NotIn`, `Exists` or `DoesNotExist`.",
 						Validators: []validator.String{stringvalidator.OneOf("In", "NotIn", "Exists", "DoesNotExist")}},
-					"values": schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Values for `In` and `NotIn`."},
+					"values": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Values for `In` and `NotIn`."},
 				}}},
 		}}
 }

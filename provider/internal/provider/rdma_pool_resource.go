@@ -60,12 +60,12 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 	attributes := metaAttributes(ctx, rdmaPoolKind)
 	attributes["node_selector"] = nodeSelectorAttribute("have the pool")
 	attributes["resource_name"] = schema.StringAttribute{Required: true, MarkdownDescription: "Name of the resource without its prefix, for example `hca_shared_devices_a`. Letters, digits and `_`."}
-	attributes["resource_prefix"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(v1alpha1.DefaultRDMAPrefix), MarkdownDescription: "What stands before the name and a slash. Default `rdma`."}
+	attributes["resource_prefix"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(v1alpha1.DefaultRDMAPrefix), Validators: notEmpty(), MarkdownDescription: "What stands before the name and a slash. Default `rdma`."}
 	attributes["rdma_hca_max"] = schema.Int64Attribute{Optional: true, Computed: true, Default: int64default.StaticInt64(0), MarkdownDescription: fmt.Sprintf("How many units of the resource a node has, 0 to %d. A unit is a share of one HCA. Must be 0 with mode `Exclusive`.", v1alpha1.MaxRDMAUnits)}
 	attributes["devices"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Names of network interfaces. An older form of `selectors.if_names`; one of the two must be given, and not both."}
 	attributes["selectors"] = rdmaSelectorsAttribute()
-	attributes["mode"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMAShared)), MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs."}
-	attributes["device_nodes"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)), MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool."}
+	attributes["mode"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMAShared)), Validators: notEmpty(), MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs."}
+	attributes["device_nodes"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)), Validators: notEmpty(), MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool."}
 	attributes["exclude_topology"] = schema.BoolAttribute{Optional: true, Computed: true, Default: booldefault.StaticBool(false), MarkdownDescription: "Leave the NUMA node out of what the kubelet is told. Default `false`."}
 	addReadiness(attributes, "the controller has looked at the pool", "every selected node has a healthy device in the pool")
 	attributes["resource"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What pods ask for: `resource_prefix/resource_name`."}

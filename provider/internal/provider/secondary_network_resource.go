@@ -103,9 +103,9 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 	attributes["resource_name"] = text("Resource whose allocated device the network uses, for example `gpufabric_rdma_pool.this.resource`.", stringvalidator.RegexMatches(regexp.MustCompile(`^[^/]+/[^/]+$`), "must be prefix/name, for example rdma/hca_shared_devices_a"))
 	attributes["ipam"] = schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Addresses from whereabouts, unique over the cluster; without it pods get none.", Attributes: map[string]schema.Attribute{
 		"range":       schema.StringAttribute{Required: true, MarkdownDescription: "Network in CIDR form, for example `10.56.0.0/16`."},
-		"range_start": text("First address to hand out."),
-		"range_end":   text("Last address to hand out."),
-		"gateway":     text("Gateway."),
+		"range_start": text("First address to hand out.", notEmpty()...),
+		"range_end":   text("Last address to hand out.", notEmpty()...),
+		"gateway":     text("Gateway.", notEmpty()...),
 		"exclude":     schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Networks in CIDR form that are left out."},
 	}}
 	return schema.Schema{Attributes: attributes, MarkdownDescription: "A secondary network for pods with RDMA NICs: a `NetworkAttachmentDefinition` for Multus, with macvlan, ipoib or host-device and whereabouts. " +
@@ -132,6 +132,9 @@ func validateSecondaryNetwork(ctx context.Context, m *secondaryNetworkModel) (fi
 	only("mode", !m.Mode.IsNull(), "macvlan")
 	only("mtu", !m.MTU.IsNull(), "macvlan")
 	only("pci_bus_id", !m.PCIBusID.IsNull(), "host-device")
+	if _, both := m.Annotations.Elements()[resourceAnnotation]; both {
+		errs = append(errs, field.Forbidden(field.NewPath("annotations").Key(resourceAnnotation), "set resource_name, which writes this annotation"))
+	}
 	config, diags := m.config(ctx)
 	if config.IPAM != nil {
 		errs = append(errs, config.IPAM.validate(field.NewPath("ipam"))...)
@@ -152,6 +155,10 @@ func (c *cniIPAM) validate(at *field.Path) field.ErrorList {
 		if address, err := netip.ParseAddr(a.value); err != nil || !network.Contains(address) {
 			errs = append(errs, field.Invalid(at.Child(a.name), a.value, "must be an address in "+network.String()))
 		}
+	}
+	first, noFirst := netip.ParseAddr(c.Start)
+	if last, err := netip.ParseAddr(c.End); err == nil && noFirst == nil && last.Less(first) {
+		errs = append(errs, field.Invalid(at.Child("range_end"), c.End, "must not be before range_start, "+c.Start))
 	}
 	for i, text := range c.Exclude {
 		if left, err := netip.ParsePrefix(text); err != nil || !network.Overlaps(left) {
@@ -209,7 +216,6 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 		m.MTU = types.Int64Value(c.MTU)
 	}
 	m.ResourceName = textOrNull(obj.GetAnnotations()[resourceAnnotation])
-	m.hideOwnAnnotation()
 	if c.IPAM == nil {
 		m.IPAM = types.ObjectNull(ipamType)
 		return diags
@@ -223,15 +229,17 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	return diags
 }
 
-// hideOwnAnnotation takes the resource's annotation out of those that the configuration lists.
-func (m *secondaryNetworkModel) hideOwnAnnotation() {
+// observeMeta takes the resource's annotation, which is not the configuration's, out of those that Terraform owns.
+func (m *secondaryNetworkModel) observeMeta(obj *unstructured.Unstructured) {
+	configured := m.Annotations
+	m.namespacedMeta.observeMeta(obj)
 	rest := map[string]attr.Value{}
 	for key, value := range m.Annotations.Elements() {
 		if key != resourceAnnotation {
 			rest[key] = value
 		}
 	}
-	if len(rest) == 0 {
+	if len(rest) == 0 && (configured.IsNull() || len(configured.Elements()) > 0) {
 		m.Annotations = types.MapNull(types.StringType)
 		return
 	}

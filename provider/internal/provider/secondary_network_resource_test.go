@@ -38,4 +38,9 @@ func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
 			resource.TestStep{ResourceName: networkAddress, ImportState: true, ImportStateVerify: true},
 			resource.TestStep{Config: network("type = \"ipoib\"\nmaster = \"ib0\""), ConfigPlanChecks: updates(networkAddress), Check: resource.TestCheckNoResourceAttr(networkAddress, "mtu")})
 	})
+	t.Run("keeps an empty map of annotations empty", func(t *testing.T) {
+		config := network("type = \"ipoib\"\nmaster = \"ib0\"\nannotations = {}\nresource_name = \"rdma/a\"")
+		check(t, resource.TestStep{Config: config, Check: resource.TestCheckResourceAttr(networkAddress, "annotations.%", "0")},
+			resource.TestStep{Config: config, PlanOnly: true})
+	})
 }

@@ -14,6 +14,10 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
+// notEmpty refuses an empty string where the API takes one for an attribute that is left out: it would come back as null or as the default, and Terraform
+// wants back what was planned.
+func notEmpty() []validator.String { return []validator.String{stringvalidator.LengthAtLeast(1)} }
+
 // kubernetesName accepts names of objects; kubernetesLabel those that must also be a DNS label, such as namespaces.
 func kubernetesName() []validator.String {
 	return []validator.String{

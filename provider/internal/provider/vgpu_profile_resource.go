@@ -64,7 +64,7 @@ func vgpuProfileSchema(ctx context.Context) schema.Schema {
 	attributes["split"] = schema.Int64Attribute{Optional: true, MarkdownDescription: "How many slices a GPU is cut into at most, 1 to 100. Only with `Software`."}
 	attributes["node_selector"] = nodeSelectorAttribute("the slices are on")
 	attributes["product_names"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Only GPUs with one of these product names, for example `NVIDIA L40S`."}
-	attributes["policy"] = schema.StringAttribute{Optional: true, MarkdownDescription: "`Binpack` fills one GPU before the next, `Spread` puts slices where the fewest are, over nodes and over a node's GPUs, for pods of gpufabric-scheduler. The cluster's own scheduler takes the first GPU that fits."}
+	attributes["policy"] = schema.StringAttribute{Optional: true, Validators: notEmpty(), MarkdownDescription: "`Binpack` fills one GPU before the next, `Spread` puts slices where the fewest are, over nodes and over a node's GPUs, for pods of gpufabric-scheduler. The cluster's own scheduler takes the first GPU that fits."}
 	attributes["namespaces"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Namespaces that get a ResourceClaimTemplate of the profile's name."}
 	addReadiness(attributes, "the controller has looked at the profile", "its DeviceClass and templates stand and at least one slice fits somewhere")
 	attributes["device_class"] = schema.StringAttribute{Computed: true, MarkdownDescription: "DeviceClass that was made."}

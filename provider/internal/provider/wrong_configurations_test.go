@@ -98,6 +98,12 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a node selector In nothing", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "In" }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].values", "must be specified"}},
 		{"a node selector with no labels", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_labels = {} }` + "\n" + pool, []string{"node_selector.match_labels", "at least 1"}},
 		{"a pool with a namespace", "rdma_pool", `name = "a"` + "\n" + `namespace = "b"` + "\n" + pool, []string{"namespace"}},
+		// What is left out and what is empty are one to the API, so that a plan with an empty value could not come true.
+		{"an empty prefix", "rdma_pool", `name = "a"` + "\n" + `resource_prefix = ""` + "\n" + pool, []string{"Attribute resource_prefix", "at least 1"}},
+		{"an empty mode", "rdma_pool", `name = "a"` + "\n" + `mode = ""` + "\n" + pool, []string{"Attribute mode", "at least 1"}},
+		{"empty device nodes", "rdma_pool", `name = "a"` + "\n" + `device_nodes = ""` + "\n" + pool, []string{"Attribute device_nodes", "at least 1"}},
+		{"a node selector with no expressions", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [] }` + "\n" + pool, []string{"node_selector.match_expressions", "at least 1"}},
+		{"an expression with no values", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "Exists", values = [] }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].values", "at least 1"}},
 
 		// gpufabric_vgpu_profile
 		{"a profile without a mode", "vgpu_profile", `name = "a"`, []string{`"mode" is required`}},
@@ -113,6 +119,7 @@ func TestWrongConfigurations(t *testing.T) {
 		{"cores over a hundred", "vgpu_profile", `name = "a"` + "\n" + `mode = "Software"` + "\n" + `memory = "1Gi"` + "\n" + `cores = 101`, []string{"cores", "101", "between 1 and 100"}},
 		{"a split of zero", "vgpu_profile", `name = "a"` + "\n" + `mode = "Software"` + "\n" + `memory = "1Gi"` + "\n" + `split = 0`, []string{"split", "between 1 and 100"}},
 		{"an unknown policy", "vgpu_profile", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `policy = "numa"`, []string{"policy", `"numa"`, `"Binpack"`}},
+		{"an empty policy", "vgpu_profile", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `policy = ""`, []string{"Attribute policy", "at least 1"}},
 		{"a namespace twice", "vgpu_profile", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `namespaces = ["a", "a"]`, []string{"namespaces[1]", "Duplicate"}},
 		{"a namespace that cannot be", "vgpu_profile", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `namespaces = ["A"]`, []string{"namespaces[0]", `"A"`}},
 		{"an empty product name", "vgpu_profile", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `product_names = [""]`, []string{"product_names[0]", "1 to 64 characters"}},
@@ -126,6 +133,7 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a GPU twice", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ devices = [0, 0] }] } }`, []string{`layouts["x"].gpus[0].devices[1]`, "Duplicate"}},
 		{"a GPU index below zero", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ devices = [-1] }] } }`, []string{`layouts["x"].gpus[0].devices[0]`, "between 0 and 255"}},
 		{"a device filter that is a name", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ device_filter = ["A100"] }] } }`, []string{`layouts["x"].gpus[0].device_filter[0]`, "0x20B010DE"}},
+		{"an empty device filter", "mig_layout", `name = "a"` + "\n" + `layout = "x"` + "\n" + `layouts = { x = { gpus = [{ device_filter = [] }] } }`, []string{`layouts["x"].gpus[0].device_filter`, "at least 1"}},
 
 		// gpufabric_secondary_network
 		{"a network of an unknown type", "secondary_network", `name = "a"` + "\n" + `type = "sriov"`, []string{"Attribute type", `["macvlan" "ipoib" "host-device"]`, `got: "sriov"`}},
@@ -138,8 +146,12 @@ func TestWrongConfigurations(t *testing.T) {
 		{"an MTU of 10", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `mtu = 10`, []string{"Attribute mtu", "between 68 and 65520", "got: 10"}},
 		{"a range without a length", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0" }`, []string{"ipam.range", `"10.0.0.0"`, "CIDR"}},
 		{"a gateway outside the range", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", gateway = "10.0.1.1" }`, []string{"ipam.gateway", `"10.0.1.1"`, "10.0.0.0/24"}},
+		{"an empty gateway", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", gateway = "" }`, []string{"ipam.gateway", "at least 1"}},
+		{"an empty first address", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", range_start = "" }`, []string{"ipam.range_start", "at least 1"}},
+		{"a last address before the first", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", range_start = "10.0.0.20", range_end = "10.0.0.10" }`, []string{"ipam.range_end", `"10.0.0.10"`, "10.0.0.20"}},
 		{"an exclusion outside the range", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `ipam = { range = "10.0.0.0/24", exclude = ["10.0.1.0/28"] }`, []string{"ipam.exclude[0]", "10.0.0.0/24"}},
 		{"a resource without a prefix", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `resource_name = "hca"`, []string{"Attribute resource_name", "prefix/name"}},
+		{"a resource as an annotation", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `annotations = { "k8s.v1.cni.cncf.io/resourceName" = "rdma/a" }`, []string{"annotations", "set resource_name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n}\nresource \"gpufabric_%s\" \"test\" {\n%s\n}\n", c.kind, c.body)

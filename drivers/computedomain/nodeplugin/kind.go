@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -246,11 +247,9 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data h
 
 // Unprepare implements draplugin.Kind.
 func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
-	var data held
-	if len(record.Data) > 0 {
-		if err := json.Unmarshal(record.Data, &data); err != nil {
-			return fmt.Errorf("read what claim %s/%s holds: %w", record.Namespace, record.Name, err)
-		}
+	data, err := decode(record)
+	if err != nil {
+		return err
 	}
 	if data.Channel != "" {
 		// The channel is held by one claim at a time, so this was the last of its domain here.
@@ -266,14 +265,36 @@ func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	return nil
 }
 
-// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed.
-func (k *kind) Recover(_ context.Context, records []claimstate.Record) error {
+// dataVersion is raised when a field of held changes its meaning.
+const dataVersion = 0
+
+// decode reads what a claim's record says beside its devices.
+func decode(record claimstate.Record) (held, error) {
+	var data held
+	if record.DataVersion > dataVersion {
+		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; run that one again, "+
+			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
+	}
+	if len(record.Data) == 0 {
+		return data, nil
+	}
+	if err := json.Unmarshal(record.Data, &data); err != nil {
+		return data, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
+	}
+	return data, nil
+}
+
+// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is: any may be that of a
+// daemon that runs, which could not start nvidia-imex again without.
+func (k *kind) Recover(ctx context.Context, records []claimstate.Record) error {
 	wanted := map[string]bool{}
 	for _, record := range records {
-		var data held
-		if json.Unmarshal(record.Data, &data) == nil && data.Daemon != "" {
-			wanted[string(data.Daemon)] = true
+		data, err := decode(record)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "No domain's directory is removed")
+			return nil
 		}
+		wanted[string(data.Daemon)] = true
 	}
 	entries, err := os.ReadDir(k.domainsDir())
 	if os.IsNotExist(err) {

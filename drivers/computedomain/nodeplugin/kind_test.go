@@ -452,3 +452,33 @@ func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
 		t.Errorf("left %v, %v", entries, err)
 	}
 }
+
+func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
+	for name, record := range map[string]claimstate.Record{
+		"of a newer version": {DataVersion: 1, Data: json.RawMessage(`{"daemon":["d"]}`)},
+		"of another form":    {Data: json.RawMessage(`{"daemon":["d"]}`)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &kind{stateDir: t.TempDir()}
+			writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
+			if err := k.Recover(t.Context(), []claimstate.Record{record}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
+				t.Errorf("a running daemon's files: %v", err)
+			}
+			if err := k.Unprepare(t.Context(), record); err == nil {
+				t.Error("what could not be read was unprepared")
+			}
+		})
+	}
+}
+
+func TestDataOfANewerVersionIsNotGuessedAt(t *testing.T) {
+	k := &kind{stateDir: t.TempDir()}
+	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
+	err := k.Unprepare(t.Context(), claimstate.Record{DataVersion: 1, Data: json.RawMessage(`{"daemon":"d"}`)})
+	if err == nil || !strings.Contains(err.Error(), "of version 1, known are 0 to 0") {
+		t.Errorf("got %v", err)
+	}
+}

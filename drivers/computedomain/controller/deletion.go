@@ -29,6 +29,9 @@ import (
 // the node or when the node comes back.
 const lostAfter = time.Minute
 
+// tellAfter is how long a deletion may take before its status says what it waits for.
+const tellAfter = lostAfter / 4
+
 // delete removes what was made for a domain, in this order: the templates, so that no further claim is made; the DaemonSet; the
 // nodes' labels; and when the last daemon has ended, the finalizer.
 func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
@@ -36,7 +39,14 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		return ctrl.Result{}, nil
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
-		return ctrl.Result{}, err
+		// What passes is not told of; what stays would keep the domain without a word.
+		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
+			return ctrl.Result{}, err
+		}
+		_, told := r.writeStatus(ctx, &pass{domain: domain, problem: &metav1.Condition{
+			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting, Message: "what was made for the domain cannot be removed: " + err.Error(),
+		}}, domain.Status.DeepCopy())
+		return ctrl.Result{}, errors.Join(err, told)
 	}
 	waiting, again, err := r.ending(ctx, domain.UID)
 	if err != nil {
@@ -49,8 +59,8 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
 		}}
 		// Usually they end before there is anything to tell.
-		if r.now().Sub(domain.DeletionTimestamp.Time) < lostAfter/4 {
-			return ctrl.Result{RequeueAfter: soonest(again, lostAfter/4)}, nil
+		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
+			return ctrl.Result{RequeueAfter: soonest(again, tellAfter)}, nil
 		}
 		after, err := r.writeStatus(ctx, p, before)
 		return ctrl.Result{RequeueAfter: soonest(again, after)}, err

@@ -307,6 +307,35 @@ func TestDeletingADomainLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestADeletionThatIsRefusedSaysSo(t *testing.T) {
+	d := newDomain("d", 1)
+	c := newCluster(t, d)
+	c.now = time.Now().Add(-time.Hour) // the client in memory stamps the deletion by its own clock
+	c.settle(d.UID)
+	c.join(d, "a", "10.0.0.1", isReady)
+	c.settle(d.UID)
+	c.must(c.Delete(t.Context(), c.domain("d")))
+	c.refuse = func(write string) error {
+		if strings.HasPrefix(write, "patch *v1.PartialObjectMetadata") {
+			return apierrors.NewForbidden(corev1.Resource("nodes"), "a", fmt.Errorf("a policy of the cluster's"))
+		}
+		return nil
+	}
+	for _, step := range []struct {
+		age  time.Duration
+		told bool
+	}{{0, false}, {tellAfter + time.Second, true}} {
+		c.now = time.Now().Add(step.age)
+		if _, err := c.reconciler.Reconcile(t.Context(), d.UID); err == nil {
+			t.Error("no error, so nobody tries again")
+		}
+		got := c.domain("d").Status.Conditions[0]
+		if told := got.Reason == reasonDeleting && strings.Contains(got.Message, "node a") && strings.Contains(got.Message, "a policy of the cluster's"); told != step.told {
+			t.Errorf("after %s: %+v", step.age, got)
+		}
+	}
+}
+
 func TestWhatOutlivedItsDomainIsRemoved(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)

@@ -170,12 +170,12 @@ func (r *Reconciler) ensureDaemonTemplate(ctx context.Context, p *pass) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.ensure(ctx, p.domain.UID, template, &resourceapi.ResourceClaimTemplate{})
+	_, err = r.ensure(ctx, p, template, &resourceapi.ResourceClaimTemplate{})
 	return err
 }
 
 func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
-	_, err := r.ensure(ctx, p.domain.UID, daemonSet(p.domain, r.settings), &appsv1.DaemonSet{})
+	_, err := r.ensure(ctx, p, daemonSet(p.domain, r.settings), &appsv1.DaemonSet{})
 	return err
 }
 
@@ -185,16 +185,17 @@ func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error 
 	if err != nil {
 		return err
 	}
-	holder, err := r.ensure(ctx, p.domain.UID, template, &resourceapi.ResourceClaimTemplate{})
+	holder, err := r.ensure(ctx, p, template, &resourceapi.ResourceClaimTemplate{})
 	if err != nil || holder == nil {
 		return err
 	}
 	owner := "somebody else's"
 	// A template without our label is not watched, one of an earlier domain is on its way out.
-	p.again = 15 * time.Second
+	again := 15 * time.Second
 	if other := holder.GetLabels()[v1beta1.LabelComputeDomain]; other != "" {
-		owner, p.again = "that of the ComputeDomain with UID "+other, time.Second
+		owner, again = "that of the ComputeDomain with UID "+other, time.Second
 	}
+	p.again = soonest(p.again, again)
 	p.problem = &metav1.Condition{
 		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken,
 		Message: fmt.Sprintf("the namespace has a ResourceClaimTemplate %s already, and it is %s: delete it, or create the ComputeDomain with another spec.channel.resourceClaimTemplate.name", template.Name, owner),
@@ -203,7 +204,8 @@ func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error 
 }
 
 // ensure creates an object unless it exists. It returns what holds its name where that is not this domain's.
-func (r *Reconciler) ensure(ctx context.Context, uid types.UID, want, found client.Object) (client.Object, error) {
+func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Object) (client.Object, error) {
+	uid := p.domain.UID
 	name := fmt.Sprintf("%T %s", want, want.GetName())
 	key := client.ObjectKeyFromObject(want)
 	err := r.client.Get(ctx, key, found)
@@ -216,6 +218,8 @@ func (r *Reconciler) ensure(ctx context.Context, uid types.UID, want, found clie
 	case !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("look up %s: %w", name, err)
 	case r.memory.recently(uid, name, r.now()):
+		// It comes into view, or was deleted before it did, of which no event would tell.
+		p.again = soonest(p.again, lag)
 		return nil, nil
 	}
 	err = r.client.Create(ctx, want)

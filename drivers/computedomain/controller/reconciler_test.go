@@ -267,6 +267,20 @@ func TestATemplateNameThatIsTakenIsSaidAndLeftAlone(t *testing.T) {
 	}
 }
 
+// The events of a creation and of a deletion right after it may be one to the controller, which then still takes the object for created.
+func TestWhatIsDeletedBeforeItWasSeenIsMadeAgain(t *testing.T) {
+	d := newDomain("d", 1)
+	c := newCluster(t, d)
+	c.settle(d.UID)
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d-channel"}}
+	c.must(c.Delete(t.Context(), template))
+	c.reconciler.memory.made(d.UID, fmt.Sprintf("%T d-channel", template), c.now)
+	c.settle(d.UID)
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(template), template); err != nil {
+		t.Errorf("the template is not back: %v", err)
+	}
+}
+
 func TestDeletingADomainLeavesNothing(t *testing.T) {
 	d, other := newDomain("d", 1), newDomain("e", 1)
 	c := newCluster(t, d, other)

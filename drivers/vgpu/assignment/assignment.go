@@ -45,6 +45,9 @@ func (r Resources) Check(c *corev1.Container) error {
 // and ordinary ones together has the init containers first. Any other length is refused: guessing would give a container another's GPU.
 func (r Resources) Of(pod *corev1.Pod, container string) ([]annotation.Share, error) {
 	spec, position, isInit := find(pod, container)
+	if spec == nil && slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
+		return nil, nil // of kubectl debug: the API lets none ask for resources
+	}
 	if spec == nil {
 		return nil, fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, container)
 	}

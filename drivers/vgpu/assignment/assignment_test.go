@@ -38,6 +38,12 @@ func pod(value string, inits []corev1.Container, containers ...corev1.Container)
 	return p
 }
 
+// debugged is the pod after kubectl debug.
+func debugged(p *corev1.Pod) *corev1.Pod {
+	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger"}}}
+	return p
+}
+
 func TestOf(t *testing.T) {
 	first, second := a+",NVIDIA,1,2:;", b+",NVIDIA,3,4:;"
 	shareA, shareB := []annotation.Share{{UUID: a, Memory: 1, Cores: 2}}, []annotation.Share{{UUID: b, Memory: 3, Cores: 4}}
@@ -55,6 +61,7 @@ func TestOf(t *testing.T) {
 		"an init container":                    {pod(first+second, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", shareA, ""},
 		"an init container that is not listed": {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", nil, "does not serve init containers"},
 		"an ordinary one beside an unlisted":   {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "main", shareA, ""},
+		"an ephemeral container":               {debugged(pod(first, nil, gpus("main", "1"))), "debugger", nil, ""},
 		"a list of another length":             {pod(first+first+first, nil, gpus("main", "1")), "main", nil, "lists 3 containers"},
 		"fewer shares than asked for":          {pod(first, nil, gpus("main", "2")), "main", nil, "gives it 1"},
 		"a pod of another scheduler":           {pod("", nil, gpus("main", "1")), "main", nil, "schedulerName"},

@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"reflect"
+	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -30,6 +32,9 @@ func (Reviewer) Handle(ctx context.Context, request admission.Request) admission
 	if request.Operation != admissionv1.Create && request.Operation != admissionv1.Update {
 		return admission.Allowed("")
 	}
+	if request.Operation == admissionv1.Update && standing(request.OldObject.Raw, request.Object.Raw) {
+		return admission.Allowed("")
+	}
 	errs, err := review(request.Kind.Group, request.Kind.Version, request.Kind.Kind, request.Object.Raw)
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
@@ -39,10 +44,26 @@ func (Reviewer) Handle(ctx context.Context, request admission.Request) admission
 	}
 	reason := errs.ToAggregate().Error()
 	if len(reason) > maxReason {
-		reason = reason[:maxReason] + "…"
+		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
 	}
 	klog.FromContext(ctx).Info("Refused", "kind", request.Kind.Kind, "namespace", request.Namespace, "name", request.Name, "user", request.UserInfo.Username, "reason", reason)
 	return admission.Denied(reason)
+}
+
+// standing tells whether an update leaves the spec as it is, or is of an object that is being deleted. What was written while nobody answered reviews must
+// still lose its finalizers, and take labels: a claim's spec cannot even be changed.
+func standing(before, after []byte) bool {
+	type object struct {
+		Metadata struct {
+			DeletionTimestamp *string `json:"deletionTimestamp"`
+		} `json:"metadata"`
+		Spec any `json:"spec"`
+	}
+	var had, has object
+	if json.Unmarshal(before, &had) != nil || json.Unmarshal(after, &has) != nil {
+		return false
+	}
+	return has.Metadata.DeletionTimestamp != nil || had.Spec != nil && reflect.DeepEqual(had.Spec, has.Spec)
 }
 
 // review decodes an object and returns its mistakes; the error is for an object that cannot be decoded.

@@ -23,6 +23,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 )
 
 // certificate makes a key pair for localhost in dir, and a pool that trusts it.
@@ -137,6 +138,34 @@ func TestReviews(t *testing.T) {
 			}
 			if c.want != "" && !strings.Contains(answer.Result.Message, c.want) {
 				t.Errorf("the refusal %q does not say %q", answer.Result.Message, c.want)
+			}
+		})
+	}
+}
+
+// The controller of claims takes its finalizer off by an update of the claim. Were that refused, a claim from before the webhook could never go.
+func TestWhatStandsMayBeUpdatedAndDeleted(t *testing.T) {
+	claim := func(metadata, strategy string) string {
+		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":{"apiVersion":"resource.nvidia.com/v1beta1",` +
+			`"kind":"GpuConfig","sharing":{"strategy":"` + strategy + `"}}}}]}}}`
+	}
+	for _, c := range []struct {
+		name, before, after string
+		allowed             bool
+	}{
+		{"a finalizer goes", claim(`{"finalizers":["resource.kubernetes.io/delete-protection"]}`, "Magic"), claim(`{}`, "Magic"), true},
+		{"a spec that is being deleted", claim(`{}`, "Magic"), claim(`{"deletionTimestamp":"2026-11-22T06:00:00Z"}`, "Tricks"), true},
+		{"a spec becomes wrong", claim(`{}`, "MPS"), claim(`{}`, "Magic"), false},
+		{"a wrong spec becomes another", claim(`{}`, "Magic"), claim(`{}`, "Tricks"), false},
+		{"nothing is known of before", "", claim(`{}`, "Magic"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			request := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Operation: admissionv1.Update, Kind: metav1.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: "ResourceClaim"},
+				Object: runtime.RawExtension{Raw: []byte(c.after)}, OldObject: runtime.RawExtension{Raw: []byte(c.before)},
+			}}
+			if answer := (Reviewer{}).Handle(t.Context(), request); answer.Allowed != c.allowed {
+				t.Errorf("allowed %t: %v", answer.Allowed, answer.Result)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 
 	"sigs.k8s.io/yaml"
 
@@ -59,8 +60,6 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	set(&next.MemoryScaling, nvidia.DeviceMemoryScaling)
 	set(&next.CoreScaling, nvidia.DeviceCoreScaling)
 	set(&next.MemoryFactor, nvidia.GPUMemoryFactor)
-	set(&next.DefaultMemoryMiB, nvidia.DefaultMemory)
-	set(&next.DefaultCores, nvidia.DefaultCores)
 	set(&next.NoCoreLimit, nvidia.DisableCoreLimit)
 	if nvidia.KnownMIGGeometries != nil {
 		next.Geometries = nil
@@ -72,6 +71,11 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	errs := []error{next.Validate()}
 	// resourceMemoryPercentageName and defaultGPUNum are read by Volcano's scheduler and webhook out of the same ConfigMap, and passDeviceSpecs is
 	// what this plugin does in any case (device nodes come through CDI or NRI): they are right as they stand, and nothing is to be done for them.
+	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory), "defaultCores": int64(deref(nvidia.DefaultCores))} {
+		if value != 0 {
+			errs = append(errs, fmt.Errorf("nvidia.%s: %d is not allowed; what a container gets that names no amount is the scheduler's to decide, and the node gives what it decided: set 0, and name the amounts in the pods", field, value))
+		}
+	}
 	if nvidia.OverwriteEnv != nil && *nvidia.OverwriteEnv {
 		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share get no GPU here at all, so there is no environment to overwrite: remove the key"))
 	}
@@ -130,6 +134,9 @@ func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 	if err := decoder.Decode(&read); err != nil {
 		return fmt.Errorf("config.json: %w", err)
 	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config.json: something follows the object at byte %d, and would have no effect: remove it", decoder.InputOffset())
+	}
 	var errs []error
 	chosen := *s
 	seen := map[string]int{}
@@ -173,6 +180,11 @@ func (n nodeConfig) over(s Settings) (Settings, error) {
 		err = errors.Join(err, fmt.Errorf("migstrategy: %q is not allowed; MIG instances of their own resources are claimed through the DeviceClass mig.nvidia.com, and none is", *n.MIGStrategy))
 	}
 	return s, err
+}
+
+func deref[T any](value *T) (v T) {
+	set(&v, value)
+	return v
 }
 
 func set[T any](field *T, value *T) {

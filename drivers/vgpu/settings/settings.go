@@ -25,9 +25,6 @@ type Settings struct {
 	MemoryScaling, CoreScaling float64
 	// MemoryFactor is the size of a unit of memory in MiB; 0 leaves it to package units.
 	MemoryFactor int
-	// DefaultMemoryMiB is what a container gets that asks for no memory; 0 is the whole GPU's. DefaultCores likewise in percent; 0 is unlimited.
-	DefaultMemoryMiB int64
-	DefaultCores     int
 	// NoCoreLimit leaves a container's share of SMs unlimited, whatever it asked for.
 	NoCoreLimit bool
 	// Mode is how the node's GPUs are shared; GPUModes says otherwise for single GPUs, by UUID.
@@ -107,12 +104,6 @@ func (s *Settings) Validate() error {
 	}
 	if s.MemoryFactor < 0 || s.MemoryFactor > maximumFactor {
 		wrong("gpuMemoryFactor", s.MemoryFactor, fmt.Sprintf("0 (chosen by itself) to %d MiB are", maximumFactor))
-	}
-	if s.DefaultMemoryMiB < 0 {
-		wrong("defaultMemory", s.DefaultMemoryMiB, "0 (the whole GPU's) or more MiB are")
-	}
-	if s.DefaultCores < 0 || s.DefaultCores > 100 {
-		wrong("defaultCores", s.DefaultCores, "0 (unlimited) to 100 percent are")
 	}
 	if !knownMode(s.Mode) {
 		wrong("operatingmode", fmt.Sprintf("%q", s.Mode), "hami-core and mig are")

@@ -63,6 +63,7 @@ func TestApplyDeviceConfigRefusesEveryMistakeAndChangesNothing(t *testing.T) {
 		"nvidia: {deviceSplitCount: many}":                                    {"deviceSplitCount"},
 		"nvidia: {deviceCoreScaling: .nan}":                                   {"device-config.yaml"},
 		"nvidia: {gpuMemoryFactor: -1, defaultCores: 101, defaultMemory: -5}": {"gpuMemoryFactor: -1", "defaultCores: 101", "defaultMemory: -5"},
+		"nvidia: {defaultMemory: 5000, defaultCores: 30}":                     {"defaultMemory: 5000", "defaultCores: 30", "scheduler"},
 		"nvidia: {resourceCountName: number}":                                 {`resourceCountName: "number"`},
 		"nvidia: {resourceCoreName: volcano.sh/vgpu-memory}":                  {"a name of its own"},
 		"nvidia: {devicesplitcounts: 3}":                                      {"devicesplitcounts"},
@@ -124,6 +125,7 @@ func TestApplyNodeConfigRefuses(t *testing.T) {
 		`{"nodeconfig": [{"name": "b", "filterdevices": {"index": [-1]}}]}`:    "filterdevices.index[0]",
 		`{"nodeconfig": [{"name": "b", "gpumodes": {"x": "mig"}}]}`:            "gpumodes[x]",
 		`{"nodeconfig": [{"name": "b", "speed": 1}]}`:                          "speed",
+		`{"nodeconfig": []} {"nodeconfig": [{"name": "a"}]}`:                   "follows the object",
 		`{"nodeconfig": `: "config.json",
 	} {
 		s := Default()

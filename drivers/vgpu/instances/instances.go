@@ -95,6 +95,8 @@ type Manager struct {
 	mu   sync.Mutex
 	// ending are owners whose pods are gone and whose instances may still stand.
 	ending map[types.UID]bool
+	// giving counts the gifts to an owner that are not done: what is in the store of it may not be all that it gets.
+	giving map[types.UID]int
 	wake   chan struct{}
 }
 
@@ -105,7 +107,7 @@ func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return &Manager{options: o, store: store, ending: map[types.UID]bool{}, wake: make(chan struct{}, 1)}, unreadable, nil
+	return &Manager{options: o, store: store, ending: map[types.UID]bool{}, giving: map[types.UID]int{}, wake: make(chan struct{}, 1)}, unreadable, nil
 }
 
 // ErrPending is in the chain of Give's error while the instances are still being made.
@@ -119,7 +121,9 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 		err   error
 	}
 	done := make(chan result, 1)
+	m.begin(owner.id())
 	m.work.Go(func() {
+		defer m.finish(owner.id())
 		given, err := m.give(context.WithoutCancel(ctx), owner, asks)
 		done <- result{given, err}
 	})
@@ -128,6 +132,34 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 		return r.given, r.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("pod %s/%s, container %s: %w", owner.Namespace, owner.Pod, owner.Container, ErrPending)
+	}
+}
+
+// begin notes a gift to an owner, whose pod therefore lives.
+func (m *Manager) begin(owner types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.ending, owner)
+	m.giving[owner]++
+}
+
+// finish has what was made be taken away again, if the pod ended meanwhile.
+func (m *Manager) finish(owner types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.giving[owner]--; m.giving[owner] == 0 {
+		delete(m.giving, owner)
+	}
+	if m.ending[owner] {
+		m.poke()
+	}
+}
+
+// poke has ended owners be looked at.
+func (m *Manager) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -142,8 +174,11 @@ func (m *Manager) give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	}
 	defer unlock()
 	m.mu.Lock()
-	delete(m.ending, owner.id())
+	over := m.ending[owner.id()]
 	m.mu.Unlock()
+	if over {
+		return nil, fmt.Errorf("pod %s/%s, container %s: the pod ended before its MIG instances were made", owner.Namespace, owner.Pod, owner.Container)
+	}
 	m.settle(ctx, uuids)
 	given, had := m.has(owner.id())
 	if !had || !answers(given, asks) {
@@ -305,11 +340,13 @@ func (m *Manager) endIf(over func(podUID string) bool) {
 			m.ending[record.UID] = true
 		}
 	}
-	m.mu.Unlock()
-	select {
-	case m.wake <- struct{}{}:
-	default:
+	for owner := range m.giving {
+		if uid, _, _ := strings.Cut(string(owner), "_"); over(uid) {
+			m.ending[owner] = true
+		}
 	}
+	m.mu.Unlock()
+	m.poke()
 }
 
 // Between tries to remove an instance that a process still uses.
@@ -363,7 +400,9 @@ func (m *Manager) ended() []types.UID {
 	defer m.mu.Unlock()
 	var out []types.UID
 	for uid := range m.ending {
-		out = append(out, uid)
+		if m.giving[uid] == 0 { // else when the gift is done
+			out = append(out, uid)
+		}
 	}
 	slices.Sort(out)
 	return out

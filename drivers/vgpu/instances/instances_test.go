@@ -324,6 +324,28 @@ func TestAGiftThatTakesLongIsFoundByTheNextTry(t *testing.T) {
 	n.stands("19@6")
 }
 
+// A pod is deleted while its instance waits for another's to be made on the same GPU.
+func TestAGiftToAPodThatEndedMeanwhileIsTakenBack(t *testing.T) {
+	n := start(t)
+	unlock, err := n.gpus.Lock(t.Context(), n.read.GPUs[0].UUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.Give(over, owner("train"), []Ask{n.memory(0, 3000)}); !errors.Is(err, ErrPending) {
+		t.Fatalf("got %v, want ErrPending", err)
+	}
+	n.End("uid-train")
+	n.sweep(t.Context())
+	unlock()
+	n.work.Wait()
+	if left := n.sweep(t.Context()); left > 0 || n.Len() > 0 {
+		t.Errorf("%d to end, %d kept; want none", left, n.Len())
+	}
+	n.stands()
+}
+
 func FuzzPack(f *testing.F) {
 	f.Add([]byte{0, 0, 1})
 	f.Fuzz(func(t *testing.T, picks []byte) {

@@ -84,6 +84,22 @@ func (b *Book) Take(deck *cards.Deck, holder Holder, shares []annotation.Share) 
 	return nil
 }
 
+// Hold books what a container has and cannot be refused any more: it runs. The error says what is wrong with that, for a person to see; the shares are booked
+// all the same, so that nobody else is given them.
+func (b *Book) Hold(deck *cards.Deck, holder Holder, shares []annotation.Share) error {
+	err := b.Take(deck, holder, shares)
+	if err == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.holds == nil {
+		b.holds = map[string]entry{}
+	}
+	b.holds[holder.ID] = entry{holder, slices.Clone(shares)}
+	return err
+}
+
 func (u Use) with(share annotation.Share, card *cards.Card) Use {
 	u.Slots++
 	if share.Memory == 0 {

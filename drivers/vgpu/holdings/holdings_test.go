@@ -87,6 +87,19 @@ func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 	}
 }
 
+// A container that runs on a GPU that is broken, or whose share has grown by rounding, has its share still when the GPU is well again.
+func TestWhatAContainerHasIsBookedWhateverIsWrongWithIt(t *testing.T) {
+	var book Book
+	d := deck()
+	d.Cards[0].Healthy, d.Cards[0].Reason = false, "XID 48"
+	if err := book.Hold(d, Holder{ID: "a", Name: "a"}, share(600, 0)); err == nil || !strings.Contains(err.Error(), "XID 48") {
+		t.Errorf("got %v, want what is wrong", err)
+	}
+	if err := book.Take(deck(), Holder{ID: "b", Name: "b"}, share(600, 0)); err == nil || !strings.Contains(err.Error(), "held by a") {
+		t.Errorf("got %v, want a refusal that names the holder", err)
+	}
+}
+
 func TestConcurrentTakesNeverOverbook(t *testing.T) {
 	var book Book
 	var group sync.WaitGroup

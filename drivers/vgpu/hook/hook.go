@@ -104,9 +104,13 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 			continue
 		}
 		live[container.GetId()] = true
-		if err := h.Book.Take(h.Deck(), holder(sandbox, container), shares); err != nil {
+		if err := h.Book.Hold(h.Deck(), holder(sandbox, container), shares); err != nil {
 			// It runs, whatever the book says; the drift is for a person to see.
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
+		}
+		// The plugin may have died before it told; where it had, nothing is written.
+		if pod, err := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); err == nil {
+			h.Outcome.Served(pod, container.GetName())
 		}
 	}
 	h.Book.Keep(live)

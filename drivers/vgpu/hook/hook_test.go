@@ -284,6 +284,9 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	if _, err := again.Synchronize(t.Context(), []*api.PodSandbox{sandbox(p)}, []*api.Container{made}); err != nil {
 		t.Fatal(err)
 	}
+	if !slices.Equal(again.Outcome.(*world).served, []string{"train/main"}) {
+		t.Errorf("told of %v, want what runs: the plugin may have died before it told", again.Outcome.(*world).served)
+	}
 	if use := again.Book.Use(again.Deck(), uuid); use.Units != 1024 || !again.Connected() {
 		t.Errorf("after a restart %+v is booked, connected %v", use, again.Connected())
 	}

@@ -141,7 +141,8 @@ const heldAnnotation = "vgpu.gpufabric.io/shares"
 // factorAnnotation is the size in MiB of the units of memory in heldAnnotation.
 const factorAnnotation = "vgpu.gpufabric.io/unit-mib"
 
-// patience is how long the hook waits for MIG instances; the runtime drops a plugin that takes two seconds.
+// patience is how long the hook waits, for the API server and for MIG instances together: the runtime drops a plugin that takes two seconds, and makes the
+// container without it.
 const patience = 1500 * time.Millisecond
 
 // standing are the shares of a container that runs already, in today's units: the factor may have grown since it was made.
@@ -161,6 +162,8 @@ func standing(container *api.Container, factor int) []annotation.Share {
 
 // CreateContainer gives a container its shares. An error keeps the container from being made, and stands in the pod's Events.
 func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	pod, shares, err := h.shares(ctx, sandbox, container.GetName())
 	if err == nil && len(shares) == 0 {
 		return nil, nil, nil
@@ -212,8 +215,6 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	given, err := h.Give(ctx, pod, container.GetName(), holder(sandbox, container), shares)
 	if err != nil {
 		return nil, err

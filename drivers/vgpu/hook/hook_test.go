@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	corev1 "k8s.io/api/core/v1"
@@ -33,9 +35,15 @@ type world struct {
 	cached, fresh  map[string]*corev1.Pod
 	served, failed []string
 	partitioned    []string
+	// away is an API server that does not answer.
+	away bool
 }
 
-func (w *world) Pod(_ context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
+func (w *world) Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
+	if fresh && w.away {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	from := w.cached
 	if fresh {
 		from = w.fresh
@@ -151,6 +159,22 @@ func TestCreateContainerLooksAgainWhereTheCacheIsOld(t *testing.T) {
 	if adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main")); err != nil || adjustment == nil {
 		t.Errorf("without a cached pod: got %v, %v", adjustment, err)
 	}
+}
+
+func TestTheRuntimeIsAnsweredInTimeWhereTheAPIServerIsNot(t *testing.T) {
+	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
+	h, w := setup(t, p)
+	delete(w.cached, "train")
+	w.away = true
+	synctest.Test(t, func(t *testing.T) {
+		asked := time.Now()
+		if _, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want a refusal", err)
+		}
+		if took := time.Since(asked); took >= 2*time.Second {
+			t.Errorf("it took %v; after two seconds the runtime makes the container without its share", took)
+		}
+	})
 }
 
 func TestCreateContainerLeavesOthersAlone(t *testing.T) {

@@ -37,9 +37,19 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 	}
 	p := &Pods{client: client, lister: informer.Lister(), changed: make(chan struct{})}
 	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { p.signal() },
-		UpdateFunc: func(_, object any) {
+		AddFunc: func(object any) {
 			if pod, ok := object.(*corev1.Pod); ok && Over(pod) {
+				ended(pod)
+			}
+			p.signal()
+		},
+		UpdateFunc: func(before, object any) {
+			pod, ok := object.(*corev1.Pod)
+			// A watch that was interrupted may show a pod and its successor of the same name as one that changed.
+			if old, had := before.(*corev1.Pod); ok && had && old.UID != pod.UID {
+				ended(old)
+			}
+			if ok && Over(pod) {
 				ended(pod)
 			}
 			p.signal()

@@ -152,7 +152,8 @@ func (n number) recover(ctx context.Context) error {
 			continue
 		}
 		live[string(pod.UID)] = true
-		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess {
+		// One that runs has its share, whether or not the plugin lived to say so.
+		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess && pod.Status.Phase != corev1.PodRunning {
 			continue
 		}
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -23,8 +26,10 @@ type outcome struct {
 	resources assignment.Resources
 	node      string
 	queue     chan result
-	// waiting are containers of a pod that have not got their shares yet, by pod UID. Only run touches it.
-	waiting map[types.UID]map[string]bool
+	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
+	served map[types.UID]map[string]bool
+	// after is time.After; tests put their own in its place.
+	after func(time.Duration) <-chan time.Time
 	// shown are the MIG instances of the last pod that was told of, which its cached annotations may not have yet.
 	shown map[types.UID]map[string][]instances.Instance
 }
@@ -35,6 +40,8 @@ type result struct {
 	why       error
 	// given, where it is set, is told instead of a phase.
 	given []instances.Instance
+	// gone says that the pod has ended, and nothing more.
+	gone bool
 }
 
 // queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then learns from the
@@ -42,7 +49,7 @@ type result struct {
 const queueLength = 512
 
 func newOutcome(client kubernetes.Interface, resources assignment.Resources, node string) *outcome {
-	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength), waiting: map[types.UID]map[string]bool{}}
+	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength), served: map[types.UID]map[string]bool{}, after: time.After}
 }
 
 func (o *outcome) Served(pod *corev1.Pod, container string) {
@@ -55,6 +62,11 @@ func (o *outcome) Failed(pod *corev1.Pod, container string, why error) {
 
 func (o *outcome) Partitioned(pod *corev1.Pod, container string, given []instances.Instance) {
 	o.add(result{pod: pod, container: container, given: given})
+}
+
+// Gone hears that a pod has ended.
+func (o *outcome) Gone(pod *corev1.Pod) {
+	o.add(result{pod: pod, gone: true})
 }
 
 func (o *outcome) add(r result) {
@@ -71,9 +83,28 @@ func (o *outcome) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case r := <-o.queue:
-			if err := o.tell(ctx, r); err != nil {
+			if err := o.persist(ctx, r); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Telling the scheduler what became of a container", "pod", klog.KObj(r.pod), "container", r.container)
 			}
+		}
+	}
+}
+
+// tellPatience is how long a result is tried that the API server does not take, from half a second to half a minute apart: a minute in all.
+var tellPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7}
+
+// persist tells a result until it is taken, or until trying again cannot help. What comes later waits: it may be of the same pod.
+func (o *outcome) persist(ctx context.Context, r result) error {
+	retry := tellPatience
+	for {
+		err := o.tell(ctx, r)
+		if err == nil || retry.Steps == 0 || errors.IsForbidden(err) || errors.IsInvalid(err) || errors.IsBadRequest(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-o.after(retry.Step()):
 		}
 	}
 }
@@ -84,25 +115,24 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 	if r.given != nil {
 		return o.show(ctx, r)
 	}
+	if r.gone {
+		delete(o.served, r.pod.UID)
+		delete(o.shown, r.pod.UID)
+		return nil
+	}
+	served := o.served[r.pod.UID]
+	if served == nil {
+		served = map[string]bool{}
+		o.served[r.pod.UID] = served
+	}
 	phase := annotation.BindFailed
+	served[r.container] = r.why == nil
 	if r.why == nil {
-		waiting := o.waiting[r.pod.UID]
-		if waiting == nil {
-			waiting = map[string]bool{}
-			for _, c := range r.pod.Spec.Containers {
-				if o.resources.Asks(&c) > 0 {
-					waiting[c.Name] = true
-				}
-			}
-			o.waiting[r.pod.UID] = waiting
-		}
-		delete(waiting, r.container)
-		if len(waiting) > 0 {
+		if slices.ContainsFunc(r.pod.Spec.Containers, func(c corev1.Container) bool { return o.resources.Asks(&c) > 0 && !served[c.Name] }) {
 			return nil
 		}
 		phase = annotation.BindSuccess
 	}
-	delete(o.waiting, r.pod.UID)
 	if r.pod.Annotations[annotation.BindPhase] == phase {
 		return nil // a restarted container: nothing changed
 	}

@@ -147,19 +147,22 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	}
 	book := &holdings.Book{}
 	defer count(registry, book, made)()
+	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
+	told := newOutcome(client, resources, o.NodeName)
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			book.Release(heldID(string(pod.UID), container.Name))
 		}
-		if o.RuntimeSocket == "" {
-			made.End(string(pod.UID)) // with a runtime, when the pod's sandbox is gone
+		told.Gone(pod)
+		// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of a pod that has
+		// run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
+		if o.RuntimeSocket == "" || podwatch.Over(pod) {
+			made.End(string(pod.UID))
 		}
 	})
 	if err != nil {
 		return err
 	}
-	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
-	told := newOutcome(client, resources, o.NodeName)
 	h := &hook.Hook{
 		Resources: resources, Pods: running, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter:   injection.Limiter{Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks")},
@@ -189,7 +192,15 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	return together(ctx,
 		plugins.Run, registers.run, t.monitor.Run, made.Run, t.whole,
 		func(ctx context.Context) error {
-			return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
+			return factor.Follow(ctx, func(inForce int) {
+				t.agreed(ctx, inForce)
+				// Somebody took the agreement away or wrote over it. This node cannot count in less, and the others must not go on in another unit.
+				if needed := t.Deck().Factor; config.MemoryFactor == 0 && needed > inForce {
+					if _, err := factor.Agree(ctx, needed); err != nil && ctx.Err() == nil {
+						klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
+					}
+				}
+			})
 		},
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,6 +50,22 @@ func (l *locks) take(pod types.UID) (lock, bool) {
 	taken, ok := l.taken[pod]
 	delete(l.taken, pod)
 	return taken, ok
+}
+
+// changed forgets a lock that somebody took off its node: its plugin, when it had served the pod. A node that was not seen locked says nothing.
+func (l *locks) changed(before, after any) {
+	old, had := before.(*corev1.Node)
+	node, has := after.(*corev1.Node)
+	if !had || !has {
+		return
+	}
+	value := old.Annotations[annotation.NodeLock]
+	if value == "" || value == node.Annotations[annotation.NodeLock] {
+		return
+	}
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	maps.DeleteFunc(l.taken, func(_ types.UID, taken lock) bool { return taken == lock{node.Name, value} })
 }
 
 // errLocked is a node that another pod is on its way to.

@@ -115,3 +115,49 @@ func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 		t.Errorf("status %v, want the pod to wait", status)
 	}
 }
+
+// The node's plugin took the lock off when it had served the pod: nothing is left to do when the pod goes.
+func TestALockThatWasTakenOffIsForgotten(t *testing.T) {
+	p, client := locking(t, "")
+	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	locked, err := client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := locked.DeepCopy(), locked.DeepCopy()
+	delete(before.Annotations, annotation.NodeLock)
+	p.locks.changed(before, locked) // the lock is seen
+	after.Labels = map[string]string{"other": "changed"}
+	p.locks.changed(locked, after)
+	if len(p.locks.taken) != 1 {
+		t.Fatal("a lock that stands was forgotten")
+	}
+	p.locks.changed(after, before)
+	if _, ok := p.locks.take("uid-p"); ok {
+		t.Error("a lock that is gone would be taken off once more")
+	}
+}
+
+func TestASuccessorOfTheSameNameTakesOverNothing(t *testing.T) {
+	p, client := locking(t, "")
+	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	unlocked := make(chan struct{}, 1)
+	client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		unlocked <- struct{}{}
+		return false, nil, nil
+	})
+	successor := waiting(nil)
+	successor.UID = "uid-successor"
+	p.pods(t.Context()).OnUpdate(waiting(nil), successor)
+	if p.ledger.assumed("uid-p") != nil {
+		t.Error("the shares of a pod that is gone are remembered")
+	}
+	if len(p.locks.taken) != 0 {
+		t.Fatal("the lock of a pod that is gone stands")
+	}
+	<-unlocked
+}

@@ -89,23 +89,44 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
 		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
 	}
-	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
-		if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = gone.Obj
-		}
-		if pod, ok := object.(*corev1.Pod); ok {
-			p.ledger.forget(pod.UID)
-			if taken, ok := p.locks.take(pod.UID); ok {
-				go p.release(ctx, taken) // an event handler must not wait for the API server; it ends by ctx, or by its own time limit
-			}
-		}
-	}}); err != nil {
+	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(p.pods(ctx)); err != nil {
 		return nil, fmt.Errorf("watch pods that go: %w", err)
+	}
+	if p.locks != nil {
+		if _, err := informers.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: p.locks.changed}); err != nil {
+			return nil, fmt.Errorf("watch the locks of nodes: %w", err)
+		}
 	}
 	if err := registerMetrics(informers.Core().V1()); err != nil {
 		return nil, fmt.Errorf("register metrics of shared GPUs: %w", err)
 	}
 	return p, nil
+}
+
+// pods forgets pods that go.
+func (p *Plugin) pods(ctx context.Context) cache.ResourceEventHandler {
+	forget := func(pod *corev1.Pod) {
+		p.ledger.forget(pod.UID)
+		if taken, ok := p.locks.take(pod.UID); ok {
+			go p.release(ctx, taken) // an event handler must not wait for the API server; it ends by ctx, or by its own time limit
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		// A watch that was interrupted may show a pod and its successor of the same name as one that changed.
+		UpdateFunc: func(before, after any) {
+			if old, ok := before.(*corev1.Pod); ok && old.UID != after.(*corev1.Pod).UID {
+				forget(old)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if gone, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = gone.Obj
+			}
+			if pod, ok := object.(*corev1.Pod); ok {
+				forget(pod)
+			}
+		},
+	}
 }
 
 // Name implements fwk.Plugin.
@@ -211,7 +232,7 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 		}
 	}
 	slots, err := annotation.ParseSlots(info.Node().Annotations[annotation.NodeMIGSlots])
-	if err != nil {
+	if err != nil && besides.Annotations[annotation.PodMode] == string(annotation.ModeMIG) {
 		return nil, err
 	}
 	node := make(cards.Node, len(gpus))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -21,6 +22,7 @@ import (
 
 	"gpufabric.io/drivers/scheduler/cards"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/assignment"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -168,5 +170,21 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 		if _, err := New(t.Context(), &runtime.Unknown{Raw: []byte(raw)}, nil); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: error %v, want one with %q", raw, err, part)
 		}
+	}
+}
+
+func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
+	p := &Plugin{ledger: newLedger(), topology: newTopology(), resources: assignment.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
+	some := *resource.NewQuantity(10, resource.DecimalSI)
+	info := framework.NewNodeInfo()
+	info.SetNode(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{annotation.NodeRegister: uuid + ",10,4914,NVIDIA-L40S,true,hami-core:", annotation.NodeMIGSlots: "rubbish"}},
+		Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"x/number": some, "x/memory": some, "x/cores": some}},
+	})
+	if node, err := p.node(info, waiting(nil)); err != nil || len(node) != 1 {
+		t.Errorf("got %v (%v), want the node's GPU", node, err)
+	}
+	if _, err := p.node(info, waiting(map[string]string{annotation.PodMode: "mig"})); err == nil || !strings.Contains(err.Error(), annotation.NodeMIGSlots) {
+		t.Errorf("got %v, want the annotation named to a pod that wants a MIG instance", err)
 	}
 }

@@ -160,11 +160,11 @@ func (c *Command) listPlacements(g gpu) error {
 	return nil
 }
 
-// instances lists the GPU instances, or those with the IDs wanted, in the order of their IDs.
+// instances lists the GPU instances, or those with the IDs wanted, in the order of their IDs; one of a damaged state, whose profile cannot be, is left out.
 func instances(g gpu, wanted []string) []*state.GPUInstance {
 	var all []*state.GPUInstance
 	for id := range uint32(mig.GPUInstanceIDs) {
-		if gi := mig.FindGPUInstance(g.GPU, id); gi != nil && (wanted == nil || contains(wanted, id)) {
+		if gi := mig.FindGPUInstance(g.GPU, id); gi != nil && gi.Profile < state.MaxMIGProfiles && (wanted == nil || contains(wanted, id)) {
 			all = append(all, gi)
 		}
 	}
@@ -175,7 +175,7 @@ func instances(g gpu, wanted []string) []*state.GPUInstance {
 func computes(gi *state.GPUInstance, wanted []string) []*state.ComputeInstance {
 	var all []*state.ComputeInstance
 	for id := range uint32(mig.ComputeInstanceIDs) {
-		if ci := mig.FindComputeInstance(gi, id); ci != nil && (wanted == nil || contains(wanted, id)) {
+		if ci := mig.FindComputeInstance(gi, id); ci != nil && ci.Profile < state.MaxCIProfiles && (wanted == nil || contains(wanted, id)) {
 			all = append(all, ci)
 		}
 	}
@@ -298,6 +298,9 @@ func (c *Command) createCompute(g gpu, o migOptions) error {
 
 // createComputeIn makes a compute instance; no wish takes all slices of the GPU instance.
 func (c *Command) createComputeIn(g gpu, gi *state.GPUInstance, want string) error {
+	if gi == nil {
+		return errors.New("mig: the GPU instance is gone; another command destroyed it")
+	}
 	p := &g.model.MIGProfiles[gi.Profile]
 	for i, q := range mig.ComputeProfiles(p) {
 		name := computeName(p, &q)

@@ -14,6 +14,7 @@ import (
 
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/smi"
+	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"
 )
 
@@ -274,5 +275,32 @@ func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 	}
 	if got := access(); got != 1 {
 		t.Errorf("%d capability files of the one instance that is left", got)
+	}
+}
+
+func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
+	root := render(t, "a100-40")
+	run(t, root, "-i", "0", "-mig", "1")
+	run(t, root, "mig", "-i", "0", "-cgi", "9,14", "-C")
+	f, err := state.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // only a mapping is given up
+	damage := func(change func(*state.GPUInstance)) {
+		t.Helper()
+		if err := f.Update(func(b *state.Body) error { change(&b.GPUs[0].Instances[0]); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commands := [][]string{{"-L"}, {"-q"}, {}, {"mig", "-lgip"}, {"mig", "-lgi"}, {"mig", "-lcip"}, {"mig", "-lci"}, {"mig", "-cci", "-gi", "1"}}
+	for _, damaged := range []func(*state.GPUInstance){
+		func(gi *state.GPUInstance) { gi.Computes[0].Profile = 1 << 20 },
+		func(gi *state.GPUInstance) { gi.Profile = 1 << 20 },
+	} {
+		damage(damaged)
+		for _, args := range commands {
+			_, _ = try(root, args...) // whatever it says, the test must live
+		}
 	}
 }

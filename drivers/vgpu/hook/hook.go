@@ -7,10 +7,10 @@ package hook
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,6 +70,8 @@ type Hook struct {
 	// Capabilities are the device nodes that open an instance.
 	Capabilities func(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error)
 
+	once      sync.Once
+	sweep     chan struct{} // by sweeping
 	connected atomic.Bool
 	sandboxes sandboxes
 }
@@ -116,22 +118,52 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 	h.Book.Keep(live)
 	h.Instances.Keep(pods)
 	h.connected.Store(true)
-	return nil, h.removeLeftovers(pods)
+	h.RemoveLeftovers(ctx, pods)
+	return nil, nil
 }
 
-// removeLeftovers removes the accounting directories of pods that ended while nobody watched.
-func (h *Hook) removeLeftovers(live map[string]bool) error {
+// RemoveLeftovers removes the accounting directories of pods that ended while nobody watched. Those that cannot be removed stay: that keeps no pod from its
+// share.
+func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 	uids, err := h.Limiter.Pods()
 	if err != nil {
-		return err
+		klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended are left")
 	}
-	var errs []error
 	for _, uid := range uids {
 		if !live[uid] {
-			errs = append(errs, h.Limiter.Remove(uid))
+			h.RemoveDirectories(ctx, uid)
 		}
 	}
-	return errors.Join(errs...)
+}
+
+// RemoveDirectories has a pod's accounting directories removed, in the background.
+func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
+	if err := h.Limiter.Remove(uid); err != nil {
+		klog.FromContext(ctx).Error(err, "Accounting directories of a pod that ended are left", "uid", uid)
+	}
+	select {
+	case h.sweeping() <- struct{}{}:
+	default:
+	}
+}
+
+func (h *Hook) sweeping() chan struct{} {
+	h.once.Do(func() { h.sweep = make(chan struct{}, 1) })
+	return h.sweep
+}
+
+// Run removes what is to be removed, until ctx ends. The runtime must not wait for it: a tenant may have made any number of files.
+func (h *Hook) Run(ctx context.Context) error {
+	for {
+		if err := h.Limiter.Sweep(); err != nil {
+			klog.FromContext(ctx).Error(err, "Accounting directories of pods that ended are left")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.sweeping():
+		}
+	}
 }
 
 // heldAnnotation is put on a container with a share, and holds the share: after a restart of the plugin the runtime tells what runs with what, whatever
@@ -279,12 +311,13 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 
 // RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which nothing mounts any more. A pod whose sandbox
 // died has a second one before the first is removed; then nothing ends.
-func (h *Hook) RemovePodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	if !h.sandboxes.remove(sandbox) {
 		return nil
 	}
 	h.Instances.End(sandbox.GetUid())
-	return h.Limiter.Remove(sandbox.GetUid())
+	h.RemoveDirectories(ctx, sandbox.GetUid())
+	return nil
 }
 
 // Disconnected is called when the runtime is gone; until it is back, nothing is given.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -327,4 +328,49 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	if uids, _ := again.Limiter.Pods(); len(uids) != 0 {
 		t.Errorf("directories of %v are left after the pod", uids)
 	}
+}
+
+// A directory that cannot be removed, or takes long, is no reason to give pods nothing: the runtime drops a plugin that fails or takes two seconds.
+func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
+	h, _ := setup(t)
+	if err := os.WriteFile(h.Limiter.Containers, nil, 0o600); err != nil { // not even a directory
+		t.Fatal(err)
+	}
+	if _, err := h.Synchronize(t.Context(), nil, nil); err != nil || !h.Connected() {
+		t.Errorf("got %v, connected %t; want the plugin at work", err, h.Connected())
+	}
+	if err := os.Remove(h.Limiter.Containers); err != nil {
+		t.Fatal(err)
+	}
+	p := pod("train", "")
+	if err := h.Limiter.Make(injection.Container{PodUID: string(p.UID), Name: "main"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(h.Limiter.Containers, "uid-train_main", "giant"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemovePodSandbox(t.Context(), sandbox(p)); err != nil {
+		t.Fatal(err)
+	}
+	left := func() []string {
+		found, _ := filepath.Glob(filepath.Join(h.Limiter.Containers, "*", "*", "giant"))
+		return found
+	}
+	if uids, _ := h.Limiter.Pods(); len(uids) != 0 || len(left()) != 1 {
+		t.Errorf("directories of %v, files %v; want none, and the file put aside while nobody removes it", uids, left())
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		h.once = sync.Once{} // a channel of the bubble's own
+		ended := make(chan error, 1)
+		go func() { ended <- h.Run(ctx) }()
+		synctest.Wait()
+		if len(left()) != 0 {
+			t.Errorf("%v is left", left())
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

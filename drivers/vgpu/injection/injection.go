@@ -152,7 +152,11 @@ func (l Limiter) Make(c Container) error {
 	return nil
 }
 
-// Remove removes a pod's accounting directories. Call it when the pod's sandbox is gone: until then they are mounted.
+// gone begins the names of directories whose content is to be removed. No pod's UID begins so.
+const gone = ".gone-"
+
+// Remove puts a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them. Call it when the pod's
+// sandbox is gone: until then they are mounted.
 func (l Limiter) Remove(uid string) error {
 	if !podUID.MatchString(uid) {
 		return fmt.Errorf("pod UID %.80q: %w", uid, ErrName)
@@ -167,9 +171,30 @@ func (l Limiter) Remove(uid string) error {
 	var errs []error
 	for _, entry := range entries {
 		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
-			// RemoveAll does not follow links: what a tenant linked to stays.
-			errs = append(errs, os.RemoveAll(filepath.Join(l.Containers, entry.Name())))
+			errs = append(errs, l.setAside(entry.Name()))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l Limiter) setAside(name string) error {
+	aside, err := os.MkdirTemp(l.Containers, gone)
+	if err != nil {
+		return fmt.Errorf("put %s aside: %w", name, err)
+	}
+	return os.Rename(filepath.Join(l.Containers, name), filepath.Join(aside, name)) // its error names both
+}
+
+// Sweep removes what Remove put aside, also before a restart. It takes as long as the tenants' files take.
+func (l Limiter) Sweep() error {
+	aside, err := filepath.Glob(filepath.Join(l.Containers, gone+"*"))
+	if err != nil {
+		return fmt.Errorf("list the limiter's directories that are to be removed: %w", err)
+	}
+	var errs []error
+	for _, path := range aside {
+		// RemoveAll does not follow links: what a tenant linked to stays.
+		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)
 }

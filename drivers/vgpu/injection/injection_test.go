@@ -84,6 +84,12 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	if err := l.Remove("uid-1"); err != nil {
 		t.Fatal(err)
 	}
+	if err := l.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(l.Containers); err != nil || len(entries) != 1 {
+		t.Errorf("%v are left (%v), want one directory", entries, err)
+	}
 	pods, err := l.Pods()
 	if err != nil || !slices.Equal(pods, []string{"uid-10"}) {
 		t.Errorf("pods with directories: %v, %v; want uid-10 alone", pods, err)

@@ -167,6 +167,7 @@ func (n number) recover(ctx context.Context) error {
 		}
 	}
 	n.hook.Instances.Keep(live)
+	n.hook.RemoveLeftovers(ctx, live)
 	return nil
 }
 

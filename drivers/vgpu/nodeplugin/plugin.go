@@ -149,6 +149,13 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	defer count(registry, book, made)()
 	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
 	told := newOutcome(client, resources, o.NodeName)
+	h := &hook.Hook{
+		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
+		Limiter:   injection.Limiter{Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks")},
+		Deck:      t.Deck,
+		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
+		Instances: made, Capabilities: found.capabilities,
+	}
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			book.Release(heldID(string(pod.UID), container.Name))
@@ -159,17 +166,15 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 		if o.RuntimeSocket == "" || podwatch.Over(pod) {
 			made.End(string(pod.UID))
 		}
+		// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go at the next start.
+		if o.RuntimeSocket == "" && podwatch.Over(pod) {
+			h.RemoveDirectories(ctx, string(pod.UID))
+		}
 	})
 	if err != nil {
 		return err
 	}
-	h := &hook.Hook{
-		Resources: resources, Pods: running, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
-		Limiter:   injection.Limiter{Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks")},
-		Deck:      t.Deck,
-		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
-		Instances: made, Capabilities: found.capabilities,
-	}
+	h.Pods = running
 	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != "", refused: &refusals{}}
 	if !shares.nri {
 		if err := shares.recover(ctx); err != nil {
@@ -190,7 +195,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	t.onChange(func(*cards.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.monitor.Run, made.Run, t.whole,
+		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole,
 		func(ctx context.Context) error {
 			return factor.Follow(ctx, func(inForce int) {
 				t.agreed(ctx, inForce)

@@ -3,9 +3,11 @@ package nodeplugin
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -227,6 +229,13 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 	if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	directories := func() []string {
+		found, _ := filepath.Glob(filepath.Join(n.options.StateDir, "containers", "*"))
+		return found
+	}
+	if got := directories(); len(got) != 1 {
+		t.Errorf("accounting directories %v, want the pod's", got)
+	}
 	n.schedule("second", whole, "main")
 	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "held by default/first") {
 		t.Fatalf("got %v, want a refusal that names the holder", err)
@@ -238,8 +247,18 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 	if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "second", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n.schedule("third", whole, "main")
+	third := n.schedule("third", whole, "main")
 	n.allocate("volcano.sh/vgpu-number", 1)
+	third.Status.Phase = corev1.PodSucceeded
+	if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), third, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// It is removed in the background.
+	for deadline := time.Now().Add(20 * time.Second); slices.ContainsFunc(directories(), func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("accounting directories %v are left of a pod that has ended", directories())
+		}
+	}
 }
 
 func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T) {

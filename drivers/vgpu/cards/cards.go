@@ -4,6 +4,7 @@ package cards
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -63,7 +64,7 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 	for _, gpu := range shared {
 		deck.Cards = append(deck.Cards, Card{
 			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
-			Units: units.Count(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: int(100 * s.CoreScaling),
+			Units: units.Count(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))), // none at all would be a node without the resource
 		})
 	}
 	return deck, nil

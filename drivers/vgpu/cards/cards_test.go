@@ -61,6 +61,20 @@ func TestLayChoosesTheFactorByItselfAndKeepsTheClusters(t *testing.T) {
 	}
 }
 
+func TestCoresAreThePercentThatTheScalingSays(t *testing.T) {
+	for scaling, want := range map[float64]int{0.29: 29, 0.57: 57, 1: 100, 1.15: 115, 0.001: 1} {
+		s := settings.Default()
+		s.CoreScaling = scaling
+		deck, err := Lay(node(1, 49140, nil), s, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(deck.Cores()); got != want {
+			t.Errorf("scaling %g: %d, want %d", scaling, got, want)
+		}
+	}
+}
+
 func TestLayRefusesMIGModeOnAGPUWithoutIt(t *testing.T) {
 	s := settings.Default()
 	s.Mode = annotation.ModeMIG

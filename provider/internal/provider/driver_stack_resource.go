@@ -118,7 +118,7 @@ func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec,
 		return nil, err
 	}
 	if last != nil && last.Matches(spec) {
-		if drift, err := m.Drift(ctx, last); err != nil || len(drift) == 0 {
+		if drift, err := m.Drift(ctx, last, spec.Secret); err != nil || len(drift) == 0 {
 			return last, err
 		}
 	}
@@ -160,14 +160,15 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		resp.State.RemoveResource(ctx)
 		return
 	}
-	m.observe(last, recallSecrets(ctx, req.Private, &resp.Diagnostics))
+	secret := recallSecrets(ctx, req.Private, &resp.Diagnostics)
+	m.observe(last, secret)
 	state, err := manager.Rollout(ctx, last)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return
 	}
 	m.observeRollout(state)
-	drift, err := manager.Drift(ctx, last)
+	drift, err := manager.Drift(ctx, last, secret)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return

@@ -22,8 +22,9 @@ func (r *Release) Matches(spec Spec) bool {
 }
 
 // Drift compares the release's manifest with the cluster and says, a sentence each, which objects are gone and which fields somebody changed. Fields that
-// the manifest does not set are not looked at: the API server and controllers fill those in.
-func (m *Manager) Drift(ctx context.Context, r *Release) ([]string, error) {
+// the manifest does not set are not looked at: the API server and controllers fill those in. secret names values, as Flatten writes them, that no sentence
+// tells; of a Secret none tells any.
+func (m *Manager) Drift(ctx context.Context, r *Release, secret []string) ([]string, error) {
 	list, err := objects(r.Manifest, r.Namespace)
 	if err != nil {
 		return nil, err
@@ -69,11 +70,27 @@ func (m *Manager) Drift(ctx context.Context, r *Release) ([]string, error) {
 				continue // the API server moves it into data
 			}
 			if where := differs(field, want.Object[field], have.Object[field]); where != "" {
-				drift = append(drift, title+": "+where)
+				drift = append(drift, title+": "+r.discreet(want.GetKind(), where, secret))
 			}
 		}
 	}
 	return drift, nil
+}
+
+// discreet takes the values out of a sentence of differs that may not be shown: a state keeps it.
+func (r *Release) discreet(kind, where string, secret []string) string {
+	path, _, _ := strings.Cut(where, " is ")
+	hidden := path + " is not what the release says, and a secret"
+	if kind == "Secret" && strings.Contains(where, ", the release says ") {
+		return hidden
+	}
+	values := Flatten(r.Values)
+	for _, name := range secret {
+		if v := values[name]; v != "" && strings.Contains(where, v) {
+			return hidden
+		}
+	}
+	return where
 }
 
 // differs returns where have lacks or contradicts what want sets; empty when it does not.

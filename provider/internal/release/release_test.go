@@ -110,6 +110,22 @@ func TestDiffers(t *testing.T) {
 	}
 }
 
+func TestDriftTellsNoSecret(t *testing.T) {
+	r := &Release{Values: map[string]any{"login": map[string]any{"password": "s3cret"}, "port": 5}}
+	for _, c := range []struct{ name, kind, where, want string }{
+		{"a value that is none is told", "ConfigMap", "data.port is 6, the release says 5", "data.port is 6, the release says 5"},
+		{"a secret value that was replaced", "ConfigMap", "data.config is x, the release says password=s3cret", "data.config is not what the release says, and a secret"},
+		{"anything in a Secret", "Secret", "data.a is bmV3, the release says b2xk", "data.a is not what the release says, and a secret"},
+		{"what a Secret lacks", "Secret", "data is gone", "data is gone"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := r.discreet(c.kind, c.where, []string{"login.password"}); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 func TestCustomResourcesAreSortedByWhoRemovesThem(t *testing.T) {
 	crd := func(name, policy string) string {
 		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name + "\n  annotations: {helm.sh/resource-policy: " + policy + "}\n"

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/identityschema"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
 	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -139,9 +140,9 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 	resp.Diagnostics.Append(r.identify(ctx, resp.Identity, m)...)
 	m.observeMeta(applied)
 	resp.Diagnostics.Append(m.observe(ctx, applied)...)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	resp.Diagnostics.Append(keepPlanned(ctx, req.Plan, &resp.State, m)...)
 	unfinished := r.settle(waiting, client, m, applied, timeout)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	resp.Diagnostics.Append(keepPlanned(ctx, req.Plan, &resp.State, m)...)
 	if unfinished != nil {
 		resp.Diagnostics.AddWarning(unfinished.summary, unfinished.detail+"\n\nThe object exists and is in the state; the next terraform apply goes on waiting.")
 		resp.Diagnostics.Append(resp.Private.SetKey(ctx, unfinishedKey, []byte("true"))...)
@@ -199,7 +200,7 @@ func (r *objectResource[M]) Update(ctx context.Context, req resource.UpdateReque
 	m.observeMeta(applied)
 	resp.Diagnostics.Append(m.observe(ctx, applied)...)
 	unfinished := r.settle(waiting, client, m, applied, timeout)
-	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	resp.Diagnostics.Append(keepPlanned(ctx, req.Plan, &resp.State, m)...)
 	mark := []byte(nil)
 	if unfinished != nil {
 		resp.Diagnostics.AddError(unfinished.summary, unfinished.detail+"\n\nThe change is made; the next terraform apply goes on waiting.")
@@ -310,6 +311,27 @@ func (r *objectResource[M]) identify(ctx context.Context, identity *tfsdk.Resour
 	if r.kind.Namespaced {
 		diags.Append(identity.SetAttribute(ctx, path.Root("namespace"), key.Namespace)...)
 	}
+	return diags
+}
+
+// keepPlanned writes a model to the state, with what was planned as planned: Terraform takes another value for a mistake in the provider, and taints what was
+// just created. What somebody changed while the object was waited for shows in the next plan.
+func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model any) diag.Diagnostics {
+	diags := state.Set(ctx, model)
+	if diags.HasError() {
+		return diags
+	}
+	var planned, applied map[string]tftypes.Value
+	if err := errors.Join(plan.Raw.As(&planned), state.Raw.As(&applied)); err != nil {
+		diags.AddError("Cannot write the state", fmt.Sprintf("%v. This is a mistake in the provider.", err))
+		return diags
+	}
+	for name, value := range planned {
+		if value.IsFullyKnown() {
+			applied[name] = value
+		}
+	}
+	state.Raw = tftypes.NewValue(state.Raw.Type(), applied)
 	return diags
 }
 

@@ -22,6 +22,10 @@ func pool(s *apiserver.Server, name, more string) string {
 func testRDMAPool(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/gpufabric.io_rdmapools.yaml"))
 	s.Serve(t, rdmaPoolKind.GVR(), func(obj *unstructured.Unstructured) map[string]any {
+		if units, _, _ := unstructured.NestedInt64(obj.Object, "spec", "rdmaHcaMax"); obj.GetName() == "edited" && units == 5 {
+			_, err := s.Dynamic.Resource(rdmaPoolKind.GVR()).Patch(t.Context(), "edited", "application/merge-patch+json", []byte(`{"spec":{"rdmaHcaMax":6}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+			must(t, err)
+		}
 		ready := "True"
 		node := map[string]any{"name": "a", "observedGeneration": obj.GetGeneration(), "devices": int64(2), "healthyDevices": int64(2), "units": int64(64)}
 		if obj.GetName() == "port-down" {
@@ -29,6 +33,10 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 		}
 		return map[string]any{"observedGeneration": obj.GetGeneration(), "resource": "rdma/x", "nodes": []any{node}, "healthyDevices": node["healthyDevices"],
 			"conditions": []any{map[string]any{"type": "Ready", "status": ready, "reason": "Test", "message": "as the test says", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+	})
+	t.Run("that somebody edits while it is waited for is applied as planned, and the next plan shows the edit", func(t *testing.T) {
+		check(t, resource.TestStep{Config: pool(s, "edited", "resource_name = \"a\"\ndevices = [\"ib0\"]\nrdma_hca_max = 5"),
+			Check: resource.TestCheckResourceAttr(poolAddress, "rdma_hca_max", "5"), ExpectNonEmptyPlan: true})
 	})
 	t.Run("is created with every setting, changed in place and imported", func(t *testing.T) {
 		full := `

@@ -47,7 +47,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 	if k.options.RemoveUnknown {
 		k.removeUnknown(ctx, held)
 	}
-	k.LayOut(ctx)
+	k.LayOut()
 	k.noteUnknown()
 	return nil
 }
@@ -70,10 +70,10 @@ func (k *Kind) noteUnknown() {
 }
 
 // LayOut looks what stands on every GPU and makes the pool from it. It is called again when an administrator's layout changed.
-func (k *Kind) LayOut(ctx context.Context) {
+func (k *Kind) LayOut() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
-	k.layOut(ctx)
+	k.layOut()
 }
 
 // SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not change it.
@@ -86,16 +86,16 @@ func (k *Kind) SetProfiles(profiles []devices.Profile) {
 }
 
 // SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known before.
-func (k *Kind) SetNode(ctx context.Context, node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
+func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	h.Node, h.Edits = node, found
 	k.Replace(&h)
-	k.layOut(ctx)
+	k.layOut()
 }
 
-func (k *Kind) layOut(ctx context.Context) {
+func (k *Kind) layOut() {
 	h := *k.Hardware()
 	h.Offer.Static = map[string][]devices.Instance{}
 	for _, g := range h.Node.GPUs {

@@ -51,7 +51,7 @@ func (p *plugin) follow(ctx context.Context) {
 		Healed: func(f health.Fault) {
 			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
 			if f.Kind == health.Lost {
-				p.kind.LayOut(ctx) // what was lost comes back as a reset leaves it
+				p.kind.LayOut() // what was lost comes back as a reset leaves it
 			}
 			p.tellHolders(ctx, f, corev1.EventTypeNormal, "GPUHealthy", "over: "+f.String())
 		},

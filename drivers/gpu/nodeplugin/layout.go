@@ -126,7 +126,7 @@ func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free ch
 		}
 	}
 	if changed {
-		p.kind.LayOut(ctx)
+		p.kind.LayOut()
 		p.changed()
 	}
 	applied := fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))

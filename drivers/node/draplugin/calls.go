@@ -31,7 +31,7 @@ func (p *Plugin) observeCall(ctx context.Context, request any, info *grpc.UnaryS
 	start := time.Now()
 	response, err := handler(ctx, request)
 	p.config.Metrics.Observe(operation, "call", start)
-	logger := klog.FromContext(p.ctx).WithValues("operation", operation, "seconds", time.Since(start).Seconds())
+	logger := klog.FromContext(ctx).WithValues("operation", operation, "seconds", time.Since(start).Seconds())
 	if err != nil {
 		reason := "ClaimNotRead"
 		if errors.Is(err, errStopped) {

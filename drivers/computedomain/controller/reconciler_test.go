@@ -267,6 +267,18 @@ func TestATemplateNameThatIsTakenIsSaidAndLeftAlone(t *testing.T) {
 	}
 }
 
+func TestADomainWithoutNodesIsNotWrittenToAgain(t *testing.T) {
+	d := newDomain("d", 1)
+	c := newCluster(t, d)
+	c.settle(d.UID)
+	c.writes = nil
+	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
+	c.must(err)
+	if len(c.writes) > 0 || result.RequeueAfter != 0 {
+		t.Errorf("wrote %v, comes again in %s", c.writes, result.RequeueAfter)
+	}
+}
+
 // The events of a creation and of a deletion right after it may be one to the controller, which then still takes the object for created.
 func TestWhatIsDeletedBeforeItWasSeenIsMadeAgain(t *testing.T) {
 	d := newDomain("d", 1)

@@ -2,10 +2,10 @@ package controller
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -119,7 +119,8 @@ const (
 // pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write. wanted is how many
 // nodes the domain asks for.
 func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
-	if reflect.DeepEqual(old, new) {
+	// A list without nodes comes back from the API as none.
+	if equality.Semantic.DeepEqual(old, new) {
 		return 0, false
 	}
 	if old.Status != new.Status || old.ObservedGeneration != new.ObservedGeneration || len(old.Conditions) == 0 {

@@ -123,8 +123,8 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	done := make(chan result, 1)
 	m.begin(owner.id())
 	m.work.Go(func() {
-		defer m.finish(owner.id())
 		given, err := m.give(context.WithoutCancel(ctx), owner, asks)
+		m.finish(owner.id()) // before the answer: who has it may end the pod at once, and count on its place
 		done <- result{given, err}
 	})
 	select {

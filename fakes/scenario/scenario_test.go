@@ -62,8 +62,8 @@ func TestTheSameScenarioGivesTheSameLog(t *testing.T) {
 
 func TestMistakesInAScenarioAreNamedWithTheirLines(t *testing.T) {
 	_, err := scenario.Parse("s.yaml", []byte("events:\n  - {at: soon, inject: xid}\n  - {at: 1s, inject: earthquake}\n  - {at: 1s, inject: xid, times: 3}\n"+
-		"  - {at: 1s, inject: temp, with: {gpu: 0, celcius: 88}}\n"))
-	for _, want := range []string{"s.yaml:5: events[3].with: celsius is missing", `takes no argument "celcius"`, "s.yaml:2: events[0].at", "s.yaml:3: events[1].inject", "events[2].every: is missing"} {
+		"  - {at: 1s, inject: temp, with: {gpu: 0, kelvin: 88}}\n"))
+	for _, want := range []string{"s.yaml:5: events[3].with: celsius is missing", `takes no argument "kelvin"`, "s.yaml:2: events[0].at", "s.yaml:3: events[1].inject", "events[2].every: is missing"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

@@ -353,7 +353,7 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := func() []string {
-		found, _ := filepath.Glob(filepath.Join(h.Limiter.Containers, "*", "*", "giant"))
+		found, _ := filepath.Glob(filepath.Join(h.Limiter.Containers, "*", "giant"))
 		return found
 	}
 	if uids, _ := h.Limiter.Pods(); len(uids) != 0 || len(left()) != 1 {

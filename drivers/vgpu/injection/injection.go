@@ -5,6 +5,7 @@ package injection
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -177,12 +178,15 @@ func (l Limiter) Remove(uid string) error {
 	return errors.Join(errs...)
 }
 
+// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk.
 func (l Limiter) setAside(name string) error {
-	aside, err := os.MkdirTemp(l.Containers, gone)
-	if err != nil {
-		return fmt.Errorf("put %s aside: %w", name, err)
+	path := filepath.Join(l.Containers, name)
+	err := os.Rename(path, filepath.Join(l.Containers, gone+name))
+	if errors.Is(err, fs.ErrExist) {
+		// One of that name is there still, since it could not be removed: this one is, without being set aside. RemoveAll does not follow links.
+		return os.RemoveAll(path)
 	}
-	return os.Rename(filepath.Join(l.Containers, name), filepath.Join(aside, name)) // its error names both
+	return err // it names both
 }
 
 // Sweep removes what Remove put aside, also before a restart. It takes as long as the tenants' files take.

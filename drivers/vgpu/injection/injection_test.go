@@ -98,3 +98,29 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 		t.Errorf("a file outside was removed through a link: %v", err)
 	}
 }
+
+// What could not be removed yet keeps its name, and a container that is made anew has the same.
+func TestADirectoryIsRemovedBesideOneThatStandsAside(t *testing.T) {
+	l := limiter(t)
+	c := Container{"uid-1", "main"}
+	for range 2 {
+		if err := l.Make(c); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(l.Containers, "uid-1_main", "file"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Remove(c.PodUID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pods, err := l.Pods(); err != nil || len(pods) != 0 {
+		t.Errorf("pods with directories: %v, %v; want none", pods, err)
+	}
+	if err := l.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(l.Containers); err != nil || len(entries) != 0 {
+		t.Errorf("%v are left (%v)", entries, err)
+	}
+}

@@ -72,6 +72,9 @@ func bring(t *testing.T, options controlplane.Options) *cluster {
 	must(t, err)
 	admin, err := kubernetes.NewForConfig(config)
 	must(t, err)
+	ready, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	must(t, controlplane.AwaitDefaultAccount(ready, admin, "default"))
 	c := &cluster{whole: t, admin: admin, config: config, dir: dir}
 	c.install(t)
 	for name, value := range map[string]int32{"low": 10, "middle": 50, "high": 100} {

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"gpufabric.io/tests/simcluster/controlplane"
@@ -46,18 +44,8 @@ func TestAControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The controller manager makes this account: it works, and its credentials are right.
-	watch, err := client.CoreV1().ServiceAccounts("default").Watch(ctx, metav1.ListOptions{})
-	if err != nil {
+	if err := controlplane.AwaitDefaultAccount(ctx, client, "default"); err != nil {
 		t.Fatal(err)
-	}
-	defer watch.Stop()
-	for event := range watch.ResultChan() {
-		if account, ok := event.Object.(*corev1.ServiceAccount); ok && account.Name == "default" {
-			break
-		}
-	}
-	if ctx.Err() != nil {
-		t.Fatal("the controller manager made no default service account")
 	}
 	t.Logf("service account after %s", time.Since(start).Round(time.Millisecond))
 

@@ -167,22 +167,10 @@ func start(ctx context.Context, t *testing.T, count int) fixture {
 			}
 		}
 	}
-	f.awaitAccount(ctx, t)
-	return f
-}
-
-// awaitAccount waits for what every pod needs: its namespace's service account.
-func (f fixture) awaitAccount(ctx context.Context, t *testing.T) {
-	t.Helper()
-	watch, err := f.client.CoreV1().ServiceAccounts("default").Watch(ctx, metav1.ListOptions{})
-	if err != nil {
+	if err := controlplane.AwaitDefaultAccount(ctx, f.client, "default"); err != nil {
 		t.Fatal(err)
 	}
-	defer watch.Stop()
-	for range watch.ResultChan() {
-		return
-	}
-	t.Fatal("no default service account")
+	return f
 }
 
 func (f fixture) awaitPod(ctx context.Context, t *testing.T, name string, done func(*corev1.Pod) bool) *corev1.Pod {

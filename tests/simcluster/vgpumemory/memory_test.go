@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -112,11 +111,9 @@ func start(t *testing.T) *node {
 		}
 		return len(n.uuids) == 8
 	})
-	n.await("the default service account", func(ctx context.Context) bool {
-		list, err := client.CoreV1().ServiceAccounts("default").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "default").String()})
-		must(t, err)
-		return len(list.Items) == 1
-	})
+	ready, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(t, controlplane.AwaitDefaultAccount(ready, client, "default"))
 	return n
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -54,7 +55,7 @@ type Cluster struct {
 	err    error         // why, read after ended is closed
 }
 
-// Up brings a cluster up whose nodes live in this process, and returns when every node is registered.
+// Up brings a cluster up whose nodes live in this process, and returns when every node is registered and pods may be made.
 func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 	c := &Cluster{Dir: options.Dir, ended: make(chan struct{})}
 	if err := occupy(options.Dir, Record{Nodes: options.Nodes}); err != nil {
@@ -105,6 +106,9 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 		c.err = fleet.Run(life)
 	}()
 	if err := AwaitNodes(ctx, c.Client, options.Nodes, nil); err != nil {
+		return nil, errors.Join(err, c.Err())
+	}
+	if err := controlplane.AwaitDefaultAccount(ctx, c.Client, metav1.NamespaceDefault); err != nil {
 		return nil, errors.Join(err, c.Err())
 	}
 	return c, nil

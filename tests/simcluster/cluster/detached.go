@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"gpufabric.io/tests/simcluster/controlplane"
@@ -79,6 +80,9 @@ func UpDetached(ctx context.Context, options DetachedOptions) (err error) {
 		}()
 	}
 	if err := AwaitNodes(ctx, client, options.Nodes, nil); err != nil {
+		return err
+	}
+	if err := controlplane.AwaitDefaultAccount(ctx, client, metav1.NamespaceDefault); err != nil {
 		return err
 	}
 	options.Progress("%d nodes Ready after %.1f s", options.Nodes, time.Since(begin).Seconds())

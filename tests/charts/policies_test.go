@@ -119,6 +119,11 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	values := everything()
 	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
+	standing := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "standing", "namespace": "default", "finalizers": ["a.b/c"]}, "spec": {"containers": [
+		{"name": "main", "image": "i", "env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}]}}`)
+	if _, err := live.client.Resource(podResource).Namespace("default").Create(t.Context(), standing, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
 	}
@@ -252,12 +257,22 @@ func limitsStay(t *testing.T, live *server) {
 	}
 	const off = `"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]`
 	live.awaitPolicies(t, "anybody", create(`{"containers": [{"name": "main", "image": "i", `+off+`}]}`))
+	variable := func(name, value string) string {
+		return `{"containers": [{"name": "main", "image": "i", "env": [{"name": "` + name + `", ` + value + `}]}]}`
+	}
+	const elsewhere, policy, limit = `"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}`, "GPU_CORE_UTILIZATION_POLICY", "containers main set CUDA_DISABLE_CONTROL, or GPU_CORE_UTILIZATION_POLICY"
 	for name, test := range map[string]struct{ spec, refused string }{
-		"a container":            {`{"containers": [{"name": "main", "image": "i", ` + off + `}]}`, "containers main set CUDA_DISABLE_CONTROL"},
-		"an init container":      {`{"initContainers": [{"name": "first", "image": "i", ` + off + `}], "containers": [{"name": "main", "image": "i"}]}`, "containers first set"},
-		"a value from elsewhere": {`{"containers": [{"name": "main", "image": "i", "env": [{"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}]}`, "containers main set"},
-		"another variable":       {`{"containers": [{"name": "main", "image": "i", "env": [{"name": "A", "value": "b"}]}]}`, ""},
-		"a pod of no variables":  {`{"containers": [{"name": "main", "image": "i"}]}`, ""},
+		"a container":                 {`{"containers": [{"name": "main", "image": "i", ` + off + `}]}`, "containers main set CUDA_DISABLE_CONTROL"},
+		"an init container":           {`{"initContainers": [{"name": "first", "image": "i", ` + off + `}], "containers": [{"name": "main", "image": "i"}]}`, "containers first set"},
+		"a value from elsewhere":      {variable("CUDA_DISABLE_CONTROL", elsewhere), "containers main set"},
+		"no limit of cores":           {variable(policy, `"value": "disable"`), limit},
+		"no limit of cores, shouted":  {variable(policy, `"value": "DISABLE"`), limit},
+		"a policy from elsewhere":     {variable(policy, elsewhere), limit},
+		"a policy from its variables": {variable(policy, `"value": "$(A)"`), limit},
+		"cores limited always":        {variable(policy, `"value": "force"`), ""},
+		"a policy of no value":        {`{"containers": [{"name": "main", "image": "i", "env": [{"name": "` + policy + `"}]}]}`, ""},
+		"another variable":            {variable("A", `"value": "disable"`), ""},
+		"a pod of no variables":       {`{"containers": [{"name": "main", "image": "i"}]}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := create(test.spec)(t.Context(), nil)
@@ -266,4 +281,20 @@ func limitsStay(t *testing.T, live *server) {
 			}
 		})
 	}
+	t.Run("a pod from before", func(t *testing.T) {
+		debug := func(env string) error {
+			body := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "i"` + env + `}]}}`)
+			_, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.StrategicMergePatchType, body, metav1.PatchOptions{}, "ephemeralcontainers")
+			return err
+		}
+		if err := debug(", " + off); err == nil || !strings.Contains(err.Error(), "containers debug set") {
+			t.Errorf("got %v, want the ephemeral container refused", err)
+		}
+		if err := debug(""); err != nil {
+			t.Errorf("a container to look into it with was refused: %v", err)
+		}
+		if _, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{}); err != nil {
+			t.Errorf("it keeps its finalizer: %v", err)
+		}
+	})
 }

@@ -63,7 +63,7 @@ type Hook struct {
 	Device func(uuid string) string
 	// NoCoreLimit leaves cores unlimited.
 	NoCoreLimit bool
-	// ForbidControlOff refuses containers that switch their limiter off.
+	// ForbidControlOff refuses containers that switch their limiter off, or its limit of cores.
 	ForbidControlOff bool
 	// Instances makes MIG instances on the GPUs in mode mig.
 	Instances Instances
@@ -243,7 +243,7 @@ func mentioned(sandbox *api.PodSandbox) bool {
 
 func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbox, container *api.Container, shares []annotation.Share) (*api.ContainerAdjustment, error) {
 	if h.ForbidControlOff {
-		if err := controlled(container.GetEnv()); err != nil {
+		if err := controlled(container.GetEnv(), h.NoCoreLimit); err != nil {
 			return nil, err
 		}
 	}
@@ -260,12 +260,21 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 	return adjustment, nil
 }
 
-// controlled refuses a container whose environment, from wherever it comes, switches the limiter off.
-func controlled(env []string) error {
+// controlled refuses a container whose environment, from wherever it comes, switches the limiter off, or its limit of cores where the administrator has not
+// done so himself (noCoreLimit).
+func controlled(env []string, noCoreLimit bool) error {
 	for _, variable := range env {
-		if name, value, _ := strings.Cut(variable, "="); name == injection.ControlOff && value != "" && value != "false" && value != "0" {
-			return fmt.Errorf("%s=%s in its environment switches its limits off, and the administrator forbids that (--forbid-control-off): remove the variable", name, value)
+		name, value, _ := strings.Cut(variable, "=")
+		off := ""
+		switch {
+		case name == injection.ControlOff && value != "" && value != "false" && value != "0":
+			off = "limits"
+		case name == injection.CorePolicy && strings.EqualFold(value, injection.CoreLimitOff) && !noCoreLimit:
+			off = "limit of cores"
+		default:
+			continue
 		}
+		return fmt.Errorf("%s=%s in its environment switches its %s off, and the administrator forbids that (--forbid-control-off): remove the variable", name, value, off)
 	}
 	return nil
 }

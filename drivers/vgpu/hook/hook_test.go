@@ -269,14 +269,29 @@ func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
 }
 
 func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *testing.T) {
-	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
-	for value, refused := range map[string]bool{"CUDA_DISABLE_CONTROL=true": true, "CUDA_DISABLE_CONTROL=false": false, "OTHER=true": false} {
+	p := pod("train", uuid+",NVIDIA,1024,30:;", "main")
+	for _, test := range []struct {
+		variable    string
+		noCoreLimit bool // by the administrator
+		refused     bool
+	}{
+		{"CUDA_DISABLE_CONTROL=true", false, true},
+		{"CUDA_DISABLE_CONTROL=true", true, true},
+		{"CUDA_DISABLE_CONTROL=false", false, false},
+		{"GPU_CORE_UTILIZATION_POLICY=disable", false, true},
+		{"GPU_CORE_UTILIZATION_POLICY=DISABLE", false, true},
+		{"GPU_CORE_UTILIZATION_POLICY=disable", true, false},
+		{"GPU_CORE_UTILIZATION_POLICY=force", false, false},
+		{"GPU_CORE_UTILIZATION_POLICY=default", false, false},
+		{"OTHER=true", false, false},
+	} {
 		h, _ := setup(t, p)
-		h.ForbidControlOff = true
+		h.ForbidControlOff, h.NoCoreLimit = true, test.noCoreLimit
 		made := container(p, "main")
-		made.Env = []string{value}
-		if _, _, err := h.CreateContainer(t.Context(), sandbox(p), made); (err != nil) != refused {
-			t.Errorf("%s: got %v, want refused %v", value, err, refused)
+		made.Env = []string{test.variable}
+		_, _, err := h.CreateContainer(t.Context(), sandbox(p), made)
+		if name, _, _ := strings.Cut(test.variable, "="); (err != nil) != test.refused || err != nil && !strings.Contains(err.Error(), name) {
+			t.Errorf("%+v: got %v", test, err)
 		}
 	}
 }

@@ -30,6 +30,13 @@ const (
 // ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
 const ControlOff = "CUDA_DISABLE_CONTROL"
 
+// CorePolicy is the variable by which a container chooses when HAMi-core limits its cores, and CoreLimitOff the value with which it never does. The others,
+// default and force, limit no less than what the container was given.
+const (
+	CorePolicy   = "GPU_CORE_UTILIZATION_POLICY"
+	CoreLimitOff = "disable"
+)
+
 // Visible is the variable that names a container's MIG instances.
 func Visible(given []instances.Instance) string {
 	uuids := make([]string, 0, len(given))

@@ -65,7 +65,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as environment alone")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")
-	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false, "refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off")
+	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false, "refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or GPU_CORE_UTILIZATION_POLICY=disable, by which they switch their limit of cores off (unless the device configuration has disableCoreLimit)")
 	flags.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the ConfigMap gpufabric-vgpu-unit, by which nodes agree on a unit of memory where none is set (environment: POD_NAMESPACE); empty: each chooses for itself")
 	flags.IntVar(&o.split, "device-split-count", 0, "containers that may share one GPU; before the configuration file where set")
 	flags.IntVar(&o.factor, "gpu-memory-factor", 0, "MiB in one unit of memory; 0: the smallest that the kubelet can receive; before the configuration file where set")

@@ -97,7 +97,7 @@ func start(t *testing.T) func(group, version, kind, object string) *admissionv1.
 	}
 	return func(group, version, kind, object string) *admissionv1.AdmissionResponse {
 		t.Helper()
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for {
 			answer, err := ask(group, version, kind, object)
 			if err == nil {

@@ -101,7 +101,7 @@ func (d *domain) start(i int, change ...func(*imex.Config, *imex.Options)) *node
 // eventually waits for a condition that daemons reach by themselves.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}

@@ -28,7 +28,7 @@ func daemon(t *testing.T) (pipe string, done chan error) {
 	d := &mps.Daemon{Pipe: pipe, Server: os.Args[0], Log: slog.New(slog.DiscardHandler)}
 	go func() { done <- d.Run(ctx) }()
 	t.Cleanup(func() { cancel() })
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if mps.Send(t.Context(), pipe, strings.NewReader(""), new(bytes.Buffer)) == nil {
 			return pipe, done
 		}

@@ -72,7 +72,7 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 		out, _ := tool(t, root, "nvidia-imex-ctl", append([]string{"-c", config}, args...)...).Output()
 		return string(out)
 	}
-	for deadline := time.Now().Add(10 * time.Second); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never READY:\n%s", log.String())
 		}
@@ -86,7 +86,7 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	if err := daemon.Process.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); query("-q") != "READY\n"; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("SIGUSR1 ended it")
 		}

@@ -167,7 +167,7 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) { // nothing tells when another process listens
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // nothing tells when another process listens
 		response, err := client.Post(url, "application/json", bytes.NewReader(body))
 		if err == nil {
 			err = json.NewDecoder(response.Body).Decode(&answer)

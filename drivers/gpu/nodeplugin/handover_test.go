@@ -37,7 +37,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	if problem := b.unprepare(holder); problem != "" {
 		t.Fatal(problem)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := directory.Await(ctx, m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func (b *bench) taints(name, want string) {
 		b.Fatal(err)
 	}
 	defer w.Stop()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	got := "not published"
 	for {
 		for _, s := range b.slices() {
@@ -62,7 +62,7 @@ func (b *bench) event(kind, reason string) {
 		b.Fatal(err)
 	}
 	defer w.Stop()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		list, err := b.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
 		if err != nil {

@@ -40,7 +40,7 @@ func (b *bench) layout(name, config, use string) {
 
 func await(t *testing.T, reports chan v1alpha1.MIGLayoutNode, state v1alpha1.MIGLayoutState, message string) {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	var last v1alpha1.MIGLayoutNode
 	for {
 		select {

@@ -51,8 +51,8 @@ func (b *bench) create(resource, kind, name string, spec map[string]any) {
 	select {
 	case <-watching:
 		watching <- struct{}{} // for the next object
-	case <-time.After(10 * time.Second):
-		b.Fatalf("the role does not watch %s after 10 s", resource)
+	case <-time.After(time.Minute):
+		b.Fatalf("the role does not watch %s after a minute", resource)
 	}
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion().String(), "kind": kind, "metadata": map[string]any{"name": name, "generation": int64(1)}, "spec": spec,

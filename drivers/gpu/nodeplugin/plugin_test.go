@@ -133,7 +133,7 @@ func (b *bench) start() {
 	}
 	b.Cleanup(func() { _ = conn.Close() })
 	b.kubelet = drapb.NewDRAPluginClient(conn)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		if _, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{}, grpc.WaitForReady(true)); err == nil {
 			return
@@ -151,7 +151,7 @@ func (b *bench) slices() []resourceapi.ResourceSlice {
 		b.Fatal(err)
 	}
 	defer w.Stop()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		list, err := b.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
@@ -163,7 +163,7 @@ func (b *bench) slices() []resourceapi.ResourceSlice {
 		select {
 		case <-w.ResultChan():
 		case <-timeout:
-			b.Fatalf("%d slices after 10 s", len(list.Items))
+			b.Fatalf("%d slices after a minute", len(list.Items))
 		}
 	}
 }
@@ -239,7 +239,7 @@ func (b *bench) get(uid string) *resourceapi.ResourceClaim {
 // await waits until something that tells nobody is so.
 func (b *bench) await(so func() bool, what string) {
 	b.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.Fatalf("waited in vain: %s", what)
 		}

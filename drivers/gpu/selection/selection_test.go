@@ -46,7 +46,7 @@ func TestWhatStoodBeforeIsTold(t *testing.T) {
 			if len(selected) != 1 || selected[0].Name != "here" {
 				t.Errorf("told of %d profiles, want the one named here: %+v", len(selected), selected)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("nothing told of what stood before")
 		}
 		cancel()

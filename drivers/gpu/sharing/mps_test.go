@@ -107,7 +107,7 @@ func TestADaemonThatKeepsEndingCostsNoMoreThanOneWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- m.Start(ctx, "u1", limited("gpu")) }()
-	for deadline := time.Now().Add(20 * time.Second); strings.Count(told(), "start") < 4; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Count(told(), "start") < 4; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("told %q", told())
 		}

@@ -53,7 +53,7 @@ func awaitDevices(t *testing.T, client *fake.Clientset, description string, want
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		list, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 		if err != nil {

@@ -60,7 +60,7 @@ func (a *api) Report(_ context.Context, pool string, entry *v1alpha1.RDMAPoolNod
 // await waits until the report on a pool satisfies want; it is nil where there is none.
 func (a *api) await(t *testing.T, pool, description string, want func(*v1alpha1.RDMAPoolNode) bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		a.mu.Lock()
 		changed, entry := a.changed, a.reported[pool]

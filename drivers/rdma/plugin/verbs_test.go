@@ -52,7 +52,7 @@ func next(t *testing.T, opened chan string) string {
 	select {
 	case name := <-opened:
 		return name
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("no HCA was opened")
 		return ""
 	}

@@ -34,7 +34,7 @@ import (
 )
 
 // patience bounds every wait; each ends with the event it waits for.
-const patience = 40 * time.Second
+const patience = 90 * time.Second
 
 // cluster is a control plane and our scheduler beside it, configured and entitled as the chart says. Its nodes are objects alone.
 type cluster struct {

@@ -108,7 +108,7 @@ func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) 
 		t.Fatal(err)
 	}
 	// It goes in the background.
-	for deadline := time.Now().Add(20 * time.Second); len(machine.GPUs[0].Instances()) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(machine.GPUs[0].Instances()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the instance of a pod that has ended stands still")
 		}
@@ -153,7 +153,7 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	smaller := false
-	for timeout := time.After(20 * time.Second); ; {
+	for timeout := time.After(time.Minute); ; {
 		select {
 		case event := <-changes.ResultChan():
 			now, ok := event.Object.(*corev1.ConfigMap)

@@ -254,7 +254,7 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It is removed in the background.
-	for deadline := time.Now().Add(20 * time.Second); slices.ContainsFunc(directories(), func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(directories(), func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("accounting directories %v are left of a pod that has ended", directories())
 		}

@@ -28,9 +28,9 @@ type Function struct {
 	Address Address // the entry's name
 	Path    string  // the entry's target under the sysfs root: devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0
 
-	Vendor    uint16 // vendor
-	Device    uint16 // device
-	Class     Class  // class
+	Vendor    uint16 // modalias, else vendor
+	Device    uint16 // modalias, else device
+	Class     Class  // modalias, else class
 	Driver    string // driver (a link); empty: no driver has the function
 	NUMANode  int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
 	ACPIIndex int    // acpi_index, the firmware's number for an onboard device, from 1; 0: it names none
@@ -92,21 +92,11 @@ func parsePosition(name, target string) (position, error) {
 	return p, nil
 }
 
-// read fills in the attributes of the function at p. The class is known already.
-func read(dir *sysfile.Dir, p position, class Class) (Function, error) {
-	f := Function{Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges, Class: class, VirtualIndex: -1}
-	for _, field := range []struct {
-		name  string
-		value *uint16
-	}{
-		{"vendor", &f.Vendor},
-		{"device", &f.Device},
-	} {
-		v, err := dir.Hex(field.name, 16)
-		if err != nil {
-			return Function{}, err
-		}
-		*field.value = uint16(v)
+// read fills in the attributes of the function at p that do not say what it is.
+func read(dir *sysfile.Dir, p position, is identity) (Function, error) {
+	f := Function{
+		Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges,
+		Vendor: is.vendor, Device: is.device, Class: is.class, VirtualIndex: -1,
 	}
 	var err error
 	if f.NUMANode, err = numaNode(dir); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -36,6 +38,40 @@ func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	}
 	if len(bus.Skipped) > 0 {
 		t.Errorf("skipped %v", bus.Skipped)
+	}
+}
+
+// The kernel writes both: the functions of the machine that runs this test are its own.
+func TestModaliasSaysOfThisMachinesFunctionsWhatTheirFilesSay(t *testing.T) {
+	bus, err := pci.NewFS("/sys").Scan(t.Context(), nil)
+	if err != nil || len(bus.Functions) == 0 {
+		t.Skipf("skipped: this machine has no PCI functions to compare (%v)", err)
+	}
+	for _, f := range bus.Functions {
+		for file, got := range map[string]string{
+			"vendor": fmt.Sprintf("0x%04x", f.Vendor), "device": fmt.Sprintf("0x%04x", f.Device), "class": fmt.Sprintf("0x%06x", f.Class),
+		} {
+			text, err := os.ReadFile(filepath.Join("/sys", f.Path, file))
+			if want := strings.TrimSpace(string(text)); err != nil || got != want {
+				t.Errorf("%s: %s is %s, its file says %q (%v)", f.Address, file, got, want, err)
+			}
+		}
+	}
+	for _, s := range bus.Skipped {
+		if strings.Contains(s.Reason.Error(), "modalias") {
+			t.Errorf("%s was skipped: %v", s.Name, s.Reason)
+		}
+	}
+}
+
+// Older captures and hand-made trees have the three files alone.
+func TestAFunctionWithoutModaliasIsWhatItsFilesSay(t *testing.T) {
+	tree := sysfstest.New(t)
+	path := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", Class: "0x020700"})
+	want := scan(t, tree, nil).Functions
+	tree.Remove(path + "/modalias")
+	if diff := cmp.Diff(want, scan(t, tree, nil).Functions); diff != "" || len(want) != 1 || want[0].Class != 0x020700 {
+		t.Errorf("got %v, %s", want, diff)
 	}
 }
 
@@ -155,21 +191,34 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		damage func(*sysfstest.Tree)
 		reason string // empty: the function stays
 	}{
-		{"garbage in vendor", func(t *sysfstest.Tree) { t.Write(path+"/vendor", "0xzz") }, "vendor"},
-		{"vendor of more than 16 bits", func(t *sysfstest.Tree) { t.Write(path+"/vendor", "0x115b3") }, "vendor"},
-		{"an empty device file", func(t *sysfstest.Tree) { t.Write(path+"/device", "") }, "device"},
-		{"no class", func(t *sysfstest.Tree) { t.Remove(path + "/class") }, "class"},
-		{"no vendor", func(t *sysfstest.Tree) { t.Remove(path + "/vendor") }, "vendor"},
-		{"binary in class", func(t *sysfstest.Tree) { t.Write(path+"/class", "\x00\x01\xff") }, "class"},
+		{"an empty modalias", func(t *sysfstest.Tree) { t.Write(path+"/modalias", "") }, "modalias"},
+		{"binary in modalias", func(t *sysfstest.Tree) { t.Write(path+"/modalias", "\x00\x01\xff") }, "modalias"},
+		{"another bus's modalias", func(t *sysfstest.Tree) {
+			t.Write(path+"/modalias", "usb:v1D6Bp0002d0606dc09dsc00dp01ic09isc00ip00in00")
+		}, "modalias"},
+		{"a modalias cut short", func(t *sysfstest.Tree) {
+			t.Write(path+"/modalias", "pci:v000015B3d00001021sv000015B3sd00000041bc02sc07i")
+		}, "modalias"},
+		{"a modalias with more behind it", func(t *sysfstest.Tree) {
+			t.Write(path+"/modalias", "pci:v000015B3d00001021sv000015B3sd00000041bc02sc07i00x")
+		}, "modalias"},
+		{"a vendor of more than 16 bits", func(t *sysfstest.Tree) {
+			t.Write(path+"/modalias", "pci:v000115B3d00001021sv000015B3sd00000041bc02sc07i00")
+		}, "modalias"},
+		{"a modalias that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/modalias/x", "") }, "modalias"},
+		{"no modalias", func(t *sysfstest.Tree) { t.Remove(path + "/modalias") }, ""},
+		{"no modalias and garbage in vendor", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/vendor", "0xzz") }, "vendor"},
+		{"no modalias and an empty device file", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/device", "") }, "device"},
+		{"no modalias and no class", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Remove(path + "/class") }, "class"},
 		{"garbage in acpi_index", func(t *sysfstest.Tree) { t.Write(path+"/acpi_index", "first") }, "acpi_index"},
 		{"garbage in numa_node", func(t *sysfstest.Tree) { t.Write(path+"/numa_node", "one") }, "numa_node"},
 		{"more virtual functions than a device can have", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "65536") }, "sriov_numvfs"},
 		{"fewer virtual functions than none", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "-1") }, "sriov_numvfs"},
 		{"no directory behind the link", func(t *sysfstest.Tree) { t.Remove(path) }, "no such file"},
-		{"an attribute that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/vendor"); t.Write(path+"/vendor/x", "") }, "vendor"},
 		{"no numa_node, as on a kernel without NUMA", func(t *sysfstest.Tree) { t.Remove(path + "/numa_node") }, ""},
 		{"no driver", func(t *sysfstest.Tree) { t.Remove(path + "/driver") }, ""},
 		{"garbage in what nobody uses", func(t *sysfstest.Tree) {
+			t.Write(path+"/vendor", "?")
 			t.Write(path+"/subsystem_vendor", "?")
 			t.Write(path+"/local_cpulist", "\x01")
 		}, ""},
@@ -227,10 +276,10 @@ func TestAddresses(t *testing.T) {
 }
 
 func FuzzAttributesNeverStopAScan(f *testing.F) {
-	f.Add("vendor", []byte("0x15b3\n"))
+	f.Add("modalias", []byte("pci:v000015B3d00001021sv000015B3sd00000041bc02sc07i00\n"))
 	f.Add("numa_node", []byte("-1\n"))
 	f.Add("acpi_index", []byte("4294967295\n"))
-	f.Add("class", []byte{0xff, 0x00})
+	f.Add("modalias", []byte{0xff, 0x00})
 	f.Fuzz(func(t *testing.T, attribute string, content []byte) {
 		if attribute == "" || strings.ContainsAny(attribute, "/\x00") || len(attribute) > 100 || strings.Trim(attribute, ".") == "" {
 			t.Skip("not a file name")

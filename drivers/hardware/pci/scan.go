@@ -67,15 +67,15 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 		if r.err = dir.Reopen(filepath.Join(f.root, r.position.path)); r.err != nil {
 			return
 		}
-		class, err := dir.Hex("class", 24)
+		is, err := identify(dir)
 		if err != nil {
 			r.err = err
 			return
 		}
-		if want != nil && !want(Class(class)) {
+		if want != nil && !want(is.class) {
 			return
 		}
-		function, err := read(dir, r.position, Class(class))
+		function, err := read(dir, r.position, is)
 		if err != nil {
 			r.err = err
 			return

@@ -49,7 +49,7 @@ func TestWhatCannotBeUsedIsSkippedWithAReason(t *testing.T) {
 		}, "0000:3b:00.0", "no driver has"},
 		{"a damaged PCI function", func(tree *sysfstest.Tree) {
 			tree.AddHCA(sysfstest.HCA{Function: first})
-			tree.Write("bus/pci/devices/0000:3b:00.0/vendor", "?")
+			tree.Write("bus/pci/devices/0000:3b:00.0/modalias", "?")
 		}, "mlx5_1", "cannot be read"},
 		{"a damaged RDMA device", func(tree *sysfstest.Tree) { tree.Write(tree.AddHCA(sysfstest.HCA{Function: first})+"/node_guid", "?") }, "mlx5_1", "node_guid"},
 		{"damaged partition keys", func(tree *sysfstest.Tree) {

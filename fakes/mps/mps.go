@@ -204,7 +204,7 @@ func end(cmd *exec.Cmd) {
 	_ = cmd.Wait()         // killed is what it is to be
 }
 
-// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers.
+// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers. When ctx ends it returns, though commands may be read still.
 func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Writer) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", Socket(pipe))
@@ -212,12 +212,24 @@ func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Write
 		return fmt.Errorf("cannot find MPS control daemon process: %w", err)
 	}
 	defer func() { _ = conn.Close() }() // read to its end
+	done := make(chan error, 1)
+	go func() { done <- talk(conn.(*net.UnixConn), commands, answers) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done(): // whoever types may never say more
+		return ctx.Err()
+	}
+}
+
+// talk sends commands to their end, then copies the answers.
+func talk(conn *net.UnixConn, commands io.Reader, answers io.Writer) error {
 	if _, err := io.Copy(conn, commands); err != nil {
 		return err
 	}
-	if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
+	if err := conn.CloseWrite(); err != nil {
 		return err
 	}
-	_, err = io.Copy(answers, conn)
+	_, err := io.Copy(answers, conn)
 	return err
 }

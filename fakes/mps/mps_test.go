@@ -3,6 +3,8 @@ package mps_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -76,6 +78,27 @@ func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
 	}
 	if err := mps.Send(t.Context(), pipe, strings.NewReader("get_server_list\n"), new(bytes.Buffer)); err == nil {
 		t.Error("a daemon that quit answers")
+	}
+}
+
+func TestWhoeverTypesCanBeInterrupted(t *testing.T) {
+	pipe, _ := daemon(t)
+	typed, terminal := io.Pipe()
+	defer func() { _ = terminal.Close() }() // what still reads it ends
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := make(chan error, 1)
+	go func() { sent <- mps.Send(ctx, pipe, typed, new(bytes.Buffer)) }()
+	if _, err := io.WriteString(terminal, "get_server_list\n"); err != nil { // returns when it was read
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-sent:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it reads on")
 	}
 }
 

@@ -18,7 +18,7 @@ func agentCommand() *cobra.Command {
 		Short: "In a pod: render the node that the Kubernetes node's labels ask for, and again when they change",
 		Long: "In a pod: render the node that the Kubernetes node's labels ask for, and again when they change.\n\nLabels: " +
 			agent.LabelProfile + " (a profile's name), " + agent.LabelIndex + " (which machine, from 0), " + agent.LabelNodes + " (how many).",
-		Args: cobra.NoArgs,
+		Args: flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.NodeName == "" {
 				return errors.New("NODE_NAME is not set; give the pod its spec.nodeName")

@@ -19,12 +19,11 @@ import (
 )
 
 // runIMEX is nvidia-imex: it stays in the foreground and looks its peers up again on SIGUSR1.
-func runIMEX(ctx context.Context, args []string, stderr io.Writer) error {
+func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("nvidia-imex", flag.ContinueOnError)
-	flags.SetOutput(stderr)
 	path := flags.String("c", imex.DefaultConfig, "configuration file")
 	version := flags.Bool("v", false, "print the version and exit")
-	if err := flags.Parse(args); err != nil {
+	if done, err := parse(flags, args, stdout); done || err != nil {
 		return err
 	}
 	root, err := state.FindRoot()
@@ -103,7 +102,7 @@ func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error 
 	nodes := flags.Bool("n", false, "print all nodes without their connections")
 	hosts := flags.Bool("H", false, "with -N or -n: print host names too")
 	asJSON := flags.Bool("j", false, "print JSON")
-	if err := flags.Parse(args); err != nil {
+	if done, err := parse(flags, args, stdout); done || err != nil {
 		return err
 	}
 	if !*local && !*all && !*nodes {

@@ -17,7 +17,7 @@ func injectCommand() *cobra.Command {
 		Use:   "inject --root DIR EVENT [name=value...]",
 		Short: "Make an event happen on a node",
 		Long:  "Make an event happen on a node. Events and their arguments:\n\n" + eventHelp(),
-		Args:  wants(true, "an event and its arguments, such as xid gpu=0 code=79 (fakefabric inject --help lists them)"),
+		Args:  wants(true, "an event and its arguments, such as xid gpu=0 code=79"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			with := fault.Arguments{}
 			for _, a := range args[1:] {

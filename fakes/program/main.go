@@ -3,6 +3,8 @@ package program
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -23,25 +25,62 @@ func Main(args []string) int {
 // Run runs one command with its arguments: name is fakefabric or one of tree.Tools.
 func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writer) int {
 	var err error
+	out := &output{to: stdout}
 	switch name {
 	case "nvidia-smi":
-		err = runSMI(args, stdout)
+		err = runSMI(args, out)
 	case "nvidia-imex":
-		err = runIMEX(ctx, args, stderr)
+		err = runIMEX(ctx, args, out, stderr)
 	case "nvidia-imex-ctl":
-		err = runIMEXControl(ctx, args, stdout)
+		err = runIMEXControl(ctx, args, out)
 	case "nvidia-cuda-mps-control":
-		err = runMPSControl(ctx, args, stdout, stderr)
+		err = runMPSControl(ctx, args, out)
 	case "nvidia-cuda-mps-server":
 		<-ctx.Done() // a server of the MPS stand-in waits until it is told to end
 	default:
-		err = runFakefabric(ctx, args, stdout, stderr)
+		err = runFakefabric(ctx, args, out, stderr)
+	}
+	switch {
+	case err == nil:
+		err = out.failed
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
 		return 1
 	}
 	return 0
+}
+
+// output remembers that something could not be written, so that no command ends well whose answer is lost: a full disk, a closed pipe.
+type output struct {
+	to     io.Writer
+	failed error
+}
+
+// Write implements io.Writer.
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.to.Write(text)
+	if err != nil && o.failed == nil {
+		o.failed = err
+	}
+	return n, err
+}
+
+// parse reads the flags of one of the driver root's tools. With -h it lists them on stdout, and the tool is done.
+func parse(flags *flag.FlagSet, args []string, stdout io.Writer) (done bool, err error) {
+	flags.SetOutput(io.Discard) // it would tell a mistake, which the caller does
+	err = flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		flags.SetOutput(stdout)
+		flags.Usage()
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("%w; see %s -h", err, flags.Name())
+	}
+	return false, nil
 }
 
 func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -64,8 +103,16 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 func wants(more bool, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) == 0 || len(args) > 1 && !more {
-			return fmt.Errorf("%s takes %s; got %q", c.CommandPath(), what, args)
+			return fmt.Errorf("%s takes %s, not %d arguments; see %s --help", c.Name(), what, len(args), c.CommandPath())
 		}
 		return nil
 	}
+}
+
+// flagsOnly refuses what is no flag, which cobra would call an unknown command.
+func flagsOnly(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes flags alone, not %q; see %s --help", c.Name(), args[0], c.CommandPath())
+	}
+	return nil
 }

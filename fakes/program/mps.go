@@ -18,12 +18,11 @@ import (
 
 // runMPSControl is nvidia-cuda-mps-control: -d runs the daemon in the background, -f in the foreground, and without either commands are
 // read from standard input.
-func runMPSControl(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func runMPSControl(ctx context.Context, args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet("nvidia-cuda-mps-control", flag.ContinueOnError)
-	flags.SetOutput(stderr)
 	background := flags.Bool("d", false, "start the control daemon in the background")
 	foreground := flags.Bool("f", false, "start the control daemon in the foreground")
-	if err := flags.Parse(args); err != nil {
+	if done, err := parse(flags, args, stdout); done || err != nil {
 		return err
 	}
 	pipe := cmp.Or(os.Getenv(mps.PipeVariable), mps.DefaultPipe)

@@ -124,6 +124,8 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		"nothing to check":     {[]string{"validate"}, "takes profile files"},
 		"no trace":             {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
 		"an unknown flag":      {[]string{"render", "--colour"}, "see fakefabric render --help"},
+		"a profile as a word":  {[]string{"render", "t4-edge", "--profile", "t4-edge", "--root", t.TempDir()}, `takes flags alone, not "t4-edge"`},
+		"no trace at all":      {[]string{"trace", "program_test.go"}, "program_test.go is no trace"},
 		"no sysfs":             {[]string{"record", "--nvidia-smi=", "--sysfs", t.TempDir()}, "is no sysfs"},
 		"too little to record": {[]string{"record", "--nvidia-smi=", "--sysfs", bare}, "host.numa: is missing"},
 		"no nvidia-smi to ask": {[]string{"record", "--nvidia-smi", "/nowhere/nvidia-smi"}, "give --xml a file"},
@@ -135,6 +137,34 @@ func TestCommandsFailWithASentence(t *testing.T) {
 				t.Errorf("%d: %s", code, stderr.String())
 			}
 		})
+	}
+}
+
+// full is where nothing can be written any more.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
+	for _, args := range [][]string{{"profiles"}, {"schema"}, {"validate", "t4-edge"}, {"render", "--profile", "t4-edge", "--root", filepath.Join(t.TempDir(), "node"), "--no-libraries", "--plain-devices"}} {
+		var stderr bytes.Buffer
+		if code := program.Run(t.Context(), "fakefabric", args, full{}, &stderr); code == 0 || !strings.Contains(stderr.String(), syscall.ENOSPC.Error()) {
+			t.Errorf("%q: %d %s", args, code, stderr.String())
+		}
+	}
+}
+
+func TestAToolTellsItsFlagsAndAMistakeOnce(t *testing.T) {
+	for name, flag := range map[string]string{"nvidia-imex": "-c string", "nvidia-imex-ctl": "-c string", "nvidia-cuda-mps-control": "-d\t"} {
+		var out, stderr bytes.Buffer
+		if code := program.Run(t.Context(), name, []string{"-h"}, &out, &stderr); code != 0 || !strings.Contains(out.String(), flag) || stderr.Len() > 0 {
+			t.Errorf("%s -h: %d %q %q", name, code, out.String(), stderr.String())
+		}
+		out.Reset()
+		want := name + ": flag provided but not defined: -colour; see " + name + " -h\n"
+		if code := program.Run(t.Context(), name, []string{"-colour"}, &out, &stderr); code == 0 || stderr.String() != want || out.Len() > 0 {
+			t.Errorf("%s -colour: %d %q %q, want %q", name, code, out.String(), stderr.String(), want)
+		}
 	}
 }
 

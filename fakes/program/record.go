@@ -73,7 +73,7 @@ func recordCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "record",
 		Short: "Write a profile of this (real) machine, without anything that identifies it",
-		Args:  cobra.NoArgs,
+		Args:  flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			p, err := m.read(c.Context())
 			if err != nil {
@@ -103,7 +103,7 @@ func compareCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compare --profile NAME|FILE",
 		Short: "List where this (real) machine and a profile differ",
-		Args:  cobra.NoArgs,
+		Args:  flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			fake, err := profile.Load(name)
 			if err != nil {

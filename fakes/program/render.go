@@ -20,7 +20,7 @@ func renderCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "render --profile NAME|FILE --root DIR",
 		Short: "Write one node of a profile to a directory: sys, proc, dev, driver and state",
-		Args:  cobra.NoArgs,
+		Args:  flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			p, err := profile.Load(name)
 			if err != nil {
@@ -68,7 +68,7 @@ func profilesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "profiles",
 		Short: "List the machine models that ship with fakefabric",
-		Args:  cobra.NoArgs,
+		Args:  flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, name := range profile.Names() {
 				p, err := profile.Load(name)

@@ -26,6 +26,9 @@ func traceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if len(calls) == 0 && damaged > 0 {
+				return fmt.Errorf("%s is no trace: none of its %d lines is an NVML call; give the file that FAKEFABRIC_TRACE named", args[0], damaged)
+			}
 			if summary {
 				return trace.Write(c.OutOrStdout(), trace.Summarize(calls), damaged)
 			}
@@ -48,7 +51,7 @@ func schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of profile files",
-		Args:  cobra.NoArgs,
+		Args:  flagsOnly,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := profile.Schema()
 			if err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // FallbackRoot is where the node lies when nothing says otherwise.
@@ -27,5 +28,5 @@ func FindRoot() (string, error) {
 			return filepath.Clean(root), nil
 		}
 	}
-	return "", fmt.Errorf("no fake node at %v; render one with fakefabric render, or set FAKEFABRIC_ROOT", candidates)
+	return "", fmt.Errorf("no fake node at %s; render one with fakefabric render, or set FAKEFABRIC_ROOT", strings.Join(candidates, " or "))
 }

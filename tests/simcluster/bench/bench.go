@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// rackSize is how many nodes a rack has.
-const rackSize = 18
+// RackSize is how many nodes a rack has.
+const RackSize = 18
 
 // Options say what to measure.
 type Options struct {
@@ -18,7 +18,7 @@ type Options struct {
 	Nodes []int
 	// Dir is the directory of the clusters, one after the other.
 	Dir string
-	// Up brings a cluster up in Dir in processes that outlive this one; Down ends it.
+	// Up brings a cluster up in Dir in processes that outlive this one, or leaves Dir as it was; Down ends it.
 	Up   func(ctx context.Context, nodes int) error
 	Down func() error
 	// Progress is told what is being done, a line each.
@@ -91,9 +91,6 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 	for _, nodes := range options.Nodes {
 		options.Progress("%d nodes", nodes)
 		result, err := one(ctx, options, nodes)
-		if downErr := options.Down(); err == nil {
-			err = downErr
-		}
 		if len(result.Domains) > 0 { // worth telling, whatever failed after it
 			results = append(results, result)
 		}
@@ -104,9 +101,17 @@ func Run(ctx context.Context, options Options) ([]Result, error) {
 	return results, nil
 }
 
-func one(ctx context.Context, options Options, nodes int) (Result, error) {
+func one(ctx context.Context, options Options, nodes int) (_ Result, err error) {
 	begin := time.Now()
 	m := measurement{options: options, result: Result{Nodes: nodes, Writes: map[string]int{}, Requests: map[string]float64{}}}
+	defer func() {
+		if !m.cameUp {
+			return // what is in the directory, if anything, is not ours
+		}
+		if downErr := options.Down(); err == nil {
+			err = downErr
+		}
+	}()
 	defer func() {
 		slices.Sort(m.result.Domains)
 		for _, values := range [][]float64{m.result.LastDaemon, m.result.PodsPerSecond, m.result.Running, m.result.Deleted} {
@@ -122,7 +127,7 @@ func one(ctx context.Context, options Options, nodes int) (Result, error) {
 		{"install the drivers", m.install},
 		{"watch them idle", m.idle},
 	}
-	for range roundsOf(nodes / rackSize) {
+	for range roundsOf(nodes / RackSize) {
 		steps = append(steps, step{"form the domains", m.form}, step{"delete everything", m.remove})
 	}
 	for _, step := range steps {

@@ -41,6 +41,7 @@ type measurement struct {
 	client    kubernetes.Interface
 	manifests *manifests.Client
 	domains   map[string]*observedDomain // by name
+	cameUp    bool                       // there is a cluster to end
 }
 
 func (m *measurement) up(ctx context.Context) error {
@@ -48,6 +49,7 @@ func (m *measurement) up(ctx context.Context) error {
 	if err := m.options.Up(ctx, m.result.Nodes); err != nil {
 		return err
 	}
+	m.cameUp = true
 	m.result.Up = time.Since(begin).Seconds()
 	var err error
 	if m.config, err = controlplane.LoadConfig(filepath.Join(m.options.Dir, "kubeconfig")); err != nil {

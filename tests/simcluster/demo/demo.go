@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -71,8 +72,12 @@ func (d *Demo) Run(ctx context.Context) error {
 	if err := d.show(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  kubectl get computedomains,pods -o wide\n  bin/simcluster devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
-		time.Since(begin).Seconds(), d.kubeconfig(), d.Dir)
+	kubectl := "kubectl"
+	if _, err := exec.LookPath(kubectl); err != nil { // nothing before this needed one
+		kubectl = "$(go run ./tests/cmd/toolchain kubectl)"
+	}
+	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
+		time.Since(begin).Seconds(), d.kubeconfig(), kubectl, d.Dir)
 	return nil
 }
 

@@ -19,6 +19,27 @@ type Found struct {
 
 func (f Found) String() string { return fmt.Sprintf("%s (pid %d)", f.Name, f.Pid) }
 
+// List names processes in a line: one of its name with its PID, several of one name by their number, since a cluster has a hundred.
+func List(found []Found) string {
+	byName := map[string][]Found{}
+	var names []string // in the order in which they were found
+	for _, f := range found {
+		if byName[f.Name] == nil {
+			names = append(names, f.Name)
+		}
+		byName[f.Name] = append(byName[f.Name], f)
+	}
+	parts := make([]string, 0, len(names))
+	for _, name := range names {
+		if same := byName[name]; len(same) > 1 {
+			parts = append(parts, fmt.Sprintf("%d %s", len(same), name))
+		} else {
+			parts = append(parts, same[0].String())
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 // Find lists the running processes that carry clusterDir in their environment, apart from the caller.
 func Find(clusterDir string) ([]Found, error) {
 	entries, err := os.ReadDir("/proc")

@@ -32,10 +32,13 @@ func benchCommand(dir *string) *cobra.Command {
 			var nodes []int
 			for _, word := range strings.Fields(sizes) {
 				n, err := strconv.Atoi(word)
-				if err != nil || n < 1 {
-					return fmt.Errorf("--nodes %q: %q is not a number of nodes", sizes, word)
+				if err != nil || n < 1 || n%bench.RackSize != 0 {
+					return fmt.Errorf("--nodes %q: %q is not a number of nodes in whole racks of %d", sizes, word, bench.RackSize)
 				}
 				nodes = append(nodes, n)
+			}
+			if info, err := os.Stat(out); err != nil || !info.IsDir() { // known before it measures for minutes
+				return fmt.Errorf("--out %q is no directory that is there", out)
 			}
 			machine, err := machineNow()
 			if err != nil {
@@ -57,7 +60,7 @@ func benchCommand(dir *string) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes")
+	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes, in whole racks of 18")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
 	return cmd
 }

@@ -46,7 +46,12 @@ func devicesCommand(dir *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices POD",
 		Short: "Show what the containers of a pod received: devices, mounts and environment",
-		Args:  cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("devices takes the name of one pod, such as rack-0, not %d names", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, _, err := clients(*dir)
 			if err != nil {
@@ -101,7 +106,7 @@ func statusCommand(dir *string) *cobra.Command {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "%d nodes of %s in %s, made %s\nprocesses: %v\n", record.Nodes, record.Profile, *dir, record.Created.Format("2006-01-02 15:04:05 MST"), running)
+			fmt.Fprintf(out, "%d nodes of %s in %s, made %s\nprocesses: %s\n", record.Nodes, record.Profile, *dir, record.Created.Format("2006-01-02 15:04:05 MST"), process.List(running))
 			if len(running) == 0 {
 				return fmt.Errorf("nothing of it runs any more; remove what is left with `simcluster down --dir %s`", *dir)
 			}

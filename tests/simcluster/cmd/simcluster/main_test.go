@@ -148,11 +148,18 @@ func TestWhatAKilledUpLeavesIsNamedAndDownRemovesIt(t *testing.T) {
 			t.Errorf("it says %q; want %q in it", saidAgain, want)
 		}
 	}
-	// The machine's own end leaves files and no processes.
+	bench, saidBench := simcluster(t.Context(), dir, "bench", "--nodes=18", "--out="+t.TempDir())
+	if err := bench.Run(); err == nil {
+		t.Fatalf("it measured in a directory that is taken: %s", saidBench)
+	}
 	running, err := process.Find(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(running) < 4 { // etcd, API server, controller manager, scheduler
+		t.Errorf("a benchmark that could not begin ended the cluster; these run: %v", running)
+	}
+	// The machine's own end leaves files and no processes.
 	for _, p := range running {
 		_ = syscall.Kill(p.Pid, syscall.SIGKILL) // our own; it may have ended
 	}
@@ -190,6 +197,33 @@ func TestAnInterruptedUpLeavesNothing(t *testing.T) {
 		t.Errorf("it says %q; want %q in it", said, want)
 	}
 	nothingLeft(t, dir)
+}
+
+func TestBenchRefusesMistakesBeforeItStartsAnything(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a part of a rack":          {[]string{"--nodes=18 20"}, `"20" is not a number of nodes in whole racks of 18`},
+		"less than a rack":          {[]string{"--nodes=2"}, `"2" is not a number of nodes in whole racks of 18`},
+		"nowhere to write its page": {[]string{"--nodes=18", "--out=/nowhere"}, `--out "/nowhere" is no directory`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := newDir(t)
+			cmd, said := simcluster(t.Context(), dir, append([]string{"bench"}, test.args...)...)
+			if err := cmd.Run(); err == nil || !strings.Contains(said.String(), test.want) {
+				t.Errorf("%v: %s; want %q in it", err, said, test.want)
+			}
+			nothingLeft(t, dir)
+		})
+	}
+}
+
+func TestProcessesOfOneNameAreCounted(t *testing.T) {
+	found := []process.Found{{Pid: 1, Name: "etcd"}, {Pid: 2, Name: "gpufabric"}, {Pid: 3, Name: "kube-apiserver"}, {Pid: 4, Name: "gpufabric"}}
+	if got, want := process.List(found), "etcd (pid 1), 2 gpufabric, kube-apiserver (pid 3)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 }
 
 func TestDownWithoutAClusterSaysSo(t *testing.T) {

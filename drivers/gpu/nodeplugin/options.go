@@ -42,10 +42,7 @@ type Options struct {
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
 	o.Node.Bind(flags, getenv, name)
 	text := func(target *string, flag, fallback, usage string) {
-		if value := getenv(options.EnvName(flag)); value != "" {
-			fallback = value
-		}
-		flags.StringVar(target, flag, fallback, usage)
+		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
 	text(&o.HostDriverRoot, "host-driver-root", "", "--driver-root as the container runtime sees it, where that is another path")
 	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: no hooks")

@@ -1,6 +1,6 @@
 // Package options are the flags that every node plugin has: where the hardware, the kubelet and the plugin's own state are.
 //
-// Each flag can also be given by an environment variable of the same name in capitals (--driver-root: DRIVER_ROOT); the flag wins.
+// A flag that takes text can also be given by an environment variable of its name in capitals (--driver-root: DRIVER_ROOT); the flag wins.
 package options
 
 import (
@@ -38,12 +38,7 @@ type Node struct {
 // Bind adds the flags to a flag set, with defaults from the environment, else the places of an ordinary node. name is the role's
 // ("gpu-plugin"): its state lies in a directory of that name.
 func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
-	text := func(target *string, flag, fallback, usage string) {
-		if value := getenv(EnvName(flag)); value != "" {
-			fallback = value
-		}
-		flags.StringVar(target, flag, fallback, usage)
-	}
+	text := func(target *string, flag, fallback, usage string) { Text(flags, getenv, target, flag, fallback, usage) }
 	text(&n.DriverRoot, "driver-root", "/", "directory under which the NVIDIA driver's usr/lib64 and usr/bin are")
 	text(&n.SysfsRoot, "sysfs-root", "/sys", "directory that stands for /sys")
 	text(&n.DevRoot, "dev-root", "/dev", "directory that stands for /dev")
@@ -51,9 +46,17 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	text(&n.CDIRoot, "cdi-root", "/var/run/cdi", "directory where the container runtime looks for CDI specs")
 	text(&n.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's directory")
 	text(&n.StateDir, "state-dir", filepath.Join("/var/lib/gpufabric", name), "directory of this plugin's own state, kept across restarts")
-	text(&n.NodeName, "node-name", "", "name of this node's Node object (usually from the downward API)")
+	text(&n.NodeName, "node-name", "", "name of this node's Node object (environment: NODE_NAME, from the downward API)")
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+}
+
+// Text adds a flag that takes text; its default is what its environment variable says, fallback where that is empty or not set.
+func Text(flags *pflag.FlagSet, getenv func(string) string, target *string, flag, fallback, usage string) {
+	if value := getenv(EnvName(flag)); value != "" {
+		fallback = value
+	}
+	flags.StringVar(target, flag, fallback, usage)
 }
 
 // EnvName is the environment variable of a flag.

@@ -51,11 +51,8 @@ func (o *Options) stateFile(name string) string { return filepath.Join(o.StateDi
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	o.Node.Bind(flags, getenv, Role)
 	o.flags = flags
-	text := func(target *string, name, fallback, usage string) {
-		if value := getenv(options.EnvName(name)); value != "" {
-			fallback = value
-		}
-		flags.StringVar(target, name, fallback, usage)
+	text := func(target *string, flag, fallback, usage string) {
+		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
 	text(&o.HostDriverRoot, "host-driver-root", "", "the driver's root as the container runtime sees it; empty: --driver-root")
 	text(&o.CDIHook, "cdi-hook", "", "path of nvidia-cdi-hook on the host; empty: no hooks")

@@ -55,6 +55,11 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 		"a pull policy that is none":    {[]string{"controller", "--namespace=n", "--image=i", "--image-pull-policy=Maybe"}, []string{"Maybe", "IfNotPresent"}},
 		"a plugin without its node":     {[]string{"compute-domain-plugin", "--namespace=n"}, []string{"--node-name"}},
 		"a plugin without a namespace":  {[]string{"compute-domain-plugin", "--node-name=n"}, []string{"--namespace"}},
+		"a plugin without either":       {[]string{"compute-domain-plugin"}, []string{"--namespace", "--node-name"}},
+		"GPUs without their node":       {[]string{"gpu-plugin", "--mig=none"}, []string{"--node-name", "--mig", "static"}},
+		"NICs without their node":       {[]string{"rdma-plugin"}, []string{"--node-name"}},
+		"shares without their node":     {[]string{"vgpu-plugin", "--mig-strategy=mixed"}, []string{"--node-name", "--mig-strategy"}},
+		"a monitor without its node":    {[]string{"vgpu-monitor"}, []string{"--node-name"}},
 		"a daemon outside a pod":        {[]string{"imex-daemon"}, []string{"NODE_NAME", "POD_IP", "COMPUTE_DOMAIN_UUID"}},
 	} {
 		t.Run(name, func(t *testing.T) {

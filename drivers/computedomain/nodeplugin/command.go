@@ -5,7 +5,7 @@ package nodeplugin
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -39,8 +39,12 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := node.Validate()
 			if namespace == "" {
-				return fmt.Errorf("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set POD_NAMESPACE")
+				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set POD_NAMESPACE"))
+			}
+			if err != nil {
+				return err
 			}
 			return run(cmd.Context(), h, node, namespace)
 		},
@@ -51,9 +55,6 @@ func Command(h host.Host) *cobra.Command {
 }
 
 func run(ctx context.Context, h host.Host, node options.Node, namespace string) error {
-	if err := node.Validate(); err != nil {
-		return err
-	}
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err

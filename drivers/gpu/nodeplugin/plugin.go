@@ -6,7 +6,7 @@
 // Run it on every node with GPUs, as root (uid 0, so that it may reach the driver's device nodes and switch MIG modes), with
 // privileged: true where MIG, time slicing or MPS is used (the driver wants CAP_SYS_ADMIN for each), no hostNetwork, no hostPID.
 //
-// Environment: NODE_NAME from spec.nodeName. Every flag can be given by an environment variable too (--driver-root: DRIVER_ROOT).
+// Environment: NODE_NAME from spec.nodeName. Every flag that takes text can be given by an environment variable too (--driver-root: DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
 // plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
@@ -67,6 +67,9 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Hand out a node's GPUs: whole, in MIG partitions and in shares",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil { // before an API server is looked for
+				return err
+			}
 			config, err := h.Kubernetes()
 			if err != nil {
 				return err

@@ -5,6 +5,7 @@ package explain
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -41,6 +42,9 @@ func Command(h host.Host) *cobra.Command {
 		ValidArgs: []string{"rdma"},
 		Args: func(cmd *cobra.Command, args []string) error {
 			if !slices.Equal(args, cmd.ValidArgs) {
+				if len(args) == 0 {
+					return errors.New("say what: gpufabric explain rdma; only RDMA devices can be explained")
+				}
 				return fmt.Errorf("only RDMA devices can be explained, by gpufabric explain rdma; got %q", args)
 			}
 			return nil

@@ -68,6 +68,9 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Hand RDMA devices to pods: shared or whole, by pools, with the health of their ports",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Node.Validate(); err != nil { // before an API server is looked for
+				return err
+			}
 			if serveDRA || readPools {
 				if err := o.connect(h, serveDRA, readPools); err != nil {
 					return err

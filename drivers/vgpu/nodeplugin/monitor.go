@@ -36,8 +36,13 @@ func MonitorCommand(h host.Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   MonitorRole,
 		Short: "Export what containers may use of shared GPUs, and what they do use",
-		Args:  cobra.NoArgs,
+		Long: `Export what containers may use of shared GPUs, and what they do use. It takes vgpu-plugin's flags, so that a pod gives both the same, and
+heeds those by which it finds the GPUs, their units and --state-dir, which is vgpu-plugin's.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil { // before an API server is looked for
+				return err
+			}
 			config, err := h.Kubernetes()
 			if err != nil {
 				return err
@@ -50,6 +55,7 @@ func MonitorCommand(h host.Host) *cobra.Command {
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env)
+	cmd.Flags().Lookup("metrics-address").Usage = "host:port that serves /metrics and /healthz; empty: " + monitorAddress
 	cmd.Flags().BoolVar(&byteLabels, "byte-labels", false, "also export Device_memory_desc_of_container, which has byte counts as labels: each change of use is a new series")
 	return cmd
 }

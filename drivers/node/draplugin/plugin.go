@@ -93,6 +93,7 @@ func (p *Plugin) start() error {
 	if err := p.recoverLocal(p.ctx); err != nil {
 		return err
 	}
+	left := p.state.List() // what is prepared from here on was read from the API just then
 	pluginDir := filepath.Join(p.config.Node.KubeletRoot, "plugins", p.config.Driver)
 	registryDir := filepath.Join(p.config.Node.KubeletRoot, "plugins_registry")
 	for _, dir := range []string{pluginDir, registryDir} {
@@ -119,7 +120,7 @@ func (p *Plugin) start() error {
 		return fmt.Errorf("register with the kubelet under %s: %w", p.config.Node.KubeletRoot, err)
 	}
 	p.helper = helper
-	p.wg.Go(func() { p.recoverFromAPI(p.ctx) })
+	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
 	return nil
 }
 

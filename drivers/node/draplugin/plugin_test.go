@@ -310,7 +310,7 @@ func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
 			b.mustPrepare(t, claim)
 			disturb(t, b)
 			again := newBench(t, dir, atomicfile.Writer{}, claim)
-			again.recoverFromAPI(t.Context())
+			again.recoverFromAPI(t.Context(), again.state.List())
 			record, ok := again.state.Get("u1")
 			if !ok || !again.current(record) || !again.cdi.Has("u1") {
 				t.Errorf("not prepared again: %+v", record)
@@ -349,7 +349,7 @@ func TestACrashAtAnyStepOfPrepareLosesNothing(t *testing.T) {
 					t.Fatalf("crashed %v, result %v", crashed, results["u1"].Err)
 				}
 				again := newBench(t, dir, atomicfile.Writer{}, claim)
-				again.recoverFromAPI(t.Context())
+				again.recoverFromAPI(t.Context(), again.state.List())
 				again.mustPrepare(t, claim)
 				if _, err := again.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); err != nil {
 					t.Fatal(err)
@@ -375,7 +375,7 @@ func TestAnIntendedEffectIsUndoneAfterACrash(t *testing.T) {
 	}
 	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
 	again := newBench(t, dir, atomicfile.Writer{})
-	again.recoverFromAPI(t.Context()) // the claim was deleted meanwhile
+	again.recoverFromAPI(t.Context(), again.state.List()) // the claim was deleted meanwhile
 	if len(again.kind.unprepared) != 1 || string(again.kind.unprepared[0].Data) != `{"effect":"half"}` {
 		t.Errorf("unprepared %+v", again.kind.unprepared)
 	}

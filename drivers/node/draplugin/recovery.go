@@ -86,12 +86,11 @@ func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []le
 	return holds
 }
 
-// recoverFromAPI brings the records into line with the API: a claim that is gone, or is allocated other devices by now, is unprepared; one that still
+// recoverFromAPI brings records that the last run left into line with the API: a claim that is gone, or is allocated other devices by now, is unprepared; one that still
 // has its devices but is not as its record says (another boot, no CDI spec, cut short) is prepared again. It tries until every record was looked at.
-func (p *Plugin) recoverFromAPI(ctx context.Context) {
+func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 	logger := klog.FromContext(ctx)
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
-	todo := p.state.List()
 	for len(todo) > 0 && ctx.Err() == nil {
 		var mu sync.Mutex
 		var failed []claimstate.Record

@@ -33,7 +33,7 @@ func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	again.recoverFromAPI(t.Context())
+	again.recoverFromAPI(t.Context(), again.state.List())
 	if _, recorded := again.state.Get("u1"); !lookedUp || recorded || again.cdi.Has("u1") {
 		t.Errorf("looked up: %t; has a record: %t, a spec: %t; want none", lookedUp, recorded, again.cdi.Has("u1"))
 	}
@@ -64,7 +64,7 @@ func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 				t.Error("another node's device was prepared here")
 				return &Prepared{}, nil
 			}
-			again.recoverFromAPI(t.Context())
+			again.recoverFromAPI(t.Context(), again.state.List())
 			if again.state.Len() != 0 || again.cdi.Has("u1") || len(again.kind.unprepared) != 1 {
 				t.Errorf("records %d, spec %t, unprepared %d times; want all undone once", again.state.Len(), again.cdi.Has("u1"), len(again.kind.unprepared))
 			}

@@ -32,7 +32,7 @@ func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 			if _, recorded := again.state.Get("u1"); !recorded && again.cdi.Has("u1") {
 				t.Error("a spec that belongs to no record is left")
 			}
-			again.recoverFromAPI(t.Context())
+			again.recoverFromAPI(t.Context(), again.state.List())
 			again.mustPrepare(t, claim)
 			if record, ok := again.state.Get("u1"); !ok || !again.current(record) {
 				t.Errorf("the claim is not prepared: %+v", record)

@@ -42,8 +42,9 @@ func NewSet(client dynamic.Interface) *Set {
 }
 
 // Wait follows an object until the condition holds, and returns it as last seen. The condition is not asked before the feed has reached the resource
-// version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. A
-// Forbidden error says that the kind may not be listed and watched over all namespaces; the caller may then watch the object alone.
+// version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. An Unauthorized error says
+// that the server has rejected the credentials for a while; a Forbidden one that the kind may not be listed and watched over all namespaces: the caller may
+// then watch the object alone.
 func (s *Set) Wait(ctx context.Context, gvr schema.GroupVersionResource, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
 	f := s.join(gvr) //nolint:contextcheck // the feed outlives the waiter that starts it
 	defer s.leave(f)
@@ -137,8 +138,9 @@ func (f *feed) look(key Key, since string) (obj *unstructured.Unstructured, reac
 }
 
 func (f *feed) run(ctx context.Context) {
+	var rejections Rejections
 	for ctx.Err() == nil {
-		f.follow(ctx)
+		f.follow(ctx, &rejections)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retryDelay):
@@ -146,11 +148,12 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-func (f *feed) follow(ctx context.Context) {
+func (f *feed) follow(ctx context.Context, rejections *Rejections) {
 	list, err := f.resource.List(ctx, metav1.ListOptions{})
+	inVain := rejections.Last(err)
 	if err != nil {
 		// A kind that is missing, like one that is forbidden, is no reason to wait: the caller decides.
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsUnauthorized(err) {
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || inVain {
 			f.refuse(err)
 		}
 		return

@@ -68,10 +68,12 @@ var ErrGone = errors.New("the object was deleted while it was waited for")
 
 func follow(ctx context.Context, resource dynamic.ResourceInterface, name string, condition Condition) (*unstructured.Unstructured, error) {
 	var last *unstructured.Unstructured
+	var rejections feed.Rejections
 	for {
 		obj, done, err := followOnce(ctx, resource, name, last, condition)
 		last = obj
-		if done || (err != nil && !transient(err)) {
+		inVain := rejections.Last(err)
+		if done || inVain || (err != nil && !transient(err)) {
 			return last, err
 		}
 		select {
@@ -128,12 +130,13 @@ func followOnce(ctx context.Context, resource dynamic.ResourceInterface, name st
 	}
 }
 
-// transient reports whether a wait should go on after err: an API server that restarts in a long apply is waited for.
+// transient reports whether a wait should go on after err: an API server that restarts in a long apply is waited for, and credentials that expired in one may
+// have been renewed by the next request.
 func transient(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	return cluster.IsConnectionLost(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) ||
+	return cluster.IsConnectionLost(err) || apierrors.IsUnauthorized(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) ||
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 

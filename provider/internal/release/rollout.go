@@ -10,10 +10,13 @@ import (
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"gpufabric.io/provider/internal/feed"
 )
 
 // workload is a Deployment, DaemonSet or StatefulSet of a release.
@@ -58,6 +61,9 @@ type Rollout struct {
 // Ready reports whether everything runs.
 func (r Rollout) Ready() bool { return len(r.Waiting) == 0 }
 
+// askAgain is the pause between two requests that look whether the server accepts the credentials again.
+const askAgain = 5 * time.Second
+
 // Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what is still waited for,
 // down to the pods and the reasons.
 func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
@@ -70,8 +76,8 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 		return state, err
 	}
 	watching, stop := context.WithCancel(ctx)
-	changed := make(chan struct{}, 1)
-	factories := m.watchWorkloads(watching, list, changed)
+	changed, rejected := make(chan struct{}, 1), make(chan struct{}, 1)
+	factories := m.watchWorkloads(watching, list, changed, rejected)
 	defer func() {
 		stop()
 		for _, f := range factories {
@@ -79,6 +85,8 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 		}
 	}()
 	said := ""
+	var rejections feed.Rejections
+	var ask <-chan time.Time
 	for {
 		state := Rollout{Total: len(list)}
 		for _, w := range list {
@@ -100,6 +108,16 @@ func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 		case <-ctx.Done():
 			m.explain(context.WithoutCancel(ctx), list, &state)
 			return state, ctx.Err()
+		case <-rejected:
+			ask = time.After(0)
+		case <-ask:
+			_, err := m.Rollout(ctx, r)
+			if rejections.Last(err) {
+				return state, err
+			}
+			if ask = nil; apierrors.IsUnauthorized(err) {
+				ask = time.After(askAgain) // until they are accepted again, or were rejected for too long
+			}
 		case <-changed:
 		case <-again:
 		}
@@ -123,12 +141,21 @@ func (m *Manager) Rollout(ctx context.Context, r *Release) (Rollout, error) {
 	return state, nil
 }
 
-func (m *Manager) watchWorkloads(ctx context.Context, list []workload, changed chan<- struct{}) map[string]informers.SharedInformerFactory {
-	signal := func(any) {
+// watchWorkloads starts informers of the workloads' kinds. They try again for ever what fails; rejected hears when the server did not accept the credentials.
+func (m *Manager) watchWorkloads(ctx context.Context, list []workload, changed, rejected chan<- struct{}) map[string]informers.SharedInformerFactory {
+	send := func(to chan<- struct{}) {
 		select {
-		case changed <- struct{}{}:
+		case to <- struct{}{}:
 		default: // one signal pending is enough: the loop looks at everything
 		}
+	}
+	signal := func(any) { send(changed) }
+	failed := func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsUnauthorized(err) {
+			send(rejected)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err)
 	}
 	handler := cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(_, obj any) { signal(obj) }, DeleteFunc: signal}
 	factories := map[string]informers.SharedInformerFactory{}
@@ -141,8 +168,9 @@ func (m *Manager) watchWorkloads(ctx context.Context, list []workload, changed c
 		}
 		if id := w.Namespace + "/" + w.Kind; !watched[id] {
 			watched[id] = true
-			// AddEventHandler fails only on an informer that was stopped; this one has not started.
+			// These fail only on an informer that was stopped or started; this one was neither.
 			_, _ = informerOf(f, w.Kind).AddEventHandler(handler)
+			_ = informerOf(f, w.Kind).SetWatchErrorHandlerWithContext(failed)
 		}
 	}
 	for _, f := range factories {

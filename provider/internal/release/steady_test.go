@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"gpufabric.io/provider/internal/cluster"
 )
@@ -106,4 +110,51 @@ func TestAwaitBelievesAPodThatStaysUpAfterItsRestart(t *testing.T) {
 			t.Errorf("believed after %s, want %s", took, steadyFor)
 		}
 	})
+}
+
+// The watch of a kind ends now and then; when it is set up again, the credentials may have expired.
+func TestAwaitEndsWhenCredentialsAreRejectedForLong(t *testing.T) {
+	for _, lasting := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			client := fake.NewClientset(controllerDeployment(2, appsv1.DeploymentStatus{}))
+			var accepted atomic.Bool // by the server
+			accepted.Store(true)
+			reject := func(clienttesting.Action) (bool, runtime.Object, error) {
+				return !accepted.Load(), nil, apierrors.NewUnauthorized("the token has expired")
+			}
+			client.PrependReactor("list", "deployments", reject)
+			client.PrependReactor("get", "deployments", reject)
+			watches := make(chan *watch.RaceFreeFakeWatcher, 1)
+			client.PrependWatchReactor("deployments", func(clienttesting.Action) (bool, watch.Interface, error) {
+				if !accepted.Load() {
+					return true, nil, apierrors.NewUnauthorized("the token has expired")
+				}
+				w := watch.NewRaceFreeFake()
+				watches <- w
+				return true, w, nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+			defer cancel()
+			go func() {
+				for range 2 { // twice, long after one another
+					standing := <-watches
+					time.Sleep(10 * time.Minute)
+					accepted.Store(false)
+					standing.Stop()
+					if lasting {
+						return
+					}
+					time.Sleep(10 * time.Second)
+					accepted.Store(true)
+				}
+				<-watches
+			}()
+			began := time.Now()
+			m := &Manager{client: &cluster.Client{Typed: client}}
+			_, err := m.Await(ctx, &Release{Name: "r", Namespace: "fabric", Manifest: controllerManifest})
+			if took := time.Since(began); lasting && (!apierrors.IsUnauthorized(err) || took > 12*time.Minute) || !lasting && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("rejected for ever: %t; it ended after %v with %v", lasting, took, err)
+			}
+		})
+	}
 }

@@ -187,7 +187,7 @@ func TestTheControlCommandsAnswers(t *testing.T) {
 
 func TestDifferentNodeFilesAndVersionsAreTold(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2", "*.3")
-	a := d.start(1)
+	a := d.start(1, func(c *imex.Config, _ *imex.Options) { c.Grace = 100 * time.Millisecond })
 	d.write("other.cfg", d.address(1).String()+"\n"+d.address(2).String())
 	d.start(2, func(c *imex.Config, _ *imex.Options) { c.NodesFile = filepath.Join(d.dir, "other.cfg") })
 	d.start(3, func(_ *imex.Config, o *imex.Options) { o.Version = "570.00" })
@@ -201,6 +201,10 @@ func TestDifferentNodeFilesAndVersionsAreTold(t *testing.T) {
 	})
 	if a.is(imex.DomainUp)() {
 		t.Error("the domain is UP")
+	}
+	for i, key := range map[int]string{2: "1", 3: "2"} {
+		_ = d.daemons[i].stop()
+		eventually(t, "a mismatch ends with its peer", func() bool { return a.Status().Nodes["0"].Connections[key].Status == imex.Disconnected })
 	}
 }
 

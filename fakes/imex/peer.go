@@ -96,25 +96,15 @@ func (p *peer) run(ctx context.Context) {
 			p.setStatus(Connected)
 		case addr.IsValid() && !p.cut(addr):
 			p.talk(ctx, addr)
-			p.setStatus(p.lostStatus())
+			p.setStatus(Recovering)
 		default:
-			p.setStatus(p.lostStatus())
+			p.setStatus(Recovering)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(beat / 2):
 		}
 	}
-}
-
-// lostStatus keeps a mismatch as it is, since the peer answered; anything else is a loss.
-func (p *peer) lostStatus() Connection {
-	p.daemon.mu.Lock()
-	defer p.daemon.mu.Unlock()
-	if p.status == VersionMismatch || p.status == NodeMapMismatch {
-		return p.status
-	}
-	return Recovering
 }
 
 func (p *peer) cut(addr netip.Addr) bool {

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,11 @@
 
 #include "device.h"
 
+/* A context stays when it is destroyed: it may be another thread's current one, or further down in a stack. */
 struct context {
 	const struct device *device;
 	unsigned long long busy_until;
+	atomic_bool destroyed;
 };
 
 struct module {
@@ -39,15 +42,21 @@ static struct allocation *allocations;
 static struct kernel *kernels;
 static CUdeviceptr next_address = 0x7f0000000000ull;
 static struct context primary[FF_MAX_GPUS * FF_MAX_GPU_INSTANCES];
-static __thread struct context *current;
+
+/* The thread's stack of contexts; the one on top is current. */
+static __thread struct context *stack[64];
+static __thread size_t depth;
+#define TOP (depth ? stack[depth - 1] : NULL)
 
 #define NEED(condition, error) \
 	if (!(condition))      \
 		return error
 #define NEED_INIT() NEED(initialised, CUDA_ERROR_NOT_INITIALIZED)
-#define NEED_CONTEXT() \
-	NEED_INIT();   \
-	NEED(current, CUDA_ERROR_INVALID_CONTEXT)
+#define NEED_CONTEXT()                              \
+	NEED_INIT();                                \
+	struct context *current = TOP;              \
+	NEED(current, CUDA_ERROR_INVALID_CONTEXT);  \
+	NEED(!current->destroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED)
 #define NEED_DEVICE(number)                             \
 	NEED_INIT();                                    \
 	const struct device *device = device_at(number); \
@@ -216,6 +225,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice numb
 	(void)flags;
 	NEED_DEVICE(number);
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
+	NEED(depth < sizeof stack / sizeof stack[0], CUDA_ERROR_OUT_OF_MEMORY);
 	struct context *c = calloc(1, sizeof *c);
 	NEED(c, CUDA_ERROR_OUT_OF_MEMORY);
 	CUresult r = enter(c, device);
@@ -223,7 +233,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice numb
 		free(c);
 		return r;
 	}
-	*out = current = c;
+	*out = stack[depth++] = c;
 	return CUDA_SUCCESS;
 }
 
@@ -267,39 +277,48 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext c)
 	NEED(c, CUDA_ERROR_INVALID_CONTEXT);
 	/* A primary context is the device's, and no memory of its own. */
 	NEED((uintptr_t)c < (uintptr_t)primary || (uintptr_t)c >= (uintptr_t)primary + sizeof primary, CUDA_ERROR_INVALID_CONTEXT);
+	NEED(!atomic_exchange(&c->destroyed, true), CUDA_ERROR_CONTEXT_IS_DESTROYED);
 	release(c);
-	if (current == c)
-		current = NULL;
-	free(c);
+	if (TOP == c)
+		depth--;
 	return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+	NEED_INIT();
+	NEED(c, CUDA_ERROR_INVALID_CONTEXT);
+	NEED(!c->destroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	NEED(depth < sizeof stack / sizeof stack[0], CUDA_ERROR_OUT_OF_MEMORY);
+	stack[depth++] = c;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+	NEED_INIT();
+	NEED(depth, CUDA_ERROR_INVALID_CONTEXT);
+	depth--;
+	if (out)
+		*out = stack[depth];
+	return CUDA_SUCCESS;
+}
+
+/* Takes the place of what is on top; none is as a pop. */
 EXPORT CUresult cuCtxSetCurrent(CUcontext c)
 {
 	NEED_INIT();
-	current = c;
-	return CUDA_SUCCESS;
+	NEED(!c || !c->destroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	if (depth)
+		depth--;
+	return c ? cuCtxPushCurrent_v2(c) : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
 {
 	NEED_INIT();
 	NEED(out, CUDA_ERROR_INVALID_VALUE);
-	*out = current;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c)
-{
-	return cuCtxSetCurrent(c);
-}
-
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
-{
-	NEED_CONTEXT();
-	if (out)
-		*out = current;
-	current = NULL;
+	*out = TOP;
 	return CUDA_SUCCESS;
 }
 

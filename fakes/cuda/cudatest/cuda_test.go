@@ -201,6 +201,38 @@ func TestThePrimaryContextIsNotDestroyed(t *testing.T) {
 	c.say("primary 3", "0")
 }
 
+// Libraries push the context that they work in, and pop it to leave their caller's as it was.
+func TestAThreadHasAStackOfContexts(t *testing.T) {
+	const destroyed, invalid = "709", "201"
+	root, _ := node(t, "l40s-8")
+	c := start(t, root)
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("pop", invalid+" 0")
+	c.say("context 1", "0")
+	c.say("primary 2", "0") // what follows is with this one
+	c.say("push", "0")
+	c.say("device", "0 2")
+	c.say("pop", "0 1")
+	c.say("device", "0 1")
+	c.say("set", "0") // instead of the one on top
+	c.say("device", "0 2")
+	c.say("push none", invalid)
+	c.say("set none", "0")
+	c.say("device", invalid+" -1")
+	c.say("set none", "0")
+
+	c.say("context 3", "0")
+	c.say("push", "0")
+	c.say("destroy", "0") // goes from the top alone
+	c.say("device", destroyed+" -1")
+	c.say("alloc 1048576", destroyed)
+	c.say("destroy", destroyed)
+	c.say("push", destroyed)
+	c.say("set", destroyed)
+	c.say("pop", "0 1")
+	c.say("device", invalid+" -1")
+}
+
 func TestVisibleDevices(t *testing.T) {
 	root, lib := node(t, "l40s-8")
 	d, _ := lib.DeviceGetHandleByIndex(5)

@@ -22,7 +22,8 @@ int main(int argc, char **argv)
 	char line[256];
 	CUdeviceptr blocks[64];
 	CUmodule module;
-	CUcontext context;
+	CUcontext context, popped;
+	CUdevice device;
 	int n = 0;
 	if (!library) {
 		fprintf(stderr, "%s\n", dlerror());
@@ -33,6 +34,10 @@ int main(int argc, char **argv)
 	LOAD(CUresult, cuDeviceGetName, char *, int, CUdevice);
 	LOAD(CUresult, cuCtxCreate_v2, CUcontext *, unsigned int, CUdevice);
 	LOAD(CUresult, cuCtxDestroy_v2, CUcontext);
+	LOAD(CUresult, cuCtxPushCurrent_v2, CUcontext);
+	LOAD(CUresult, cuCtxPopCurrent_v2, CUcontext *);
+	LOAD(CUresult, cuCtxSetCurrent, CUcontext);
+	LOAD(CUresult, cuCtxGetDevice, CUdevice *);
 	LOAD(CUresult, cuDevicePrimaryCtxRetain, CUcontext *, CUdevice);
 	LOAD(CUresult, cuMemAlloc_v2, CUdeviceptr *, size_t);
 	LOAD(CUresult, cuMemFree_v2, CUdeviceptr);
@@ -58,6 +63,17 @@ int main(int argc, char **argv)
 			printf("%d\n", cuCtxCreate_v2(&context, 0, atoi(argument)));
 		} else if (strcmp(word, "primary") == 0) {
 			printf("%d\n", cuDevicePrimaryCtxRetain(&context, atoi(argument)));
+		} else if (strcmp(word, "push") == 0) {
+			printf("%d\n", cuCtxPushCurrent_v2(strcmp(argument, "none") == 0 ? NULL : context));
+		} else if (strcmp(word, "pop") == 0) {
+			CUresult r = cuCtxPopCurrent_v2(&popped);
+			printf("%d %d\n", r, r == 0 && popped == context);
+		} else if (strcmp(word, "set") == 0) {
+			printf("%d\n", cuCtxSetCurrent(strcmp(argument, "none") == 0 ? NULL : context));
+		} else if (strcmp(word, "device") == 0) {
+			device = -1;
+			CUresult r = cuCtxGetDevice(&device);
+			printf("%d %d\n", r, device);
 		} else if (strcmp(word, "destroy") == 0) {
 			printf("%d\n", cuCtxDestroy_v2(context));
 		} else if (strcmp(word, "signals") == 0) {

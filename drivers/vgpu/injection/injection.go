@@ -54,6 +54,8 @@ type Limiter struct {
 	Containers string
 	// Locks is a directory that all containers of the node share, through which HAMi-core takes turns when it starts.
 	Locks string
+	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's for what does not fit.
+	Oversubscribed bool
 }
 
 // Container identifies a container on a node.
@@ -99,6 +101,9 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	}
 	if cores := coreLimit(limits); cores > 0 {
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores))
+	}
+	if l.Oversubscribed {
+		e.Env = append(e.Env, "CUDA_OVERSUBSCRIBE=true")
 	}
 	e.Env = append(e.Env, devicesIn+"="+strings.Join(uuids, ","), "CUDA_DEVICE_MEMORY_SHARED_CACHE="+region)
 	e.Mounts = []*specs.Mount{

@@ -46,6 +46,21 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 	}
 }
 
+// HAMi-core lets a container use the host's memory only where it is told to: without, what was promised beyond the GPU's own could not be had.
+func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
+	l := limiter(t)
+	for _, oversubscribed := range []bool{false, true} {
+		l.Oversubscribed = oversubscribed
+		got, err := l.Edits(Container{"uid-1", "main"}, []Limit{{UUID: uuid, MemoryMiB: 98280}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := slices.Contains(got.Env, "CUDA_OVERSUBSCRIBE=true"); told != oversubscribed {
+			t.Errorf("oversubscribed: %t, environment %v", oversubscribed, got.Env)
+		}
+	}
+}
+
 func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
 	if got := Limits([]annotation.Share{{UUID: uuid, Memory: 1, Cores: 50}}, 1, true); got[0].Cores != 0 {
 		t.Errorf("cores %d, want no limit", got[0].Cores)

@@ -154,7 +154,9 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	told := newOutcome(client, resources, o.NodeName)
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
-		Limiter:   injection.Limiter{Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks")},
+		Limiter: injection.Limiter{
+			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks"), Oversubscribed: config.MemoryScaling > 1,
+		},
 		Deck:      t.Deck,
 		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
 		Instances: made, Capabilities: found.capabilities,

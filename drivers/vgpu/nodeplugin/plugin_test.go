@@ -193,6 +193,15 @@ func (n *node) ask() {
 	}
 }
 
+func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
+	n := start(t, "--gpu-memory-factor=10", "--device-memory-scaling=2")
+	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 2*8192)
+	n.schedule("train", n.machine.GPUs[0].UUID+",NVIDIA,8192,0:;", "main")
+	if _, response := n.allocate("volcano.sh/vgpu-number", 1); response.Envs["CUDA_OVERSUBSCRIBE"] != "true" || response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "81920m" {
+		t.Errorf("environment %v, want a limit of 81920m, to which HAMi-core lets it go beyond the GPU's 40960", response.Envs)
+	}
+}
+
 func TestWithoutNRIAnUnambiguousAllocationIsServed(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)

@@ -28,6 +28,8 @@ type outcome struct {
 	queue     chan result
 	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
 	served map[types.UID]map[string]bool
+	// ended asks whether a pod has ended; set it before run.
+	ended func(context.Context, *corev1.Pod) (bool, error)
 	// after is time.After; tests put their own in its place.
 	after func(time.Duration) <-chan time.Time
 	// shown are the MIG instances of the last pod that was told of, which its cached annotations may not have yet.
@@ -109,16 +111,32 @@ func (o *outcome) persist(ctx context.Context, r result) error {
 	}
 }
 
-// tell writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends the scheduler's
-// lock on the node.
+// tell tells a result, and remembers nothing of a pod that has ended: a call of the runtime that took its time may end after its pod.
 func (o *outcome) tell(ctx context.Context, r result) error {
+	if r.gone {
+		o.forget(r.pod.UID)
+		return nil
+	}
+	if err := o.write(ctx, r); err != nil {
+		return err
+	}
+	ended, err := o.ended(ctx, r.pod)
+	if ended {
+		o.forget(r.pod.UID)
+	}
+	return err
+}
+
+func (o *outcome) forget(pod types.UID) {
+	delete(o.served, pod)
+	delete(o.shown, pod)
+}
+
+// write writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends the scheduler's
+// lock on the node.
+func (o *outcome) write(ctx context.Context, r result) error {
 	if r.given != nil {
 		return o.show(ctx, r)
-	}
-	if r.gone {
-		delete(o.served, r.pod.UID)
-		delete(o.shown, r.pod.UID)
-		return nil
 	}
 	served := o.served[r.pod.UID]
 	if served == nil {
@@ -144,7 +162,7 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 	if err := o.annotate(ctx, r.pod, annotations); err != nil {
 		return err
 	}
-	return o.unlock(ctx)
+	return o.unlock(ctx, r.pod)
 }
 
 // instancesAnnotation shows people which MIG instances a pod's containers have: a JSON object of lists, by container.
@@ -180,17 +198,23 @@ func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map
 	return err
 }
 
-// unlock ends the node lock that Volcano takes with deviceshare.NodeLockEnable.
-func (o *outcome) unlock(ctx context.Context) error {
+// unlock ends the lock of the node that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and nobody else's.
+func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 	node, err := o.client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)
 	}
-	if _, locked := node.Annotations[annotation.NodeLock]; !locked {
+	lock := node.Annotations[annotation.NodeLock]
+	if !annotation.Locks(lock, pod) {
 		return nil
 	}
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, annotation.NodeLock)
-	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	path := "/metadata/annotations/" + annotation.NodeLock
+	patch, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": lock}, {"op": "remove", "path": path}})
+	if err != nil {
+		return err
+	}
+	// Invalid: it is gone meanwhile, or another's.
+	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil && !errors.IsInvalid(err) {
 		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)
 	}
 	return nil

@@ -1,12 +1,15 @@
 package nodeplugin
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,6 +23,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/assignment"
 	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/podwatch"
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
@@ -28,11 +32,12 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	t.Helper()
 	one := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train", Annotations: map[string]string{annotation.BindPhase: "allocating", annotation.PodDevices: "kept"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train", Annotations: map[string]string{annotation.BindPhase: "allocating", annotation.BindTime: "1763777700", annotation.PodDevices: "kept"}},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Resources: one}, {Name: "side", Resources: one}, {Name: "log"}}},
 	}
 	client := fake.NewClientset(pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	o := newOutcome(client, assignment.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"}, nodeName)
+	o.ended = func(context.Context, *corev1.Pod) (bool, error) { return false, nil }
 	o.after = func(time.Duration) <-chan time.Time {
 		now := make(chan time.Time, 1)
 		now <- time.Time{}
@@ -72,6 +77,89 @@ func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
 	o.Gone(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "uid-train"}})
 	if err := o.persist(t.Context(), <-o.queue); err != nil || len(o.served) != 0 {
 		t.Errorf("%d pods are remembered after the pod is gone (%v)", len(o.served), err)
+	}
+}
+
+// The runtime's call ended after the pod: nothing more is heard of it.
+func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
+	o, client, pod := telling(t)
+	watched, err := podwatch.Watch(t.Context(), client, nodeName, func(*corev1.Pod) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.ended = watched.Ended
+	late := []result{{pod: pod, container: "main"}, {pod: pod, container: "side", why: errors.New("the GPU is full")}, {pod: pod, container: "main", given: []instances.Instance{{}}}}
+	remembers := func(want int) {
+		t.Helper()
+		for _, r := range late {
+			if err := o.persist(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if len(o.served) != want || len(o.shown) > want {
+				t.Errorf("%d pods are remembered, want %d", max(len(o.served), len(o.shown)), want)
+			}
+		}
+	}
+	remembers(1)
+	if err := client.CoreV1().Pods("default").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for all, err := watched.All(); len(all) > 0; all, err = watched.All() { // the test's deadline bounds the wait
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	o.Gone(pod)
+	if err := o.persist(t.Context(), <-o.queue); err != nil {
+		t.Fatal(err)
+	}
+	remembers(0)
+}
+
+func TestOnlyThePodsOwnLockIsTakenOffTheNode(t *testing.T) {
+	const own, others = "2025-11-22T02:14:59Z", "2025-11-22T02:15:03Z"
+	for _, test := range []struct {
+		name, lock, meanwhile, want string
+	}{
+		{"its own", own, "", ""},
+		{"another's", others, "", others},
+		{"another's, taken after its own was looked at", own, others, others},
+		{"none", "", "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o, client, pod := telling(t)
+			set := func(lock string) {
+				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Annotations: map[string]string{"other": "kept"}}}
+				if lock != "" {
+					node.Annotations[annotation.NodeLock] = lock
+				}
+				if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+					t.Error(err)
+				}
+			}
+			set(test.lock)
+			if test.meanwhile != "" {
+				client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+					set(test.meanwhile)
+					// The double's tracker fails a patch's test in its own words, the API server in these.
+					if patch := string(action.(clienttesting.PatchAction).GetPatch()); strings.Contains(patch, `"value":"`+test.lock+`"`) {
+						return true, nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Node").GroupKind(), nodeName, nil)
+					}
+					return false, nil, nil
+				})
+			}
+			if err := o.persist(t.Context(), result{pod: pod, container: "main", why: errors.New("the GPU is full")}); err != nil {
+				t.Fatal(err)
+			}
+			node, err := client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := node.Annotations[annotation.NodeLock]; got != test.want || node.Annotations["other"] != "kept" && test.lock != "" {
+				t.Errorf("annotations %v, want the lock %q", node.Annotations, test.want)
+			}
+		})
 	}
 }
 

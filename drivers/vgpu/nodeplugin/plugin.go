@@ -179,7 +179,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	if err != nil {
 		return err
 	}
-	h.Pods = running
+	h.Pods, told.ended = running, running.Ended
 	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != "", refused: &refusals{}}
 	if !shares.nri {
 		if err := shares.recover(ctx); err != nil {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -74,12 +75,16 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 	return p, nil
 }
 
+// slim changes a copy: the object that came may be somebody else's too, such as an API double's.
 func slim(object any) (any, error) {
-	if pod, ok := object.(*corev1.Pod); ok {
-		pod.ManagedFields, pod.Spec.Volumes = nil, nil
-		pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.Conditions = nil, nil, nil
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
 	}
-	return object, nil
+	kept := *pod
+	kept.ManagedFields, kept.Spec.Volumes = nil, nil
+	kept.Status.ContainerStatuses, kept.Status.InitContainerStatuses, kept.Status.Conditions = nil, nil, nil
+	return &kept, nil
 }
 
 // Over tells whether a pod's containers run no more.
@@ -117,6 +122,21 @@ func (p *Pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool)
 		return nil, fmt.Errorf("find pod %s/%s of UID %s: the pod of that name has UID %s now", namespace, name, uid, pod.UID)
 	}
 	return pod, nil
+}
+
+// Ended tells whether a pod that was here runs no more. One that the watch does not have is asked for: it may be too new for it.
+func (p *Pods) Ended(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	live, err := p.lister.Pods(pod.Namespace).Get(pod.Name)
+	if err != nil || live.UID != pod.UID {
+		live, err = p.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("find pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return live.UID != pod.UID || Over(live), nil
 }
 
 // All are the node's pods as last heard of.

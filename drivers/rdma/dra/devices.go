@@ -228,7 +228,13 @@ func capacities(slots int, rate int64) map[resourceapi.QualifiedName]resourceapi
 	// Without a policy a request that names no amount would consume all of it.
 	policy := func(least, most int64) *resourceapi.CapacityRequestPolicy {
 		low, high, fallback, step := quantity(least), quantity(most), quantity(least), quantity(1)
-		return &resourceapi.CapacityRequestPolicy{Default: &fallback, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &low, Max: &high, Step: &step}}
+		amounts := &resourceapi.CapacityRequestPolicyRange{Min: &low, Max: &high}
+		if least < most {
+			// Whole numbers only. A step that leads beyond the capacity (one slot, or a port without a rate) would have the API server refuse the
+			// slice, and with it every other device in it.
+			amounts.Step = &step
+		}
+		return &resourceapi.CapacityRequestPolicy{Default: &fallback, ValidRange: amounts}
 	}
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		CapSlots:     {Value: quantity(int64(slots)), RequestPolicy: policy(1, int64(slots))},

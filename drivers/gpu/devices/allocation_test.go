@@ -255,12 +255,15 @@ func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
 		{"memory decides", devices.Profile{Share: devices.Share{Memory: 15 * gib, Cores: 10}}, 2},
 		{"cores decide", devices.Profile{Share: devices.Share{Memory: gib, Cores: 30}}, 3},
 		{"the split decides", devices.Profile{Share: devices.Share{Memory: gib, Cores: 1}, Split: 4}, 4},
+		{"a split into one is one share", devices.Profile{Share: devices.Share{Memory: gib, Cores: 1}, Split: 1}, 1},
 		{"a GPU that is too small has none", devices.Profile{Share: devices.Share{Memory: 48 * gib, Cores: 1}}, 0},
 		{"a GPU of another model has none", devices.Profile{Share: devices.Share{Memory: gib}, ProductNames: []string{"NVIDIA L40S"}}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.profile.Name = "slices"
-			s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{c.profile}}))
+			pool := devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{c.profile}})
+			stepsFit(t, pool)
+			s := newScheduler(t, pool)
 			got := 0
 			for range 12 {
 				if _, ok := s.allocate(ask{device: "gpu-0-shared-slices"}); ok {
@@ -271,6 +274,23 @@ func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
 				t.Errorf("%d shares fit, want %d", got, c.want)
 			}
 		})
+	}
+}
+
+// stepsFit holds the API server's rule: one step from the least amount must be within the capacity, or the whole slice is refused.
+func stepsFit(t *testing.T, pool *devices.Pool) {
+	t.Helper()
+	for _, d := range pool.Devices() {
+		for name, c := range d.API.Capacity {
+			if c.RequestPolicy == nil || c.RequestPolicy.ValidRange == nil || c.RequestPolicy.ValidRange.Step == nil {
+				continue
+			}
+			first := c.RequestPolicy.ValidRange.Min.DeepCopy()
+			first.Add(*c.RequestPolicy.ValidRange.Step)
+			if first.Cmp(c.Value) > 0 {
+				t.Errorf("%s, %s: one step leads to %s, and there are %s", d.Name(), name, first.String(), c.Value.String())
+			}
+		}
 	}
 }
 

@@ -147,9 +147,12 @@ func profiled(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCoun
 	attributes(d.API.Attributes).text(AttrVGPUProfile, p.Name)
 	if p.Split > 0 {
 		one, all := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(p.Split, resource.DecimalSI)
-		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{
-			Default: one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all, Step: one},
-		}}
+		amounts := &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all}
+		if p.Split > 1 {
+			// A step that leads beyond the capacity would have the API server refuse the slice, and with it the node's other GPUs.
+			amounts.Step = one
+		}
+		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
 	}
 	return d
 }

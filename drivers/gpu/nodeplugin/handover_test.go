@@ -101,9 +101,27 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	m := gputest.New(t, 2)
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
-	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{"all"} })
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot = kubelet.Root() })
+	holder := b.claim("u1", nil, device{name: "gpu-1"})
+	b.mustPrepare(holder)
+	b.stop()
+	b.options.DevicePlugin = []string{"all"}
+	b.start()
+	for _, name := range []string{"gpu-0", "gpu-1"} {
+		b.taints(name, "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := handover.Directory(b.options.HandoverDir).Await(ctx, m.GPUs[0].UUID); err != nil { // the one that nobody holds
+		t.Fatal(err)
+	}
+	if counted := kubelet.View("nvidia.com/gpu"); counted.Registrations > 0 {
+		t.Errorf("the node counts %+v while a claim holds a GPU", counted)
+	}
+	if problem := b.unprepare(holder); problem != "" {
+		t.Fatal(problem)
+	}
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
-	b.taints("gpu-0", "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule")
 	ids, response, err := kubelet.Allocate(t.Context(), "nvidia.com/gpu", 1)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"strings"
 	"testing"
 
 	"gpufabric.io/drivers/gpu/gputest"
@@ -13,12 +14,15 @@ func (b *bench) profile(name string, spec map[string]any) {
 
 func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
-	b.profile("a100-10g", map[string]any{"mode": "Software", "memory": "10Gi", "cores": int64(25), "split": int64(4)})
 	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi", "nodeSelector": map[string]any{"matchLabels": map[string]any{"x": "y"}}})
 	b.profile("wrong", map[string]any{"mode": "Software"})
-	b.taints("gpu-1-shared-a100-10g", "") // waits for it
+	b.profile("a100-10g", map[string]any{"mode": "Software", "memory": "10Gi", "cores": int64(25), "split": int64(4)})
+	b.taints("gpu-1-shared-a100-10g", "") // waits for it, and so for what the profiles before it do
 	for _, s := range b.slices() {
 		for _, d := range s.Spec.Devices {
+			if strings.HasSuffix(d.Name, "-elsewhere") || strings.HasSuffix(d.Name, "-wrong") {
+				t.Errorf("%s is published, of a profile that does not select this node or cannot be used", d.Name)
+			}
 			if d.Name != "gpu-1-shared-a100-10g" {
 				continue
 			}

@@ -310,10 +310,19 @@ func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
 			b.mustPrepare(t, claim)
 			disturb(t, b)
 			again := newBench(t, dir, atomicfile.Writer{}, claim)
+			prepared := 0
+			again.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+				prepared++
+				return inject(ctx, claim)
+			}
 			again.recoverFromAPI(t.Context(), again.state.List())
 			record, ok := again.state.Get("u1")
-			if !ok || !again.current(record) || !again.cdi.Has("u1") {
-				t.Errorf("not prepared again: %+v", record)
+			if !ok || prepared != 1 || record.BootID != again.bootID || !again.cdi.Has("u1") {
+				t.Errorf("prepared %d times after the start, want once: %+v", prepared, record)
+			}
+			again.recoverFromAPI(t.Context(), again.state.List())
+			if prepared != 1 {
+				t.Errorf("prepared %d times, want it left alone once it is true", prepared)
 			}
 		})
 	}

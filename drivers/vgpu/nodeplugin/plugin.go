@@ -161,26 +161,13 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
 		Instances: made, Capabilities: found.capabilities,
 	}
-	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) {
-		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			book.Release(heldID(string(pod.UID), container.Name))
-		}
-		told.Gone(pod)
-		// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of a pod that has
-		// run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
-		if o.RuntimeSocket == "" || podwatch.Over(pod) {
-			made.End(string(pod.UID))
-		}
-		// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go at the next start.
-		if o.RuntimeSocket == "" && podwatch.Over(pod) {
-			h.RemoveDirectories(ctx, string(pod.UID))
-		}
-	})
+	nri := o.RuntimeSocket != ""
+	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) { podGone(ctx, h, told, pod, nri) })
 	if err != nil {
 		return err
 	}
 	h.Pods, told.ended = running, running.Ended
-	shares := number{hook: h, pods: running, nri: o.RuntimeSocket != "", refused: &refusals{}}
+	shares := number{hook: h, pods: running, nri: nri, refused: &refusals{}}
 	if !shares.nri {
 		if err := shares.recover(ctx); err != nil {
 			return err
@@ -201,22 +188,29 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
 		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole,
-		func(ctx context.Context) error {
-			return factor.Follow(ctx, func(inForce int) {
-				t.agreed(ctx, inForce)
-				// Somebody took the agreement away or wrote over it. This node cannot count in less, and the others must not go on in another unit.
-				if needed := t.Deck().Factor; config.MemoryFactor == 0 && needed > inForce {
-					if _, err := factor.Agree(ctx, needed); err != nil && ctx.Err() == nil {
-						klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
-					}
-				}
-			})
-		},
+		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
 		},
 	)
+}
+
+// podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is gone.
+func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, nri bool) {
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		h.Book.Release(heldID(string(pod.UID), container.Name))
+	}
+	told.Gone(pod)
+	// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of a pod that has
+	// run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
+	if !nri || podwatch.Over(pod) {
+		h.Instances.End(string(pod.UID))
+	}
+	// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go at the next start.
+	if !nri && podwatch.Over(pod) {
+		h.RemoveDirectories(ctx, string(pod.UID))
+	}
 }
 
 // count makes the registry export how many containers the ledger and the state of MIG instances have, until what it returns is called.

@@ -16,6 +16,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/vgpu/agreement"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/cards"
 	"gpufabric.io/drivers/vgpu/settings"
@@ -62,6 +63,19 @@ func (t *table) agreed(ctx context.Context, factor int) {
 	if !same {
 		t.lay(ctx)
 	}
+}
+
+// followUnit keeps the node in the unit of memory that the cluster has agreed on, until ctx ends.
+func (t *table) followUnit(ctx context.Context, cluster agreement.Factor) error {
+	return cluster.Follow(ctx, func(inForce int) {
+		t.agreed(ctx, inForce)
+		// Somebody took the agreement away or wrote over it. This node cannot count in less, and the others must not go on in another unit.
+		if needed := t.Deck().Factor; t.settings.MemoryFactor == 0 && needed > inForce {
+			if _, err := cluster.Agree(ctx, needed); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
+			}
+		}
+	})
 }
 
 // lay lays the deck anew.

@@ -66,23 +66,35 @@ func (k *kubelet) holders() ([]Holder, error) {
 	for _, pod := range list.GetPodResources() {
 		for _, container := range pod.GetContainers() {
 			h := Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
-			for _, devices := range container.GetDevices() {
-				for _, id := range devices.GetDeviceIds() {
-					unit := h
-					unit.Resource, unit.unit = devices.GetResourceName(), id
-					holders = append(holders, unit)
-				}
-			}
-			for _, claim := range container.GetDynamicResources() {
-				for _, r := range claim.GetClaimResources() {
-					if r.GetDriverName() == driver && strings.HasSuffix(r.GetPoolName(), "-rdma") {
-						device := h
-						device.Resource, device.device = "claim/"+claim.GetClaimName(), r.GetDeviceName()
-						holders = append(holders, device)
-					}
-				}
-			}
+			holders = append(holders, h.ofUnits(container.GetDevices())...)
+			holders = append(holders, h.ofClaims(container.GetDynamicResources())...)
 		}
 	}
 	return holders, nil
+}
+
+// ofUnits are one holder a unit that the kubelet gave to the container h, of whatever extended resource.
+func (h Holder) ofUnits(given []*podresources.ContainerDevices) []Holder {
+	var holders []Holder
+	for _, devices := range given {
+		for _, id := range devices.GetDeviceIds() {
+			h.Resource, h.unit = devices.GetResourceName(), id
+			holders = append(holders, h)
+		}
+	}
+	return holders
+}
+
+// ofClaims are one holder a device of this driver that the claims of the container h have.
+func (h Holder) ofClaims(claims []*podresources.DynamicResource) []Holder {
+	var holders []Holder
+	for _, claim := range claims {
+		for _, r := range claim.GetClaimResources() {
+			if r.GetDriverName() == driver && strings.HasSuffix(r.GetPoolName(), "-rdma") {
+				h.Resource, h.device = "claim/"+claim.GetClaimName(), r.GetDeviceName()
+				holders = append(holders, h)
+			}
+		}
+	}
+	return holders
 }

@@ -65,35 +65,41 @@ func (p *plugin) watchLinks(ctx context.Context) error {
 			log.Error(err, "rtnetlink cannot be listened to; ports are read every 400 ms and no sooner")
 			return nil
 		}
-		known := make(map[int]string) // interface names by index
-		open := true
-		for open {
-			select {
-			case <-ctx.Done():
-				close(done)
-				return nil
-			case update, more := <-updates:
-				if open = more; !more {
-					break
-				}
-				if !hardware(update.Link) {
-					break
-				}
-				p.ports.Nudge()
-				index, name := int(update.Index), update.Link.Attrs().Name
-				if deleted := update.Header.Type == rtmDelLink; deleted || known[index] != name {
-					known[index] = name
-					if deleted {
-						delete(known, index)
-					}
-					p.askSoon()
-				}
-			}
-		}
+		p.takeLinks(ctx, updates)
 		close(done)
 		wait(ctx, settle)
 	}
 	return nil
+}
+
+// takeLinks acts on each change of a link until updates is closed, which is when rtnetlink ended, or ctx ends.
+func (p *plugin) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdate) {
+	known := make(map[int]string) // interface names by index
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case update, more := <-updates:
+			if !more {
+				return
+			}
+			if !hardware(update.Link) {
+				continue
+			}
+			p.ports.Nudge()
+			index, name := int(update.Index), update.Link.Attrs().Name
+			deleted := update.Header.Type == rtmDelLink
+			if !deleted && known[index] == name {
+				continue // its state changed, which the ports' reading sees
+			}
+			if deleted {
+				delete(known, index)
+			} else {
+				known[index] = name
+			}
+			p.askSoon()
+		}
+	}
 }
 
 // rtmDelLink is RTM_DELLINK.

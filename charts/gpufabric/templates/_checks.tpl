@@ -7,6 +7,7 @@
 {{- end }}
 {{- end }}
 
+{{/* Looks at nothing but .Values: the Terraform provider runs it by itself when it plans, with no cluster. */}}
 {{- define "gpufabric.check.values" -}}
 {{- if not (or .Values.computeDomains.enabled .Values.gpus.enabled .Values.rdma.enabled .Values.vgpu.enabled) }}
 {{- fail "nothing is enabled: set at least one of computeDomains.enabled, gpus.enabled, rdma.enabled, vgpu.enabled to true" }}

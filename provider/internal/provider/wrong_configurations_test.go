@@ -60,6 +60,7 @@ func TestWrongConfigurations(t *testing.T) {
 		{"values that the chart does not know", "driver_stack", chart + "\n" + `values = ["controler: {}"]`, []string{"do not fit the chart", "controler"}},
 		{"values of the wrong type", "driver_stack", chart + "\n" + `values = ["controller: {replicas: many}"]`, []string{"do not fit the chart", "/controller/replicas", "want integer"}},
 		{"values out of range", "driver_stack", chart + "\n" + `values = ["controller: {replicas: -1}"]`, []string{"do not fit the chart", "/controller/replicas", "-1"}},
+		{"components that do not go together", "driver_stack", `chart = "../../../charts/gpufabric"` + "\n" + `components = { vgpu = true }`, []string{"do not fit the chart", "vgpu.enabled needs gpus.enabled"}},
 		{"values that are one string", "driver_stack", chart + "\n" + `values = "a: 1"`, []string{"values", "list of string required"}},
 		{"a release name of 54 characters", "driver_stack", chart + "\n" + `name = "` + strings.Repeat("a", 54) + `"`, []string{"Attribute name", "at most 53", "got: 54"}},
 		{"a release name with an underscore", "driver_stack", chart + "\n" + `name = "gpu_fabric"`, []string{"Attribute name", "got: gpu_fabric"}},

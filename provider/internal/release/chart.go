@@ -2,6 +2,7 @@
 package release
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
 )
 
 // Chart is a chart read from a directory or a .tgz archive.
@@ -60,13 +62,35 @@ func Load(path string) (*Chart, error) {
 	}, nil
 }
 
-// CheckValues holds values against the chart's values.schema.json, as Helm will at install time. The error lists every violation.
+// CheckValues holds values against the chart's values.schema.json, and against each other, as Helm will at install time. The error lists every violation of
+// the schema, or says the first thing that is wrong with the values together.
 func (c *Chart) CheckValues(values map[string]any) error {
 	merged, err := chartutil.CoalesceValues(c.chart, deepCopy(values))
 	if err != nil {
 		return fmt.Errorf("merge the values with the chart's defaults: %w", err)
 	}
-	return chartutil.ValidateAgainstSchema(c.chart, merged)
+	if err := chartutil.ValidateAgainstSchema(c.chart, merged); err != nil {
+		return err
+	}
+	return c.checkTogether(merged)
+}
+
+// checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That needs no cluster; its other checks do.
+func (c *Chart) checkTogether(values chartutil.Values) error {
+	check := c.chart.Name() + ".check.values"
+	partials := slices.DeleteFunc(slices.Clone(c.chart.Templates), func(f *chart.File) bool { return !strings.HasPrefix(filepath.Base(f.Name), "_") })
+	if !slices.ContainsFunc(partials, func(f *chart.File) bool { return bytes.Contains(f.Data, fmt.Appendf(nil, "define %q", check)) }) {
+		return nil
+	}
+	alone := &chart.Chart{Metadata: c.chart.Metadata, Templates: append(partials, &chart.File{Name: "templates/check.yaml", Data: fmt.Appendf(nil, "{{ include %q . }}", check)})}
+	_, err := engine.Render(alone, chartutil.Values{"Values": values})
+	if err == nil {
+		return nil
+	}
+	if _, sentence, found := strings.Cut(err.Error(), "): "); found { // behind the template's place
+		return errors.New(sentence)
+	}
+	return err
 }
 
 // digest covers what Helm stores of a chart in a release, so that the digest of a release's chart can be compared with one on disk. Helm

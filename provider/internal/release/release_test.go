@@ -38,6 +38,31 @@ func TestChartOfADirectoryAndOfItsArchiveHaveOneDigest(t *testing.T) {
 	}
 }
 
+func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) {
+	chart, err := Load("../../../charts/gpufabric")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for values, want := range map[string]string{
+		"{}": "",
+		"{gpus: {enabled: true}, vgpu: {enabled: true}}":                                 "",
+		"{computeDomains: {enabled: false}}":                                             "nothing is enabled: set at least one of computeDomains.enabled",
+		"{vgpu: {enabled: true}}":                                                        "vgpu.enabled needs gpus.enabled: slices are cut",
+		"{gpus: {enabled: true, devicePlugin: [all]}, vgpu: {enabled: true}}":            "want the same GPUs",
+		"{scheduler: {enabled: true, name: default-scheduler}}":                          "scheduler.name is default-scheduler",
+		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: false}}}":     "rdma.nriSocket needs rdma.plugin.hostNetwork",
+		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: \"maybe\"}}}": "/rdma/plugin/hostNetwork",
+	} {
+		parsed, err := ParseValues(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := chart.CheckValues(parsed); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "templates/")) {
+			t.Errorf("%s: %v, want %q", values, err, want)
+		}
+	}
+}
+
 func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
 	before, err := Load(testChart)
 	if err != nil {

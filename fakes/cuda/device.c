@@ -159,6 +159,7 @@ static struct ff_process *entry(struct ff_gpu *g, const struct device *d, CUresu
 		return NULL;
 	*empty = (struct ff_process){.pid = (uint32_t)getpid(), .namespace = ff_pid_namespace(), .gpu_instance = d->gi, .compute_instance = d->ci};
 	snprintf(empty->name, sizeof empty->name, "%s", program_invocation_name);
+	ff_process_hold();
 	return empty;
 }
 

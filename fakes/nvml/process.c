@@ -17,11 +17,24 @@ uint32_t ff_pid_namespace(void)
 	return mine;
 }
 
+/* The byte of the state file that a process keeps locked. The kernel gives it up with the process, whatever ends it, and shows that in every namespace. */
+static uint64_t place(uint32_t namespace, uint32_t pid)
+{
+	return (uint64_t)(namespace & 0x3fffffff) << 32 | pid;
+}
+
+void ff_process_hold(void)
+{
+	ff_state_hold(place(ff_pid_namespace(), (uint32_t)getpid()));
+}
+
 bool ff_process_alive(const struct ff_process *p)
 {
 	if (!p->pid)
 		return false;
-	return p->namespace != ff_pid_namespace() || kill((pid_t)p->pid, 0) == 0 || errno != ESRCH;
+	if (p->namespace == ff_pid_namespace())
+		return kill((pid_t)p->pid, 0) == 0 || errno != ESRCH;
+	return !p->namespace || ff_state_held(place(p->namespace, p->pid));
 }
 
 void ff_sweep(struct ff_gpu *gpu)

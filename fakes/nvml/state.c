@@ -27,6 +27,9 @@ struct mapping {
 	unsigned int gpu_count;
 	int fd;
 	bool writable;
+	/* The file opened once more, by this process: forks share fd, and locks would end with the last of them. */
+	int hold;
+	pid_t holder;
 	struct mapping *older;
 };
 
@@ -258,6 +261,33 @@ bool ff_state_copy(size_t offset, void *out, size_t size)
 	}
 }
 
+/* The mapping that this thread changes now. */
+static __thread struct mapping *changing;
+
+void ff_state_hold(uint64_t place)
+{
+	struct mapping *m = changing;
+	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+	char self[64];
+	if (m->holder != getpid()) {
+		if (m->holder)
+			close(m->hold); /* the parent's */
+		snprintf(self, sizeof self, "/proc/self/fd/%d", m->fd);
+		m->hold = open(self, O_RDWR | O_CLOEXEC);
+		if (m->hold < 0)
+			m->hold = fcntl(m->fd, F_DUPFD_CLOEXEC, 0); /* forks share it; better than none */
+		m->holder = getpid();
+	}
+	fcntl(m->hold, F_OFD_SETLK, &l);
+}
+
+bool ff_state_held(uint64_t place)
+{
+	const struct mapping *m = changing ? changing : mapping();
+	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+	return !m || fcntl(m->fd, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
+}
+
 static bool file_lock(int fd, int how)
 {
 	while (flock(fd, how) != 0)
@@ -286,10 +316,12 @@ enum ff_update ff_state_update(bool (*change)(struct ff_node *, struct ff_gpu *,
 		struct ff_node *node = (struct ff_node *)next;
 		struct ff_gpu *gpus = (struct ff_gpu *)(next + sizeof *node);
 		result = FF_UPDATE_REFUSED;
+		changing = m;
 		if (change(node, gpus, m->gpu_count, argument)) {
 			__atomic_store_n(&m->header->sequence, sequence + 1, __ATOMIC_RELEASE);
 			result = FF_UPDATED;
 		}
+		changing = NULL;
 	}
 	file_lock(m->fd, LOCK_UN);
 	pthread_mutex_unlock(&lock);
@@ -308,6 +340,8 @@ __attribute__((destructor)) static void unmap_all(void)
 		struct mapping *older = m->older;
 		munmap(m->header, m->size);
 		close(m->fd);
+		if (m->holder)
+			close(m->hold);
 		free(m);
 		m = older;
 	}

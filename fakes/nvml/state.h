@@ -39,5 +39,10 @@ enum ff_update { FF_UPDATED, FF_UPDATE_REFUSED, FF_UPDATE_NO_PERMISSION, FF_UPDA
 /* ff_state_update runs change on a copy of the body, as the only writer on the node, and makes that copy the current one if it returns true. */
 enum ff_update ff_state_update(bool (*change)(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, void *argument), void *argument);
 
+/* ff_state_hold locks a byte of the file (a made-up one, behind its end) for as long as this process lives; only within a change. ff_state_held tells whether
+ * another process holds it, or where that cannot be told. */
+void ff_state_hold(uint64_t place);
+bool ff_state_held(uint64_t place);
+
 /* ff_state_wait sleeps until the wake word differs from value, or the time is over. */
 void ff_state_wait(const struct ff_header *header, uint32_t value, unsigned int milliseconds);

@@ -27,6 +27,7 @@ func (l *library) device(gpu int) *device {
 
 // part is what a handle means in one view of the state; gi and ci are nil for a whole GPU.
 type part struct {
+	body  *state.Body
 	node  *state.Node
 	model *state.Model
 	gpu   *state.GPU
@@ -39,7 +40,7 @@ func (d *device) in(b *state.Body) (part, nvml.Return) {
 	if err != nil {
 		return part{}, nvml.ERROR_INVALID_ARGUMENT
 	}
-	p := part{node: b.Node, model: &b.Node.Model, gpu: g}
+	p := part{body: b, node: b.Node, model: &b.Node.Model, gpu: g}
 	if d.isMIG {
 		p.gi = mig.FindGPUInstance(g, d.gi)
 		p.ci = mig.FindComputeInstance(p.gi, d.ci)

@@ -29,7 +29,6 @@ func New(root string) nvml.Interface {
 		computes:  unsupported(&mock.ComputeInstance{}),
 		sets:      unsupported(&mock.EventSet{}),
 		root:      root,
-		namespace: state.PIDNamespace(),
 		tickets:   map[target]*ticket{},
 	}
 }
@@ -42,7 +41,6 @@ type library struct {
 	computes  *mock.ComputeInstance
 	sets      *mock.EventSet
 	root      string
-	namespace uint32
 
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced

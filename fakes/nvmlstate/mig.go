@@ -63,7 +63,7 @@ func (d *device) change(function string, fn func(*state.Model, *state.GPU) error
 		case d.isMIG:
 			return nvml.ERROR_INVALID_ARGUMENT
 		}
-		p.gpu.Sweep()
+		b.Sweep(p.gpu)
 		return code(fn(p.model, p.gpu))
 	})
 	if r == nvml.SUCCESS {

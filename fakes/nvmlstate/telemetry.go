@@ -35,7 +35,7 @@ func (d *device) processes(p part) []state.Process {
 	var all []state.Process
 	for i := range p.gpu.Processes {
 		q := &p.gpu.Processes[i]
-		if q.PID != 0 && q.Alive(d.lib.namespace) && (!d.isMIG || q.GPUInstance == d.gi && q.ComputeInstance == d.ci) {
+		if p.body.Alive(q) && (!d.isMIG || q.GPUInstance == d.gi && q.ComputeInstance == d.ci) {
 			all = append(all, *q)
 		}
 	}

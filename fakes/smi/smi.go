@@ -186,7 +186,7 @@ func (c *Command) read() (err error) {
 		return err
 	}
 	for _, g := range c.body.GPUs {
-		g.Sweep() // in this view only
+		c.body.Sweep(g) // in this view only
 	}
 	return nil
 }
@@ -329,7 +329,7 @@ func (g gpu) migDevices() []migDevice {
 // change makes a change of one GPU, as the only writer on the node, and reads the state anew.
 func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
 	err := c.file.Update(func(b *state.Body) error {
-		b.GPUs[g.index].Sweep()
+		b.Sweep(b.GPUs[g.index])
 		return fn(&b.Node.Model, b.GPUs[g.index])
 	})
 	return errors.Join(err, c.read())

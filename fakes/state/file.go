@@ -23,6 +23,7 @@ var ErrNoGPU = errors.New("no such GPU")
 type Body struct {
 	Node *Node
 	GPUs []*GPU
+	file *File // that it is of, nil while that is made
 }
 
 // GPU returns the GPU with that index.
@@ -40,6 +41,8 @@ type File struct {
 	data []byte
 	// shape is what the header said when it was found valid; the file may be damaged later.
 	shape shape
+	// namespace is this process's PID namespace.
+	namespace uint32
 	// bodies are the two copies, as views of data.
 	bodies  [2]*Body
 	cleanup runtime.Cleanup
@@ -132,12 +135,12 @@ func Open(root string) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("map node state %s: %w", path, err), f.Close())
 	}
-	s := &File{path: path, file: f, data: data}
+	s := &File{path: path, file: f, data: data, namespace: PIDNamespace()}
 	s.shape = shapeOf(int(min(header(data).GPUCount, MaxGPUs)))
 	if err := validate(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("node state %s: %w; render the node again", path, err), s.Close())
 	}
-	s.bodies = [2]*Body{s.shape.body(data, 0), s.shape.body(data, 1)}
+	s.bodies = [2]*Body{s.of(s.shape.body(data, 0)), s.of(s.shape.body(data, 1))}
 	// A file that nobody closes is unmapped with its last reference.
 	s.cleanup = runtime.AddCleanup(s, func(data []byte) { _ = unix.Munmap(data) }, data)
 	return s, nil
@@ -202,6 +205,12 @@ func bodyOf(data []byte, gpus int) *Body {
 	return b
 }
 
+// of makes a body this file's.
+func (f *File) of(b *Body) *Body {
+	b.file = f
+	return b
+}
+
 // alive reports whether the file still has all its bytes: touching a mapping of a file cut short would kill the process.
 func (f *File) alive() error {
 	var st unix.Stat_t
@@ -231,7 +240,7 @@ func (f *File) Read() (*Body, error) {
 		seq := atomic.LoadUint64(&h.Sequence)
 		copy(out, f.shape.bytes(f.data, seq%2))
 		if atomic.LoadUint64(&h.Sequence) == seq {
-			return bodyOf(out, f.shape.gpus), nil
+			return f.of(bodyOf(out, f.shape.gpus)), nil
 		}
 	}
 }
@@ -264,7 +273,7 @@ func (f *File) Update(fn func(*Body) error) error {
 	return f.locked(func(h *Header) error {
 		seq := atomic.LoadUint64(&h.Sequence)
 		copy(f.shape.bytes(f.data, (seq+1)%2), f.shape.bytes(f.data, seq%2))
-		if err := fn(f.shape.body(f.data, (seq+1)%2)); err != nil {
+		if err := fn(f.of(f.shape.body(f.data, (seq+1)%2))); err != nil {
 			return err
 		}
 		atomic.StoreUint64(&h.Sequence, seq+1)

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"io"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,20 +16,33 @@ func PIDNamespace() uint32 {
 	return uint32(st.Ino)
 }
 
-// Alive reports whether the entry is in use by a process that may still live; only a process of the same PID namespace can tell, and
-// namespace is the caller's own (see PIDNamespace).
-func (p *Process) Alive(namespace uint32) bool {
-	if p.PID == 0 {
+// Alive reports whether the entry is in use by a process that may still live. One of another PID namespace is known by the lock that it holds on the file.
+func (b *Body) Alive(p *Process) bool {
+	switch {
+	case p.PID == 0:
 		return false
+	case b.file == nil || p.Namespace == 0:
+		return true
+	case p.Namespace == b.file.namespace:
+		return !errors.Is(unix.Kill(int(p.PID), 0), unix.ESRCH)
 	}
-	return p.Namespace != namespace || !errors.Is(unix.Kill(int(p.PID), 0), unix.ESRCH)
+	return b.file.held(p.place())
 }
 
-// Sweep frees the entries of processes that have ended.
-func (g *GPU) Sweep() {
-	namespace := PIDNamespace()
+// place is the byte of the file, far behind its end, that a process with entries keeps locked for as long as it lives (see nvml/process.c).
+func (p *Process) place() int64 { return int64(p.Namespace&0x3fffffff)<<32 | int64(p.PID) }
+
+// held reports whether another process holds the lock on that byte, or where that cannot be told.
+func (f *File) held(place int64) bool {
+	asked := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: place, Len: 1}
+	err := unix.FcntlFlock(f.file.Fd(), unix.F_OFD_GETLK, &asked)
+	return err != nil || asked.Type != unix.F_UNLCK
+}
+
+// Sweep frees the entries of processes that have ended, on a GPU of the body.
+func (b *Body) Sweep(g *GPU) {
 	for i := range g.Processes {
-		if p := &g.Processes[i]; p.PID != 0 && !p.Alive(namespace) {
+		if p := &g.Processes[i]; p.PID != 0 && !b.Alive(p) {
 			*p = Process{}
 		}
 	}

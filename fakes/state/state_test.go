@@ -294,7 +294,7 @@ func FuzzAStateFileIsReadOrRefusedButNeverCrashes(f *testing.F) {
 			return
 		}
 		for _, g := range b.GPUs {
-			g.Sweep()
+			b.Sweep(g)
 		}
 		_ = b.Node.Delay("nvmlInit_v2")
 	})

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,29 +49,41 @@ type client struct {
 	out *bufio.Reader
 }
 
-func start(t *testing.T, root string, env ...string) *client {
+// compiled is testdata/client.c, compiled.
+func compiled(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "client")
 	if out, err := exec.CommandContext(t.Context(), "gcc", "-o", binary, "testdata/client.c", "-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	c := &client{t: t, cmd: exec.CommandContext(t.Context(), binary, filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
+	return binary
+}
+
+func start(t *testing.T, root string, env ...string) *client {
+	t.Helper()
+	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
 	c.cmd.Env = append(os.Environ(), env...)
-	c.cmd.Stderr = os.Stderr
-	var err error
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
+	if err := c.start(); err != nil {
 		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *client) start() (err error) {
+	c.cmd.Stderr = os.Stderr
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return err
 	}
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	c.out = bufio.NewReader(out)
 	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	t.Cleanup(c.end)
-	return c
+	c.t.Cleanup(c.end)
+	return nil
 }
 
 func (c *client) end() {
@@ -143,6 +156,36 @@ func TestAProcessThatDiesLeavesNothing(t *testing.T) {
 	if used, processes := usedMiB(t, lib, 0); used != 0 || len(processes) != 0 {
 		t.Errorf("%d MiB used by %+v", used, processes)
 	}
+}
+
+// A container's processes have PIDs of their own, and nobody in the container is left to look when it is killed.
+func TestAProcessThatIsKilledInAnotherPIDNamespaceLeavesNothing(t *testing.T) {
+	root, lib := node(t, "l40s-8")
+	c := &client{t: t, cmd: exec.CommandContext(t.Context(), compiled(t), filepath.Join(root, "driver/usr/lib64/libcuda.so.1"))}
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID}
+	if err := c.start(); err != nil {
+		t.Skipf("skipped: this user may make no PID namespace: %v", err)
+	}
+	c.say("init", "0 8 NVIDIA L40S")
+	c.say("context 0", "0")
+	c.say("alloc 1048576", "0")
+	if used, processes := usedMiB(t, lib, 0); used != 1 || len(processes) != 1 || processes[0].Pid != 1 {
+		t.Errorf("%d MiB used by %+v, want 1 by the namespace's first process", used, processes)
+	}
+	other := start(t, root) // a process of this namespace, which has the stand-in look
+	other.say("init", "0 8 NVIDIA L40S")
+	other.say("context 0", "0")
+	if used, _ := usedMiB(t, lib, 0); used != 1 {
+		t.Errorf("%d MiB used after another process looked, want 1", used)
+	}
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.cmd.Wait() // it was killed
+	if used, processes := usedMiB(t, lib, 0); used != 0 || len(processes) != 1 {
+		t.Errorf("%d MiB used by %+v, want the other process alone", used, processes)
+	}
+	other.say("info", fmt.Sprintf("0 %d %d", uint64(49140)<<20, uint64(49140)<<20))
 }
 
 func TestAKernelMakesTheGPUBusyForItsTime(t *testing.T) {

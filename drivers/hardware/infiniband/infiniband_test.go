@@ -197,6 +197,57 @@ func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
 	}
 }
 
+// In switchdev mode the representors of virtual functions are below the physical function with its own interface.
+func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
+	tree := sysfstest.New(t)
+	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0np0"}})
+	nets := strings.TrimSuffix(device, "infiniband/mlx5_0") + "net/"
+	tree.Write(nets+"ens2f0np0/phys_port_name", "p0")
+	for name, port := range map[string]string{"ens2f0_0": "pf0vf0", "en_sf": "pf0sf88", "pf0hpf": "c1pf0"} {
+		tree.Write(nets+name+"/phys_port_name", port)
+		tree.Write(nets+name+"/dev_port", "0")
+		tree.Write(nets+name+"/type", "1")
+		tree.Write(nets+name+"/mtu", "1500")
+	}
+	found := scan(t, tree)
+	if diff := cmp.Diff([]infiniband.Net{{Name: "ens2f0np0", Type: infiniband.TypeEthernet, MTU: 9000}}, found.Devices[0].Ports[0].Nets); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The ports of a card that are bonded have one RDMA device, whose state the kernel takes from the bond.
+func TestALinkOfABondHasTheBondsCarrier(t *testing.T) {
+	tree := sysfstest.New(t)
+	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0"}})
+	for _, master := range []string{"bond0", "br0"} {
+		tree.Write("devices/virtual/net/"+master+"/carrier", "1")
+	}
+	tree.Write("devices/virtual/net/bond0/bonding/mode", "active-backup 1")
+	for _, test := range []struct {
+		name, own, master, carrier string
+		lost                       bool
+	}{
+		{"alone", "1", "", "", false},
+		{"alone and cut off", "0", "", "", true},
+		{"in a bond whose other link carries", "0", "bond0", "1", false},
+		{"in a bond that is cut off", "0", "bond0", "0", true},
+		{"in a bridge, cut off", "0", "br0", "1", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tree.Write("class/net/ens2f0/carrier", test.own)
+			tree.Remove("class/net/ens2f0/master")
+			if test.master != "" {
+				tree.Write("devices/virtual/net/"+test.master+"/carrier", test.carrier)
+				path := "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/ens2f0/master"
+				tree.Link(path, "devices/virtual/net/"+test.master)
+			}
+			if lost, err := infiniband.NewFS(tree.Sys).CarrierLost("ens2f0"); lost != test.lost || err != nil {
+				t.Errorf("got %t, %v; want %t", lost, err, test.lost)
+			}
+		})
+	}
+}
+
 func TestStatusKeysAndCountersOfAPort(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), PKeys: []string{"0xffff", "0x0000", "0x8012", "0xffff"}})

@@ -20,6 +20,13 @@ func attachNets(dir *sysfile.Dir, d *Device) error {
 	}
 	for _, name := range names {
 		entry := dir.Below(name)
+		if len(names) > len(d.Ports) {
+			if other, err := representor(entry); err != nil {
+				return err
+			} else if other {
+				continue
+			}
+		}
 		net, err := readNet(entry, name)
 		if err != nil {
 			return err
@@ -33,6 +40,13 @@ func attachNets(dir *sysfile.Dir, d *Device) error {
 		}
 	}
 	return nil
+}
+
+// representor reports whether the network device at dir stands for a function that is plugged into the card's own switch (switchdev mode). The
+// kernel hangs those, too, below the physical function. Such a one is named pf0vf3, where a port of the card is p0.
+func representor(dir *sysfile.Dir) (bool, error) {
+	name, err := sysfile.Optional(dir.Text("phys_port_name"))
+	return strings.Contains(name, "pf"), err
 }
 
 func readNet(dir *sysfile.Dir, name string) (Net, error) {
@@ -85,13 +99,18 @@ func guidTail(address string) string {
 }
 
 // CarrierLost reports whether the network device name is up and has no carrier. Where that cannot be told, because the device is
-// administratively down or not here, it returns an error.
+// administratively down or not here, it returns an error. A link of a bond counts as the bond: two ports of a card that are bonded have one RDMA
+// device (RoCE LAG), which works while either of them does.
 func (f FS) CarrierLost(name string) (bool, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", name))
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
-	carrier, err := dir.Int("carrier")
+	attribute := "carrier"
+	if _, err := dir.Text("master/bonding/mode"); err == nil { // The master may be a bridge, too, which says nothing of this link.
+		attribute = "master/carrier"
+	}
+	carrier, err := dir.Int(attribute)
 	return carrier == 0 && err == nil, err
 }

@@ -2,6 +2,7 @@
 # Measures the RDMA plugin beside k8s-rdma-shared-dev-plugin v1.5.3, built from its module, on the same trees: discovery, a port that goes down, a
 # kubelet's restart, memory.
 set -eu
+[ $# -eq 0 ] || { sed -n '2,/^set/s/^# //p' "$0" >&2; exit 2; } # it takes minutes, and no arguments
 export CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}" # as the Makefile has it
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)

@@ -329,3 +329,22 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 		})
 	}
 }
+
+// No event tells of new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find as many
+// changes, but not all six, each of which waits for the one before.
+func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {
+	n := newNode(t)
+	device := n.addHCA(0x3a, "0", sysfstest.HCA{})
+	n.options.DevicePlugin = false
+	n.configure(`{"periodicUpdateInterval": 1, "configList": [{"resourceName": "a", "rdmaHcaMax": 8, "selectors": {"vendors": ["15b3"]}}]}`)
+	client := n.withAPI()
+	n.start()
+	for version := range 6 {
+		firmware := fmt.Sprintf("28.40.%04d", version)
+		n.tree.Write(device+"/fw_ver", firmware)
+		awaitDevices(t, client, "firmware "+firmware, func(d map[string]resourceapi.Device) bool {
+			got := d["pci-0000-3b-00-0-1"].Attributes[dra.AttrFirmware].StringValue
+			return got != nil && *got == firmware
+		})
+	}
+}

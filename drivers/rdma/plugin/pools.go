@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ const (
 	reportTimeout = 10 * time.Second
 	// maxReported bounds the conflicts in one report.
 	maxReported = 16
+	// maxMessage bounds a report's message, in octets. An RDMAPool holds the reports of all nodes, and the API server takes 1.5 MiB: of a thousand nodes each
+	// has 1.5 KiB, of which a third is what the API server notes of who wrote it.
+	maxMessage = 640
 )
 
 // entries are the node's reports on the RDMAPools that select it.
@@ -70,8 +74,24 @@ func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
 	if len(selected.Members) == 0 {
 		troubles = p.refusals(selected.Resource())
 	}
-	entry.Message = strings.Join(troubles[:min(len(troubles), maxReported)], "; ")
+	entry.Message = joined(troubles)
 	return entry
+}
+
+// joined is as many of the texts as a message holds, one at least, and the number of the others.
+func joined(texts []string) string {
+	var message strings.Builder
+	for i, text := range texts {
+		if i > 0 && message.Len()+len(text) > maxMessage {
+			fmt.Fprintf(&message, "; and %d more", len(texts)-i)
+			break
+		}
+		if i > 0 {
+			message.WriteString("; ")
+		}
+		message.WriteString(text)
+	}
+	return message.String()
 }
 
 // refusals say why a pool has no device.

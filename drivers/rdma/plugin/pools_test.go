@@ -3,6 +3,7 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -134,6 +135,25 @@ func TestReportsSayWhatIsWrong(t *testing.T) {
 	a.await(t, "port", "port that is down", func(r *v1alpha1.RDMAPoolNode) bool {
 		return r != nil && r.Devices == 1 && r.HealthyDevices == 0 && r.Units == 0 && r.Message == "mlx5_0: the port's state is DOWN (physical state LinkUp)"
 	})
+}
+
+// A thousand nodes' reports are in one object.
+func TestAReportOfManyDevicesIsShort(t *testing.T) {
+	n := newNode(t)
+	for i := range 40 {
+		n.addHCA(2*i, "0", sysfstest.HCA{})
+	}
+	a := newAPI(n)
+	n.start()
+	a.lists <- []objects.Pool{object("none", "n", 1, "ens2f0")}
+	a.await(t, "none", "reason", func(r *v1alpha1.RDMAPoolNode) bool { return r != nil && r.Message != "" })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	message := a.reported["none"].Message
+	told := strings.Count(message, "selectors.ifNames: it has no interface, and [ens2f0] is wanted")
+	if len(message) > 700 || told < 5 || !strings.HasSuffix(message, fmt.Sprintf("; and %d more", 40-told)) {
+		t.Errorf("%d octets of %d devices: %s", len(message), told, message)
+	}
 }
 
 func TestTheKubeletIsServedWhileTheAPIServerIsAway(t *testing.T) {

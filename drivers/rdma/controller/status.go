@@ -16,7 +16,7 @@ import (
 // Reasons of the conditions.
 const (
 	reasonInvalid    = "InvalidSpec"       // the spec has mistakes
-	reasonWaiting    = "WaitingForNodes"   // no node has reported on this generation
+	reasonWaiting    = "WaitingForNodes"   // no node has reported on this generation, or not all that did on an earlier one
 	reasonNoDevices  = "NoMatchingDevices" // nodes have reported, and none has a device
 	reasonDown       = "DevicesDown"       // a node has devices, and none of them can carry traffic
 	reasonDegraded   = "SomeDevicesDown"   // every node has a healthy device, and some have others too
@@ -31,11 +31,11 @@ const named = 3
 // summarise makes the status, but for the nodes' entries, of what the nodes reported.
 func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(), Conditions: slices.Clone(p.Status.Conditions)}
-	var conflicts, down, none []string
-	current := 0
+	var conflicts, down, none, late []string
 	for _, n := range p.Status.Nodes {
-		if n.ObservedGeneration == p.Generation {
-			current++
+		if n.ObservedGeneration != p.Generation {
+			late = append(late, n.Name) // What it says is of an earlier spec.
+			continue
 		}
 		status.Devices += n.Devices
 		status.HealthyDevices += n.HealthyDevices
@@ -69,8 +69,11 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	switch {
 	case mistakes != nil:
 		set(v1alpha1.RDMAPoolReady, false, reasonInvalid, mistakes.Error())
-	case current == 0:
+	case len(late) == len(p.Status.Nodes):
 		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, "no node that nodeSelector selects has reported on this pool yet: is the rdma-plugin running there?")
+	case len(late) > 0:
+		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, fmt.Sprintf("%d of %s reported on this generation: %s; waiting for %s",
+			len(p.Status.Nodes)-len(late), count(int32(len(p.Status.Nodes)), "node"), counts, list(late)))
 	case status.Devices == 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonNoDevices, fmt.Sprintf("no device matches on %s: %s", count(int32(len(none)), "node"), list(none)))
 	case len(down) > 0:

@@ -24,7 +24,7 @@ PROGRAM_FLAGS := -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS) -extldflags=-W
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 # need PROGRAM,REMEDY: one sentence where a prerequisite is missing.
-need = command -v $(1) >/dev/null 2>&1 || { echo "make $@ needs $(1): $(2)" >&2; exit 1; }
+need = command -v $(1) >/dev/null 2>&1 || { echo "make $(or $(MAKECMDGOALS),$@) needs $(1): $(2)" >&2; exit 1; }
 
 .PHONY: help
 help: ## List the targets with a sentence each.

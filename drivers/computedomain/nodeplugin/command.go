@@ -118,6 +118,9 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, cur
 			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
 				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f)}}},
 			}})
+			if ctx.Err() != nil {
+				return nil // what it was told to end in the middle of is no failure
+			}
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -38,5 +39,21 @@ func TestALabelWhoseSettingWasNeverAnsweredIsTakenOffAgain(t *testing.T) {
 	}
 	if label := n.label(t, v1beta1.LabelComputeDomain); label != "" {
 		t.Errorf("the node is still labelled with %s", label)
+	}
+}
+
+// The controller of ResourceSlices waits for its first list, and ends that wait with an error.
+func TestARoleThatIsEndedWhileTheAPIServerIsAwayEndsWithoutAnError(t *testing.T) {
+	n := newTestNode(t, inFabric)
+	n.client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("no API server answers")
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- publish(ctx, n.plugin, nodeName, &n.fabric) }()
+	cancel()
+	n.plugin.Stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

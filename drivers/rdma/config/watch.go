@@ -84,7 +84,7 @@ func (f *file) read() {
 	config, err := Parse(content)
 	var problems Error
 	if errors.As(err, &problems) {
-		err = fmt.Errorf("%s has %d mistakes:\n%w", f.path, len(problems), err)
+		err = fmt.Errorf("mistakes in %s: %d\n%w", f.path, len(problems), err)
 	}
 	f.changed(config, err)
 }

@@ -73,7 +73,9 @@ func (p *plugin) publish(ctx context.Context) {
 	}
 	err := p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.NodeName + "-rdma": resources}})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Publishing the RDMA devices failed")
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Publishing the RDMA devices failed")
+		}
 		return
 	}
 	p.published = devices

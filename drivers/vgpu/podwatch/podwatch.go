@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // Pods are a node's pods: a watch, and the API server behind it.
@@ -66,6 +67,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 	}); err != nil {
 		return nil, fmt.Errorf("watch pods of node %s: %w", node, err)
 	}
+	klog.FromContext(ctx).Info("Waiting for the API server's list of this node's pods", "node", node)
 	factory.Start(ctx.Done())
 	for _, synced := range factory.WaitForCacheSync(ctx.Done()) {
 		if !synced {

@@ -133,6 +133,15 @@ func Siblings(pod, other *corev1.Pod) bool {
 	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace && group == other.Annotations[annotation.GroupName]
 }
 
+// asked are the annotations by which a pod says what it wants.
+var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.UseUUID, annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
+	NodePolicyAnnotation, CardPolicyAnnotation}
+
+// Changed tells whether a pod wants something else than before. What it asks for in its spec cannot change.
+func Changed(before, after *corev1.Pod) bool {
+	return slices.ContainsFunc(asked, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
+}
+
 // Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container starts. One that is
 // restarted for as long as the pod runs is none of them.
 func Before(pod *corev1.Pod, listed int) []bool {

@@ -364,6 +364,16 @@ func testMIGSlots(t *testing.T, c *cluster) {
 	slot("mig-large", "[1-0],NVIDIA,9856,0:;")
 	c.create(t, instance("mig-small", "low", 3000))
 	slot("mig-small", "[1-3],NVIDIA,4864,0:;")
+	// A pod whose annotation is mended is tried again at once.
+	typo := instance("mig-typo", "low", 9000)
+	typo.Annotations["volcano.sh/vgpu-mode"] = "mgi"
+	c.create(t, typo)
+	if words := c.refused(t, "mig-typo"); !strings.Contains(words, `annotation volcano.sh/vgpu-mode is "mgi", where hami-core and mig are allowed`) {
+		t.Errorf("the refusal reads %q", words)
+	}
+	_, err = c.admin.CoreV1().Pods("default").Patch(t.Context(), "mig-typo", types.MergePatchType, []byte(`{"metadata":{"annotations":{"volcano.sh/vgpu-mode":"mig"}}}`), metav1.PatchOptions{})
+	must(t, err)
+	slot("mig-typo", "[1-1],NVIDIA,9856,0:;")
 }
 
 // testNodeLock plays the node's plugin, which takes the lock away when it has served a pod, and another scheduler that locks the node.
@@ -386,11 +396,14 @@ func testNodeLock(t *testing.T, c *cluster) {
 		}
 	}
 	c.create(t, shares(pod("lock-first", "low", "l"), 1, 100, 0))
-	c.bound(t, "lock-first")
+	first := c.bound(t, "lock-first")
 	node, err := c.admin.CoreV1().Nodes().Get(t.Context(), "l", metav1.GetOptions{})
 	must(t, err)
 	if at, err := time.Parse(time.RFC3339, node.Annotations["hamivgpu"]); err != nil || time.Since(at) > patience {
 		t.Errorf("the node's lock is %q (%v), want the time at which it was taken", node.Annotations["hamivgpu"], err)
+	}
+	if !annotation.Locks(node.Annotations["hamivgpu"], first) {
+		t.Errorf("the node's plugin does not know the lock %q as that of a pod bound at %q, and would leave it", node.Annotations["hamivgpu"], first.Annotations["volcano.sh/bind-time"])
 	}
 	waits("lock-second")
 	lock("null")

@@ -13,6 +13,8 @@ import (
 type ledger struct {
 	mutex sync.Mutex
 	pods  map[types.UID]entry
+	// exists asks the watch behind forget: a cycle looks at pods as they were when it began, and what it read of one that is gone would stay.
+	exists func(*corev1.Pod) bool
 }
 
 type entry struct {
@@ -23,7 +25,9 @@ type entry struct {
 	read  [][]annotation.Share
 }
 
-func newLedger() *ledger { return &ledger{pods: map[types.UID]entry{}} }
+func newLedger(exists func(*corev1.Pod) bool) *ledger {
+	return &ledger{pods: map[types.UID]entry{}, exists: exists}
+}
 
 // shares are what a pod on a node has; false where nobody has written or chosen any. An annotation that cannot be read is somebody else's mistake and
 // counts as none: the node's plugin refuses it too.
@@ -44,7 +48,9 @@ func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, boo
 			return nil, false
 		}
 		e.value, e.read = value, read
-		l.pods[pod.UID] = e
+		if l.exists(pod) { // with the mutex held, so that forget comes after
+			l.pods[pod.UID] = e
+		}
 	}
 	return e.read, true
 }

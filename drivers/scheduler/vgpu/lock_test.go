@@ -47,7 +47,7 @@ func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 		node.Annotations[annotation.NodeLock] = held
 	}
 	client := fake.NewClientset(waiting(nil), node)
-	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(), locks: newLocks(), now: func() time.Time { return time.Unix(1763000000, 0) }}
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), locks: newLocks(), now: func() time.Time { return time.Unix(1763000000, 0) }}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	return p, client
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"sigs.k8s.io/yaml"
 
@@ -74,18 +75,22 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	if err := policies.Check(); err != nil {
 		return nil, fmt.Errorf("arguments of plugin %s: %w", Name, err)
 	}
+	informers := handle.SharedInformerFactory()
+	pods := informers.Core().V1().Pods().Lister()
 	p := &Plugin{
 		handle:    handle,
 		resources: assignment.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource},
 		policies:  policies,
-		ledger:    newLedger(),
-		topology:  newTopology(),
-		now:       time.Now,
+		ledger: newLedger(func(pod *corev1.Pod) bool {
+			live, err := pods.Pods(pod.Namespace).Get(pod.Name)
+			return err == nil && live.UID == pod.UID
+		}),
+		topology: newTopology(),
+		now:      time.Now,
 	}
 	if args.NodeLock {
 		p.locks = newLocks()
 	}
-	informers := handle.SharedInformerFactory()
 	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
 		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
 	}
@@ -137,7 +142,18 @@ func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, 
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeAnnotation | fwk.UpdateNodeAllocatable}},
 		{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}},
+		{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Update}, QueueingHintFn: mended},
 	}, nil
+}
+
+// mended wakes a pod whose own annotations were changed, and for no other's update.
+func mended(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint, error) {
+	old, had := before.(*corev1.Pod)
+	now, has := after.(*corev1.Pod)
+	if had && has && now.UID == pod.UID && cards.Changed(old, now) {
+		return fwk.Queue, nil
+	}
+	return fwk.QueueSkip, nil
 }
 
 // wish is what PreFilter leaves for the rest of the cycle; nothing changes it.

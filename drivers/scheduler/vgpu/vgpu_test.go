@@ -13,9 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
@@ -34,6 +36,9 @@ type clientHandle struct {
 }
 
 func (h clientHandle) ClientSet() kubernetes.Interface { return h.client }
+
+// always is that every pod exists.
+func always(*corev1.Pod) bool { return true }
 
 func waiting(annotations map[string]string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: annotations}}
@@ -65,7 +70,7 @@ func TestAnAttemptThatFailsPutsAnnotationsBack(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			pod := waiting(test.before)
 			client := fake.NewClientset(pod.DeepCopy())
-			p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(), now: func() time.Time { return time.Unix(1763000000, 0) }}
+			p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), now: func() time.Time { return time.Unix(1763000000, 0) }}
 			p.ledger.assume(pod.UID, "n", [][]annotation.Share{{{UUID: uuid, Memory: 1024, Cores: 30}}})
 			state := framework.NewCycleState()
 			state.Write(wishKey, wish{&cards.Wish{}})
@@ -95,7 +100,7 @@ func TestAnAttemptThatFailsPutsAnnotationsBack(t *testing.T) {
 func TestAPodWhoseAnnotationsCannotBeWrittenIsNotBound(t *testing.T) {
 	client := fake.NewClientset(waiting(nil))
 	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("refused") })
-	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(), now: time.Now}
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), now: time.Now}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	state := framework.NewCycleState()
 	state.Write(wishKey, wish{&cards.Wish{}})
@@ -105,7 +110,7 @@ func TestAPodWhoseAnnotationsCannotBeWrittenIsNotBound(t *testing.T) {
 }
 
 func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
-	l := newLedger()
+	l := newLedger(always)
 	l.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 1}}})
 	written := func(node, devices string) map[string]string {
 		return map[string]string{annotation.PodNode: node, annotation.PodDevices: devices}
@@ -136,6 +141,21 @@ func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
 	l.forget("uid-p")
 	if _, placed := l.shares(waiting(nil), "n"); placed {
 		t.Error("a forgotten pod still has shares")
+	}
+}
+
+// The pod was deleted while a cycle was under way, which looks at the pods that there were when it began.
+func TestTheLedgerKeepsNothingOfAPodThatIsGone(t *testing.T) {
+	gone := false
+	l := newLedger(func(*corev1.Pod) bool { return !gone })
+	seen := waiting(map[string]string{annotation.PodNode: "n", annotation.PodDevices: uuid + ",NVIDIA,2,0:;"})
+	gone = true
+	l.forget(seen.UID)
+	if shares, placed := l.shares(seen, "n"); !placed || shares[0][0].Memory != 2 {
+		t.Errorf("%v, %t; want what the cycle sees", shares, placed)
+	}
+	if len(l.pods) != 0 {
+		t.Error("it is remembered for ever")
 	}
 }
 
@@ -173,8 +193,32 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	}
 }
 
+func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
+	mode := func(uid types.UID, mode string) *corev1.Pod {
+		p := waiting(map[string]string{annotation.PodMode: mode})
+		p.UID = uid
+		return p
+	}
+	written := mode("uid-p", "mgi")
+	written.Annotations[annotation.PodNode] = "n"
+	for _, test := range []struct {
+		name          string
+		before, after any
+		want          fwk.QueueingHint
+	}{
+		{"its mode", mode("uid-p", "mgi"), mode("uid-p", "mig"), fwk.Queue},
+		{"another pod's mode", mode("uid-q", "mgi"), mode("uid-q", "mig"), fwk.QueueSkip},
+		{"what an attempt wrote", mode("uid-p", "mgi"), written, fwk.QueueSkip},
+		{"something else", nil, nil, fwk.QueueSkip},
+	} {
+		if got, err := mended(klog.Background(), waiting(nil), test.before, test.after); got != test.want || err != nil {
+			t.Errorf("%s: %v (%v), want %v", test.name, got, err, test.want)
+		}
+	}
+}
+
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
-	p := &Plugin{ledger: newLedger(), topology: newTopology(), resources: assignment.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
+	p := &Plugin{ledger: newLedger(always), topology: newTopology(), resources: assignment.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
 	some := *resource.NewQuantity(10, resource.DecimalSI)
 	info := framework.NewNodeInfo()
 	info.SetNode(&corev1.Node{

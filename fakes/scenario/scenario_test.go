@@ -60,6 +60,28 @@ func TestTheSameScenarioGivesTheSameLog(t *testing.T) {
 	}
 }
 
+func TestJitterDelaysEachEventByLessThanItself(t *testing.T) {
+	steps, err := scenario.Parse("storm.yaml", []byte(storm))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, late := time.Second, 0
+	for _, s := range steps {
+		if s.Event != "xid" {
+			continue
+		}
+		if delay := s.At - at; delay < 0 || delay >= 900*time.Millisecond {
+			t.Errorf("%v after %v; want less than 900ms", delay, at)
+		} else if delay > 0 {
+			late++
+		}
+		at += 2 * time.Second
+	}
+	if late != 5 {
+		t.Errorf("%d of the five are delayed; want each, with this seed", late)
+	}
+}
+
 func TestMistakesInAScenarioAreNamedWithTheirLines(t *testing.T) {
 	_, err := scenario.Parse("s.yaml", []byte("events:\n  - {at: soon, inject: xid}\n  - {at: 1s, inject: earthquake}\n  - {at: 1s, inject: xid, times: 3}\n"+
 		"  - {at: 1s, inject: temp, with: {gpu: 0, kelvin: 88}}\n"))

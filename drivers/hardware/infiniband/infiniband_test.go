@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -110,6 +111,14 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"binary in fw_ver", func(t *sysfstest.Tree, d string) { t.Write(d+"/fw_ver", "\x01\x02") }, "fw_ver"},
 		{"garbage in a network device's mtu", func(t *sysfstest.Tree, d string) { t.Write(d+"/../../net/ibp3s0/mtu", "big") }, "mtu"},
 		{"a network device without type", func(t *sysfstest.Tree, d string) { t.Remove(d + "/../../net/ibp3s0/type") }, "type"},
+		{"an interface whose name is no text", func(t *sysfstest.Tree, d string) {
+			t.Write(d+"/../../net/ib\xff/type", "32")
+			t.Remove(d + "/../../net/ibp3s0")
+		}, "name of UTF-8 text"},
+		{"an interface with letters of its own", func(t *sysfstest.Tree, d string) {
+			t.Write(d+"/../../net/ibé/type", "32")
+			t.Remove(d + "/../../net/ibp3s0")
+		}, ""},
 		{"a link to nowhere", func(t *sysfstest.Tree, d string) { t.Remove(d) }, "no such file"},
 		{"a file in place of the link", func(t *sysfstest.Tree, _ string) {
 			t.Remove("class/infiniband/mlx5_0")
@@ -162,6 +171,16 @@ func TestANodeWithoutRDMAHasNoDevices(t *testing.T) {
 	}
 	if _, err := infiniband.NewFS(tree.Sys + "/missing").Scan(t.Context()); err == nil || !strings.Contains(err.Error(), "--sysfs-root") {
 		t.Errorf("a missing tree: got %v", err)
+	}
+}
+
+func TestADeviceWhoseNameIsNoTextIsSkipped(t *testing.T) {
+	tree := sysfstest.New(t)
+	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Name: "mlx5\xff"})
+	tree.AddHCA(sysfstest.HCA{Function: place(0x5d)})
+	found := scan(t, tree)
+	if len(found.Devices) != 1 || found.Devices[0].Name != "mlx5_1" || len(found.Skipped) != 1 || !strings.Contains(found.Skipped[0].Reason.Error(), "UTF-8") {
+		t.Errorf("got %+v", found)
 	}
 }
 
@@ -259,7 +278,13 @@ func TestStatusKeysAndCountersOfAPort(t *testing.T) {
 	if diff := cmp.Diff([]uint16{0x8012, 0xffff}, keys); diff != "" {
 		t.Error(diff)
 	}
+	tree.Write(device+"/ports/1/counters/\xff", "1")
 	counters := fs.Counters(device, 1)
+	for name := range counters {
+		if !utf8.ValidString(name) {
+			t.Errorf("the counter %q is no text", name)
+		}
+	}
 	if counters["port_xmit_data"] != 1000 || counters["out_of_sequence"] != 7 {
 		t.Errorf("got %v", counters)
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
@@ -26,6 +28,10 @@ func attachNets(dir *sysfile.Dir, d *Device) error {
 			} else if other {
 				continue
 			}
+		}
+		// The kernel takes almost any octets for an interface's name; metrics and the API take text, and end the program over others.
+		if !utf8.ValidString(name) {
+			return dir.Invalid(strconv.QuoteToASCII(name), name, "an interface with a name of UTF-8 text")
 		}
 		net, err := readNet(entry, name)
 		if err != nil {

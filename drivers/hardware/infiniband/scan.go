@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 	"gpufabric.io/drivers/hardware/pci"
@@ -75,6 +76,9 @@ func (f FS) Scan(ctx context.Context) (*Devices, error) {
 
 // read fills in the device of which only the name is known.
 func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
+	if !utf8.ValidString(d.Name) {
+		return fmt.Errorf("the RDMA device %q has a name that is not UTF-8 text: %w", d.Name, sysfile.ErrInvalid)
+	}
 	target, err := os.Readlink(filepath.Join(f.root, "class/infiniband", d.Name))
 	if err != nil {
 		return err

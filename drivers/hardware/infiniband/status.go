@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
@@ -78,7 +79,7 @@ func (f FS) Counters(device string, port int) map[string]uint64 {
 		names, _ := dir.Names(".")
 		for _, name := range names {
 			text, err := dir.Text(name)
-			if err != nil {
+			if err != nil || !utf8.ValidString(name) {
 				continue
 			}
 			if value, err := strconv.ParseUint(text, 10, 64); err == nil && name != "lifespan" { // lifespan is the cache's age, in milliseconds

@@ -29,24 +29,31 @@ func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, error)
 // Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be given.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
-// Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing.
+// Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given something before,
+// which a plugin that starts finds running, keeps with an error what it has.
 func (m *Mover) Give(sandbox, pod, namespace string, grants []Grant) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
+	_, before, err := m.book.get(sandbox)
+	before = before || err != nil // A record that cannot be read is one, and is written anew.
 	if err := m.free(e); err != nil {
 		return err
 	}
 	if err := m.book.put(e); err != nil {
 		return err
 	}
+	var errs []error
 	for _, device := range e.devices() {
 		if err := m.give(device, namespace); err != nil {
-			err = fmt.Errorf("give %s to pod %s: %w", device, pod, err)
-			return errors.Join(err, m.takeAll(e))
+			errs = append(errs, fmt.Errorf("give %s to pod %s: %w", device, pod, err))
+			if !before {
+				return errors.Join(append(errs, m.takeAll(e))...)
+			}
+			// The pod may have renamed the interface, and works with it.
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // free refuses devices that another sandbox has. One of the same pod has ended: a pod has one sandbox at a time.

@@ -129,6 +129,31 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	}
 }
 
+func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
+	dir := t.TempDir()
+	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
+	if err := newMover(t, dir, kernel).Give("a", "default/a", podA, grants); err != nil {
+		t.Fatal(err)
+	}
+	delete(kernel.at, "ens1")
+	kernel.at["net1"] = podA
+	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(string) []Grant { return grants }}
+	if _, err := hook.Synchronize(t.Context(), []*api.PodSandbox{sandbox("a", "uid-a", podA)}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"mlx5_0": podA, "net1": podA, "mlx5_1": podA, "ens2": podA}, kernel.away()); diff != "" {
+		t.Error(diff)
+	}
+	if err := hook.StopPodSandbox(t.Context(), sandbox("a", "uid-a", podA)); err != nil {
+		t.Fatal(err)
+	}
+	// The kernel gives back what has another name when the namespace ends.
+	if diff := cmp.Diff(map[string]string{"net1": podA}, kernel.away()); diff != "" || len(hook.Mover.recorded(t)) > 0 {
+		t.Errorf("%s, recorded %v", diff, hook.Mover.recorded(t))
+	}
+}
+
 func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()

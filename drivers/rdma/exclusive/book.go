@@ -84,7 +84,11 @@ func (b *book) get(sandbox string) (entry, bool, error) {
 	return e, err == nil, err
 }
 
-// list returns every entry that can be read, and an error that names the others: they stay where they are for a person to look at.
+// errDamaged is wrapped by the error of a record that is there and does not say what it should.
+var errDamaged = errors.New("the record is damaged")
+
+// list returns every entry that can be read, and an error that names the others. Damaged ones are set aside for a person to look at, so that the
+// next list has no error: what they gave stays in its namespace until that ends, and the other pods' devices come and go.
 func (b *book) list() ([]entry, error) {
 	files, err := os.ReadDir(b.dir)
 	if err != nil {
@@ -96,7 +100,12 @@ func (b *book) list() ([]entry, error) {
 		if !strings.HasSuffix(file.Name(), ".json") || strings.HasPrefix(file.Name(), ".") {
 			continue
 		}
-		e, err := read(filepath.Join(b.dir, file.Name()))
+		path := filepath.Join(b.dir, file.Name())
+		e, err := read(path)
+		if errors.Is(err, errDamaged) {
+			aside := path + ".unreadable"
+			err = errors.Join(fmt.Errorf("%w; it is set aside as %s", err, filepath.Base(aside)), os.Rename(path, aside))
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -113,11 +122,11 @@ func read(path string) (entry, error) {
 	}
 	var e entry
 	if err := json.Unmarshal(data, &e); err != nil {
-		return entry{}, fmt.Errorf("read what a pod was given: %s: %w", path, err)
+		return entry{}, fmt.Errorf("read what a pod was given: %s: %w: %w", path, errDamaged, err)
 	}
 	if e.Version != bookVersion || e.Sandbox+".json" != filepath.Base(path) || len(e.Grants) == 0 {
-		return entry{}, fmt.Errorf("read what a pod was given: %s: version %d, sandbox %.80q, %d grants; wanted version %d, the sandbox of its name and a grant",
-			path, e.Version, e.Sandbox, len(e.Grants), bookVersion)
+		return entry{}, fmt.Errorf("read what a pod was given: %s: %w: version %d, sandbox %.80q, %d grants; wanted version %d, the sandbox of its name and a grant",
+			path, errDamaged, e.Version, e.Sandbox, len(e.Grants), bookVersion)
 	}
 	return e, nil
 }

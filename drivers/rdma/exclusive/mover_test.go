@@ -230,6 +230,15 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 			if away := kernel.away(); len(away) > 0 {
 				t.Errorf("away %v", away)
 			}
+			if err := m.Give("b", "default/b", podB, first("uid-b")); err != nil {
+				t.Errorf("the next pod: %v", err)
+			}
+			if err := m.TakeFrom("default/nic-uid-b", "uid-b"); err != nil || len(kernel.away()) > 0 {
+				t.Errorf("the next pod's end: %v, away %v", err, kernel.away())
+			}
+			if kept, err := os.ReadFile(filepath.Join(dir, "bad.json.unreadable")); err != nil || string(kept) != content {
+				t.Errorf("the damaged record is now %q, %v", kept, err)
+			}
 		})
 	}
 }

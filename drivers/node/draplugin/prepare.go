@@ -223,6 +223,7 @@ func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
 // nameDevices gives every device that has edits its CDI name, in the record and in the spec alike.
 func (p *Plugin) nameDevices(claim *Claim, prepared *Prepared, record *claimstate.Record) []cdi.Device {
 	var devices []cdi.Device
+	record.Devices = slices.Clone(record.Devices) // they may stand in the state by now, where others read them
 	for i, edits := range prepared.Edits {
 		if isEmpty(edits) {
 			continue

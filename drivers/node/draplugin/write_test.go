@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/claimstate"
 )
 
 // The record and the spec are written side by side, so a crash may leave either alone.
@@ -95,5 +96,23 @@ func TestStopWaitsForTheKubeletsCalls(t *testing.T) {
 	}
 	if _, err := b.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}}); !errors.Is(err, errStopped) {
 		t.Errorf("a call after the end: %v", err)
+	}
+}
+
+// Recovery and reports read the state's records while a claim is being prepared.
+func TestARecordInTheStateIsNotChangedUnderItsReaders(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	var intended claimstate.Record
+	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+		if err := claim.Intend(map[string]string{"effect": "half"}); err != nil {
+			return nil, err
+		}
+		intended, _ = b.state.Get(claim.UID)
+		return inject(ctx, claim)
+	}
+	b.mustPrepare(t, claimOf("u1", "d0"))
+	kept, _ := b.state.Get("u1")
+	if len(intended.Devices) != 1 || intended.Devices[0].CDIDeviceIDs != nil || len(kept.Devices[0].CDIDeviceIDs) != 1 {
+		t.Errorf("the record of the intent reads %+v by now, the one kept %+v", intended.Devices, kept.Devices)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// CounterSetName is the counter set of one GPU.
-func CounterSetName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
+// counterSetName is the counter set of one GPU.
+func counterSetName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
 
 // engines are the counters beside memory, with each profile's share of them.
 var engines = []struct {
@@ -73,7 +73,7 @@ func counterSet(g *inventory.GPU) resourceapi.CounterSet {
 			}
 		}
 	}
-	return resourceapi.CounterSet{Name: CounterSetName(g), Counters: counters}
+	return resourceapi.CounterSet{Name: counterSetName(g), Counters: counters}
 }
 
 // multiprocessors are all that MIG can hand out of a GPU.
@@ -113,7 +113,7 @@ func partitionDraw(g *inventory.GPU, p inventory.Profile, at inventory.Placement
 	if limited(p) {
 		counters[profileSlots(p)] = counter(1)
 	}
-	return []resourceapi.DeviceCounterConsumption{{CounterSet: CounterSetName(g), Counters: counters}}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetName(g), Counters: counters}}
 }
 
 // IsMemorySlice says whether a counter stands for one memory slice of a GPU: two placements that both draw on it overlap.

@@ -113,7 +113,7 @@ func (s *Set) find(lib nvcdi.Interface, o Options, g *inventory.GPU) specs.Conta
 			merge(&e, d.ContainerEdits)
 		}
 	}
-	node := NodePath(g)
+	node := nodePath(g)
 	if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
 		return e
 	}
@@ -125,8 +125,8 @@ func (s *Set) find(lib nvcdi.Interface, o Options, g *inventory.GPU) specs.Conta
 	return e
 }
 
-// NodePath is a GPU's device node in a container.
-func NodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
+// nodePath is a GPU's device node in a container.
+func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
 
 // deviceNode is a node that stands under the dev root, whatever kind of file it is: on a machine where nobody may make device nodes they are
 // plain files, and the container runtime says so where it matters.
@@ -232,7 +232,7 @@ func (s *Set) GPU(g *inventory.GPU) specs.ContainerEdits { return clone(s.gpus[g
 // Partition is what a container needs for a MIG device: the parent's node alone, and the two capability nodes that open it.
 func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) specs.ContainerEdits {
 	var e specs.ContainerEdits
-	node := NodePath(g)
+	node := nodePath(g)
 	for _, n := range s.gpus[g.UUID].DeviceNodes {
 		if n.Path == node {
 			e.DeviceNodes = append(e.DeviceNodes, n)

@@ -91,7 +91,7 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 	if err := w.before(StepSyncDir, path); err != nil {
 		return err
 	}
-	return SyncDir(dir)
+	return syncDir(dir)
 }
 
 // errCrash makes a write end as if the process had died: nothing is cleaned up.
@@ -118,11 +118,11 @@ func (Writer) Remove(path string) error {
 		}
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
-	return SyncDir(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
 }
 
-// SyncDir makes the names in a directory durable.
-func SyncDir(dir string) error {
+// syncDir makes the names in a directory durable.
+func syncDir(dir string) error {
 	if dir == "" {
 		dir = "."
 	}

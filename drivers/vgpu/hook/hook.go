@@ -251,7 +251,7 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 	if err != nil {
 		return nil, err
 	}
-	adjustment := Adjust(given.Edits)
+	adjustment := adjust(given.Edits)
 	for _, device := range given.Devices {
 		adjustment.AddCDIDevice(&api.CDIDevice{Name: device})
 	}
@@ -279,8 +279,8 @@ func controlled(env []string, noCoreLimit bool) error {
 	return nil
 }
 
-// Adjust says edits in NRI's words: environment, mounts, and the device nodes of MIG instances; nothing else is in an injection.
-func Adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
+// adjust says edits in NRI's words: environment, mounts, and the device nodes of MIG instances; nothing else is in an injection.
+func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	adjustment := &api.ContainerAdjustment{}
 	for _, variable := range edits.Env {
 		key, value, _ := strings.Cut(variable, "=")

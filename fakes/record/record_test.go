@@ -73,6 +73,11 @@ func TestARecordingOfAFakeIsItsProfile(t *testing.T) {
 					t.Error(d)
 				}
 			}
+			// Which cluster is not told, but whether there is one: nodes of none are in no compute domain.
+			const none = "00000000-0000-0000-0000-000000000000"
+			if want.Fabric != nil && (got.Fabric.ClusterUUID == none) != (want.Fabric.ClusterUUID == none) {
+				t.Errorf("the cluster is %s, where the profile has %s", got.Fabric.ClusterUUID, want.Fabric.ClusterUUID)
+			}
 			data, err := profile.Format(got)
 			if err != nil {
 				t.Fatal(err)

@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -47,12 +48,23 @@ func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
 			b := fakeNode(t, name)
 			count := map[string]int{}
 			var mig string
+			clique := "" // of a machine whose fabric ends at its own switches there is none
+			if f := p.Fabric; f != nil && strings.Trim(f.ClusterUUID, "0-") != "" {
+				clique = fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID)
+			}
 			for _, s := range b.slices() {
 				for _, d := range s.Spec.Devices {
 					kind := *d.Attributes["type"].StringValue
 					count[kind]++
 					if kind == "mig" && strings.HasPrefix(d.Name, "gpu-1-") {
 						mig = d.Name
+					}
+					got := ""
+					if a := d.Attributes[qualified("cliqueID")]; a.StringValue != nil {
+						got = *a.StringValue
+					}
+					if got != clique {
+						t.Errorf("%s is in clique %q, want %q", d.Name, got, clique)
 					}
 					for _, attribute := range []string{"productName", "architecture", "brand"} {
 						if _, ok := d.Attributes[qualified(attribute)]; !ok {

@@ -96,7 +96,7 @@ func TestSlicesOfAnOlderGenerationAreLeftOut(t *testing.T) {
 
 func TestCliques(t *testing.T) {
 	inv := build([]resourcev1.ResourceSlice{onePool()}, nil)
-	got := inv.Cliques(map[string]string{"n1": "u.1", "n2": "u.1", "n10": "u.1", "n3": "u.2"})
+	got := inv.Cliques(map[string]string{"n1": "u.1", "n2": "u.1", "n10": "u.1", "n3": "u.2", "n4": ""}) // n4 is in none
 	want := []Clique{{"u.1", []string{"n1", "n2", "n10"}, 2}, {"u.2", []string{"n3"}, 0}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -133,12 +133,16 @@ func (k *Kind) set(ctx context.Context, s sharingData) error {
 	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
 }
 
-// unset makes a GPU be shared in the ordinary way again.
+// unset makes a GPU be shared in the ordinary way again. One that left the machine took with it what was set.
 func (k *Kind) unset(ctx context.Context, s sharingData) error {
-	if s.Strategy != v1beta1.MPS {
-		return k.options.SetTimeSlice(ctx, v1beta1.DefaultTimeSlice, s.GPU)
+	g := k.Hardware().Node.ByUUID(s.GPU)
+	if g == nil {
+		return nil
 	}
-	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_DEFAULT)
+	if s.Strategy != v1beta1.MPS {
+		return unlessLost(ctx, g, k.options.SetTimeSlice(ctx, v1beta1.DefaultTimeSlice, s.GPU))
+	}
+	return unlessLost(ctx, g, k.setComputeMode(s.GPU, nvml.COMPUTEMODE_DEFAULT))
 }
 
 func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {

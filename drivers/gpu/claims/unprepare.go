@@ -92,5 +92,15 @@ func (k *Kind) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Pr
 		return err
 	}
 	defer unlock()
-	return partition.Destroy(g, p, made.Start)
+	return unlessLost(ctx, g, partition.Destroy(g, p, made.Start))
+}
+
+// unlessLost is why something could not be undone on a GPU, nil where the GPU does not answer any more: the reset that it needs undoes it, and until then
+// the claim's pod, which was evicted for the loss, would not go.
+func unlessLost(ctx context.Context, g *inventory.GPU, err error) error {
+	if err == nil || g.Answers() {
+		return err
+	}
+	klog.FromContext(ctx).Info("Left undone on a GPU that is lost", "gpu", g.UUID, "reason", err.Error())
+	return nil
 }

@@ -30,7 +30,7 @@ func newGPU(minor int) *GPU {
 	g.GetBrandFunc = func() (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS }
 	g.GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_AMPERE, nvml.SUCCESS }
 	g.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 8, 0, nvml.SUCCESS }
-	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, nvml.SUCCESS }
+	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, g.answer() }
 	g.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -72,6 +72,9 @@ func newGPU(minor int) *GPU {
 	g.SetComputeModeFunc = func(mode nvml.ComputeMode) nvml.Return {
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		if g.lost {
+			return nvml.ERROR_GPU_IS_LOST
+		}
 		g.mode = mode
 		return nvml.SUCCESS
 	}
@@ -93,6 +96,26 @@ func (g *GPU) SetProcesses(n int) {
 	g.Processes = n
 }
 
+// SetLost has the GPU fall off the bus, or be back on it after a reset: its MIG instances are gone then.
+func (g *GPU) SetLost(lost bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.lost && !lost {
+		g.instances, g.mode = map[uint32]*instance{}, nvml.COMPUTEMODE_DEFAULT
+	}
+	g.lost = lost
+}
+
+// answer is what a call that only the GPU itself can serve returns.
+func (g *GPU) answer() nvml.Return {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.lost {
+		return nvml.ERROR_GPU_IS_LOST
+	}
+	return nvml.SUCCESS
+}
+
 // SetRecovery sets what the GPU says it needs to be healthy again.
 func (g *GPU) SetRecovery(action uint32) {
 	g.mu.Lock()
@@ -112,6 +135,9 @@ func (g *GPU) migFuncs() {
 	g.GetMigModeFunc = func() (int, int, nvml.Return) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		if g.lost {
+			return 0, 0, nvml.ERROR_GPU_IS_LOST
+		}
 		mode := nvml.DEVICE_MIG_DISABLE
 		if g.mig {
 			mode = nvml.DEVICE_MIG_ENABLE
@@ -149,6 +175,9 @@ func (g *GPU) migFuncs() {
 	g.GetGpuInstancesFunc = func(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		if g.lost {
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
 		var out []nvml.GpuInstance
 		for _, i := range g.sorted() {
 			if i.info.ProfileId == info.Id {

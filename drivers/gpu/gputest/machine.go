@@ -49,6 +49,7 @@ type GPU struct {
 	Recovery uint32
 	// Processes is how many processes run on the GPU.
 	Processes int
+	lost      bool
 }
 
 // Machine geometry: an A100-40 as its driver lists it, by NVML's profile number.

@@ -227,7 +227,7 @@ func (m *Monitor) placement(g *inventory.GPU, instance uint32) *inventory.Placem
 // probe asks every GPU whether it still answers.
 func (m *Monitor) probe(ctx context.Context) {
 	for _, g := range m.options.Node().GPUs {
-		if !answers(g) {
+		if !g.Answers() {
 			m.lost(ctx, g)
 		}
 	}
@@ -240,12 +240,6 @@ func (m *Monitor) lost(ctx context.Context, g *inventory.GPU) {
 // isLost says whether a GPU's loss is noted.
 func (m *Monitor) isLost(g *inventory.GPU) bool {
 	return slices.ContainsFunc(m.Faults(), func(f Fault) bool { return f.GPU == g.UUID && f.Kind == Lost })
-}
-
-// answers asks for something that only the GPU itself knows.
-func answers(g *inventory.GPU) bool {
-	_, ret := g.Handle.GetMemoryInfo()
-	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED
 }
 
 // add notes a fault; one that stands already is noted as seen again.
@@ -311,7 +305,7 @@ func (m *Monitor) heal(ctx context.Context) {
 func (m *Monitor) healed(f Fault) bool {
 	now := m.options.Now()
 	g := m.options.Node().ByUUID(f.GPU)
-	if g == nil || !answers(g) {
+	if g == nil || !g.Answers() {
 		return false
 	}
 	if f.Link != nil {

@@ -27,6 +27,12 @@ func (r Reader) Outdated(n *Node) bool {
 	return false
 }
 
+// Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in anew.
+func (g *GPU) Answers() bool {
+	_, ret := g.Handle.GetMemoryInfo()
+	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED
+}
+
 func lost(g *GPU) bool {
 	_, ret := g.Handle.GetMemoryInfo()
 	return ret != nvml.SUCCESS

@@ -135,6 +135,47 @@ func TestALostGPUEvictsItsPods(t *testing.T) {
 	b.taints("gpu-0", "gpu.nvidia.com/lost=79:NoExecute")
 }
 
+// A lost GPU's pods are evicted, which they are only once their claims are given back. What cannot be set back on it a reset sets back.
+func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
+	m := gputest.New(t, 3)
+	mpsControl(t, m)
+	smi(t, m)
+	b := newBench(t, m)
+	b.stop()
+	b.mps = plainly
+	b.start()
+	held := []*resourceapi.ResourceClaim{
+		b.claim("u0", nil, device{name: "gpu-0-mig-1g5gb-19-3"}),
+		b.claim("u1", []string{gpuConfig(`{"strategy":"MPS"}`)}, device{name: "gpu-1"}),
+		b.claim("u2", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-2"}),
+	}
+	for i, c := range held {
+		b.mustPrepare(c)
+		m.GPUs[i].SetLost(true)
+	}
+	if err := os.WriteFile(m.Path("driver/usr/bin/nvidia-smi"), []byte("#!/bin/sh\necho the GPU is lost\nexit 15\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range held {
+		if problem := b.unprepare(c); problem != "" {
+			t.Errorf("%s: %s", c.Name, problem)
+		}
+	}
+	if t.Failed() {
+		return // what was not given back would be waited for
+	}
+	for _, g := range m.GPUs {
+		g.SetLost(false)
+	}
+	for i, c := range []*resourceapi.ResourceClaim{
+		b.claim("u3", nil, device{name: "gpu-0"}), b.claim("u4", nil, device{name: "gpu-1"}), b.claim("u5", nil, device{name: "gpu-2"}),
+	} {
+		if _, problem := b.prepare(c); problem != "" {
+			t.Errorf("GPU %d after it is back: %s", i, problem)
+		}
+	}
+}
+
 func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string, args fault.Arguments) {

@@ -177,19 +177,30 @@ func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error
 		}
 	}
 	for _, s := range kept.Sharing {
-		unlock, err := k.Lock(ctx, s.GPU)
-		if err != nil {
-			return err
-		}
-		if _, other := k.sharedBy(s.GPU, claim); other == "" {
-			err = k.unset(ctx, s)
-		}
-		unlock()
-		if err != nil {
+		if err := k.endSharingOf(ctx, claim, s); err != nil {
 			return err
 		}
 	}
 	k.forgetSharing(claim)
+	return nil
+}
+
+// endSharingOf ends a claim's sharing of one GPU. The claim is forgotten while the GPU is locked: of two claims that end at once each would else take the
+// other for one that stays, and nobody would set the GPU back.
+func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData) error {
+	unlock, err := k.Lock(ctx, s.GPU)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, other := k.sharedBy(s.GPU, claim); other == "" {
+		if err := k.unset(ctx, s); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.sharing[s.GPU], claim)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package nodeplugin
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,59 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 		}
 	}
 	b.mustPrepare(other)
+}
+
+// slowSMI is a stand-in for nvidia-smi that notes how it was called, and does not return from setting a time slice of one GPU back before release.
+func slowSMI(t *testing.T, m *gputest.Machine, gpu string) (called func(string) bool, release func()) {
+	t.Helper()
+	log, gate := m.Path("smi.log"), m.Path("smi.gate")
+	script := "#!/bin/sh\necho \"$@\" >> " + log + "\n" +
+		"case \"$*\" in *" + gpu + "*\" 0\") while [ ! -e " + gate + " ]; do sleep 0.02; done;; esac\n"
+	program := m.Path("driver/usr/bin/nvidia-smi")
+	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	called = func(line string) bool {
+		text, _ := os.ReadFile(log)
+		return strings.Contains(string(text), line)
+	}
+	release = func() {
+		if err := os.WriteFile(gate, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	return called, release
+}
+
+// A claim that is still busy with one GPU has let go of the other, whose last claim sets it back.
+func TestTheLastOfTwoClaimsThatEndAtOnceSetsTheTimeSliceBack(t *testing.T) {
+	for _, slow := range []int{0, 1, 0, 1} { // a claim's GPUs are set back in any order
+		m := gputest.New(t, 2)
+		called, release := slowSMI(t, m, m.GPUs[slow].UUID)
+		b := newBench(t, m)
+		long := []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}
+		share := func(gpu int, id string) device {
+			return device{name: fmt.Sprintf("gpu-%d-shared", gpu), share: id, capacity: map[string]string{"memory": "10Gi", "cores": "30"}}
+		}
+		both, one := b.claim("u1", long, share(0, "s1"), share(1, "s2")), b.claim("u2", long, share(1-slow, "s3"))
+		b.mustPrepare(both)
+		b.mustPrepare(one)
+		ended := make(chan string, 1)
+		go func() { ended <- b.unprepare(both) }()
+		back := func(gpu int) string { return "compute-policy -i " + m.GPUs[gpu].UUID + " --set-timeslice 0" }
+		b.await(func() bool { return called(back(slow)) }, "the first claim is being ended")
+		if problem := b.unprepare(one); problem != "" {
+			t.Error(problem)
+		}
+		release()
+		if problem := <-ended; problem != "" {
+			t.Error(problem)
+		}
+		if !called(back(1 - slow)) {
+			t.Errorf("GPU %d keeps the time slice of claims that ended", 1-slow)
+		}
+		b.stop()
+	}
 }
 
 func TestAClaimThatCouldNotBeKeptSharesNothing(t *testing.T) {

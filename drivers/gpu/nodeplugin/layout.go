@@ -111,11 +111,11 @@ func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free ch
 	var waiting, failed []string
 	changed := false
 	for _, plan := range plans {
-		done, err := p.applyPlan(ctx, plan, l.Name)
+		touched, err := p.applyPlan(ctx, plan, l.Name)
+		changed = changed || touched
 		var held *ledger.ConflictError
 		switch {
 		case err == nil:
-			changed = changed || done
 		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
 			if held != nil {
 				p.tellWhenFree(ctx, plan.GPU, free)
@@ -194,7 +194,7 @@ func standing(g *inventory.GPU) []layout.Wanted {
 	return now
 }
 
-// applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was.
+// applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
 func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
 	if done, err := plan.Done(); err != nil || done {
 		return false, err

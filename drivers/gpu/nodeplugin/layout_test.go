@@ -88,6 +88,21 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	}
 }
 
+// What went before the hardware refused the rest is offered no more.
+func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
+	m := gputest.New(t, 2)
+	administered(t, m.GPUs[1], 14, 0)
+	b := newBench(t, m)
+	b.taints("gpu-1-mig-2g10gb-14-0", "")
+	m.GPUs[1].FailCompute = 1
+	b.layout("training", twoLayouts, "cut")
+	await(t, b.reports, v1alpha1.MIGLayoutFailed, "compute instance")
+	if left := m.GPUs[1].Instances(); len(left) > 0 {
+		t.Fatalf("instances %v", left)
+	}
+	b.taints("gpu-1", "") // nothing stands on it any more
+}
+
 func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	reports := b.reports

@@ -42,8 +42,8 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 	}()
 	var selected []v1alpha1.MIGLayout
 	var retry <-chan time.Time
-	free := make(chan struct{}, 1) // a GPU that was waited for is held by nobody
-	reported := map[string]v1alpha1.MIGLayoutNode{}
+	free := make(chan struct{}, 1)                  // a GPU that was waited for is held by nobody
+	reported := map[string]v1alpha1.MIGLayoutNode{} // by layout, as identity says
 	for {
 		select {
 		case selected = <-told:
@@ -53,22 +53,28 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 			return err
 		}
 		retry = nil
-		for name, entry := range p.applyLayouts(ctx, selected, free) {
+		// Of a layout that selects the node no more, or that another of its name replaced, nothing counts as reported: its entry is gone with it.
+		still := map[string]v1alpha1.MIGLayoutNode{}
+		for i, entry := range p.applyLayouts(ctx, selected, free) {
+			l := &selected[i]
 			if entry.State == v1alpha1.MIGLayoutWaiting {
 				retry = time.After(layoutRetry)
 			}
-			if reported[name] == entry {
-				continue
+			if reported[identity(l)] != entry {
+				if err := layout.Report(ctx, view, l.Name, entry); err != nil {
+					klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
+					retry = time.After(layoutRetry)
+					continue
+				}
 			}
-			if err := layout.Report(ctx, view, name, entry); err != nil {
-				klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
-				retry = time.After(layoutRetry)
-				continue
-			}
-			reported[name] = entry
+			still[identity(l)] = entry
 		}
+		reported = still
 	}
 }
+
+// identity tells a layout from the next of its name.
+func identity(l *v1alpha1.MIGLayout) string { return l.Name + "/" + string(l.UID) }
 
 // view is the node's view of the API.
 func (p *plugin) view() selection.Node {
@@ -76,8 +82,8 @@ func (p *plugin) view() selection.Node {
 }
 
 // applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.
-func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout, free chan struct{}) map[string]v1alpha1.MIGLayoutNode {
-	out := map[string]v1alpha1.MIGLayoutNode{}
+func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout, free chan struct{}) []v1alpha1.MIGLayoutNode {
+	out := make([]v1alpha1.MIGLayoutNode, 0, len(selected))
 	for i := range selected {
 		l := &selected[i]
 		entry := v1alpha1.MIGLayoutNode{Name: p.options.NodeName, ObservedGeneration: l.Generation}
@@ -87,7 +93,7 @@ func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout
 		} else {
 			entry.State, entry.Reason, entry.Message = p.applyLayout(ctx, l, free)
 		}
-		out[l.Name] = entry
+		out = append(out, entry)
 	}
 	return out
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
@@ -85,6 +86,18 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	}
 	if len(m.GPUs[1].Instances()) != 3 {
 		t.Errorf("instances %v", m.GPUs[1].Instances())
+	}
+}
+
+func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2))
+	for range 2 {
+		b.layout("training", twoLayouts, "cut")
+		await(t, b.reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
+		layouts := b.objects.Resource(v1alpha1.SchemeGroupVersion().WithResource("miglayouts"))
+		if err := layouts.Delete(t.Context(), "training", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

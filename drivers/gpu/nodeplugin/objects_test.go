@@ -2,6 +2,7 @@ package nodeplugin
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -54,8 +55,10 @@ func (b *bench) create(resource, kind, name string, spec map[string]any) {
 	case <-time.After(time.Minute):
 		b.Fatalf("the role does not watch %s after a minute", resource)
 	}
+	b.made++
+	metadata := map[string]any{"name": name, "uid": fmt.Sprintf("%s-%d", name, b.made), "generation": int64(1)}
 	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.SchemeGroupVersion().String(), "kind": kind, "metadata": map[string]any{"name": name, "generation": int64(1)}, "spec": spec,
+		"apiVersion": v1alpha1.SchemeGroupVersion().String(), "kind": kind, "metadata": metadata, "spec": spec,
 	}}
 	if _, err := b.objects.Resource(v1alpha1.SchemeGroupVersion().WithResource(resource)).Create(context.Background(), object, metav1.CreateOptions{}); err != nil {
 		b.Fatal(err)

@@ -51,6 +51,7 @@ type bench struct {
 	recheck time.Duration                                       // how often the role looks at what has no event; 0: as it does
 	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
 	watched watched                                             // which resources the role watches
+	made    int                                                 // objects of the API group gpufabric.io
 	running atomic.Pointer[plugin]                              // the role as it runs now
 	stop    func()
 }

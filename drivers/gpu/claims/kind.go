@@ -156,6 +156,18 @@ func (k *Kind) owner(at place) types.UID {
 	return k.made[at]
 }
 
+// MadeOn says whether a MIG instance on a GPU was made for a claim, or is about to be.
+func (k *Kind) MadeOn(gpu string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for at := range k.made {
+		if at.gpu == gpu {
+			return true
+		}
+	}
+	return false
+}
+
 // own notes that a placement's instance is a claim's; an empty uid takes the note back.
 func (k *Kind) own(at place, uid types.UID) {
 	k.mu.Lock()

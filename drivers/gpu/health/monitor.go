@@ -49,8 +49,8 @@ type Options struct {
 	Healed func(f Fault)
 	// Checked is called every few seconds, from the monitor's goroutine, for what else has no event; nil: nothing is.
 	Checked func(ctx context.Context)
-	// Recheck is how often what has no event is looked at; 0: every 10 seconds.
-	Recheck time.Duration
+	// Recheck is how often what has no event is looked at, Settle how long a fatal fault stands at least; 0: 10 seconds.
+	Recheck, Settle time.Duration
 }
 
 // Monitor follows the health of GPUs. Make it with New.
@@ -71,6 +71,9 @@ type Monitor struct {
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
 		o.Recheck = recheck
+	}
+	if o.Settle == 0 {
+		o.Settle = settle
 	}
 	faults, err := load(o.Path)
 	return &Monitor{options: o, faults: faults, up: links{}, registered: map[string]bool{}}, err
@@ -322,7 +325,7 @@ func (m *Monitor) healed(f Fault) bool {
 	case err != nil:
 		return false
 	default:
-		return action == uint32(nvml.GPU_RECOVERY_ACTION_NONE) && (rebooted || now.Sub(f.Last) >= settle)
+		return action == uint32(nvml.GPU_RECOVERY_ACTION_NONE) && (rebooted || now.Sub(f.Last) >= m.options.Settle)
 	}
 }
 

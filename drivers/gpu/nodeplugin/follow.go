@@ -40,7 +40,7 @@ func (p *plugin) follow(ctx context.Context) {
 	p.monitor, err = health.New(health.Options{
 		NVML: p.nvml, Path: p.stateFile("faults.json"), Boot: p.options.BootID(), Now: time.Now,
 		Node:    func() *inventory.Node { return p.kind.Hardware().Node },
-		Changed: changed, Checked: p.reread, Recheck: p.recheck,
+		Changed: changed, Checked: p.reread, Recheck: p.recheck, Settle: p.settle,
 		Tell: func(f health.Fault, first bool) {
 			events.WithLabelValues(f.GPU, string(f.Kind)).Inc()
 			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
@@ -50,8 +50,9 @@ func (p *plugin) follow(ctx context.Context) {
 		},
 		Healed: func(f health.Fault) {
 			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
-			if f.Kind == health.Lost {
-				p.kind.LayOut() // what was lost comes back as a reset leaves it
+			if f.Fatal {
+				p.kind.LayOut() // what was lost, or broken, comes back as a reset leaves it: without MIG instances
+				p.applyAgain()
 			}
 			p.tellHolders(ctx, f, corev1.EventTypeNormal, "GPUHealthy", "over: "+f.String())
 		},

@@ -93,6 +93,7 @@ func (p *plugin) reread(ctx context.Context) {
 		var found func(context.Context) (*edits.Set, error)
 		if found, err = p.find(ctx, node); err == nil {
 			p.kind.SetNode(node, found)
+			p.applyAgain()
 			p.note("GPUsReadAgain", fmt.Sprintf("the node's GPUs changed: %d are offered now, %d were before", len(node.GPUs), len(known.GPUs)))
 			p.health.changed()
 			p.changed()

@@ -49,6 +49,7 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 		case selected = <-told:
 		case <-retry:
 		case <-free:
+		case <-p.relay:
 		case err := <-ended:
 			return err
 		}
@@ -75,6 +76,14 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 
 // identity tells a layout from the next of its name.
 func identity(l *v1alpha1.MIGLayout) string { return l.Name + "/" + string(l.UID) }
+
+// applyAgain has the node's layout applied to GPUs that lost it.
+func (p *plugin) applyAgain() {
+	select {
+	case p.relay <- struct{}{}:
+	default: // it will be looked at anyway
+	}
+}
 
 // view is the node's view of the API.
 func (p *plugin) view() selection.Node {
@@ -202,7 +211,8 @@ func standing(g *inventory.GPU) []layout.Wanted {
 
 // applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
 func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
-	if done, err := plan.Done(); err != nil || done {
+	// What claims had made goes with them.
+	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {
 		return false, err
 	}
 	now, cancel := context.WithCancel(ctx)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -98,6 +99,46 @@ func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
 		if err := layouts.Delete(t.Context(), "training", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A reset, which every fatal fault ends with, takes a GPU's MIG instances.
+func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
+	for name, xid := range map[string]uint64{"fallen off the bus": 79, "its system processor did not answer": 119} {
+		t.Run(name, func(t *testing.T) {
+			m := gputest.New(t, 2)
+			b := newBench(t, m)
+			b.stop()
+			b.recheck = 50 * time.Millisecond
+			b.start()
+			b.layout("training", twoLayouts, "cut")
+			await(t, b.reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
+			m.GPUs[1].SetLost(true)
+			m.Event(1, nvml.EventTypeXidCriticalError, xid)
+			b.event("Node", "GPUUnhealthy")
+			m.GPUs[1].SetLost(false)
+			b.event("Node", "GPUHealthy")
+			b.await(func() bool { return len(m.GPUs[1].Instances()) == 3 }, "the instances are made again")
+			b.taints("gpu-1-mig-1g5gb-19-5", "")
+			b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1-mig-1g5gb-19-5"}))
+		})
+	}
+}
+
+// Instances that claims had made go with the claims: a layout that happens to be the same is not there yet.
+func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	c := b.claim("u1", nil, device{name: "gpu-1-mig-3g20gb-9-0"}, device{name: "gpu-1-mig-1g5gb-19-4"}, device{name: "gpu-1-mig-1g5gb-19-5"})
+	b.mustPrepare(c)
+	b.layout("training", twoLayouts, "cut")
+	await(t, b.reports, v1alpha1.MIGLayoutWaiting, "claim default/claim-u1")
+	if problem := b.unprepare(c); problem != "" {
+		t.Fatal(problem)
+	}
+	await(t, b.reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
+	if got := m.GPUs[1].Instances(); len(got) != 3 {
+		t.Errorf("instances %v", got)
 	}
 }
 

@@ -33,6 +33,13 @@ func (w *watched) of(resource string) chan struct{} {
 	return w.known[resource]
 }
 
+// forget forgets the watches of a role that ended: the next one lists before it watches, too.
+func (w *watched) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.known = nil
+}
+
 // collectWatches makes b.watched know each watch once it hears of changes. It comes before the role starts.
 func (b *bench) collectWatches() {
 	b.objects.PrependWatchReactor("*", func(action k8stesting.Action) (bool, watch.Interface, error) {

@@ -116,9 +116,11 @@ type plugin struct {
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
-	// recheck is how often what has no event is looked at; 0: as often as package health thinks right.
-	recheck time.Duration
-	mps     *sharing.MPS
+	// relay holds a token when GPUs may have lost the layout that they had.
+	relay chan struct{}
+	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.
+	recheck, settle time.Duration
+	mps             *sharing.MPS
 	// bus knows which GPUs came to the machine, restart ends the run for them.
 	bus     *bus
 	restart context.CancelCauseFunc
@@ -222,7 +224,7 @@ func (p *plugin) alive() error {
 }
 
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1),
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 

@@ -106,11 +106,12 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 // start runs the role, and returns when it answers.
 func (b *bench) start() {
 	b.Helper()
+	b.watched.forget()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
 		change := func(p *plugin) {
-			p.writer, p.recheck = b.writer, b.recheck
+			p.writer, p.recheck, p.settle = b.writer, b.recheck, b.recheck
 			b.running.Store(p)
 		}
 		mps := b.mps

@@ -3,28 +3,59 @@ package nodeplugin
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/legacy"
 	"gpufabric.io/drivers/node/deviceplugin"
 )
 
-// servePlugin hands the GPUs of --device-plugin out as nvidia.com/gpu until ctx ends: they are asked for like any other device plugin's, so they
-// are tainted in DRA before they are counted here.
-func (p *plugin) servePlugin(ctx context.Context) error {
+// askForPlugin asks for the GPUs of --device-plugin, but for those of device plugins that may have them no more: takeBack gives these back first. What an
+// earlier run asked for stays asked for: pods may have a GPU that does not answer now, or that the flag names no more, and takeBack knows when it is free.
+func (p *plugin) askForPlugin() error {
 	if p.given.directory == "" {
 		return nil
 	}
-	gpus := legacy.Select(p.kind.Hardware().Node, p.options.DevicePlugin)
+	standing, err := p.given.directory.Requests()
+	if err != nil {
+		return fmt.Errorf("--device-plugin: %w", err)
+	}
+	uuids := slices.DeleteFunc(uuidsOf(legacy.Select(p.kind.Hardware().Node, p.options.DevicePlugin)), func(uuid string) bool {
+		owner, asked := standing[uuid]
+		return asked && !p.mayHave(owner, uuid)
+	})
+	for uuid, owner := range standing {
+		if owner == legacy.Owner {
+			uuids = append(uuids, uuid)
+		}
+	}
+	if err := p.given.directory.Ask(legacy.Owner, uuids...); err != nil {
+		return fmt.Errorf("--device-plugin: %w", err)
+	}
+	return nil
+}
+
+func uuidsOf(gpus []*inventory.GPU) []string {
 	uuids := make([]string, len(gpus))
 	for i, g := range gpus {
 		uuids[i] = g.UUID
 	}
-	// Asking for none gives back what an earlier run with other flags asked for.
-	if err := p.given.directory.Ask(legacy.Owner, uuids...); err != nil {
-		return fmt.Errorf("--device-plugin: %w", err)
+	return uuids
+}
+
+// mayHave says whether a device plugin may have a GPU. One of --device-plugin may though it is not to be seen now.
+func (p *plugin) mayHave(owner, uuid string) bool {
+	if owner == legacy.Owner {
+		return slices.Contains(p.options.DevicePlugin, "all") || slices.Contains(p.options.DevicePlugin, uuid)
 	}
-	if len(gpus) == 0 {
+	return slices.Contains(p.options.HandoverTo, owner)
+}
+
+// servePlugin hands the GPUs of --device-plugin out as nvidia.com/gpu until ctx ends: they are asked for like any other device plugin's, so they
+// are tainted in DRA before they are counted here.
+func (p *plugin) servePlugin(ctx context.Context) error {
+	gpus := legacy.Select(p.kind.Hardware().Node, p.options.DevicePlugin)
+	if p.given.directory == "" || len(gpus) == 0 {
 		return nil
 	}
 	set, err := p.kind.Hardware().Edits(ctx)
@@ -35,7 +66,7 @@ func (p *plugin) servePlugin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.given.directory.Await(ctx, uuids...); err != nil {
+	if err := p.given.directory.Await(ctx, uuidsOf(gpus)...); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

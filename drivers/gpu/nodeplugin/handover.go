@@ -19,7 +19,6 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
-	"gpufabric.io/drivers/gpu/legacy"
 	"gpufabric.io/drivers/node/ledger"
 )
 
@@ -86,6 +85,9 @@ func (p *plugin) handOver(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if err := p.askForPlugin(); err != nil {
+			return err
+		}
 		changed, err := p.given.read()
 		if err != nil {
 			return err
@@ -114,40 +116,38 @@ func (p *plugin) handOver(ctx context.Context) error {
 	}
 }
 
-// takeBack withdraws the requests of device plugins that are no longer installed, GPU by GPU as nothing runs on it any more. inUse says that
-// something runs on one of them.
+// takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that something runs on
+// one of them.
 func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
 	standing, err := p.given.directory.Requests()
 	if err != nil {
 		return false, err
 	}
-	kept := map[string][]string{} // by owner
+	kept := map[string][]string{}  // by owner
+	withdrawn := map[string]bool{} // owners
+	var waiting strings.Builder
 	for _, uuid := range slices.Sorted(maps.Keys(standing)) {
 		owner := standing[uuid]
-		if owner == legacy.Owner || slices.Contains(p.options.HandoverTo, owner) {
-			continue
+		switch {
+		case p.mayHave(owner, uuid):
+			kept[owner] = append(kept[owner], uuid)
+		case p.runs(uuid):
+			kept[owner] = append(kept[owner], uuid)
+			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
+		default:
+			klog.FromContext(ctx).Info("A GPU comes back from a device plugin that may have it no more", "gpu", uuid, "plugin", owner)
+			withdrawn[owner] = true
 		}
-		uuids := kept[owner]
-		if p.runs(uuid) {
-			uuids = append(uuids, uuid)
-		} else {
-			klog.FromContext(ctx).Info("A GPU comes back from a device plugin that is not installed any more", "gpu", uuid, "plugin", owner)
-		}
-		kept[owner] = uuids
 	}
-	var waiting strings.Builder
-	for _, owner := range slices.Sorted(maps.Keys(kept)) {
+	for _, owner := range slices.Sorted(maps.Keys(withdrawn)) {
 		if err := p.given.directory.Ask(owner, kept[owner]...); err != nil {
 			return false, err
-		}
-		for _, uuid := range kept[owner] {
-			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
 		}
 	}
 	if now := waiting.String(); now != p.given.waiting {
 		p.given.waiting = now
 		if now != "" {
-			p.report("HandoverStillInUse", now+"the device plugin is not installed any more: DRA gives these GPUs to nobody until the processes end")
+			p.report("HandoverStillInUse", now+"no device plugin is to have them any more: DRA gives these GPUs to nobody until the processes end")
 		}
 	}
 	return waiting.Len() > 0, nil
@@ -181,7 +181,8 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 	for _, uuid := range slices.Sorted(maps.Keys(owners)) {
 		g := p.kind.Hardware().Node.ByUUID(uuid)
 		if g == nil {
-			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node", owners[uuid], uuid))
+			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; where it is gone for good, "+
+				"remove %s.asked in %s", owners[uuid], uuid, uuid, p.given.directory))
 			continue
 		}
 		if err := p.take(ctx, g, owners[uuid]); err != nil {

@@ -139,3 +139,65 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	m.Event(1, nvml.EventTypeXidCriticalError, 48)
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
 }
+
+func TestAGPUThatIsCountedOnTheNodeNoMoreComesBackOnceNothingRunsOnIt(t *testing.T) {
+	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
+	m := gputest.New(t, 2)
+	m.GPUs[1].SetProcesses(1)
+	b := newBench(t, m, func(o *Options) { o.DevicePlugin = []string{"all"} })
+	b.taints("gpu-0", counted)
+	b.taints("gpu-1", counted)
+	b.stop()
+	b.options.DevicePlugin = nil
+	b.start()
+	b.taints("gpu-0", "")
+	b.event("Node", "HandoverStillInUse")
+	b.taints("gpu-1", counted)
+	m.GPUs[1].SetProcesses(0)
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
+}
+
+func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing.T) {
+	m := gputest.New(t, 2)
+	m.GPUs[1].SetProcesses(1)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot = kubelet.Root() })
+	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-1", taken)
+	b.stop()
+	b.options.HandoverTo, b.options.DevicePlugin = nil, []string{"all"}
+	b.start()
+	b.event("Node", "HandoverStillInUse")
+	b.taints("gpu-1", taken)
+	m.GPUs[1].SetProcesses(0)
+	b.taints("gpu-1", "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule")
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
+}
+
+func TestAGPUThatIsCountedOnTheNodeIsNeverDRAsThoughItWasLost(t *testing.T) {
+	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
+	m := gputest.New(t, 2)
+	m.GPUs[1].SetLost(true)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{"all"} })
+	b.stop()
+	b.recheck = 50 * time.Millisecond
+	b.start()
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
+	m.GPUs[1].SetLost(false)
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
+	b.taints("gpu-1", counted)
+	// One that is lost when the role starts is still that of the pod that has it.
+	b.stop()
+	m.GPUs[1].SetLost(true)
+	b.start()
+	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
+	if _, err := os.Stat(filepath.Join(b.options.HandoverDir, m.GPUs[1].UUID+".asked")); err != nil {
+		t.Errorf("the GPU is not asked for any more: %v", err)
+	}
+}

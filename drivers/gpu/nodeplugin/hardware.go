@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/legacy"
 )
 
 // read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
@@ -90,6 +91,11 @@ func (p *plugin) reread(ctx context.Context) {
 	node, err := p.inventory(ctx)
 	if err == nil {
 		node = known.Keeping(node)
+		if wish := p.options.DevicePlugin; len(legacy.Select(node, wish)) > len(legacy.Select(known, wish)) {
+			p.note("GPUsReadAgain", "a GPU of --device-plugin answers again: the driver starts anew, and asks for it before DRA has it")
+			p.restart(errPluggedIn)
+			return
+		}
 		var found func(context.Context) (*edits.Set, error)
 		if found, err = p.find(ctx, node); err == nil {
 			p.kind.SetNode(node, found)

@@ -262,6 +262,9 @@ func (p *plugin) run(ctx context.Context) error {
 	defer p.dra.Stop()
 	p.served.Store(p.dra)
 	// The first thing published has the taints of GPUs that others have: there is no moment without.
+	if err := p.askForPlugin(); err != nil {
+		return err
+	}
 	if _, err := p.given.read(); err != nil {
 		return err
 	}

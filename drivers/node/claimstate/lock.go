@@ -36,10 +36,8 @@ func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := acquire(ctx, file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// Only for people, and for the message above; the lock itself is the kernel's.
-	if err := errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n")); err != nil {
-		return nil, errors.Join(fmt.Errorf("write %s: %w", path, err), file.Close())
-	}
+	// Only for people, and for the message below; the lock itself is the kernel's. A disk that is full keeps no plugin from giving back what it holds.
+	_ = errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n"))
 	return file, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -33,4 +34,18 @@ func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
 		t.Fatalf("after the first ended: %v", err)
 	}
 	_ = second.Close()
+}
+
+func TestAFullDiskKeepsNobodyFromStarting(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/dev/full", filepath.Join(dir, lockFile)); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := Lock(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Error(err)
+	}
 }

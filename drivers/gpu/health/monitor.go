@@ -304,7 +304,7 @@ func (m *Monitor) heal(ctx context.Context) {
 }
 
 // healed says whether a fault is over. A driver that names recovery actions is believed when it names none; without one, a fatal fault ends
-// with the boot, since nothing else shows that the GPU was reset.
+// with the boot, since nothing else shows that the GPU was reset. But for a loss: what fell off the bus answers again by a reset alone.
 func (m *Monitor) healed(f Fault) bool {
 	now := m.options.Now()
 	g := m.options.Node().ByUUID(f.GPU)
@@ -321,7 +321,7 @@ func (m *Monitor) healed(f Fault) bool {
 	action, err := recoveryAction(g)
 	switch {
 	case errors.Is(err, errNoAction):
-		return rebooted
+		return rebooted || f.Kind == Lost && now.Sub(f.Last) >= m.options.Settle
 	case err != nil:
 		return false
 	default:

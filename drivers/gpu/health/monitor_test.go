@@ -94,6 +94,32 @@ func TestWhenAFaultHeals(t *testing.T) {
 	}
 }
 
+// Drivers before 565 name no recovery action.
+func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
+	for name, c := range map[string]struct {
+		xid  uint64
+		lost bool
+		want bool
+	}{
+		"a GPU that was lost and answers again was reset":   {xid: 79, want: true},
+		"not one that does not answer":                      {xid: 79, lost: true},
+		"nothing shows that one with another error was too": {xid: 119},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
+			b.machine.GPUs[0].GetFieldValuesFunc = func([]nvml.FieldValue) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }
+			b.machine.GPUs[0].SetLost(true)
+			b.xid(t, c.xid)
+			b.machine.GPUs[0].SetLost(c.lost)
+			b.now = b.now.Add(settle)
+			b.heal(t.Context())
+			if healed := len(b.Faults()) == 0; healed != c.want {
+				t.Errorf("healed %t, want %t", healed, c.want)
+			}
+		})
+	}
+}
+
 func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	b.xid(t, 31)

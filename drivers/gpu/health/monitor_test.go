@@ -94,7 +94,6 @@ func TestWhenAFaultHeals(t *testing.T) {
 	}
 }
 
-// Drivers before 565 name no recovery action.
 func TestWhatHealsWhereTheDriverNamesNoRecoveryAction(t *testing.T) {
 	for name, c := range map[string]struct {
 		xid  uint64

@@ -35,6 +35,10 @@ type given struct {
 	held   map[string]bool   // by UUID: the ledger holds it for its owner
 	// waiting is what was last told of GPUs in use that device plugins no longer installed have.
 	waiting string
+	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not be looked for
+	// whenever a GPU is tried again.
+	seen   map[string]string
+	seenOn *devices.Pool
 }
 
 // read takes over the requests that stand, and says whether they changed.
@@ -172,10 +176,13 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 			delete(p.given.held, uuid)
 		}
 	}
-	if len(owners) > 0 {
-		if err := p.awaitTaints(ctx, owners); err != nil {
-			return true, err
+	if pool := p.kind.Hardware().Pool; pool != p.given.seenOn || !maps.Equal(owners, p.given.seen) {
+		if len(owners) > 0 {
+			if err := p.awaitTaints(ctx, owners); err != nil {
+				return true, err
+			}
 		}
+		p.given.seen, p.given.seenOn = owners, pool
 	}
 	var ready []string
 	for _, uuid := range slices.Sorted(maps.Keys(owners)) {

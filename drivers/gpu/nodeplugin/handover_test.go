@@ -55,6 +55,32 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	b.mustPrepare(b.claim("u3", nil, device{name: "gpu-1"}))
 }
 
+// A claim may hold a GPU for weeks, on every node of a cluster.
+func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
+	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[0].UUID); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-0", taken)
+	lists := func() (n int) {
+		for _, action := range b.client.Actions() {
+			if action.Matches("list", "resourceslices") {
+				n++
+			}
+		}
+		return n
+	}
+	last, since := lists(), time.Now()
+	b.await(func() bool { // until the taints were seen published, lists are right
+		if now := lists(); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 3*retryHold
+	}, "ResourceSlices are not listed for three tries of the GPU")
+}
+
 func TestARestartHandsNothingBack(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)

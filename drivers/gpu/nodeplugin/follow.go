@@ -28,11 +28,14 @@ func (p *plugin) follow(ctx context.Context) {
 	}, []string{"uuid", "kind"})
 	p.metrics.Registry.MustRegister(standing, events)
 	p.health = &healthServer{plugin: p, watchers: map[chan struct{}]struct{}{}}
-	changed := func() {
+	count := func() {
 		standing.Reset()
 		for _, f := range p.monitor.Faults() {
 			standing.WithLabelValues(f.GPU, string(f.Kind), yesNo(f.Fatal)).Inc()
 		}
+	}
+	changed := func() {
+		count()
 		p.health.changed()
 		p.changed()
 	}
@@ -61,6 +64,7 @@ func (p *plugin) follow(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Kept faults not read")
 		p.report("GPUFaultsUnreadable", err.Error())
 	}
+	count() // those that were kept
 }
 
 func yesNo(b bool) string {

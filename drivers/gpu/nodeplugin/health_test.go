@@ -81,6 +81,28 @@ func (b *bench) event(kind, reason string) {
 	}
 }
 
+// faults is how many faults the role's metrics count on a GPU.
+func (b *bench) faults(uuid string) (n float64) {
+	b.Helper()
+	families, err := b.running.Load().metrics.Registry.Gather()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "gpufabric_gpu_faults" {
+			continue
+		}
+		for _, metric := range family.Metric {
+			for _, label := range metric.Label {
+				if label.GetName() == "uuid" && label.GetValue() == uuid {
+					n += metric.Gauge.GetValue()
+				}
+			}
+		}
+	}
+	return n
+}
+
 func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -99,6 +121,9 @@ func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 	b.stop()
 	b.start()
 	b.taints("gpu-1", "gpu.nvidia.com/xid=119:NoSchedule")
+	if n := b.faults(m.GPUs[1].UUID); n != 1 {
+		t.Errorf("after the restart %v faults are counted", n)
+	}
 
 	// Healthy again: the GPU was reset, and after another boot it asks for nothing more.
 	b.stop()

@@ -2,6 +2,7 @@ package nodeplugin
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/claimstate"
 )
 
 // follow makes what follows the GPUs' health; it does not run it yet.
@@ -74,20 +76,44 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// tellHolders writes an Event on each claim that holds a device with the fault, and on its pods.
+// maxTelling is how many events on GPUs may wait for their claims to be told of them: programs can make GPUs tell of their mistakes all day.
+const maxTelling = 64
+
+// tellHolders writes an Event on the node, on each claim that holds a device with the fault, and on its pods. The claims are read in the background, one
+// fault's after another's: an API server that takes its time must not keep the next fault from being seen.
 func (p *plugin) tellHolders(ctx context.Context, f health.Fault, kind, reason, message string) {
 	message = message[:min(len(message), 1024)]
-	pool := p.kind.Hardware().Pool
 	p.recorder.Event(p.nodeReference(), kind, reason, message)
-	for _, record := range p.dra.Records() {
-		hit := false
-		for _, held := range record.Devices {
+	pool := p.kind.Hardware().Pool
+	holders := slices.DeleteFunc(p.dra.Records(), func(record claimstate.Record) bool {
+		return !slices.ContainsFunc(record.Devices, func(held claimstate.Device) bool {
 			d := pool.Device(held.Device)
-			hit = hit || d != nil && f.Touches(d)
+			return d != nil && f.Touches(d)
+		})
+	})
+	if len(holders) == 0 {
+		return
+	}
+	if p.telling.Add(1) > maxTelling {
+		p.telling.Add(-1)
+		klog.FromContext(ctx).Info("Claims are not told of a GPU's event: the API server is behind with those before", "gpu", f.GPU)
+		return
+	}
+	before, told := p.told, make(chan struct{})
+	p.told = told
+	p.waiters.Go(func() {
+		defer p.telling.Add(-1)
+		defer close(told)
+		if before != nil {
+			<-before
 		}
-		if !hit {
-			continue
-		}
+		p.tellClaims(ctx, holders, kind, reason, message)
+	})
+}
+
+// tellClaims writes an Event on claims and on their pods.
+func (p *plugin) tellClaims(ctx context.Context, holders []claimstate.Record, kind, reason, message string) {
+	for _, record := range holders {
 		claim, err := p.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 		if err != nil || claim.UID != record.UID {
 			klog.FromContext(ctx).Info("No Event on a claim that is not to be had", "claim", record.Namespace+"/"+record.Name, "err", err)

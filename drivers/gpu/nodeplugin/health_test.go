@@ -4,12 +4,16 @@ import (
 	"context"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	resourcev1 "k8s.io/client-go/kubernetes/typed/resource/v1"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
@@ -132,6 +136,60 @@ func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 	b.start()
 	b.taints("gpu-1", "")
 	b.event("Node", "GPUHealthy")
+}
+
+// slowAPI is an API server that lets nobody read a claim before gate is closed, once it has one.
+type slowAPI struct {
+	*fake.Clientset // whose other methods tell client-go how to watch it
+	gate            *atomic.Pointer[chan struct{}]
+}
+
+func (s slowAPI) ResourceV1() resourcev1.ResourceV1Interface {
+	return slowResources{s.Clientset.ResourceV1(), s.gate}
+}
+
+type slowResources struct {
+	resourcev1.ResourceV1Interface
+	gate *atomic.Pointer[chan struct{}]
+}
+
+func (s slowResources) ResourceClaims(namespace string) resourcev1.ResourceClaimInterface {
+	return slowClaims{s.ResourceV1Interface.ResourceClaims(namespace), s.gate}
+}
+
+type slowClaims struct {
+	resourcev1.ResourceClaimInterface
+	gate *atomic.Pointer[chan struct{}]
+}
+
+func (s slowClaims) Get(ctx context.Context, name string, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
+	if gate := s.gate.Load(); gate != nil {
+		select {
+		case <-*gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.ResourceClaimInterface.Get(ctx, name, o)
+}
+
+func TestASlowAPIServerKeepsNoFaultFromBeingSeen(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	b.stop()
+	var gate atomic.Pointer[chan struct{}]
+	b.wrap = func(client *fake.Clientset) kubernetes.Interface { return slowAPI{client, &gate} }
+	b.start()
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
+	slow := make(chan struct{})
+	gate.Store(&slow)
+	m.GPUs[1].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET))
+	m.Event(0, nvml.EventTypeXidCriticalError, 119)
+	m.Event(1, nvml.EventTypeXidCriticalError, 119)
+	b.taints("gpu-1", "gpu.nvidia.com/xid=119:NoSchedule")
+	close(slow)
+	b.event("ResourceClaim", "GPUUnhealthy")
 }
 
 func TestAnApplicationsOwnMistakeTaintsNothing(t *testing.T) {

@@ -116,6 +116,9 @@ type plugin struct {
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
+	// told is closed when the claims that the last fault hit were told of it; only the monitor's goroutine uses it. telling counts those that wait.
+	told    chan struct{}
+	telling atomic.Int32
 	// relay holds a token when GPUs may have lost the layout that they had.
 	relay chan struct{}
 	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -52,6 +53,7 @@ type bench struct {
 	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
 	watched watched                                             // which resources the role watches
 	made    int                                                 // objects of the API group gpufabric.io
+	wrap    func(*fake.Clientset) kubernetes.Interface          // changes the client that the role gets; nil: does not
 	running atomic.Pointer[plugin]                              // the role as it runs now
 	stop    func()
 }
@@ -118,7 +120,11 @@ func (b *bench) start() {
 		if mps == nil {
 			mps = sharing.Reexec(role, mpsDaemon)
 		}
-		ended <- (&starter{options: b.options, lib: b.lib, client: b.client, objects: b.objects, mpsCommand: mps, change: change}).run(ctx)
+		var client kubernetes.Interface = b.client
+		if b.wrap != nil {
+			client = b.wrap(b.client)
+		}
+		ended <- (&starter{options: b.options, lib: b.lib, client: client, objects: b.objects, mpsCommand: mps, change: change}).run(ctx)
 	}()
 	b.stop = func() {
 		cancel()

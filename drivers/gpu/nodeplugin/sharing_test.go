@@ -177,8 +177,11 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 			t.Errorf("the first share's environment %s lacks %s", first, want)
 		}
 	}
-	if want := "CUDA_DEVICE_MEMORY_LIMIT_1=512m"; !strings.Contains(second, want) {
-		t.Errorf("the second share's environment %s lacks %s", second, want)
+	// In a container of request b alone it is the first and only GPU.
+	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_1=512m", "CUDA_DEVICE_MEMORY_LIMIT=512m", "CUDA_DEVICE_SM_LIMIT=50"} {
+		if !strings.Contains(second, want) {
+			t.Errorf("the second share's environment %s lacks %s", second, want)
+		}
 	}
 }
 

@@ -286,7 +286,11 @@ func decode(record claimstate.Record) (held, error) {
 
 // Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is: any may be that of a
 // daemon that runs, which could not start nvidia-imex again without.
-func (k *kind) Recover(ctx context.Context, records []claimstate.Record) error {
+func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
+	if len(aside) > 0 {
+		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims lie aside", "claims", aside)
+		return nil
+	}
 	wanted := map[string]bool{}
 	for _, record := range records {
 		data, err := decode(record)

@@ -444,7 +444,7 @@ func TestDirectoriesOfDomainsThatAreGoneAreRemovedAtTheStart(t *testing.T) {
 	for _, name := range []string{"kept", "gone"} {
 		writeFile(t, filepath.Join(k.domainsDir(), name, "nodes.cfg"), "")
 	}
-	if err := k.Recover(t.Context(), []claimstate.Record{{Data: json.RawMessage(fmt.Sprintf(`{"daemon":%q}`, "kept"))}}); err != nil {
+	if err := k.Recover(t.Context(), []claimstate.Record{{Data: json.RawMessage(fmt.Sprintf(`{"daemon":%q}`, "kept"))}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(k.domainsDir())
@@ -461,7 +461,7 @@ func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := &kind{stateDir: t.TempDir()}
 			writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
-			if err := k.Recover(t.Context(), []claimstate.Record{record}); err != nil {
+			if err := k.Recover(t.Context(), []claimstate.Record{record}, nil); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
@@ -471,6 +471,17 @@ func TestDirectoriesStayWhereARecordCannotBeRead(t *testing.T) {
 				t.Error("what could not be read was unprepared")
 			}
 		})
+	}
+}
+
+func TestDirectoriesStayWhereARecordWasSetAside(t *testing.T) {
+	k := &kind{stateDir: t.TempDir()}
+	writeFile(t, filepath.Join(k.domainsDir(), "d", "nodes.cfg"), "")
+	if err := k.Recover(t.Context(), nil, []types.UID{"u1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(k.domainsDir(), "d", "nodes.cfg")); err != nil {
+		t.Errorf("a running daemon's files: %v", err)
 	}
 }
 

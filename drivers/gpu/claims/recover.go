@@ -17,7 +17,7 @@ import (
 
 // Recover compares the MIG instances that stand with the records, before the kubelet can call. What a record names is the claim's. A GPU on
 // which other instances stand has an administrator's layout: it is offered as it is.
-func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
+func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	held := map[string]bool{}
 	for _, record := range records {
 		for _, device := range record.Devices {
@@ -44,7 +44,12 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record) error {
 			k.note(s.GPU, record.UID, share{strategy: s.Strategy, interval: s.Interval})
 		}
 	}
-	if k.options.RemoveUnknown {
+	switch {
+	case !k.options.RemoveUnknown:
+	case len(aside) > 0:
+		k.options.Report("MIGInstancesKept", fmt.Sprintf("no MIG instance is removed, as --unknown-mig-instances=remove says, while the records of %d claims lie aside "+
+			"unread, since it may be theirs: look at the files that ClaimStateUnreadable named, delete them when their pods are gone, and restart the driver's pod", len(aside)))
+	default:
 		k.removeUnknown(ctx, held)
 	}
 	k.LayOut()

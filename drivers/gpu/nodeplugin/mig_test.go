@@ -180,6 +180,23 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	}
 }
 
+// Nobody knows whose an instance is while a claim's record cannot be read.
+func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0-mig-3g20gb-9-0"}))
+	b.stop()
+	if err := os.WriteFile(filepath.Join(b.options.StateDir, "claims/u1.claim"), []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.options.UnknownMIG = "remove"
+	b.start()
+	if diff := cmp.Diff([]string{"9@0"}, m.GPUs[0].Instances()); diff != "" {
+		t.Errorf("a running pod's instances (-want +got):\n%s", diff)
+	}
+	b.event("Node", "MIGInstancesKept")
+}
+
 // Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a restart, before
 // another claim, a MIGLayout or a device plugin can take the GPU.
 func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {

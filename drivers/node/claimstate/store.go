@@ -46,6 +46,9 @@ type Store struct {
 	dir    string
 	writer atomicfile.Writer
 
+	// aside are the claims whose records were set aside.
+	aside []types.UID
+
 	mu      sync.RWMutex
 	records map[types.UID]Record
 }
@@ -76,8 +79,38 @@ func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 		}
 		store.records[record.UID] = record
 	}
+	if store.aside, err = readAside(dir, unreadable); err != nil {
+		return nil, nil, fmt.Errorf("open claim state: %w", err)
+	}
 	return store, unreadable, nil
 }
+
+// readAside lists the claims whose files lie aside in dir, or should.
+func readAside(dir string, unreadable []Unreadable) ([]types.UID, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, unreadableDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	names := make([]string, 0, len(entries)+len(unreadable))
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	for _, u := range unreadable {
+		names = append(names, filepath.Base(u.File))
+	}
+	var claims []types.UID
+	for _, name := range names {
+		if uid, _, found := strings.Cut(name, extension); found {
+			claims = append(claims, types.UID(uid))
+		}
+	}
+	slices.Sort(claims)
+	return slices.Compact(claims), nil
+}
+
+// SetAside are the claims whose records could not be read, at this start or one before, and whose files nobody has deleted since: they may hold devices,
+// though nobody knows which.
+func (s *Store) SetAside() []types.UID { return s.aside }
 
 func (s *Store) read(name string) (Record, error) {
 	data, err := os.ReadFile(filepath.Join(s.dir, name))

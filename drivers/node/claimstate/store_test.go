@@ -186,6 +186,12 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 				if again.Len() != 1 {
 					t.Errorf("%d claims were read", again.Len())
 				}
+				if aside := again.SetAside(); len(aside) != 1 || aside[0] != "bad" {
+					t.Errorf("claims set aside: %v", aside)
+				}
+			}
+			if later, _ := open(t, dir); len(later.SetAside()) != 1 {
+				t.Errorf("claims set aside after another start: %v", later.SetAside())
 			}
 		})
 	}

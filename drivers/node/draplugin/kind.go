@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/node/claimstate"
@@ -33,9 +34,10 @@ type Kind interface {
 	Unprepare(ctx context.Context, record claimstate.Record) error
 }
 
-// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call.
+// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call. aside are claims whose records could not
+// be read: what no record names may be theirs, and is not to be removed.
 type Recoverer interface {
-	Recover(ctx context.Context, records []claimstate.Record) error
+	Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error
 }
 
 // Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it every device is

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -79,7 +80,7 @@ type carelessKind struct{ testKind }
 
 func (*carelessKind) Holds(AllocatedDevice) []ledger.Hold { panic("holds") }
 
-func (*carelessKind) Recover(_ context.Context, records []claimstate.Record) error {
+func (*carelessKind) Recover(_ context.Context, records []claimstate.Record, _ []types.UID) error {
 	if len(records) > 1 {
 		panic("recover")
 	}

@@ -3,12 +3,14 @@ package draplugin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -19,7 +21,7 @@ import (
 // recoverLocal brings files, CDI specs and hardware into line before the kubelet can call. It needs no API server.
 func (p *Plugin) recoverLocal(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	records := p.state.List()
+	records, aside := p.state.List(), p.state.SetAside()
 	specs, err := p.cdi.List()
 	if err != nil {
 		return err
@@ -28,13 +30,16 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 		if _, ok := p.state.Get(uid); ok {
 			continue
 		}
+		if slices.Contains(aside, uid) {
+			continue // its pod may run, and start containers again; it goes when the claim is unprepared
+		}
 		logger.Info("Removing a CDI spec without a claim", "uid", uid)
 		if err := p.cdi.Remove(uid); err != nil {
 			return err
 		}
 	}
 	if recoverer, ok := p.config.Kind.(Recoverer); ok {
-		if err := compare(ctx, recoverer, records); err != nil {
+		if err := compare(ctx, recoverer, records, aside); err != nil {
 			return fmt.Errorf("compare claims with hardware: %w", err)
 		}
 	}
@@ -47,9 +52,9 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 
 // compare has a kind compare records with hardware. A panic there ends the start, in words: what stands on the hardware belongs to claims that a plugin which
 // did not finish this does not know of, and would give away.
-func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record) (err error) {
+func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record, aside []types.UID) (err error) {
 	defer caught(ctx, &err)
-	return recoverer.Recover(ctx, records)
+	return recoverer.Recover(ctx, records, aside)
 }
 
 // restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist; if they do, the first

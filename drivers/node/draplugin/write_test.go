@@ -10,6 +10,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -39,6 +40,29 @@ func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 				t.Errorf("the claim is not prepared: %+v", record)
 			}
 		})
+	}
+}
+
+// A pod whose claim's record cannot be read runs on, and its containers may start again.
+func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing.T) {
+	dir, claim := t.TempDir(), claimOf("u1", "d0")
+	b := newBench(t, dir, atomicfile.Writer{}, claim)
+	b.mustPrepare(t, claim)
+	if err := os.WriteFile(filepath.Join(dir, "state/claims/u1.claim"), []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		b = newBench(t, dir, atomicfile.Writer{}, claim)
+		if !b.cdi.Has("u1") {
+			t.Fatal("the claim's CDI spec is gone")
+		}
+	}
+	results, err := b.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim-u1"}, UID: "u1"}})
+	if err != nil || results["u1"] != nil {
+		t.Fatalf("unprepare: %v, %v", err, results)
+	}
+	if b.cdi.Has("u1") {
+		t.Error("the claim's CDI spec is left")
 	}
 }
 

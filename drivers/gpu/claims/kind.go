@@ -69,6 +69,8 @@ type Options struct {
 	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, ere other claims can have it. name is how the
 	// claims call it.
 	Appeared func(name string, d *devices.Device)
+	// Changed is called when a claim's end changed what is offered.
+	Changed func()
 	// Report tells of trouble with the node as a whole: an Event on its Node object. reason is a CamelCase word.
 	Report func(reason, message string)
 	// Note tells in the same way of what may be as it should.

@@ -109,7 +109,7 @@ func (k *Kind) layOut() {
 			k.options.Report("MIGUnreadable", err.Error())
 			continue
 		}
-		if static := k.static(g, standing); static != nil {
+		if static := k.static(g, standing, h.Offer.NoMIG); static != nil {
 			h.Offer.Static[g.UUID] = static
 		}
 	}
@@ -163,10 +163,11 @@ func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 	return appeared
 }
 
-// static lists what stands on a GPU of which at least one instance is an administrator's, else nil.
-func (k *Kind) static(g *inventory.GPU, standing []partition.Instance) []devices.Instance {
+// static lists what stands on a GPU of which at least one instance is an administrator's, else nil. Where GPUs are not cut on demand (any more), claims'
+// instances of before count as an administrator's while they stand: nothing else would keep their GPU from being offered whole.
+func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG bool) []devices.Instance {
 	var out []devices.Instance
-	foreign := false
+	foreign := noMIG && len(standing) > 0
 	for _, i := range standing {
 		held := k.owner(place{g.UUID, i.Profile, i.Start}) != ""
 		foreign = foreign || !held

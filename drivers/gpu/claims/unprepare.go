@@ -41,6 +41,10 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 		}
 		k.own(made.place(), "")
 	}
+	if len(kept.Partitions) > 0 && k.Hardware().Offer.NoMIG {
+		k.LayOut()
+		k.options.Changed()
+	}
 	return nil
 }
 

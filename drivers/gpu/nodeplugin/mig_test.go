@@ -180,6 +180,27 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	}
 }
 
+// A GPU of which a claim has a part is not offered whole because GPUs are no longer to be cut.
+func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
+	m := gputest.New(t, 1)
+	b := newBench(t, m)
+	holder := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-3"})
+	b.mustPrepare(holder)
+	b.stop()
+	b.options.MIG = "static"
+	b.start()
+	b.await(func() bool { return b.running.Load().served.Load() != nil }, "the role serves")
+	pool := b.running.Load().kind.Hardware().Pool
+	if pool.Device("gpu-0") != nil || pool.Device("gpu-0-mig-1g5gb-19-3") == nil {
+		t.Errorf("offered are %d devices, want the claim's alone", len(pool.Devices()))
+	}
+	if problem := b.unprepare(holder); problem != "" {
+		t.Fatal(problem)
+	}
+	b.taints("gpu-0", "")
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-0"}))
+}
+
 // Nobody knows whose an instance is while a claim's record cannot be read.
 func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 	m := gputest.New(t, 1)

@@ -253,6 +253,7 @@ func (p *plugin) run(ctx context.Context) error {
 		MPS:           p.mps,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Appeared:      p.appeared,
+		Changed:       p.changed,
 		Report:        p.report,
 		Note:          p.note,
 	})

@@ -229,7 +229,7 @@ func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
 	b.stop()
 	b.start()
 	second := b.claim("u2", nil, device{name: "gpu-1-mig-2g10gb-14-0"})
-	if problem := b.prepareWithin(100*time.Millisecond, second); !strings.Contains(problem, "is held by claim default/claim-u1") {
+	if problem := b.prepareWithin(time.Second, second); !strings.Contains(problem, "is held by claim default/claim-u1") {
 		t.Errorf("a second claim of the device: %q", problem)
 	}
 	b.layout("training", twoLayouts, "cut")

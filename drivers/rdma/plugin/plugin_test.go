@@ -86,7 +86,12 @@ func (n *node) start() {
 			n.t.Error(err)
 		}
 	})
-	n.stop = func() { cancel(); group.Wait() }
+	n.stop = func() {
+		cancel()
+		group.Wait()
+		// Until the kubelet has noticed, it has what it had.
+		n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
+	}
 	n.t.Cleanup(n.stop)
 }
 
@@ -282,7 +287,6 @@ func TestARestartedPluginKeepsEachUnitOnItsHCA(t *testing.T) {
 	n.start()
 	before := n.kubelet.AwaitAllocatable(shared, 1000)
 	n.stop()
-	n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
 	n.addHCA(0x10, "0", sysfstest.HCA{Nets: []string{"ibp17s0"}})
 	n.start()
 	after := n.kubelet.AwaitAllocatable(shared, 1000)
@@ -355,7 +359,6 @@ func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
 	again := func(id string) {
 		if n.stop != nil {
 			n.stop()
-			n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
 		}
 		if err := os.WriteFile(boot, []byte(id), 0o644); err != nil {
 			t.Fatal(err)

@@ -23,8 +23,9 @@ const (
 	// keepVariable keeps the cluster after the tests, and takes the one that is up already before them.
 	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
 
-	// What is on a node's disk has no event to wait for; it is looked at this often, for this long.
-	patience = 60 * time.Second
+	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a minute while
+	// it goes through a new list of units (docs/status.md, vGPU, point 1).
+	patience = 4 * time.Minute
 	interval = 500 * time.Millisecond
 )
 

@@ -12,16 +12,14 @@ import (
 
 // testGPUClaims runs the claims by which the NVIDIA driver's documentation shows what it can do, each a manifest of the examples.
 func testGPUClaims(t *testing.T, e *environment) {
-	for name, part := range map[string]func(*testing.T, *environment){
-		"two pods get a GPU each":                                             testGPUEach,
-		"two containers share their pod's GPU":                                testGPUOfTwoContainers,
-		"two pods share a claim and outlive each other":                       testGPUOfTwoPods,
-		"three MIG devices are made on one parent and removed with their pod": testMIGOfOneParent,
-		"one claim has a GPU in long time slices and one behind MPS":          testTimeSlicingAndMPS,
-		"two pods share a GPU by memory and cores":                            testGPUShares,
-	} {
-		t.Run(name, func(t *testing.T) { part(t, e) })
-	}
+	e.run(t, []part{
+		{"two pods get a GPU each", testGPUEach},
+		{"two containers share their pod's GPU", testGPUOfTwoContainers},
+		{"two pods share a claim and outlive each other", testGPUOfTwoPods},
+		{"three MIG devices are made on one parent and removed with their pod", testMIGOfOneParent},
+		{"one claim has a GPU in long time slices and one behind MPS", testTimeSlicingAndMPS},
+		{"two pods share a GPU by memory and cores", testGPUShares},
+	})
 }
 
 // seen are the GPUs and MIG capabilities of /dev that a container sees: "nvidia3", "nvidia-cap12".

@@ -23,35 +23,36 @@ func TestMachines(t *testing.T) {
 		values  []string
 		// before is a manifest that stands before the drivers do: the kubelet may take over a minute to bring a later one into a pod's volume.
 		before string
-		parts  map[string]func(*testing.T, *environment)
+		// parts run in this order: what one leaves in a kubelet, the next finds.
+		parts []part
 	}{
-		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", map[string]func(*testing.T, *environment){
-			"the seed's MPI job runs over two nodes' GPUs and IMEX channels":   testMPIJob,
-			"the seed's RDMA pods get their HCA's device nodes and no other's": testRDMAPods,
-			"an RDMA pool outlives a dead port and a restarted kubelet":        testRDMAPool,
-			"two pods on two nodes ping each other on a secondary network":     testSecondaryNetwork,
+		{"gb200-nvl72", []string{"gpus.enabled=true", "rdma.enabled=true", "rdma.namespace=kube-system"}, "rdma-devices-configmap.yaml", []part{
+			{"the seed's MPI job runs over two nodes' GPUs and IMEX channels", testMPIJob},
+			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
+			{"an RDMA pool outlives a dead port and a restarted kubelet", testRDMAPool},
+			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", map[string]func(*testing.T, *environment){
-			"the seed's ACK job gets eight GPUs and an HCA through DRA":  testACKJob,
-			"the seed's training pod gets a GPU through DRA":             testTrainingPod,
-			"the claims of the NVIDIA driver's documentation are served": testGPUClaims,
-			"broken GPUs are tainted until they are healthy":             testGPUHealth,
-			"a plugin killed in a prepare loses nothing":                 testKilledInPrepare,
-			"a reboot prepares claims again":                             testReboot,
-			"a GPU comes with the NIC that is nearest to it":             testAlignedPair,
-			"a pod sees the /sys of its node":                            testNodesSysfs,
-			"slices of a VGPUProfile are spread, limited and counted":    testProfileSlices,
-			"VGPUProfiles hand out MIG devices and whole GPUs":           testProfileModes,
-			"our own scheduler preempts for what DRA hands out":          testDRAPreempted,
+		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
+			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
+			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
+			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},
+			{"broken GPUs are tainted until they are healthy", testGPUHealth},
+			{"a plugin killed in a prepare loses nothing", testKilledInPrepare},
+			{"a reboot prepares claims again", testReboot},
+			{"a GPU comes with the NIC that is nearest to it", testAlignedPair},
+			{"a pod sees the /sys of its node", testNodesSysfs},
+			{"slices of a VGPUProfile are spread, limited and counted", testProfileSlices},
+			{"VGPUProfiles hand out MIG devices and whole GPUs", testProfileModes},
+			{"our own scheduler preempts for what DRA hands out", testDRAPreempted},
 		}},
-		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", map[string]func(*testing.T, *environment){
-			"a GPU is shared as Volcano's scheduler says": testSharedGPU,
-			"slices are limited, watched and given back":  testGPUSlices,
-			"our own scheduler places pods with slices":   testOwnScheduler,
+		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", []part{
+			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
+			{"slices are limited, watched and given back", testGPUSlices},
+			{"our own scheduler places pods with slices", testOwnScheduler},
 		}},
-		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano", "scheduler.nodeLock=true"}, "", map[string]func(*testing.T, *environment){
-			"MIG instances are made for slots and for sizes": testMIGSlots,
+		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano", "scheduler.nodeLock=true"}, "", []part{
+			{"MIG instances are made for slots and for sizes", testMIGSlots},
 		}},
 	} {
 		t.Run(machine.profile, func(t *testing.T) {
@@ -59,11 +60,21 @@ func TestMachines(t *testing.T) {
 				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
 			}
 			e.become(t, machine.profile, machine.values...)
-			for name, part := range machine.parts {
-				t.Run(name, func(t *testing.T) { part(t, e) })
-			}
+			e.run(t, machine.parts)
 		})
 		e.testExamples(t, machine.profile)
+	}
+}
+
+// part is a test of its own on a cluster that others had before it and will have after.
+type part struct {
+	name string
+	run  func(*testing.T, *environment)
+}
+
+func (e *environment) run(t *testing.T, parts []part) {
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) { p.run(t, e) })
 	}
 }
 

@@ -2,62 +2,24 @@ package dra
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/sysfstest"
+	"gpufabric.io/drivers/rdma/apiservertest"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// find looks for a program in KUBEBUILDER_ASSETS and where the toolchain is built.
-func find(name string) string {
-	user, _ := os.UserCacheDir()
-	found, _ := filepath.Glob(filepath.Join(user, "gpufabric/toolchain", name, "*", name))
-	slices.Reverse(found)
-	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
-		found = append([]string{filepath.Join(assets, name)}, found...)
-	}
-	for _, path := range found {
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return path
-		}
-	}
-	return ""
-}
-
 // serve runs a real API server until the test ends.
 func serve(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	etcd, api := find("etcd"), find("kube-apiserver")
-	if etcd == "" || api == "" {
-		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both")
-	}
-	ctrl.SetLogger(klog.Background())
-	environment := &envtest.Environment{ControlPlaneStartTimeout: time.Minute, ControlPlaneStopTimeout: time.Minute}
-	environment.ControlPlane.Etcd = &envtest.Etcd{Path: etcd}
-	environment.ControlPlane.GetAPIServer().Path = api
-	config, err := environment.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := environment.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	config := apiservertest.Start(t)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,58 +18,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
+	"gpufabric.io/drivers/rdma/apiservertest"
 )
 
 const patience = 60 * time.Second
 
-// find looks for a program in KUBEBUILDER_ASSETS and where the toolchain is built.
-func find(name string) string {
-	user, _ := os.UserCacheDir()
-	found, _ := filepath.Glob(filepath.Join(user, "gpufabric/toolchain", name, "*", name))
-	slices.Reverse(found)
-	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
-		found = append([]string{filepath.Join(assets, name)}, found...)
-	}
-	for _, path := range found {
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return path
-		}
-	}
-	return ""
-}
-
 // serve runs a real API server with the CRDs, and the controller, until the test ends.
 func serve(t *testing.T) client.Client {
 	t.Helper()
-	etcd, api := find("etcd"), find("kube-apiserver")
-	if etcd == "" || api == "" {
-		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both")
-	}
-	ctrl.SetLogger(klog.Background())
-	environment := &envtest.Environment{
-		CRDDirectoryPaths:     []string{"../../api/crds/gpufabric.io_rdmapools.yaml", "../../api/crds/mellanox.com_nicclusterpolicies.yaml"},
-		ErrorIfCRDPathMissing: true, ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience,
-	}
-	environment.ControlPlane.Etcd = &envtest.Etcd{Path: etcd}
-	environment.ControlPlane.GetAPIServer().Path = api
-	config, err := environment.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := environment.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	config := apiservertest.Start(t, "../../api/crds/gpufabric.io_rdmapools.yaml", "../../api/crds/mellanox.com_nicclusterpolicies.yaml")
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme, mellanox.AddToScheme} {
 		if err := add(scheme); err != nil {

@@ -71,6 +71,10 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs.
 	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
+.PHONY: nvidia-programs
+nvidia-programs: ## Fetch the programs of NVIDIA's that Debian packages, for the tests that show the fakes to them (installs nothing).
+	@tests/nvidia-programs
+
 .PHONY: fuzz
 fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 	@tests/fuzz $(or $(FUZZTIME),15s)

@@ -32,6 +32,7 @@ require (
 )
 
 require (
+	github.com/moby/sys/symlink v0.3.0 // indirect
 	github.com/prometheus/procfs v0.21.1 // indirect
 	k8s.io/component-base v0.36.3 // indirect
 )

@@ -72,7 +72,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	defer stopRecorder()
 
 	p := newPlugin(node, namespace, client, finder)
-	reader := &fabricReader{library: h.Library(node.DriverRoot)}
+	reader := &fabricReader{library: h.Library(node.Driver())}
 	collected := metrics.New(computedomain.Driver)
 	collected.Registry.MustRegister(fabricMetric(&p.fabric))
 

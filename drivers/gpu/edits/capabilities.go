@@ -15,8 +15,8 @@ import (
 type Capabilities struct {
 	// ProcRoot stands for /proc.
 	ProcRoot string
-	// DevRoot stands for /dev.
-	DevRoot string
+	// DevRoot stands for /dev as this process sees it, HostDevRoot as the container runtime does; empty: the same.
+	DevRoot, HostDevRoot string
 }
 
 // Nodes are the capability nodes of a GPU instance and of its compute instance.
@@ -31,7 +31,7 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 			return nil, err
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		n, err := Options{DevRoot: c.DevRoot}.deviceNode(path)
+		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot}.deviceNode(path)
 		if err != nil {
 			return nil, fmt.Errorf("MIG capability %s: %w (nvidia-modprobe -f makes it)", name, err)
 		}

@@ -3,6 +3,7 @@
 package edits
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"github.com/go-logr/logr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -25,8 +27,8 @@ type Options struct {
 	NVML nvml.Interface
 	// DriverRoot is the driver's root as this process sees it, HostDriverRoot as the container runtime does; empty: the same.
 	DriverRoot, HostDriverRoot string
-	// DevRoot is the directory that stands for /dev, here and for the container runtime.
-	DevRoot string
+	// DevRoot is the directory that stands for /dev as this process sees it, HostDevRoot as the container runtime does; empty: the same.
+	DevRoot, HostDevRoot string
 	// ProcDevices is the file that stands for /proc/devices.
 	ProcDevices string
 	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only where
@@ -49,6 +51,9 @@ type Set struct {
 func Find(n *inventory.Node, o Options) (*Set, error) {
 	if o.HostDriverRoot == "" {
 		o.HostDriverRoot = o.DriverRoot
+	}
+	if o.HostDevRoot == "" {
+		o.HostDevRoot = o.DevRoot
 	}
 	lib, err := o.library()
 	if err != nil {
@@ -131,12 +136,12 @@ func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.M
 // deviceNode is a node that stands under the dev root, whatever kind of file it is: on a machine where nobody may make device nodes they are
 // plain files, and the container runtime says so where it matters.
 func (o Options) deviceNode(path string) (*specs.DeviceNode, error) {
-	host := filepath.Join(o.DevRoot, strings.TrimPrefix(path, "/dev"))
-	if _, err := os.Stat(host); err != nil {
+	below := strings.TrimPrefix(path, "/dev")
+	if _, err := os.Stat(filepath.Join(o.DevRoot, below)); err != nil {
 		return nil, fmt.Errorf("its device node: %w", err)
 	}
 	n := &specs.DeviceNode{Path: path}
-	if host != path {
+	if host := filepath.Join(cmp.Or(o.HostDevRoot, o.DevRoot), below); host != path {
 		n.HostPath = host
 	}
 	return n, nil
@@ -203,13 +208,19 @@ func links(mounts []*specs.Mount) []*specs.Mount {
 
 // toHost rewrites host paths from where this process sees the driver to where the container runtime does.
 func (o Options) toHost(s *Set) error {
-	if filepath.Clean(o.HostDriverRoot) == filepath.Clean(o.DriverRoot) {
+	var steps []transform.Transformer
+	// Device nodes first: where they lie below the driver's root they are that root's.
+	for _, move := range [][2]string{{o.DevRoot, o.HostDevRoot}, {o.DriverRoot, o.HostDriverRoot}} {
+		if from, to := filepath.Clean(move[0]), filepath.Clean(move[1]); from != to {
+			steps = append(steps, root.New(root.WithRoot(from), root.WithTargetRoot(to), root.WithRelativeTo("host")))
+		}
+	}
+	if len(steps) == 0 {
 		return nil
 	}
-	t := root.New(root.WithRoot(o.DriverRoot), root.WithTargetRoot(o.HostDriverRoot), root.WithRelativeTo("host"))
 	apply := func(e specs.ContainerEdits) (specs.ContainerEdits, error) {
 		spec := &specs.Spec{ContainerEdits: e}
-		err := t.Transform(spec)
+		err := transform.Merge(steps...).Transform(spec)
 		return spec.ContainerEdits, err
 	}
 	var errs []error

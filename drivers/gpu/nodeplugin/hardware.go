@@ -60,7 +60,7 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 	}
 	return later(&p.waiters, func() (*edits.Set, error) {
 		set, err := edits.Find(node, edits.Options{
-			NVML: p.nvml, DriverRoot: p.options.DriverRoot, HostDriverRoot: p.options.HostDriverRoot, DevRoot: p.options.DevRoot,
+			NVML: p.nvml, DriverRoot: p.at.Root.Path, HostDriverRoot: p.at.Root.Host, DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host,
 			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
 		})
 		if err != nil {

@@ -15,8 +15,6 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// HostDriverRoot is the driver's root as the container runtime sees it; empty: the same as DriverRoot.
-	HostDriverRoot string
 	// CDIHook is nvidia-cdi-hook on the host; empty: containers get no hooks.
 	CDIHook string
 	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
@@ -44,7 +42,6 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.HostDriverRoot, "host-driver-root", "", "--driver-root as the container runtime sees it, where that is another path")
 	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: no hooks")
 	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")

@@ -10,7 +10,7 @@
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
 // plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
-// Where the driver's root cannot be mounted at its own path, mount it elsewhere and give the host's path with --host-driver-root.
+// Where the driver's root cannot be mounted at its own path, mount it elsewhere and give both paths: --driver-root=/host=/.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
@@ -48,6 +48,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/hardware/driver"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
@@ -82,7 +83,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("make a client for MIGLayouts: %w", err)
 			}
-			return Run(cmd.Context(), o, h.Library(o.DriverRoot), client, objects)
+			return Run(cmd.Context(), o, h.Library(o.Driver()), client, objects)
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env, role)
@@ -99,7 +100,9 @@ const mpsDaemon = "mps-daemon"
 
 // plugin is the running role.
 type plugin struct {
-	options  Options
+	options Options
+	// at is where the driver was found when the plugin was started.
+	at       driver.Location
 	nvml     nvml.Interface
 	client   kubernetes.Interface
 	dynamic  dynamic.Interface
@@ -159,7 +162,7 @@ func (s *starter) run(ctx context.Context) error {
 	}
 	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
-	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: o.DriverRoot, Command: s.mpsCommand}
+	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: func() string { return o.Driver().Locate().Root.Path }, Command: s.mpsCommand}
 	defer mps.Close()
 	gpus := newBus(o.SysfsRoot)
 	next := func() *plugin {
@@ -242,14 +245,15 @@ func (p *plugin) run(ctx context.Context) error {
 	defer cancel(nil)
 
 	p.restart = cancel
+	p.at = p.options.Driver().Locate()
 	hardware, err := p.read(ctx)
 	if err != nil {
 		return err
 	}
 	p.follow(ctx)
 	p.kind = claims.New(hardware, claims.Options{
-		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.options.DevRoot},
-		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.options.DriverRoot}.Set,
+		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host},
+		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.at.Root.Path}.Set,
 		MPS:           p.mps,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Appeared:      p.appeared,

@@ -38,8 +38,8 @@ type MPS struct {
 	// Dir holds a directory a claim: pipe and log, and shm, which stands for /dev/shm for the daemon and its clients alike. It should be on a
 	// tmpfs of the host's (/run/gpufabric/mps).
 	Dir string
-	// DriverRoot is where usr/bin/nvidia-cuda-mps-control is.
-	DriverRoot string
+	// DriverRoot tells where usr/bin/nvidia-cuda-mps-control is: a driver may come after the plugin.
+	DriverRoot func() string
 	// Command makes the command that runs a program with shm in the place of /dev/shm.
 	Command func(shm, program string, args ...string) *exec.Cmd
 
@@ -322,13 +322,15 @@ func (m *MPS) tell(ctx context.Context, claim types.UID, s Settings, command str
 	return nil
 }
 
-func (m *MPS) program() string { return filepath.Join(m.DriverRoot, "usr/bin/nvidia-cuda-mps-control") }
+func (m *MPS) program() string {
+	return filepath.Join(m.DriverRoot(), "usr/bin/nvidia-cuda-mps-control")
+}
 
 func (m *MPS) environment(claim types.UID, s Settings) []string {
 	env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "CUDA_") || strings.HasPrefix(e, "LD_LIBRARY_PATH=") })
 	return append(env,
 		"CUDA_MPS_PIPE_DIRECTORY="+m.dir(claim, "pipe"), "CUDA_MPS_LOG_DIRECTORY="+m.dir(claim, "log"),
-		"CUDA_VISIBLE_DEVICES="+strings.Join(s.Devices, ","), "LD_LIBRARY_PATH="+libraryPath(m.DriverRoot))
+		"CUDA_VISIBLE_DEVICES="+strings.Join(s.Devices, ","), "LD_LIBRARY_PATH="+libraryPath(m.DriverRoot()))
 }
 
 // Stop ends a claim's daemon and removes its directories. It may be repeated.

@@ -34,8 +34,9 @@ if [ "$line" = quit ]; then kill "$(cat "$pid")"; fi
 // newMPS makes an MPS whose daemons do something before they listen, and returns what reads what they were told.
 func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
 	t.Helper()
+	root := t.TempDir()
 	m = &MPS{
-		Dir: t.TempDir(), DriverRoot: t.TempDir(),
+		Dir: t.TempDir(), DriverRoot: func() string { return root },
 		Command: func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
 	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil {

@@ -21,7 +21,11 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func
 			return nil
 		}
 		if code != last {
-			told(fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel module loaded?)", driverRoot, describe(code)))
+			message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel module loaded?)", driverRoot, describe(code))
+			if l, ok := lib.(*located); ok && l.unprepared != nil {
+				message += "; it may lack device nodes: " + l.unprepared.Error()
+			}
+			told(message)
 			last = code
 		}
 		select {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/hardware/driver"
 )
 
 // late is a library whose Init gives the codes in turn, and the last one from then on.
@@ -52,7 +54,7 @@ func TestAwaitingADriverEndsWithItsContext(t *testing.T) {
 
 func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 	root := t.TempDir()
-	lib := Load(root)
+	lib := Load(driver.Search{Roots: []driver.Place{{Path: root, Host: root}}})
 	if code := lib.Init(); code != nvml.ERROR_LIBRARY_NOT_FOUND {
 		t.Fatalf("Init without a library gives %d", code)
 	}
@@ -63,7 +65,7 @@ func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 	if err := os.WriteFile(place, []byte("not a library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if found := find(root); found != place {
+	if found := path(lib.(*located).search.Locate()); found != place {
 		t.Errorf("found %s, want %s", found, place)
 	}
 	before := lib.(*located).Interface
@@ -86,7 +88,7 @@ func (c *counted) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
 
 func TestALibraryThatRunsStaysWhenSomebodyStartsAndStopsItBesides(t *testing.T) {
 	var opened []*counted
-	lib := &located{root: t.TempDir(), open: func(string) nvml.Interface {
+	lib := &located{open: func(string) nvml.Interface {
 		opened = append(opened, &counted{})
 		return opened[len(opened)-1]
 	}}

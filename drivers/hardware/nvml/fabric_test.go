@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"gpufabric.io/drivers/hardware/driver"
 )
 
 var (
@@ -82,7 +84,7 @@ func TestDisagreementCanBeToldApart(t *testing.T) {
 }
 
 func TestAMissingLibraryIsNamed(t *testing.T) {
-	_, err := Open(Load(t.TempDir()))
+	_, err := Open(Load(driver.Search{Roots: []driver.Place{driver.Here(t.TempDir())}}))
 	if !errors.Is(err, nvml.ERROR_LIBRARY_NOT_FOUND) || !strings.Contains(err.Error(), "--driver-root") {
 		t.Errorf("error %v", err)
 	}

@@ -3,46 +3,35 @@ package nvml
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/hardware/driver"
 )
 
-const libraryName = "libnvidia-ml.so.1"
+const libraryName = driver.Library
 
-// libraryDirs are where distributions put the library under a driver root.
-func libraryDirs() []string {
-	return []string{
-		"usr/lib64",
-		"usr/lib/x86_64-linux-gnu",
-		"usr/lib/aarch64-linux-gnu",
-		"usr/lib",
-		"lib64",
-		"lib/x86_64-linux-gnu",
-		"lib/aarch64-linux-gnu",
-		"lib",
-	}
-}
-
-// Load returns the library as it lies under driverRoot. Each first Init looks for it anew, so a driver that is installed later is found; until then
+// Load returns the library of the driver that a search finds. Each first Init searches again, so a driver that is installed later is found; until then
 // Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
-func Load(driverRoot string) nvml.Interface {
+func Load(search driver.Search) nvml.Interface {
 	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
-	return &located{Interface: open(find(driverRoot)), root: driverRoot, open: open}
+	return &located{Interface: open(path(search.Locate())), search: search, open: open}
 }
 
 // located is a library that is looked for when it is started.
 type located struct {
 	nvml.Interface
-	root string
-	open func(path string) nvml.Interface
+	search driver.Search
+	open   func(path string) nvml.Interface
 
 	mu sync.Mutex
 	// started counts the Inits that are not shut down yet. Others start and stop a library that runs (go-nvlib does to find out whether there is
 	// one): they must get the one that runs, since a new one in its place would know no symbols once they stopped it.
 	started int
+	// unprepared says which device nodes could not be made for the library.
+	unprepared error
 }
 
 // Init loads the library from where it lies now, and starts it; one that runs already is started once more.
@@ -50,7 +39,10 @@ func (l *located) Init() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.started == 0 {
-		l.Interface = l.open(find(l.root))
+		at := l.search.Locate()
+		// What cannot be made is what NVML then misses, and NVML says so.
+		l.unprepared = l.search.Prepare(at)
+		l.Interface = l.open(path(at))
 	}
 	code := l.Interface.Init()
 	if code == nvml.SUCCESS {
@@ -70,19 +62,16 @@ func (l *located) Shutdown() nvml.Return {
 	return code
 }
 
-// find is the library's path under a driver root.
-func find(driverRoot string) string {
-	for _, dir := range libraryDirs() {
-		path := filepath.Join(driverRoot, dir, libraryName)
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
+// path is what the dynamic linker is given.
+func path(at driver.Location) string {
+	switch {
+	case at.Library != "":
+		return at.Library
+	case at.Root.Path == "/":
+		return libraryName // the linker's own configuration may know more directories of the machine itself
+	default:
+		return filepath.Join(at.Root.Path, driver.LibraryDirs()[0], libraryName) // names what is missing
 	}
-	// Left to the dynamic linker on the machine itself; under any other root a path that names what is missing.
-	if filepath.Clean(driverRoot) == "/" {
-		return libraryName
-	}
-	return filepath.Join(driverRoot, libraryDirs()[0], libraryName)
 }
 
 // Error is a call of the library that failed.

@@ -11,14 +11,21 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"gpufabric.io/drivers/hardware/driver"
 )
 
 // Node is where things are on the node that a plugin serves.
 type Node struct {
-	// DriverRoot holds the NVIDIA driver's files: usr/lib64/libnvidia-ml.so.1, usr/bin/nvidia-imex.
+	// DriverRoot is where the NVIDIA driver's files may be: a directory, or several separated by commas, the preferred one first. Each is PATH, or
+	// PATH=HOST where the node has it at another path than this process.
 	DriverRoot string
-	// SysfsRoot and DevRoot stand in for /sys and /dev.
-	SysfsRoot, DevRoot string
+	// DevRoot stands in for /dev, as PATH or PATH=HOST. A driver that has device nodes in a dev below its own root is used with those.
+	DevRoot string
+	// OwnDev is this container's own /dev, in which device nodes of the driver are made for this process; empty: it is left alone.
+	OwnDev string
+	// SysfsRoot stands in for /sys.
+	SysfsRoot string
 	// ProcDevices stands in for /proc/devices; what else is read of /proc lies beside it.
 	ProcDevices string
 	// CDIRoot is where the container runtime looks for CDI specs.
@@ -39,9 +46,10 @@ type Node struct {
 // ("gpu-plugin"): its state lies in a directory of that name.
 func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
 	text := func(target *string, flag, fallback, usage string) { Text(flags, getenv, target, flag, fallback, usage) }
-	text(&n.DriverRoot, "driver-root", "/", "directory under which the NVIDIA driver's usr/lib64 and usr/bin are")
+	text(&n.DriverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; PATH=HOST where the node has one at another path")
 	text(&n.SysfsRoot, "sysfs-root", "/sys", "directory that stands for /sys")
-	text(&n.DevRoot, "dev-root", "/dev", "directory that stands for /dev")
+	text(&n.DevRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
+	text(&n.OwnDev, "own-dev", "", "/dev of this container, where nodes of the driver are made that came after its start; empty: it is left alone")
 	text(&n.ProcDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&n.CDIRoot, "cdi-root", "/var/run/cdi", "directory where the container runtime looks for CDI specs")
 	text(&n.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's directory")
@@ -68,6 +76,12 @@ func (n *Node) Validate() error {
 	if n.NodeName == "" {
 		errs = append(errs, errors.New("--node-name is empty: give the name of this node's Node object, or set NODE_NAME from spec.nodeName"))
 	}
+	if _, err := driver.ParsePlaces(n.DriverRoot); err != nil {
+		errs = append(errs, fmt.Errorf("--driver-root: %w", err))
+	}
+	if _, err := driver.ParsePlace(n.DevRoot); err != nil {
+		errs = append(errs, fmt.Errorf("--dev-root: %w", err))
+	}
 	for _, dir := range []struct{ flag, path string }{
 		{"cdi-root", n.CDIRoot}, {"kubelet-root", n.KubeletRoot}, {"state-dir", n.StateDir},
 	} {
@@ -76,6 +90,24 @@ func (n *Node) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Driver says where the NVIDIA driver may be.
+func (n *Node) Driver() driver.Search {
+	roots, err := driver.ParsePlaces(n.DriverRoot)
+	if err != nil {
+		roots = nil // Validate has said so
+	}
+	return driver.Search{Roots: roots, Dev: n.Dev(), ProcRoot: n.ProcRoot(), OwnDev: n.OwnDev}
+}
+
+// Dev is the directory that stands for /dev.
+func (n *Node) Dev() driver.Place {
+	dev, err := driver.ParsePlace(n.DevRoot)
+	if err != nil {
+		return driver.Here(n.DevRoot) // Validate has said so
+	}
+	return dev
 }
 
 // ProcRoot is the directory that stands for /proc.

@@ -33,8 +33,9 @@ func TestAFlagWinsOverTheEnvironmentWhichWinsOverTheDefault(t *testing.T) {
 
 func TestEveryFlagThatCannotWorkIsNamed(t *testing.T) {
 	node := bind(t, nil, "--cdi-root=cdi", "--state-dir=")
+	node.DriverRoot, node.DevRoot = "/,driver", "/host/dev="
 	err := node.Validate()
-	for _, flag := range []string{"--node-name", "--cdi-root", "--state-dir"} {
+	for _, flag := range []string{"--node-name", "--cdi-root", "--state-dir", "--driver-root", "--dev-root"} {
 		if err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%v does not name %s", err, flag)
 		}

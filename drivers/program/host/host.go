@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/nvml"
 )
 
@@ -22,7 +23,7 @@ import (
 type Host struct {
 	Getenv         func(string) string                       // nil: os.Getenv
 	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
-	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on <driverRoot>'s libnvidia-ml.so.1
+	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
 	IMEX           imexd.Runner                              // nil: run <driverRoot>/usr/bin/nvidia-imex as a child process
 	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
 }
@@ -56,12 +57,12 @@ func (h Host) Logger(role string, verbosity int) logr.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(h.Err()), textlogger.Verbosity(verbosity))).WithName(role)
 }
 
-// Library returns NVML as it is under driverRoot.
-func (h Host) Library(driverRoot string) nvmllib.Interface {
+// Library returns NVML of the driver that search finds.
+func (h Host) Library(search driver.Search) nvmllib.Interface {
 	if h.NVML != nil {
-		return h.NVML(driverRoot)
+		return h.NVML(search.Locate().Root.Path)
 	}
-	return nvml.Load(driverRoot)
+	return nvml.Load(search)
 }
 
 // Runner returns what runs IMEX daemons under driverRoot.

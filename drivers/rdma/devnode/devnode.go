@@ -7,6 +7,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 )
 
@@ -15,8 +16,8 @@ const Permissions = "rwm"
 
 // Roots is where a node's files are.
 type Roots struct {
-	Dev   string // /dev
-	Sysfs string // /sys; for the number of rdma_cm, which belongs to no HCA
+	Dev   driver.Place // /dev
+	Sysfs string       // /sys; for the number of rdma_cm, which belongs to no HCA
 }
 
 // ConnectionManager is rdma_cm, the character device that belongs to no HCA. Its number is 0 where the kernel does not tell it.
@@ -26,14 +27,13 @@ func (r Roots) ConnectionManager() infiniband.CharDevice {
 
 // Stat returns the path of c on the host, and whether something stands there.
 func (r Roots) Stat(c infiniband.CharDevice) (path string, err error) {
-	path = r.HostPath(c)
-	_, err = os.Stat(path)
-	return path, err
+	_, err = os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name))
+	return r.HostPath(c), err
 }
 
 // HostPath is where the host has c.
 func (r Roots) HostPath(c infiniband.CharDevice) string {
-	return filepath.Join(r.Dev, "infiniband", c.Name)
+	return filepath.Join(r.Dev.Host, "infiniband", c.Name)
 }
 
 // ContainerPath is where a container finds c.
@@ -48,7 +48,7 @@ func (r Roots) CDI(devices []infiniband.CharDevice) []*specs.DeviceNode {
 		node := &specs.DeviceNode{Path: ContainerPath(c), HostPath: r.HostPath(c), Permissions: Permissions}
 		if c.Major != 0 {
 			node.Type, node.Major, node.Minor = "c", int64(c.Major), int64(c.Minor)
-		} else if info, err := os.Stat(node.HostPath); err == nil && info.Mode()&os.ModeCharDevice == 0 {
+		} else if info, err := os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name)); err == nil && info.Mode()&os.ModeCharDevice == 0 {
 			continue
 		}
 		nodes = append(nodes, node)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/rdma/devnode"
@@ -15,7 +16,7 @@ import (
 
 func TestASpecHasTheNumbersThatTheKernelTells(t *testing.T) {
 	tree := sysfstest.New(t) // whose nodes are plain files
-	roots := devnode.Roots{Dev: tree.Dev, Sysfs: tree.Sys}
+	roots := devnode.Roots{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
 	null := filepath.Join(tree.Dev, "infiniband/null")
 	if err := os.Symlink("/dev/null", null); err != nil {
 		t.Fatal(err)
@@ -39,7 +40,7 @@ func TestWithoutSysfsTheConnectionManagerHasNoNumber(t *testing.T) {
 		if content != "" {
 			tree.Write("devices/virtual/misc/rdma_cm/dev", content)
 		}
-		if got := (devnode.Roots{Dev: tree.Dev, Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
+		if got := (devnode.Roots{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

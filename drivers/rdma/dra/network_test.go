@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
@@ -97,7 +98,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			pods := &networks{unready: test.unready}
-			kind := NewKind(devnode.Roots{Dev: dev}, pods)
+			kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
 			prepared, err := kind.Prepare(t.Context(), test.claim)
 			if test.err != "" {

@@ -26,12 +26,12 @@ func (p *plugin) watchDevices(ctx context.Context) {
 		return
 	}
 	defer func() { _ = watcher.Close() }()
-	directory := filepath.Join(p.DevRoot, "infiniband")
+	directory := filepath.Join(p.Dev().Path, "infiniband")
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
 		// /dev/infiniband comes with the first RDMA device, so its parent is watched too.
-		_ = watcher.Add(p.DevRoot)
+		_ = watcher.Add(p.Dev().Path)
 		if !slices.Contains(watcher.WatchList(), directory) && watcher.Add(directory) == nil {
 			p.askSoon()
 		}

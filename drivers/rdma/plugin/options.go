@@ -56,7 +56,7 @@ func (o *Options) Validate() error {
 
 // deviceNodes is where the node's device nodes are, and their numbers.
 func (o *Options) deviceNodes() devnode.Roots {
-	return devnode.Roots{Dev: o.DevRoot, Sysfs: o.SysfsRoot}
+	return devnode.Roots{Dev: o.Dev(), Sysfs: o.SysfsRoot}
 }
 
 // Command is the role as a subcommand.

@@ -51,7 +51,7 @@ heeds those by which it finds the GPUs, their units and --state-dir, which is vg
 			if err != nil {
 				return err
 			}
-			return RunMonitor(cmd.Context(), &o, byteLabels, h.Library(o.DriverRoot), client)
+			return RunMonitor(cmd.Context(), &o, byteLabels, h.Library(o.Driver()), client)
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env)

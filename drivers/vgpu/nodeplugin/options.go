@@ -16,8 +16,6 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// HostDriverRoot is the driver's root as the container runtime sees it, where that differs from DriverRoot.
-	HostDriverRoot string
 	// CDIHook is nvidia-cdi-hook on the host; empty: no hooks.
 	CDIHook string
 	// DeviceConfig and NodeConfig are the files of the two ConfigMaps; empty or missing: none.
@@ -54,7 +52,6 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.HostDriverRoot, "host-driver-root", "", "the driver's root as the container runtime sees it; empty: --driver-root")
 	text(&o.CDIHook, "cdi-hook", "", "path of nvidia-cdi-hook on the host; empty: no hooks")
 	text(&o.DeviceConfig, "device-config", "", "device-config.yaml of the ConfigMap volcano-vgpu-device-config")
 	text(&o.NodeConfig, "node-config", "", "config.json of the ConfigMap volcano-vgpu-node-config")

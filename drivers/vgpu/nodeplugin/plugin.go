@@ -83,7 +83,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return Run(cmd.Context(), &o, h.Library(o.DriverRoot), client)
+			return Run(cmd.Context(), &o, h.Library(o.Driver()), client)
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env)
@@ -315,9 +315,11 @@ func (f finder) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.D
 
 // writeDevices writes the CDI spec through which containers get the shared GPUs' device nodes and the driver's files.
 func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, t *table) (finder, *cdi.Dir, error) {
-	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: o.DevRoot}}
+	at := o.Driver().Locate()
+	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host}}
 	found, err := edits.Find(t.node, edits.Options{
-		NVML: lib, DriverRoot: o.DriverRoot, HostDriverRoot: o.HostDriverRoot, DevRoot: o.DevRoot, ProcDevices: o.ProcDevices, HookPath: o.CDIHook,
+		NVML: lib, DriverRoot: at.Root.Path, HostDriverRoot: at.Root.Host, DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host,
+		ProcDevices: o.ProcDevices, HookPath: o.CDIHook,
 		Log: klog.FromContext(ctx),
 	})
 	if err != nil {

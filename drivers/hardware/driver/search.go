@@ -1,0 +1,122 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// ControlNode is the device node that every client of the driver opens first.
+const ControlNode = "nvidiactl"
+
+// Search says where a driver may be. It finds one that is installed, moved or removed later too, since it looks each time that it is asked.
+type Search struct {
+	// Roots are the directories that may hold a driver's files, the preferred one first.
+	Roots []Place
+	// Dev stands for /dev.
+	Dev Place
+	// ProcRoot stands for /proc.
+	ProcRoot string
+	// OwnDev is this container's own /dev, in which nodes of the driver are made for this process; empty: it is left alone.
+	OwnDev string
+}
+
+// Location is where a driver is.
+type Location struct {
+	// Root holds the driver's files.
+	Root Place
+	// Dev holds its device nodes. A driver container has them in a /dev of its own.
+	Dev Place
+	// Library is the management library's real file, as this process sees it; empty where there is no driver.
+	Library string
+}
+
+// Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the first. Without
+// any it is the first root, with no library.
+func (s Search) Locate() Location {
+	loaded := s.loadedVersion()
+	var found *Location
+	for _, root := range s.Roots {
+		library, err := root.Library()
+		if err != nil {
+			continue
+		}
+		at := Location{Root: root, Dev: s.devOf(root), Library: library}
+		if loaded == "" || libraryVersion(library) == loaded {
+			return at
+		}
+		if found == nil {
+			found = &at
+		}
+	}
+	switch {
+	case found != nil:
+		return *found
+	case len(s.Roots) > 0:
+		return Location{Root: s.Roots[0], Dev: s.devOf(s.Roots[0])}
+	default:
+		return Location{Dev: s.Dev}
+	}
+}
+
+// devOf is where a root's device nodes are: below the root if its driver has made them there, else in the node's /dev.
+func (s Search) devOf(root Place) Place {
+	own := root.Join("dev")
+	if _, err := os.Stat(filepath.Join(own.Path, ControlNode)); err == nil {
+		return own
+	}
+	return s.Dev
+}
+
+// versionLine is the first line of /proc/driver/nvidia/version, of the proprietary and the open kernel modules:
+// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...".
+var versionLine = regexp.MustCompile(`^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
+
+// loadedVersion is the version of the kernel's driver; empty where none is loaded.
+func (s Search) loadedVersion() string {
+	data, err := os.ReadFile(filepath.Join(s.ProcRoot, "driver/nvidia/version"))
+	if err != nil {
+		return ""
+	}
+	match := versionLine.FindSubmatch(data)
+	if match == nil {
+		return ""
+	}
+	return string(match[1])
+}
+
+// libraryFile is a library under its full version: libnvidia-ml.so.580.95.05.
+var libraryFile = regexp.MustCompile(`\.so\.(\d+\.\d+(?:\.\d+)?)$`)
+
+func libraryVersion(path string) string {
+	match := libraryFile.FindStringSubmatch(filepath.Base(path))
+	if match == nil {
+		return ""
+	}
+	return match[1]
+}
+
+// Prepare makes the driver's device nodes in this container's own /dev as the located driver has them. A container's /dev has the nodes that stood when it
+// was started; NVML opens those below /dev by name, so one that comes later has to be made here too. The error names every node that could not be made.
+func (s Search) Prepare(at Location) error {
+	if s.OwnDev == "" || at.Dev.Path == s.OwnDev {
+		return nil
+	}
+	var errs []error
+	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
+		nodes, err := filepath.Glob(filepath.Join(at.Dev.Path, pattern))
+		if err != nil {
+			return fmt.Errorf("look for device nodes in %s: %w", at.Dev.Path, err)
+		}
+		for _, node := range nodes {
+			below, err := filepath.Rel(at.Dev.Path, node)
+			if err == nil {
+				err = copyNode(node, filepath.Join(s.OwnDev, below))
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

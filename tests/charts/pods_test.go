@@ -63,23 +63,27 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 		mounts   []string // besides the kubelet's, CDI's and the plugin's own
 		flags    []string
 	}{
-		{"a driver on the host stands under /host", nil,
-			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/sys -> /sys (ro)"},
-			[]string{"--driver-root=/host", "--sysfs-root=/sys", "--dev-root=/dev", "--proc-devices=/proc/devices"}},
+		{"a driver on the host or in a container, whichever there is", nil,
+			[]string{"/dev -> /host/dev (ro)", "/etc/alternatives -> /host/etc/alternatives (ro)", "/run/nvidia -> /run/nvidia (ro)", "/sys -> /sys (ro)", "/usr -> /host/usr (ro)"},
+			[]string{"--driver-root=/host=/,/run/nvidia/driver", "--sysfs-root=/sys", "--dev-root=/host/dev=/dev", "--own-dev=/dev", "--proc-devices=/proc/devices"}},
+		{"a driver in /opt, and no driver container", map[string]any{"driverDirectories": []any{"/usr", "/opt/nvidia"}, "driverContainerRoot": ""},
+			[]string{"/dev -> /host/dev (ro)", "/opt/nvidia -> /host/opt/nvidia (ro)", "/sys -> /sys (ro)", "/usr -> /host/usr (ro)"},
+			[]string{"--driver-root=/host=/"}},
+		// It is mounted and unmounted below a directory that stays.
 		{"a driver container keeps its path", map[string]any{"driverRoot": "/run/nvidia/driver"},
-			[]string{"/dev -> /dev (ro)", "/run/nvidia/driver -> /run/nvidia/driver (ro)", "/sys -> /sys (ro)"},
-			[]string{"--driver-root=/run/nvidia/driver"}},
+			[]string{"/dev -> /host/dev (ro)", "/run/nvidia -> /run/nvidia (ro)", "/sys -> /sys (ro)"},
+			[]string{"--driver-root=/run/nvidia/driver", "--dev-root=/host/dev=/dev"}},
 		{"one host mount covers what lies in it", map[string]any{
 			"driverRoot": "/fake/driver", "sysfsRoot": "/fake/sys", "devRoot": "/fake/dev", "procDevices": "/fake/proc/devices", "hostMounts": []any{"/fake"}},
 			[]string{"/fake -> /fake"},
 			[]string{"--driver-root=/fake/driver", "--sysfs-root=/fake/sys", "--dev-root=/fake/dev", "--proc-devices=/fake/proc/devices"}},
 		{"a directory whose name only begins alike is mounted too", map[string]any{"driverRoot": "/fake-driver", "hostMounts": []any{"/fake"}},
-			[]string{"/dev -> /dev (ro)", "/fake -> /fake", "/fake-driver -> /fake-driver (ro)", "/sys -> /sys (ro)"}, nil},
-		{"a proc elsewhere brings its directory", map[string]any{"procDevices": "/snapshot/proc/devices"},
-			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/snapshot/proc -> /snapshot/proc (ro)", "/sys -> /sys (ro)"},
+			[]string{"/dev -> /host/dev (ro)", "/fake -> /fake", "/fake-driver -> /fake-driver (ro)", "/sys -> /sys (ro)"}, nil},
+		{"a proc elsewhere brings its directory", map[string]any{"procDevices": "/snapshot/proc/devices", "driverRoot": "/opt/driver"},
+			[]string{"/dev -> /host/dev (ro)", "/opt/driver -> /opt/driver (ro)", "/snapshot/proc -> /snapshot/proc (ro)", "/sys -> /sys (ro)"},
 			[]string{"--proc-devices=/snapshot/proc/devices"}},
-		{"a host mount given twice is mounted once", map[string]any{"hostMounts": []any{"/opt/data", "/opt/data"}},
-			[]string{"/ -> /host (ro)", "/dev -> /dev (ro)", "/opt/data -> /opt/data", "/sys -> /sys (ro)"}, nil},
+		{"a host mount given twice is mounted once", map[string]any{"hostMounts": []any{"/opt/data", "/opt/data"}, "driverRoot": "/opt/driver"},
+			[]string{"/dev -> /host/dev (ro)", "/opt/data -> /opt/data", "/opt/driver -> /opt/driver (ro)", "/sys -> /sys (ro)"}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := map[string]any{}

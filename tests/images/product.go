@@ -87,7 +87,25 @@ func program(root, name, architecture string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}}, libraryLayer, programLayer)
+	layers := []v1.Layer{libraryLayer, programLayer}
+	if name == "gpufabric" {
+		hostLayer, err := Layer(hostLinks()...)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, hostLayer)
+	}
+	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}}, layers...)
+}
+
+// hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart, value
+// hardware.driverDirectories): the links that every distribution with a merged /usr has.
+func hostLinks() []File {
+	var links []File
+	for _, name := range []string{"bin", "lib", "lib64", "sbin"} {
+		links = append(links, File{Path: "/host/" + name, Link: "usr/" + name})
+	}
+	return links
 }
 
 // fakefabric is the program and, in lib beside it, the libraries that it puts into fake nodes.

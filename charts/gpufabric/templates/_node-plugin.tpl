@@ -13,10 +13,11 @@ A node plugin's DaemonSet. Called with a dict:
   stateOf      a role whose state it reads and does not write, instead of having one; "" for none
   capabilities what a container that is not privileged keeps; may be missing
   namespaces   true: it sees the network namespaces of the node's pods; may be missing
+  driver       whether it uses NVIDIA's driver, and so sees the driver's files
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
-{{- $hardware := include "gpufabric.hardwareMounts" .root | fromJsonArray }}
+{{- $hardware := include "gpufabric.hardwareMounts" . | fromJsonArray }}
 {{- $state := printf "%s/%s" $values.stateDir (.stateOf | default .role) }}
 {{- $own := ternary list (list $values.cdi.root $state) (ne .stateOf "") }}
 {{- range .kubelet }}
@@ -77,7 +78,7 @@ spec:
           args:
             - {{ .role }}
             - --node-name=$(NODE_NAME)
-            {{- include "gpufabric.hardwareFlags" .root | nindent 12 }}
+            {{- include "gpufabric.hardwareFlags" . | nindent 12 }}
             - --kubelet-root={{ $values.kubelet.root }}
             - --cdi-root={{ $values.cdi.root }}
             - --state-dir={{ $state }}
@@ -173,7 +174,7 @@ spec:
         - name: hardware-{{ $i }}
           hostPath:
             path: {{ $mount.path }}
-            {{- if $mount.writable }}
+            {{- if $mount.made }}
             # Made if it is missing: the plugin waits for what will stand in it, the pod need not.
             type: DirectoryOrCreate
             {{- end }}

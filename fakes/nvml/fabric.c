@@ -46,8 +46,10 @@ static nvmlReturn_t link_of(nvmlDevice_t device, unsigned int number, struct ff_
 		return NVML_ERROR_UNKNOWN;
 	if (number >= NVML_NVLINK_MAX_LINKS)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	/* A link that this GPU lacks is not supported, no bad argument: NVIDIA's nvidia-smi asks every GPU for all links that a header knows, and ends
+	 * topo -m at any other answer. */
 	if (number >= count || number >= FF_MAX_LINKS)
-		return count ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+		return NVML_ERROR_NOT_SUPPORTED;
 	return ff_state_copy(ff_gpu_offset(t.gpu) + offsetof(struct ff_gpu, links) + number * sizeof *link, link, sizeof *link)
 		       ? NVML_SUCCESS
 		       : NVML_ERROR_UNKNOWN;

@@ -22,6 +22,14 @@ struct source {
 	struct ff_link links[FF_MAX_LINKS];
 };
 
+static uint32_t to_switches(const struct source *s)
+{
+	uint32_t count = 0;
+	for (unsigned int i = 0; i < s->model->link_count && i < FF_MAX_LINKS; i++)
+		count += s->links[i].active && s->links[i].remote_type == NVML_NVLINK_DEVICE_TYPE_SWITCH;
+	return count;
+}
+
 /* Adds one counter up over all links. */
 static uint64_t sum(const struct source *s, size_t member)
 {
@@ -53,6 +61,9 @@ static nvmlReturn_t link_field(const struct source *s, nvmlFieldValue_t *f)
 	switch (f->fieldId) {
 	case NVML_FI_DEV_NVLINK_LINK_COUNT:
 		small(f, s->model->link_count);
+		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT: /* what NVIDIA's topo -m writes NV# for, behind switches */
+		small(f, to_switches(s));
 		return NVML_SUCCESS;
 	case NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON:
 		small(f, s->model->link_speed);

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "mig_rules.h"
 #include "target.h"
 
 CORE_NUMBER(nvmlDeviceGetMinorNumber, unsigned int, t.core.minor)
@@ -25,7 +26,7 @@ nvmlReturn_t impl_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 	OUT(index);
 	TARGET(ff_device);
 	if (t.mig)
-		return NVML_ERROR_NOT_SUPPORTED;
+		return ff_mig_index(&t, index);
 	*index = t.gpu;
 	return NVML_SUCCESS;
 }

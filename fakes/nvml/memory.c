@@ -3,6 +3,7 @@
 #include <time.h>
 #include <sys/time.h>
 
+#include "mig_rules.h"
 #include "process.h"
 #include "target.h"
 
@@ -71,15 +72,37 @@ nvmlReturn_t impl_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_
 	return memory(device, out);
 }
 
+/* A GPU instance has as much of BAR1 as it has of the memory slices, less what the driver keeps: the MIG user guide's nvidia-smi shows 32767 of 65536 MiB
+ * for a 3g.20gb, which has 4 of 8. */
+static nvmlReturn_t instance_bar1(const struct ff_target *t, uint64_t *bytes)
+{
+	struct ff_model m;
+	struct ff_gpu g;
+	uint32_t slices = 1;
+	nvmlReturn_t r = ff_mig_read(t->gpu, &g, &m);
+	if (r != NVML_SUCCESS)
+		return r;
+	const struct ff_gpu_instance *gi = ff_mig_gi(&g, t->gi);
+	if (!gi || gi->profile >= m.mig_profile_count || gi->profile >= FF_MAX_MIG_PROFILES)
+		return NVML_ERROR_NOT_FOUND;
+	for (unsigned int i = 0; i < m.mig_profile_count && i < FF_MAX_MIG_PROFILES; i++)
+		if (m.mig_profiles[i].size > slices)
+			slices = m.mig_profiles[i].size;
+	*bytes = *bytes / slices * m.mig_profiles[gi->profile].size - (1 << 20);
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t impl_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
 {
 	uint64_t bytes;
 	OUT(out);
-	TARGET(ff_whole_gpu);
+	TARGET(ff_device);
 	if (!FF_MODEL(bar1_total, &bytes))
 		return NVML_ERROR_UNKNOWN;
 	if (!bytes)
 		return NVML_ERROR_NOT_SUPPORTED;
+	if (t.mig && (r = instance_bar1(&t, &bytes)) != NVML_SUCCESS)
+		return r;
 	*out = (nvmlBAR1Memory_t){.bar1Total = bytes, .bar1Free = bytes - (1 << 20), .bar1Used = 1 << 20};
 	return NVML_SUCCESS;
 }
@@ -200,8 +223,18 @@ nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErr
 nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
 						  nvmlMemoryLocation_t location, unsigned long long *count)
 {
-	OUT(location < NVML_MEMORY_LOCATION_COUNT);
-	nvmlReturn_t r = impl_nvmlDeviceGetTotalEccErrors(device, type, counter, count);
+	OUT(location < NVML_MEMORY_LOCATION_COUNT && count);
+	struct ff_target t;
+	nvmlReturn_t r = ff_device(device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (t.mig) { /* nvml.h: for an instance only uncorrected errors since the start, and not of DRAM */
+		if (type != NVML_MEMORY_ERROR_TYPE_UNCORRECTED || counter != NVML_VOLATILE_ECC || location == NVML_MEMORY_LOCATION_DRAM)
+			return NVML_ERROR_NOT_SUPPORTED;
+		*count = 0;
+		return NVML_SUCCESS;
+	}
+	r = impl_nvmlDeviceGetTotalEccErrors(device, type, counter, count);
 	if (r == NVML_SUCCESS && location != NVML_MEMORY_LOCATION_DEVICE_MEMORY)
 		*count = 0;
 	return r;

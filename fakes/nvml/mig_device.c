@@ -40,6 +40,27 @@ nvmlReturn_t impl_nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t devi
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t ff_mig_index(const struct ff_target *t, unsigned int *index)
+{
+	struct ff_model m;
+	struct ff_gpu g;
+	unsigned int before = 0;
+	nvmlReturn_t r = ff_mig_read(t->gpu, &g, &m);
+	if (r != NVML_SUCCESS)
+		return r;
+	for (unsigned int gi = 0; gi < FF_GI_IDS; gi++)
+		for (unsigned int ci = 0; ci < FF_CI_IDS; ci++) {
+			if (!ff_mig_ci(ff_mig_gi(&g, gi), ci))
+				continue;
+			if (gi == t->gi && ci == t->ci) {
+				*index = before;
+				return NVML_SUCCESS;
+			}
+			before++;
+		}
+	return NVML_ERROR_NOT_FOUND;
+}
+
 /* MIG devices are counted in the order of their GPU instances' and then their compute instances' IDs. */
 nvmlReturn_t impl_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
 {

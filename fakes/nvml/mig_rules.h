@@ -25,3 +25,7 @@ nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, u
 
 /* Copies a GPU and the model; NOT_SUPPORTED on a model without MIG, GPU_IS_LOST for a GPU that is. */
 nvmlReturn_t ff_mig_read(unsigned int gpu, struct ff_gpu *g, struct ff_model *m);
+
+/* Which of its GPU's MIG devices this is, as nvmlDeviceGetMigDeviceHandleByIndex counts them. */
+struct ff_target;
+nvmlReturn_t ff_mig_index(const struct ff_target *target, unsigned int *index);

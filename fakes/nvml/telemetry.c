@@ -3,6 +3,7 @@
 #include <sys/time.h>
 
 #include "process.h"
+#include "settings.h"
 #include "target.h"
 
 static uint64_t now_us(void)
@@ -175,7 +176,7 @@ nvmlReturn_t impl_nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *ver
 
 /* The settings. */
 struct setting {
-	enum { PERSISTENCE, COMPUTE_MODE, POWER_LIMIT, ECC_MODE, CLEAR_ECC } what;
+	enum { PERSISTENCE, COMPUTE_MODE, POWER_LIMIT, ECC_MODE, CLEAR_ECC, TIME_SLICE } what;
 	unsigned int gpu;
 	uint32_t value;
 };
@@ -199,6 +200,9 @@ static bool set(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, v
 		break;
 	case ECC_MODE:
 		c->ecc_pending = s->value;
+		break;
+	case TIME_SLICE:
+		c->time_slice = s->value;
 		break;
 	case CLEAR_ECC:
 		if (s->value == NVML_VOLATILE_ECC)
@@ -227,6 +231,13 @@ nvmlReturn_t impl_nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnableSt
 	OUT(mode <= NVML_FEATURE_ENABLED);
 	TARGET(ff_whole_gpu);
 	return apply((struct setting){PERSISTENCE, t.gpu, mode});
+}
+
+nvmlReturn_t ff_set_time_slice(nvmlDevice_t device, uint32_t slice)
+{
+	OUT(slice <= 3); /* default, short, medium, long */
+	TARGET(ff_whole_gpu);
+	return apply((struct setting){TIME_SLICE, t.gpu, slice});
 }
 
 nvmlReturn_t impl_nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)

@@ -90,11 +90,26 @@ func model[T any](fn func(*state.Model) T) func(part) (T, nvml.Return) {
 	return func(p part) (T, nvml.Return) { return fn(p.model), nvml.SUCCESS }
 }
 
+// GetIndex gives a MIG device's number on its GPU, as nvml.h says of nvmlDeviceGetIndex.
 func (d *device) GetIndex() (int, nvml.Return) {
-	if d.isMIG {
-		return 0, nvml.ERROR_NOT_SUPPORTED
-	}
-	return get(d, "DeviceGetIndex", whole, func(part) (int, nvml.Return) { return d.gpu, nvml.SUCCESS })
+	return get(d, "DeviceGetIndex", anyLive, func(p part) (int, nvml.Return) {
+		if !d.isMIG {
+			return d.gpu, nvml.SUCCESS
+		}
+		before := 0
+		for gi := range uint32(mig.GPUInstanceIDs) {
+			for ci := range uint32(mig.ComputeInstanceIDs) {
+				switch {
+				case mig.FindComputeInstance(mig.FindGPUInstance(p.gpu, gi), ci) == nil:
+				case gi == d.gi && ci == d.ci:
+					return before, nvml.SUCCESS
+				default:
+					before++
+				}
+			}
+		}
+		return 0, nvml.ERROR_NOT_FOUND
+	})
 }
 
 func (d *device) GetUUID() (string, nvml.Return) {

@@ -23,10 +23,8 @@ func link[T any](d *device, function string, number int, fn func(part, *state.Li
 		switch {
 		case number < 0 || number >= nvml.NVLINK_MAX_LINKS:
 			return zero, nvml.ERROR_INVALID_ARGUMENT
-		case p.model.LinkCount == 0:
-			return zero, nvml.ERROR_NOT_SUPPORTED
 		case number >= int(p.model.LinkCount) || number >= state.MaxLinks:
-			return zero, nvml.ERROR_INVALID_ARGUMENT
+			return zero, nvml.ERROR_NOT_SUPPORTED
 		}
 		return fn(p, &p.gpu.Links[number])
 	})

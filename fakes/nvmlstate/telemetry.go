@@ -55,12 +55,27 @@ func (d *device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 }
 
 func (d *device) GetBAR1MemoryInfo() (nvml.BAR1Memory, nvml.Return) {
-	return get(d, "DeviceGetBAR1MemoryInfo", whole, func(p part) (nvml.BAR1Memory, nvml.Return) {
-		if p.model.BAR1Total == 0 {
+	return get(d, "DeviceGetBAR1MemoryInfo", anyLive, func(p part) (nvml.BAR1Memory, nvml.Return) {
+		total := p.model.BAR1Total
+		switch {
+		case total == 0:
 			return nvml.BAR1Memory{}, nvml.ERROR_NOT_SUPPORTED
+		case d.isMIG && (p.gi == nil || p.gi.Profile >= min(p.model.MIGProfileCount, state.MaxMIGProfiles)):
+			return nvml.BAR1Memory{}, nvml.ERROR_NOT_FOUND
+		case d.isMIG:
+			total = instanceBAR1(p)
 		}
-		return nvml.BAR1Memory{Bar1Total: p.model.BAR1Total, Bar1Free: p.model.BAR1Total - 1<<20, Bar1Used: 1 << 20}, nvml.SUCCESS
+		return nvml.BAR1Memory{Bar1Total: total, Bar1Free: total - 1<<20, Bar1Used: 1 << 20}, nvml.SUCCESS
 	})
+}
+
+// instanceBAR1 is a GPU instance's part of BAR1: that of the memory slices, less a MiB (see impl_nvmlDeviceGetBAR1MemoryInfo).
+func instanceBAR1(p part) uint64 {
+	slices := uint32(1)
+	for _, q := range p.model.MIGProfiles[:min(p.model.MIGProfileCount, state.MaxMIGProfiles)] {
+		slices = max(slices, q.Size)
+	}
+	return p.model.BAR1Total/uint64(slices)*uint64(p.model.MIGProfiles[p.gi.Profile].Size) - 1<<20
 }
 
 // running lists the processes of one type: 0 compute, 1 graphics, 2 MPS.

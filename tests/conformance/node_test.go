@@ -51,11 +51,17 @@ type node struct {
 // newNode renders the second node of a profile's cluster, with libraries and commands.
 func newNode(t *testing.T, name string) *node {
 	t.Helper()
-	checkout, err := repository.Root()
+	p, err := profile.Load(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := profile.Load(name)
+	return renderNode(t, p)
+}
+
+// renderNode is newNode with a profile that a test has changed.
+func renderNode(t *testing.T, p *profile.Profile) *node {
+	t.Helper()
+	checkout, err := repository.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

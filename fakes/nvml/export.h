@@ -1,0 +1,7 @@
+/* The part of the export table that is not NVML: the PCI tree. */
+#pragma once
+#include "impl.h"
+#include "state.h"
+
+/* Tells how far two PCI functions are apart by the node's sys/bus/pci, as NVML would of two GPUs; false where one of them is not there. */
+bool ff_pci_ancestor(const char *one, const char *other, nvmlGpuTopologyLevel_t *level);

@@ -6,6 +6,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "call.h"
 #include "handle.h"
 
 nvmlReturn_t impl_nvmlSystemGetDriverVersion(char *version, unsigned int length)
@@ -80,6 +81,17 @@ nvmlReturn_t impl_nvmlUnitGetCount(unsigned int *count)
 nvmlReturn_t impl_nvmlGetExcludedDeviceCount(unsigned int *count)
 {
 	return impl_nvmlUnitGetCount(count);
+}
+
+/* The names of before CUDA 11, which NVIDIA's library still has and nvml.h no longer. */
+EXPORT nvmlReturn_t nvmlGetBlacklistDeviceCount(unsigned int *count)
+{
+	return nvmlGetExcludedDeviceCount(count);
+}
+
+EXPORT nvmlReturn_t nvmlGetBlacklistDeviceInfoByIndex(unsigned int index, nvmlExcludedDeviceInfo_t *info)
+{
+	return nvmlGetExcludedDeviceInfoByIndex(index, info);
 }
 
 nvmlReturn_t impl_nvmlDeviceGetCount_v2(unsigned int *count)

@@ -46,8 +46,9 @@ type gpu struct {
 	Addressing   string `xml:"addressing_mode"`
 	Board        string `xml:"board_part_number"`
 	VBIOS        string `xml:"vbios_version"`
-	Module       int    `xml:"gpu_module_id"`
-	PCI          struct {
+	// Module and Clique are N/A where there is none.
+	Module string `xml:"gpu_module_id"`
+	PCI    struct {
 		Device    string `xml:"pci_device_id"`
 		Subsystem string `xml:"pci_sub_system_id"`
 		// Real machines nest the link's numbers; the maximum is what counts.
@@ -58,7 +59,7 @@ type gpu struct {
 	} `xml:"pci"`
 	Fabric struct {
 		State  string `xml:"state"`
-		Clique uint32 `xml:"cliqueId"`
+		Clique string `xml:"cliqueId"`
 		UUID   string `xml:"clusterUuid"`
 	} `xml:"fabric"`
 	Memory struct {
@@ -71,13 +72,16 @@ type gpu struct {
 			Corrected   string `xml:"sram_correctable"`
 		} `xml:"volatile"`
 	} `xml:"ecc_errors"`
+	ECCMode     string `xml:"ecc_mode>current_ecc"`
 	Temperature struct {
 		Now      string `xml:"gpu_temp"`
 		Shutdown string `xml:"gpu_temp_max_threshold"`
 		Slowdown string `xml:"gpu_temp_slow_threshold"`
 	} `xml:"temperature"`
 	Power struct {
+		// From 535 on there are two draws, and none that has neither name.
 		Draw    string `xml:"power_draw"`
+		Instant string `xml:"instant_power_draw"`
 		Default string `xml:"default_power_limit"`
 		Min     string `xml:"min_power_limit"`
 		Max     string `xml:"max_power_limit"`
@@ -132,17 +136,17 @@ func addGPUs(p *profile.Profile, m Machine, s sysfs) error {
 			return fmt.Errorf("GPU %s is %s and GPU %s is %s; a profile has one model", first.ID, first.Name, g.ID, g.Name)
 		}
 		address := strings.ToLower(strings.TrimPrefix(g.ID, "0000"))
-		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: g.Module}
+		d := profile.GPU{PCI: address, Bridges: s.bridges(address), NUMA: s.numaOf(address), Module: number(g.Module)}
 		if v := number(g.Temperature.Now); v != p.GPUs.Model.IdleCelsius {
 			d.IdleCelsius = v
 		}
-		if v := number(g.Power.Draw); v != p.GPUs.Model.Power.IdleWatts {
+		if v := g.draw(); v != p.GPUs.Model.Power.IdleWatts {
 			d.IdleWatts = v
 		}
 		p.GPUs.Devices = append(p.GPUs.Devices, d)
 	}
 	if f := first.Fabric; f.State == "Completed" {
-		p.Fabric = &profile.Fabric{ClusterUUID: sanitised(f.UUID), CliqueID: f.Clique}
+		p.Fabric = &profile.Fabric{ClusterUUID: sanitised(f.UUID), CliqueID: uint32(number(f.Clique))}
 	}
 	borrow(p)
 	return nil
@@ -167,15 +171,26 @@ func (g gpu) model() profile.GPUModel {
 	m := profile.GPUModel{
 		Name: g.Name, Architecture: architecture, Brand: strings.ToLower(g.Brand), PCIID: pciID(g.PCI.Device), SubsystemID: pciID(g.PCI.Subsystem),
 		MemoryMiB: int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)),
-		ECC:            g.ECC.Volatile.Correctable+g.ECC.Volatile.Corrected != "N/A" && g.ECC.Volatile.Correctable+g.ECC.Volatile.Corrected != "",
+		ECC:            g.hasECC(),
 		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
 		PCIe:        profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
-		Power:       profile.Power{IdleWatts: number(g.Power.Draw), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min), MaxWatts: number(g.Power.Max)},
+		Power:       profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min), MaxWatts: number(g.Power.Max)},
 		Clocks:      profile.Clocks{GraphicsMHz: number(max.Graphics), SMMHz: number(max.SM), MemoryMHz: number(max.Memory), VideoMHz: number(max.Video)},
 		IdleCelsius: number(g.Temperature.Now),
 		Temperature: profile.Temperature{Shutdown: number(g.Temperature.Shutdown), Slowdown: number(g.Temperature.Slowdown)},
 	}
 	return m
+}
+
+func (g gpu) draw() int { return number(cmp.Or(g.Power.Draw, g.Power.Instant)) }
+
+// hasECC is whether the model can correct errors, be it switched on or not.
+func (g gpu) hasECC() bool {
+	if g.ECCMode != "" {
+		return g.ECCMode != "N/A"
+	}
+	counter := g.ECC.Volatile.Correctable + g.ECC.Volatile.Corrected
+	return counter != "N/A" && counter != ""
 }
 
 // borrow takes what nvidia-smi does not tell from the shipped profile of the same model, if there is one.

@@ -15,6 +15,7 @@ import (
 
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/program"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -26,6 +27,8 @@ const Repository = "ghcr.io/gpufabric/gpufabric"
 // goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
 type goroutines struct {
 	imex imexd.Runner
+	// files is shared by all roles: a thousand nodes take one inotify instance.
+	files *filewatch.Watcher
 }
 
 var _ simnode.Runtime = (*goroutines)(nil)
@@ -37,7 +40,7 @@ func newGoroutines(nodes int) *goroutines {
 		// 1,008 nodes in racks of 18 keep some 17,000 connections; at two messages a second each they would take both cores.
 		daemons.heartbeat = slowHeartbeat
 	}
-	return &goroutines{imex: daemons}
+	return &goroutines{imex: daemons, files: &filewatch.Watcher{}}
 }
 
 // Owns tells whether the image is gpufabric's.
@@ -63,7 +66,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: library, IMEX: g.imex,
+		NVML: library, IMEX: g.imex, Files: g.files,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")

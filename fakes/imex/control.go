@@ -1,17 +1,19 @@
 package imex
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 )
 
-// answer is what the control channel sends to whoever connects, before it closes the connection.
+// answer is what the control channel sends to whoever asks on it, before it closes the connection.
 type answer struct {
 	Local  State  `json:"local"`
 	Self   string `json:"self"`
@@ -57,7 +59,7 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 			if err != nil {
 				return // only closing the listener ends it
 			}
-			wg.Go(func() { d.answerCommand(conn) })
+			wg.Go(func() { d.answerCommand(ctx, conn) })
 		}
 	})
 	return nil
@@ -83,8 +85,34 @@ func removeSocket(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-func (d *Daemon) answerCommand(conn net.Conn) {
+// Question is what a daemon is asked.
+type Question string
+
+// The questions.
+const (
+	OfDaemon Question = "daemon" // -q: its own state
+	OfDomain Question = "domain" // -N, -n: all nodes
+)
+
+// silent says whether a fault keeps the daemon from answering.
+func (d *Daemon) silent(q Question) bool {
+	who := d.options.Faults().Silent
+	return who == "*" || who == "-N" && q == OfDomain
+}
+
+func (d *Daemon) answerCommand(ctx context.Context, conn net.Conn) {
 	defer func() { _ = conn.Close() }() // the asker has its answer or is gone
+	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer release()
+	requests := bufio.NewReader(conn)
+	line, err := requests.ReadString('\n')
+	if err != nil {
+		return
+	}
+	if d.silent(Question(strings.TrimSpace(line))) {
+		_, _ = requests.ReadByte() // until the asker gives up
+		return
+	}
 	s := d.Status()
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return
@@ -94,8 +122,8 @@ func (d *Daemon) answerCommand(conn net.Conn) {
 	}
 }
 
-// Query asks the daemon that was started with this configuration.
-func Query(ctx context.Context, c Config) (Status, error) {
+// Query asks the daemon that was started with this configuration. Nothing but ctx bounds how long that takes.
+func Query(ctx context.Context, c Config, q Question) (Status, error) {
 	network, address := c.commandEndpoint()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, address)
@@ -103,10 +131,10 @@ func Query(ctx context.Context, c Config) (Status, error) {
 		return Status{Local: StateUnavailable}, fmt.Errorf("no IMEX daemon answers: %w", err)
 	}
 	defer func() { _ = conn.Close() }() // only read from
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return Status{Local: StateUnavailable}, err
-		}
+	release := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer release()
+	if _, err := fmt.Fprintln(conn, q); err != nil {
+		return Status{Local: StateUnavailable}, fmt.Errorf("IMEX daemon at %s: %w", address, err)
 	}
 	var a answer
 	if err := json.NewDecoder(conn).Decode(&a); err != nil {

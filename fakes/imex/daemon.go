@@ -24,10 +24,17 @@ type Options struct {
 	HostName string
 	// Resolve gives the addresses of a name; nil asks the system (so /etc/hosts, then DNS).
 	Resolve func(ctx context.Context, name string) ([]netip.Addr, error)
+	// DNS is asked for a name that Resolve does not know, as the C library's resolver does (nsswitch.conf: hosts: files dns); nil knows none.
+	DNS func(ctx context.Context, name string) ([]netip.Addr, error)
 	// Log takes one line per change; nil discards.
 	Log *slog.Logger
-	// StateDir keeps the mark that a connected daemon was here, for QuorumRecovery; empty keeps none.
+	// StateDir is the node's: it holds the session; empty: the daemon has the driver to itself.
 	StateDir string
+	// PersistDir keeps persist.dat, for QuorumRecovery; empty keeps none.
+	PersistDir string
+	// Surroundings are what the daemon's container has, Needs the device nodes it must have; nil: everything.
+	Surroundings Surroundings
+	Needs        []string
 	// Faults gives the peers that messages must not reach, and whether to die; nil means no faults.
 	Faults func() Faults
 	// Heartbeat is how often peers tell each other that they live; zero means 500 ms. A peer silent for four of them is lost.
@@ -40,6 +47,11 @@ type Faults struct {
 	Partitioned []string `json:"partitioned,omitempty"`
 	// Kills counts how often the daemon was told to die; a higher number than at its start ends it at once.
 	Kills int `json:"kills,omitempty"`
+	// Failures counts how often the daemon lost its GPUs; a higher number than at its start leaves it UNAVAILABLE, which it stays.
+	Failures int `json:"failures,omitempty"`
+	// Silent has the daemon take questions and answer none: "-N" those for the whole domain alone (#1417 of NVIDIA's DRA driver: nvidia-imex-ctl -N hangs
+	// where -q answers), "*" all, "" none.
+	Silent string `json:"silent,omitempty"`
 }
 
 func (f Faults) cuts(host string, addr netip.Addr) bool {
@@ -58,13 +70,19 @@ type Daemon struct {
 	started chan struct{}
 	reload  chan struct{}
 	kills   int
+	// failures are Faults.Failures when the daemon started.
+	failures int
+	// session is the node's, once the daemon has it.
+	session *Session
 	// remembered is what the recovery mark holds now, lost what an earlier daemon's held; only loop uses them.
 	remembered, lost []string
 
-	mu    sync.Mutex
-	state State
-	self  int // place in nodes, -1 when none of them is this machine
-	peers []*peer
+	mu sync.Mutex
+	// reloaded is when a Reload was heeded last.
+	reloaded time.Time
+	state    State
+	self     int // place in nodes, -1 when none of them is this machine
+	peers    []*peer
 }
 
 // New reads the list of nodes and prepares a daemon; nothing is opened yet.
@@ -92,15 +110,29 @@ func New(c Config, o Options) (*Daemon, error) {
 	}
 	sum := sha256.Sum256([]byte(strings.Join(nodes, "\n")))
 	d := &Daemon{config: c, options: o, nodes: nodes, hash: hex.EncodeToString(sum[:8]), state: StateInitializing, self: -1,
-		started: make(chan struct{}), reload: make(chan struct{}, 1), kills: o.Faults().Kills}
+		started: make(chan struct{}), reload: make(chan struct{}, 1), kills: o.Faults().Kills, failures: o.Faults().Failures}
 	for i, host := range nodes {
 		d.peers = append(d.peers, &peer{daemon: d, index: i, host: host, status: NeverConnected})
 	}
 	return d, nil
 }
 
-// Reload looks the peers' names up again, as SIGUSR1 does to the real daemon.
+// reloadPause is for how long after one SIGUSR1 the next are ignored. NVIDIA's IMEX guide, on changing peers: a signal that comes within five seconds of another
+// is not heeded, and not made up for.
+const reloadPause = 5 * time.Second
+
+// Reload looks the peers' names up again, as SIGUSR1 does to the real daemon, unless it was told to lately.
 func (d *Daemon) Reload() {
+	d.mu.Lock()
+	tooSoon := !d.reloaded.IsZero() && time.Since(d.reloaded) < reloadPause
+	if !tooSoon {
+		d.reloaded = time.Now()
+	}
+	d.mu.Unlock()
+	if tooSoon {
+		d.options.Log.Info("ignoring SIGUSR1, which came too soon after another")
+		return
+	}
 	select {
 	case d.reload <- struct{}{}:
 	default: // one is waiting already
@@ -135,7 +167,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 	defer d.setState(StateUnavailable)
+	defer d.endSession()
 
+	if err := d.checkStart(); err != nil {
+		return err
+	}
 	listener, err := d.listen(ctx)
 	if err != nil {
 		return err
@@ -177,8 +213,15 @@ func (d *Daemon) loop(ctx context.Context) error {
 			d.options.Log.Info("resolving peers again")
 			d.resolve(ctx)
 		case <-tick.C:
-			if d.options.Faults().Kills > d.kills {
+			faults := d.options.Faults()
+			if faults.Kills > d.kills {
 				return ErrKilled
+			}
+			if faults.Failures > d.failures {
+				d.setState(StateUnavailable)
+			}
+			if d.State() == StateUnavailable {
+				continue // for good; only another daemon helps
 			}
 			if waiting != "" && d.quorum(waiting, since) {
 				waiting = ""
@@ -193,7 +236,19 @@ func (d *Daemon) loop(ctx context.Context) error {
 
 func (d *Daemon) becomeReady() {
 	d.setState(StateInitGPU)
+	if err := d.initGPU(); err != nil {
+		d.options.Log.Error("this daemon is of no use any more", "error", err)
+		d.setState(StateUnavailable)
+		return
+	}
 	d.setState(StateReady)
+}
+
+// endSession gives the node's session up. However a daemon ends, this happens.
+func (d *Daemon) endSession() {
+	if d.session != nil {
+		d.session.Close()
+	}
 }
 
 // quorumState is the state to wait in, or empty when the daemon may be READY at once.
@@ -270,6 +325,9 @@ func (d *Daemon) lookup(ctx context.Context, host string) ([]netip.Addr, error) 
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	addrs, err := d.options.Resolve(ctx, host)
+	if len(addrs) == 0 && d.options.DNS != nil {
+		addrs, err = d.options.DNS(ctx, host)
+	}
 	for i := range addrs {
 		addrs[i] = addrs[i].Unmap()
 	}

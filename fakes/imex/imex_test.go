@@ -147,7 +147,7 @@ func TestTheControlCommandsAnswers(t *testing.T) {
 	a := d.start(1)
 	d.start(2)
 	eventually(t, "UP", a.is(imex.DomainUp))
-	s, err := imex.Query(t.Context(), a.config)
+	s, err := imex.Query(t.Context(), a.config, imex.OfDomain)
 	if err != nil || s.Local != imex.StateReady {
 		t.Fatalf("%+v %v", s, err)
 	}
@@ -176,11 +176,11 @@ func TestTheControlCommandsAnswers(t *testing.T) {
 	if err := decoder.Decode(&got); err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("connections have no key changed: %v", err)
 	}
-	if _, err := imex.Query(t.Context(), d.daemons[2].config); err != nil {
+	if _, err := imex.Query(t.Context(), d.daemons[2].config, imex.OfDaemon); err != nil {
 		t.Error(err)
 	}
 	_ = d.daemons[2].stop()
-	if s, err := imex.Query(t.Context(), d.daemons[2].config); err == nil || s.Local != imex.StateUnavailable {
+	if s, err := imex.Query(t.Context(), d.daemons[2].config, imex.OfDaemon); err == nil || s.Local != imex.StateUnavailable {
 		t.Errorf("a daemon that is gone: %+v %v", s, err)
 	}
 }
@@ -249,7 +249,7 @@ func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
 	var faults atomic.Pointer[imex.Faults]
 	faults.Store(&imex.Faults{})
 	recovering := func(c *imex.Config, o *imex.Options) {
-		c.Quorum, o.StateDir, o.Faults = imex.QuorumRecovery, state, func() imex.Faults { return *faults.Load() }
+		c.Quorum, o.PersistDir, o.Faults = imex.QuorumRecovery, state, func() imex.Faults { return *faults.Load() }
 	}
 	b := d.start(2)
 	a := d.start(1, recovering)

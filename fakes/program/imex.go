@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +13,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/state"
@@ -37,6 +37,9 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if *version {
 		fmt.Fprintln(stderr, "IMEX version is:", o.Version)
 		return nil
+	}
+	if o.Needs, err = imex.Needs(root); err != nil {
+		return err
 	}
 	config, err := imex.ReadConfig(*path)
 	if err != nil {
@@ -78,7 +81,16 @@ func runIMEX(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return err
 }
 
-// imexOptions gives a daemon its node's version and faults.
+// Environment by which a simulation without containers says what the daemon's container would have.
+const (
+	// envContainer is the container's bundle, as an OCI runtime gets it.
+	envContainer = "FAKEFABRIC_CONTAINER"
+	// envDev stands for /dev, envRun for /var/run/nvidia-imex.
+	envDev = "FAKEFABRIC_DEV"
+	envRun = "FAKEFABRIC_IMEX_RUN"
+)
+
+// imexOptions gives a daemon its node's version and faults, and what its container has.
 func imexOptions(root string) (imex.Options, error) {
 	f, err := state.Open(root)
 	if err != nil {
@@ -90,7 +102,28 @@ func imexOptions(root string) (imex.Options, error) {
 		return imex.Options{}, err
 	}
 	dir := filepath.Dir(state.Path(root))
-	return imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir, Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}, nil
+	o := imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir, Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}
+	o.PersistDir = cmp.Or(os.Getenv(envRun), imex.PersistDir)
+	if bundle := os.Getenv(envContainer); bundle != "" {
+		container, err := imex.ReadContainer(bundle)
+		if err != nil {
+			return imex.Options{}, err
+		}
+		o.Surroundings, o.PersistDir = container, container.Mounts[imex.PersistDir]
+		return o, nil
+	}
+	o.Surroundings = imex.Machine{Dev: cmp.Or(os.Getenv(envDev), "/dev"), LibraryDirs: libraryDirs()}
+	return o, nil
+}
+
+// libraryDirs are where this program's loader would look: it is linked without one. The libraries of a driver root lie beside its programs.
+func libraryDirs() []string {
+	dirs := []string{"/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"}
+	if exe, err := os.Executable(); err == nil {
+		beside := filepath.Dir(filepath.Dir(exe))
+		dirs = append([]string{filepath.Join(beside, "lib"), filepath.Join(beside, "lib64")}, dirs...)
+	}
+	return dirs
 }
 
 // runIMEXControl is nvidia-imex-ctl.
@@ -112,9 +145,11 @@ func runIMEXControl(ctx context.Context, args []string, stdout io.Writer) error 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	s, err := imex.Query(ctx, config)
+	question := imex.OfDomain
+	if *local {
+		question = imex.OfDaemon
+	}
+	s, err := imex.Query(ctx, config, question)
 	switch {
 	case *local && *asJSON:
 		return errors.Join(json.NewEncoder(stdout).Encode(map[string]imex.State{"status": s.Local}), err)

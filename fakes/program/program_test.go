@@ -30,8 +30,11 @@ func node(t *testing.T, profile string) string {
 	return root
 }
 
+// tool is a command of the node at root, on a machine that is that node.
 func tool(t *testing.T, root, name string, args ...string) *exec.Cmd {
-	return exec.CommandContext(t.Context(), filepath.Join(root, "driver/usr/bin", name), args...)
+	command := exec.CommandContext(t.Context(), filepath.Join(root, "driver/usr/bin", name), args...)
+	command.Env = append(os.Environ(), "FAKEFABRIC_DEV="+filepath.Join(root, "dev"), "FAKEFABRIC_IMEX_RUN="+filepath.Join(root, "run"))
+	return command
 }
 
 func TestTheToolsFindTheirNodeByThemselves(t *testing.T) {
@@ -61,6 +64,10 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	}
 	if out, err := tool(t, root, "nvidia-imex-ctl", "-c", config, "-q").Output(); err == nil || string(out) != "UNAVAILABLE\n" {
 		t.Errorf("without a daemon: %q %v", out, err)
+	}
+	// nvidia-modprobe makes the capability's node when the driver's own service starts.
+	if err := os.WriteFile(filepath.Join(root, "dev/nvidia-caps/nvidia-cap4323"), nil, 0o666); err != nil {
+		t.Fatal(err)
 	}
 	daemon := tool(t, root, "nvidia-imex", "-c", config)
 	var log bytes.Buffer

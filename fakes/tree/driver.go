@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"gpufabric.io/fakes/imex"
 	"gpufabric.io/fakes/profile"
 )
 
@@ -27,6 +28,9 @@ func writeDriver(w *writer, n *profile.Node, o Options) {
 		for _, so := range Libraries {
 			writeLibrary(w, filepath.Join(o.LibraryDir, so), so, n.Profile.Driver.Version)
 		}
+	}
+	if n.Profile.IMEX != nil {
+		writeIMEXLibrary(w, n.Profile.Driver.Version)
 	}
 	if o.Tools == "" || w.err != nil {
 		return
@@ -57,6 +61,13 @@ func writeLibrary(w *writer, source, soname, version string) {
 	w.bytes(full, data, 0o755)
 	w.link(filepath.Join("driver/usr/lib64", soname), full)
 	w.link(filepath.Join("driver/usr/lib64", soname[:len(soname)-2]), filepath.Join("driver/usr/lib64", soname))
+}
+
+// writeIMEXLibrary makes IMEX's own library, of which the fake daemon wants to see that it is there.
+func writeIMEXLibrary(w *writer, version string) {
+	full := "driver/usr/lib64/libnvidia-imex.so." + version
+	w.file(full, "")
+	w.link("driver/usr/lib64/"+imex.Library, full)
 }
 
 // linkOrCopy makes target a hard link to source, or a copy where the two lie on different file systems.

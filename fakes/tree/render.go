@@ -101,11 +101,9 @@ func Render(ctx context.Context, o Options) error {
 	if err := state.CreateNode(root, n); err != nil {
 		return err
 	}
-	// What faults and daemons left behind belongs to the machine that was here before.
-	for _, name := range []string{imex.FaultsName, imex.RecoveryName} {
-		if err := ignoreMissing(os.Remove(filepath.Join(root, "state", name))); err != nil {
-			return fmt.Errorf("render %s: %w", o.Profile.Name, err)
-		}
+	// What faults left behind belongs to the machine that was here before.
+	if err := ignoreMissing(os.Remove(filepath.Join(root, "state", imex.FaultsName))); err != nil {
+		return fmt.Errorf("render %s: %w", o.Profile.Name, err)
 	}
 	return writeRendered(root, n, o)
 }

@@ -1,0 +1,161 @@
+package imex
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Library is what a daemon cannot start without; it opens it by this name.
+const Library = "libnvidia-imex.so.1"
+
+// Surroundings are what a daemon's container has of its node.
+type Surroundings interface {
+	// Device says whether there is a device node: /dev/nvidiactl.
+	Device(path string) bool
+	// Library says whether the loader finds a library.
+	Library(name string) bool
+}
+
+// Needs are the device nodes that a daemon on the node at root needs: nvidiactl, every GPU's and the capability to manage the fabric. Public pull request #1222
+// of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the capability: NVIDIA's IMEX guide.
+func Needs(root string) ([]string, error) {
+	needs := []string{"/dev/nvidiactl"}
+	gpus, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
+	if err != nil {
+		return nil, fmt.Errorf("the node's GPUs: %w", err)
+	}
+	for _, gpu := range gpus {
+		minor, err := value(gpu, "Device Minor")
+		if err != nil {
+			return nil, err
+		}
+		needs = append(needs, "/dev/nvidia"+minor)
+	}
+	minor, err := value(filepath.Join(root, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"), "DeviceFileMinor")
+	if err != nil {
+		return nil, err
+	}
+	return append(needs, "/dev/nvidia-caps/nvidia-cap"+minor), nil
+}
+
+// value reads a line "KEY: VALUE".
+func value(path, key string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("what an IMEX daemon needs: %w", err)
+	}
+	defer func() { _ = file.Close() }() // only read from
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if name, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(name) == key {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", fmt.Errorf("what an IMEX daemon needs: %s has no line %s", path, key)
+}
+
+// Machine is the surroundings of a daemon that runs where it seems to.
+type Machine struct {
+	// Dev stands for /dev.
+	Dev string
+	// LibraryDirs are where the loader looks.
+	LibraryDirs []string
+}
+
+// Device implements Surroundings.
+func (m Machine) Device(path string) bool {
+	_, err := os.Stat(filepath.Join(m.Dev, strings.TrimPrefix(path, "/dev")))
+	return err == nil
+}
+
+// Library implements Surroundings.
+func (m Machine) Library(name string) bool {
+	return slices.ContainsFunc(m.LibraryDirs, func(dir string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	})
+}
+
+// Container is the surroundings of a daemon in a container that a simulation only writes down: what the container was given.
+type Container struct {
+	Devices []string
+	// Mounts are what is mounted, by the container's path.
+	Mounts map[string]string
+}
+
+// Device implements Surroundings.
+func (c Container) Device(path string) bool { return slices.Contains(c.Devices, path) }
+
+// Library implements Surroundings.
+func (c Container) Library(name string) bool {
+	for mounted := range c.Mounts {
+		if path.Base(mounted) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// ReadContainer reads a container's bundle, as an OCI runtime gets it.
+func ReadContainer(file string) (Container, error) {
+	var bundle struct {
+		Mounts []struct{ Destination, Source string } `json:"mounts"`
+		Linux  struct {
+			Devices []struct{ Path string } `json:"devices"`
+		} `json:"linux"`
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return Container{}, fmt.Errorf("the daemon's container: %w", err)
+	}
+	if err := json.Unmarshal(data, &bundle); err != nil {
+		return Container{}, fmt.Errorf("the daemon's container %s: %w", file, err)
+	}
+	c := Container{Mounts: map[string]string{}}
+	for _, mount := range bundle.Mounts {
+		c.Mounts[mount.Destination] = mount.Source
+	}
+	for _, device := range bundle.Linux.Devices {
+		c.Devices = append(c.Devices, device.Path)
+	}
+	return c, nil
+}
+
+// checkStart says why a daemon cannot even start.
+func (d *Daemon) checkStart() error {
+	if in := d.options.Surroundings; in != nil && !in.Library(Library) {
+		return fmt.Errorf("%s: cannot open shared object file: %w", Library, fs.ErrNotExist)
+	}
+	return nil
+}
+
+// initGPU takes the node's session. Its error leaves a daemon UNAVAILABLE, which it stays.
+func (d *Daemon) initGPU() error {
+	if in := d.options.Surroundings; in != nil {
+		var missing []string
+		for _, device := range d.options.Needs {
+			if !in.Device(device) {
+				missing = append(missing, device)
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("initialise GPUs: no access to %s", strings.Join(missing, ", "))
+		}
+	}
+	if d.options.StateDir == "" {
+		return nil
+	}
+	session, err := OpenSession(d.options.StateDir)
+	if err != nil {
+		return errors.Join(errors.New("initialise GPUs"), err)
+	}
+	d.session = session
+	return nil
+}

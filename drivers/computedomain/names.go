@@ -52,8 +52,18 @@ const (
 	EnvUID       = "COMPUTE_DOMAIN_UUID"
 	EnvName      = "COMPUTE_DOMAIN_NAME"
 	EnvNamespace = "COMPUTE_DOMAIN_NAMESPACE"
+	// EnvProgram and EnvControl are nvidia-imex and nvidia-imex-ctl, EnvLoader what starts them: the node's own loader, with the
+	// libraries beside it. It is not set for programs that need none.
+	EnvProgram = "IMEX_PROGRAM"
+	EnvControl = "IMEX_CONTROL"
+	EnvLoader  = "IMEX_LOADER"
 	// DaemonDir is where the domain's directory on the node is mounted.
 	DaemonDir = "/imexd"
+	// PersistDir is where nvidia-imex keeps persist.dat: what it must know after an end that was not in order. It lies in the
+	// domain's directory on the node, since it must outlive the container.
+	PersistDir = "/var/run/nvidia-imex"
+	// DriverDir holds what the container has of the node's driver: bin and lib.
+	DriverDir = "/driver"
 )
 
 // Ports of a daemon pod.

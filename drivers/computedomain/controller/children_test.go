@@ -9,43 +9,11 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-func TestADaemonSeesItsDriverWhereTheFlagsSay(t *testing.T) {
-	type mount struct {
-		host, inside string
-		readOnly     bool
-	}
-	for name, c := range map[string]struct {
-		driverRoot string
-		hostMounts []string
-		root       string
-		want       []mount
-	}{
-		"the node itself":         {"/", nil, "/driver-root", []mount{{"/", "/driver-root", true}}},
-		"a driver container":      {"/run/nvidia/driver", nil, "/run/nvidia/driver", []mount{{"/run/nvidia/driver", "/run/nvidia/driver", true}}},
-		"within a mount":          {"/var/lib/fake/driver", []string{"/var/lib/fake/"}, "/var/lib/fake/driver", []mount{{"/var/lib/fake", "/var/lib/fake", false}}},
-		"beside a mount":          {"/var/lib/fakedriver", []string{"/var/lib/fake"}, "/var/lib/fakedriver", []mount{{"/var/lib/fake", "/var/lib/fake", false}, {"/var/lib/fakedriver", "/var/lib/fakedriver", true}}},
-		"with another mount":      {"/", []string{"/opt/x"}, "/driver-root", []mount{{"/opt/x", "/opt/x", false}, {"/", "/driver-root", true}}},
-		"a mount that is the one": {"/opt/driver/", []string{"/opt/driver"}, "/opt/driver", []mount{{"/opt/driver", "/opt/driver", false}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			root, volumes, mounts := hostPaths(c.driverRoot, c.hostMounts)
-			byName := map[string]string{}
-			for _, volume := range volumes {
-				byName[volume.Name] = volume.HostPath.Path
-			}
-			var got []mount
-			for _, m := range mounts {
-				got = append(got, mount{byName[m.Name], m.MountPath, m.ReadOnly})
-			}
-			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(mount{})); diff != "" || root != c.root {
-				t.Errorf("driver root %s, want %s; mounts (-want +got)\n%s", root, c.root, diff)
-			}
-		})
-	}
-}
-
 func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
-	set := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i", ImagePullPolicy: "Always", ImagePullSecrets: []string{"s"}, DriverRoot: "/opt/driver", DaemonServiceAccount: "a"})
+	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i", ImagePullPolicy: "Always", ImagePullSecrets: []string{"s"}, DaemonServiceAccount: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	spec := set.Spec.Template.Spec
 	container := spec.Containers[0]
 	env := map[string]string{}
@@ -56,7 +24,7 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Errorf("environment (-want +got)\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"imex-daemon", "--driver-root=/opt/driver", "-v=0"}, container.Args); diff != "" {
+	if diff := cmp.Diff([]string{"imex-daemon", "-v=0"}, container.Args); diff != "" {
 		t.Errorf("arguments (-want +got)\n%s", diff)
 	}
 	probe := container.ReadinessProbe
@@ -65,5 +33,41 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	}
 	if len(set.Name) > 52 {
 		t.Errorf("the name %s has %d bytes; with more than 52 the controller's hash makes pods' labels too long", set.Name, len(set.Name))
+	}
+}
+
+func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
+	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := set.Spec.Template.Spec
+	for _, volume := range pod.Volumes {
+		if volume.HostPath != nil {
+			t.Errorf("it mounts %s of its node; the driver comes with the claimed device", volume.HostPath.Path)
+		}
+	}
+	container := pod.Containers[0]
+	has := container.SecurityContext
+	if *has.Privileged || *has.AllowPrivilegeEscalation || !*has.ReadOnlyRootFilesystem || len(has.Capabilities.Add) > 0 ||
+		!cmp.Equal(has.Capabilities.Drop, []corev1.Capability{"ALL"}) || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("security %+v, of the pod %+v", has, pod.SecurityContext)
+	}
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Error("it has namespaces of its node")
+	}
+	if container.LivenessProbe == nil || container.LivenessProbe.HTTPGet.Path != "/livez" || container.Resources.Requests.Cpu().IsZero() || container.Resources.Requests.Memory().IsZero() {
+		t.Errorf("liveness %+v, resources %+v", container.LivenessProbe, container.Resources)
+	}
+	if option := pod.DNSConfig.Options[0]; option.Name != "ndots" || *option.Value != "1" {
+		t.Errorf("DNS %+v", pod.DNSConfig)
+	}
+}
+
+func TestADirectoryOfAllPodsShowsWhatIsMountedThereLater(t *testing.T) {
+	volumes, mounts := hostPaths([]string{"/var/lib/fake/"})
+	if len(volumes) != 1 || volumes[0].HostPath.Path != "/var/lib/fake" || mounts[0].MountPath != "/var/lib/fake" || mounts[0].ReadOnly ||
+		*mounts[0].MountPropagation != corev1.MountPropagationHostToContainer {
+		t.Errorf("volumes %+v, mounts %+v", volumes, mounts)
 	}
 }

@@ -49,8 +49,7 @@ type Settings struct {
 	ImagePullSecrets []string
 	// DaemonServiceAccount is what the daemon pods run as.
 	DaemonServiceAccount string
-	// DriverRoot is where the NVIDIA driver is on nodes; HostMounts are directories of nodes that daemon pods see at the same path.
-	DriverRoot string
+	// HostMounts are directories of nodes that daemon pods see at the same path.
 	HostMounts []string
 	// DaemonVerbosity is the log level of the daemons.
 	DaemonVerbosity int
@@ -87,7 +86,6 @@ func Command(h host.Host, others ...func(context.Context, ctrl.Manager) error) *
 	flags.StringVar(&s.ImagePullPolicy, "image-pull-policy", string(corev1.PullIfNotPresent), "Always, IfNotPresent or Never")
 	flags.StringSliceVar(&s.ImagePullSecrets, "image-pull-secrets", nil, "names of the secrets to pull the image with, in the namespace")
 	flags.StringVar(&s.DaemonServiceAccount, "daemon-service-account", "gpufabric-imex-daemon", "service account of the IMEX daemons, in the namespace")
-	flags.StringVar(&s.DriverRoot, "driver-root", "/", "directory on nodes under which usr/bin/nvidia-imex is")
 	flags.StringArrayVar(&s.HostMounts, "host-mount", nil, "directory of nodes that IMEX daemons see at the same path (repeatable)")
 	flags.IntVar(&s.DaemonVerbosity, "daemon-v", 0, "log level of the IMEX daemons")
 	flags.StringVar(&s.metricsAddress, "metrics-address", "", "host:port that serves /metrics; empty: nowhere")
@@ -111,9 +109,9 @@ func (s *Settings) validate() error {
 	default:
 		errs = append(errs, fmt.Errorf("--image-pull-policy %q: allowed are Always, IfNotPresent and Never", s.ImagePullPolicy))
 	}
-	for _, dir := range append([]string{s.DriverRoot}, s.HostMounts...) {
+	for _, dir := range s.HostMounts {
 		if !filepath.IsAbs(dir) {
-			errs = append(errs, fmt.Errorf("--driver-root and --host-mount take absolute paths of a node, not %q", dir))
+			errs = append(errs, fmt.Errorf("--host-mount takes an absolute path of a node, not %q", dir))
 		}
 	}
 	return errors.Join(errs...)

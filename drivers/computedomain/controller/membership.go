@@ -2,6 +2,7 @@ package controller
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +10,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/imexd"
 )
 
 // member is a node of a domain, as the cluster shows it now.
@@ -115,5 +117,36 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 	slices.SortFunc(nodes, func(a, b v1beta1.ComputeDomainNode) int {
 		return cmp.Or(cmp.Compare(a.CliqueID, b.CliqueID), cmp.Compare(a.Index, b.Index))
 	})
+	return nodes
+}
+
+// cliquesOf carries the status's cliques over to the nodes of now. Slots never shrink while the domain lives: a daemon that starts after the node with
+// the highest index has left must list what those that run do.
+func cliquesOf(previous []v1beta1.ComputeDomainClique, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
+	slots := map[string]int{}
+	for _, clique := range previous {
+		slots[clique.ID] = clique.Slots
+	}
+	for _, node := range nodes {
+		if node.CliqueID != "" {
+			slots[node.CliqueID] = max(slots[node.CliqueID], imexd.SlotsFor(node.Index))
+		}
+	}
+	var cliques []v1beta1.ComputeDomainClique
+	for _, id := range slices.Sorted(maps.Keys(slots)) {
+		cliques = append(cliques, v1beta1.ComputeDomainClique{ID: id, Slots: slots[id]})
+	}
+	return cliques
+}
+
+// behind are the nodes whose daemon's pod was made from another template than this, sorted.
+func behind(pods []corev1.Pod, template string) []string {
+	var nodes []string
+	for _, pod := range pods {
+		if pod.DeletionTimestamp == nil && pod.Spec.NodeName != "" && pod.Labels[labelTemplate] != template {
+			nodes = append(nodes, pod.Spec.NodeName)
+		}
+	}
+	slices.Sort(nodes)
 	return nodes
 }

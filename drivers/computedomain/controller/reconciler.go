@@ -93,6 +93,8 @@ type pass struct {
 	domain *v1beta1.ComputeDomain
 	// problem, where there is one, is why the domain cannot be Ready.
 	problem *metav1.Condition
+	// template is what the domain's daemon pods are to be made from; empty where that is of no interest.
+	template string
 	// again, where not zero, is when to look once more though nothing may have changed.
 	again time.Duration
 }
@@ -174,9 +176,37 @@ func (r *Reconciler) ensureDaemonTemplate(ctx context.Context, p *pass) error {
 	return err
 }
 
+// ensureDaemonSet makes the daemons' DaemonSet, and brings one that was made otherwise up to date: by another version of this program, or with other
+// settings. Its running pods stay as they are.
 func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
-	_, err := r.ensure(ctx, p, daemonSet(p.domain, r.settings), &appsv1.DaemonSet{})
-	return err
+	want, err := daemonSet(p.domain, r.settings)
+	if err != nil {
+		return err
+	}
+	p.template = want.Spec.Template.Labels[labelTemplate]
+	found := &appsv1.DaemonSet{}
+	if _, err := r.ensure(ctx, p, want, found); err != nil {
+		return err
+	}
+	// The patch comes into view like an object that was made.
+	patched := "template " + p.template
+	switch {
+	case found.UID == "" || found.DeletionTimestamp != nil:
+		return nil
+	case found.Spec.Template.Labels[labelTemplate] == p.template:
+		r.memory.seen(p.domain.UID, patched)
+		return nil
+	case r.memory.recently(p.domain.UID, patched, r.now()):
+		p.again = soonest(p.again, lag)
+		return nil
+	}
+	before := found.DeepCopy()
+	found.Spec.Template, found.Spec.UpdateStrategy = want.Spec.Template, want.Spec.UpdateStrategy
+	if err := r.client.Patch(ctx, found, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("bring DaemonSet %s up to date: %w", want.Name, err)
+	}
+	r.memory.made(p.domain.UID, patched, r.now())
+	return nil
 }
 
 // ensureWorkloadTemplate makes the template that users name, unless something else has that name already.
@@ -250,6 +280,9 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 		return 0, err
 	}
 	setStatus(p.domain, membersOf(nodes, pods), p.problem)
+	if p.template != "" {
+		setDaemonsCurrent(p.domain, behind(pods, p.template))
+	}
 	pause, changed := pauseBefore(p.domain.Spec.NumNodes, *before, p.domain.Status)
 	if !changed {
 		return 0, nil

@@ -92,7 +92,7 @@ func newCluster(t *testing.T, objects ...client.Object) *cluster {
 		},
 	})
 	c.reconciler = newReconciler(counted, inMemory, c.events, Settings{
-		Namespace: namespace, Image: "image", ImagePullPolicy: "IfNotPresent", DaemonServiceAccount: "imex", DriverRoot: "/",
+		Namespace: namespace, Image: "image", ImagePullPolicy: "IfNotPresent", DaemonServiceAccount: "imex",
 	})
 	c.reconciler.now = func() time.Time { return c.now }
 	return c

@@ -23,6 +23,12 @@ const (
 	reasonFailed    = "ReconcileFailed"
 )
 
+// Reasons of the condition DaemonsCurrent.
+const (
+	reasonCurrent = "AllDaemonsCurrent"
+	reasonBehind  = "DaemonsBehind"
+)
+
 // namedAtMost is how many nodes a message names; the rest it counts.
 const namedAtMost = 5
 
@@ -31,6 +37,7 @@ const namedAtMost = 5
 func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.Condition) {
 	status := &domain.Status
 	status.Nodes = nodesOf(status.Nodes, members)
+	status.Cliques = cliquesOf(status.Cliques, status.Nodes)
 	status.ObservedGeneration = domain.Generation
 	condition := readiness(domain.Spec, status.Nodes, members)
 	if problem != nil {
@@ -42,6 +49,21 @@ func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.
 		status.Status = v1beta1.Ready
 	}
 	meta.SetStatusCondition(&status.Conditions, condition)
+}
+
+// setDaemonsCurrent writes into status which nodes' daemons were made from an earlier template.
+func setDaemonsCurrent(domain *v1beta1.ComputeDomain, behind []string) {
+	condition := metav1.Condition{
+		Type: v1beta1.ConditionDaemonsCurrent, Status: metav1.ConditionTrue, Reason: reasonCurrent, ObservedGeneration: domain.Generation,
+		Message: "no IMEX daemon is of an earlier template",
+	}
+	if len(behind) > 0 {
+		condition.Status, condition.Reason = metav1.ConditionFalse, reasonBehind
+		condition.Message = fmt.Sprintf("%d IMEX %s of an earlier template, on %s: %s the new one when the %s next %s; nothing restarts a daemon, since its end takes the memory that jobs share",
+			len(behind), plural(len(behind), "daemon is", "daemons are"), listed(behind), plural(len(behind), "it gets", "they get"),
+			plural(len(behind), "pod", "pods"), plural(len(behind), "starts", "start"))
+	}
+	meta.SetStatusCondition(&domain.Status.Conditions, condition)
 }
 
 // readiness says how far the domain is.

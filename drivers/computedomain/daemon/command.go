@@ -22,7 +22,6 @@ import (
 	"gpufabric.io/drivers/computedomain/domains"
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/node/apiclient"
-	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 )
 
@@ -30,7 +29,8 @@ const role = "imex-daemon"
 
 // settings are a daemon's flags and what its container was given.
 type settings struct {
-	driverRoot, dir, hostsFile          string
+	programs                            imexd.Programs
+	dir, hostsFile                      string
 	node, podIP                         string
 	domainUID, domainName, domainSpace  string
 	podName, podNamespace, podUID       string
@@ -58,13 +58,17 @@ COMPUTE_DOMAIN_NAME and COMPUTE_DOMAIN_NAMESPACE with the device that the pod cl
 			return run(cmd.Context(), h, s)
 		},
 	}
+	const brings = "the claimed device brings it; environment: "
 	text := func(target *string, flag, env, fallback, usage string) {
 		if value := h.Env(env); value != "" {
 			fallback = value
 		}
 		command.Flags().StringVar(target, flag, fallback, usage)
 	}
-	text(&s.driverRoot, "driver-root", options.EnvName("driver-root"), "/", "directory under which usr/bin/nvidia-imex is")
+	text(&s.programs.Daemon, "imex", computedomain.EnvProgram, "", "nvidia-imex ("+brings+computedomain.EnvProgram+")")
+	text(&s.programs.Control, "imex-ctl", computedomain.EnvControl, "", "nvidia-imex-ctl ("+brings+computedomain.EnvControl+")")
+	text(&s.programs.Loader, "imex-loader", computedomain.EnvLoader, "",
+		"the node's own loader, which starts both with the libraries beside it; empty: they need none ("+brings+computedomain.EnvLoader+")")
 	text(&s.dir, "dir", "IMEXD_DIR", computedomain.DaemonDir, "the domain's directory on this node (environment: IMEXD_DIR)")
 	text(&s.hostsFile, "hosts-file", "HOSTS_FILE", "/etc/hosts", "file that gives peers' names their addresses (environment: HOSTS_FILE)")
 	text(&s.node, "node-name", "NODE_NAME", "", "name of this node's Node object")
@@ -119,7 +123,7 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	recorder, stopRecorder := apiclient.Recorder(ctx, kubernetes, role, s.node)
 	defer stopRecorder()
 	pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: s.podNamespace, Name: s.podName, UID: types.UID(s.podUID)}
-	supervisor := imexd.NewSupervisor(h.Runner(s.driverRoot), spec, func(reason, message string) {
+	supervisor := imexd.NewSupervisor(h.Runner(s.programs), spec, func(reason, message string) {
 		recorder.Event(pod, corev1.EventTypeWarning, reason, message)
 	})
 	membership := &membership{node: s.node, address: s.podIP, uid: types.UID(s.domainUID), join: supervisor.Join}

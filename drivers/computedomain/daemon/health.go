@@ -19,7 +19,7 @@ import (
 // must stay below the probe's time-out and period.
 const probeHold = 900 * time.Millisecond
 
-// handler answers the kubelet's probe (/readyz) and scrapes (/metrics).
+// handler answers the kubelet's probes (/readyz, /livez) and scrapes (/metrics).
 func handler(supervisor *imexd.Supervisor) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -37,6 +37,13 @@ func handler(supervisor *imexd.Supervisor) http.Handler {
 	)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := supervisor.Alive(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), probeHold)
 		defer cancel()

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"reflect"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -26,7 +27,7 @@ type membership struct {
 // follow is called with the domain whenever it changes, from one goroutine.
 func (m *membership) follow(ctx context.Context, domain *domain) {
 	group, ok := m.groupOf(domain)
-	if !ok || m.joined && group.Clique == m.current.Clique && slices.Equal(group.Peers, m.current.Peers) {
+	if !ok || m.joined && reflect.DeepEqual(group, m.current) {
 		return
 	}
 	klog.FromContext(ctx).Info("Peers of the IMEX daemon", "clique", group.Clique, "peers", len(group.Peers))
@@ -46,9 +47,14 @@ func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if own < 0 || nodes[own].IPAddress != m.address {
 		return imexd.Group{}, false
 	}
-	group := imexd.Group{Clique: nodes[own].CliqueID}
-	if group.Clique == "" {
-		return group, true
+	if nodes[own].CliqueID == "" {
+		return imexd.Group{}, true
+	}
+	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index}
+	for _, clique := range domain.Status.Cliques {
+		if clique.ID == group.Clique {
+			group.Slots = clique.Slots
+		}
 	}
 	for _, node := range nodes {
 		if node.CliqueID == group.Clique {

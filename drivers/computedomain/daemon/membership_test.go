@@ -12,7 +12,9 @@ import (
 )
 
 func domainWith(uid types.UID, nodes ...v1beta1.ComputeDomainNode) *v1beta1.ComputeDomain {
-	return &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: uid}, Status: v1beta1.ComputeDomainStatus{Nodes: nodes}}
+	return &v1beta1.ComputeDomain{ObjectMeta: metav1.ObjectMeta{Name: "d", UID: uid}, Status: v1beta1.ComputeDomainStatus{
+		Nodes: nodes, Cliques: []v1beta1.ComputeDomainClique{{ID: "c.1", Slots: 36}, {ID: "c.2", Slots: 18}},
+	}}
 }
 
 func TestADaemonJoinsTheNodesOfItsClique(t *testing.T) {
@@ -26,7 +28,7 @@ func TestADaemonJoinsTheNodesOfItsClique(t *testing.T) {
 		domain *v1beta1.ComputeDomain
 		want   []imexd.Group
 	}{
-		"peers of its clique":                   {domainWith("u", own, peer, stranger), []imexd.Group{{Clique: "c.1", Peers: []imexd.Peer{{Index: 0, Address: "10.0.0.2"}, {Index: 1, Address: "10.0.0.1"}}}}},
+		"peers of its clique":                   {domainWith("u", own, peer, stranger), []imexd.Group{{Domain: "u", Clique: "c.1", Own: 1, Slots: 36, Peers: []imexd.Peer{{Index: 0, Address: "10.0.0.2"}, {Index: 1, Address: "10.0.0.1"}}}}},
 		"a node without fabric":                 {domainWith("u", outside, peer), []imexd.Group{{}}},
 		"a node that is not numbered yet":       {domainWith("u", peer), nil},
 		"an entry of the node's earlier daemon": {domainWith("u", renewed, peer), nil},

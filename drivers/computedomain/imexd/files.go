@@ -2,17 +2,19 @@ package imexd
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
-	"slices"
 	"strings"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// slotsPerStep is in which steps the list of peers grows. A rack of NVL72 has 18 nodes, so most domains never grow it; larger ones
+// SlotsPerStep is in which steps the list of peers grows. A rack of NVL72 has 18 nodes, so most domains never grow it; larger ones
 // cost one restart of the daemons per step, since nvidia-imex reads the list only when it starts.
-const slotsPerStep = 18
+const SlotsPerStep = 18
 
 // Peer is an IMEX daemon of the domain, this node's own among them.
 type Peer struct {
@@ -24,33 +26,65 @@ type Peer struct {
 
 // Group is the daemons that work together: those of one clique of the domain.
 type Group struct {
+	// Domain is the compute domain's UID.
+	Domain string
 	// Clique is "<ClusterUUID>.<CliqueID>"; empty where this node has no fabric, and so needs no daemon.
 	Clique string
-	Peers  []Peer
+	// Own is this node's index.
+	Own int
+	// Slots is how many names the nodes file lists at least: all daemons of a clique must list the same ones, so the controller
+	// says how many, and never less than before.
+	Slots int
+	Peers []Peer
+}
+
+// slots is how many names the nodes file has to list so that every peer has one.
+func (g Group) slots() int {
+	highest := 0
+	for _, peer := range g.Peers {
+		highest = max(highest, peer.Index)
+	}
+	return max(SlotsFor(highest), g.Slots)
+}
+
+// SlotsFor is how many slots a clique needs whose highest index this is.
+func SlotsFor(highest int) int { return (highest/SlotsPerStep + 1) * SlotsPerStep }
+
+// startsAnother says whether a daemon that was started for g cannot serve next: what it reads only when it starts has changed.
+func (g Group) startsAnother(next Group) bool {
+	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.slots() != g.slots()
 }
 
 // peerName is what the nodes file calls the peer with an index. Names rather than addresses stand there because the file is read
 // only when nvidia-imex starts, while names are looked up again on SIGUSR1: peers come and go without a restart, which would take
 // the memory mappings of running jobs with it.
-func peerName(index int) string { return fmt.Sprintf("compute-domain-daemon-%04d", index) }
-
-// slotsFor is how many names the nodes file has to list so that every peer has one. All daemons of a clique reach the same number
-// from the same peers, as nvidia-imex wants (it marks nodes whose files differ).
-func slotsFor(peers []Peer) int {
-	highest := 0
-	for _, peer := range peers {
-		highest = max(highest, peer.Index)
-	}
-	return (highest/slotsPerStep + 1) * slotsPerStep
+//
+// The name carries the identity of the domain and clique. Daemons compare their lists and refuse a peer whose list is another
+// (NODE_MAP_MISMATCH): a pod that got the address of an earlier one does not become a peer of a domain that is not its own (#1447 of NVIDIA's
+// DRA driver). The dot keeps resolvers from appending search domains first.
+func (g Group) peerName(index int) string {
+	sum := sha256.Sum256([]byte(g.Domain + "/" + g.Clique))
+	return fmt.Sprintf("imex-%04d.%s", index, hex.EncodeToString(sum[:6]))
 }
 
 // nodesFile lists the names of all slots.
-func nodesFile(slots int) []byte {
+func nodesFile(group Group) []byte {
 	var text bytes.Buffer
-	for index := range slots {
-		fmt.Fprintln(&text, peerName(index))
+	for index := range group.slots() {
+		fmt.Fprintln(&text, group.peerName(index))
 	}
 	return text.Bytes()
+}
+
+// nobody is the address of a slot that no node has. A name without an address would be asked of the cluster's DNS, by every daemon, for every
+// free slot, at every look (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to them are refused at once, since
+// daemons listen on their pod's address alone. Each slot has one of its own, because two names with one address look like one node.
+func nobody(index int, likeThis netip.Addr) netip.Addr {
+	if likeThis.Is6() {
+		// IPv6 has but one loopback address. Routers drop what goes to this prefix (RFC 6666, discard-only).
+		return netip.AddrFrom16([16]byte{0: 0x01, 14: byte(index >> 8), 15: byte(index)}) //nolint:gosec // two bytes of it
+	}
+	return netip.AddrFrom4([4]byte{127, 255, byte(254 - index>>8), byte(index)}) //nolint:gosec // two bytes of it
 }
 
 // configFile is nvidia-imex's configuration for a spec.
@@ -63,8 +97,9 @@ func configFile(spec Spec) []byte {
 		{"BIND_INTERFACE_IP", spec.BindAddress},
 		{"SERVER_PORT", fmt.Sprint(spec.ServerPort)},
 		{"IMEX_NODE_CONFIG_FILE", spec.NodesFile},
-		// A domain's nodes come one by one; none waits for the others.
-		{"IMEX_WAIT_FOR_QUORUM", "NONE"},
+		// After an end that was not in order the daemon waits for the peers that may still have memory of this node mapped. With NONE the driver
+		// would hand that memory out again at once, possibly to another tenant. A normal start waits for nobody.
+		{"IMEX_WAIT_FOR_QUORUM", "RECOVERY"},
 		{"IMEX_CMD_ENABLED", "1"},
 		{"IMEX_CMD_BIND_INTERFACE_IP", spec.CommandAddress},
 		{"IMEX_CMD_PORT", fmt.Sprint(spec.CommandPort)},
@@ -79,8 +114,8 @@ const (
 	hostsEnd   = "# gpufabric: end\n"
 )
 
-// hostsWith returns the content of a hosts file with the peers' lines in place of those that were there.
-func hostsWith(old []byte, peers []Peer) []byte {
+// hostsWith returns the content of a hosts file with the group's lines in place of those that were there. Every slot has a line.
+func hostsWith(old []byte, group Group, bindAddress string) []byte {
 	kept := string(old)
 	if before, rest, found := strings.Cut(kept, hostsBegin); found {
 		// Without its end the rest is a write that was cut short.
@@ -90,40 +125,48 @@ func hostsWith(old []byte, peers []Peer) []byte {
 	if kept != "" && !strings.HasSuffix(kept, "\n") {
 		kept += "\n"
 	}
-	sorted := slices.SortedFunc(slices.Values(peers), func(a, b Peer) int { return a.Index - b.Index })
+	addresses := map[int]string{}
+	for _, peer := range group.Peers {
+		addresses[peer.Index] = peer.Address
+	}
+	own, _ := netip.ParseAddr(bindAddress) // NewSpec has parsed it
 	var text strings.Builder
 	text.WriteString(kept + hostsBegin)
-	for _, peer := range sorted {
-		fmt.Fprintf(&text, "%s %s\n", peer.Address, peerName(peer.Index))
+	for index := range group.slots() {
+		address := addresses[index]
+		if address == "" {
+			address = nobody(index, own).String()
+		}
+		fmt.Fprintf(&text, "%s %s\n", address, group.peerName(index))
 	}
 	text.WriteString(hostsEnd)
 	return []byte(text.String())
 }
 
-// writeHosts puts the peers into the hosts file. A container's /etc/hosts is a mount, which cannot be renamed over, so the file is
+// writeHosts puts the group into the hosts file. A container's /etc/hosts is a mount, which cannot be renamed over, so the file is
 // written in place; the daemon looks at it only after it is told to.
-func writeHosts(path string, peers []Peer) error {
-	old, err := os.ReadFile(path)
+func writeHosts(spec Spec, group Group) error {
+	old, err := os.ReadFile(spec.HostsFile)
 	if err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("read the hosts file: %w", err)
 	}
-	text := hostsWith(old, peers)
+	text := hostsWith(old, group, spec.BindAddress)
 	if bytes.Equal(old, text) {
 		return nil
 	}
-	if err := os.WriteFile(path, text, 0o644); err != nil {
+	if err := os.WriteFile(spec.HostsFile, text, 0o644); err != nil {
 		return fmt.Errorf("write the hosts file: %w", err)
 	}
 	return nil
 }
 
 // writeConfig writes the files that a start reads.
-func writeConfig(spec Spec, slots int) error {
+func writeConfig(spec Spec, group Group) error {
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the domain's directory: %w", err)
 	}
 	var writer atomicfile.Writer
-	if err := writer.Write(spec.NodesFile, nodesFile(slots), 0o644); err != nil {
+	if err := writer.Write(spec.NodesFile, nodesFile(group), 0o644); err != nil {
 		return err
 	}
 	return writer.Write(spec.ConfigFile, configFile(spec), 0o644)

@@ -66,11 +66,12 @@ func startScript(t *testing.T) (Daemon, *output, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	daemon, err := (&Process{DriverRoot: root, Output: out}).Start(t.Context(), spec)
+	programs := Programs{Daemon: filepath.Join(bin, "nvidia-imex"), Control: filepath.Join(bin, "nvidia-imex-ctl")}
+	daemon, err := (&Process{Programs: programs, Output: out}).Start(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(daemon.Stop)
+	t.Cleanup(func() { daemon.Stop(5 * time.Second) })
 	out.await(t, "started with -c "+spec.ConfigFile)
 	return daemon, out, dir
 }
@@ -110,7 +111,7 @@ func TestADaemonThatEndsByItselfSaysHow(t *testing.T) {
 	if err := daemon.Err(); err == nil || !strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("error %v", err)
 	}
-	daemon.Stop() // once more is nothing
+	daemon.Stop(time.Second) // once more is nothing
 }
 
 func TestStopEndsADaemonInOrder(t *testing.T) {
@@ -118,15 +119,28 @@ func TestStopEndsADaemonInOrder(t *testing.T) {
 	if err := daemon.Err(); err != nil {
 		t.Errorf("while it runs: %v", err)
 	}
-	daemon.Stop()
+	daemon.Stop(5 * time.Second)
 	if err := daemon.Err(); err != nil {
 		t.Errorf("after Stop: %v", err)
 	}
 }
 
 func TestAMissingDaemonNamesItsPath(t *testing.T) {
-	_, err := (&Process{DriverRoot: t.TempDir()}).Start(t.Context(), Spec{})
-	if err == nil || !strings.Contains(err.Error(), "usr/bin/nvidia-imex") || !strings.Contains(err.Error(), "--driver-root") {
+	_, err := (&Process{Programs: Programs{Daemon: "/driver/bin/nvidia-imex", Control: "/driver/bin/nvidia-imex-ctl"}}).Start(t.Context(), Spec{})
+	if err == nil || !strings.Contains(err.Error(), "/driver/bin/nvidia-imex") || !strings.Contains(err.Error(), "driver root") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestAControlCommandThatHangsIsGivenUp(t *testing.T) {
+	dir := t.TempDir()
+	hanging := filepath.Join(dir, "nvidia-imex-ctl")
+	if err := os.WriteFile(hanging, []byte("#!/bin/sh\nsleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	state, err := (&child{control: []string{hanging}}).State(t.Context())
+	if state != Unavailable || err == nil || !strings.Contains(err.Error(), "did not answer within") || time.Since(began) > queryTimeout+3*time.Second {
+		t.Errorf("after %s: %s, %v", time.Since(began), state, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"time"
 )
 
 // State is a daemon's own view of itself, in the words of `nvidia-imex-ctl -q`.
@@ -67,6 +68,6 @@ type Daemon interface {
 	// Exited is closed when the daemon ended; Err then says how, nil only after Stop.
 	Exited() <-chan struct{}
 	Err() error
-	// Stop ends the daemon and waits until it is gone.
-	Stop()
+	// Stop asks the daemon to end, ends it by force after patience, and waits until it is gone.
+	Stop(patience time.Duration)
 }

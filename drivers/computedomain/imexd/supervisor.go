@@ -12,16 +12,29 @@ import (
 )
 
 const (
-	// nvidia-imex tells nobody when its state changes, so it is asked: often while it is on its way, where every millisecond is
-	// part of the time a domain takes to form, and once a second after that.
-	startingInterval = 25 * time.Millisecond
-	steadyInterval   = time.Second
+	// nvidia-imex tells nobody when its state changes, so it is asked, and each question is a process. While it is on its way the pauses
+	// between questions grow by half, so that readiness is noticed within a third of the time it took; then it is asked once a second.
+	firstPause     = 25 * time.Millisecond
+	steadyInterval = time.Second
+
+	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before another takes its place: it does not recover by itself.
+	// With the question that notices it (queryTimeout), hungPatience and restartPause the next one runs within 15 s.
+	unwellLimit = 8 * time.Second
+	// hungPatience is how long such a daemon gets to end in order, stopPatience one that is well: it lets go of its importers first.
+	hungPatience = 2 * time.Second
+	stopPatience = 25 * time.Second
+
+	// nvidia-imex ignores a SIGUSR1 that comes within 5 s of another. The margin is for the time that a signal takes.
+	reloadPause = 5*time.Second + 250*time.Millisecond
 
 	// A daemon that ends is started again after a pause that doubles up to restartLimit and starts over once the daemon has run
 	// for calm.
 	restartPause = 250 * time.Millisecond
 	restartLimit = 10 * time.Second
 	calm         = time.Minute
+
+	// StuckAfter is for how long the supervisor may take no turn before it is taken for stuck. Its longest turn is the end of a daemon.
+	StuckAfter = stopPatience + 20*time.Second
 )
 
 // Status is what the supervisor knows of its daemon.
@@ -45,10 +58,12 @@ type Supervisor struct {
 	report func(reason, message string)
 
 	mu      sync.Mutex
+	turn    time.Time // when the supervisor last took a turn
 	status  Status
 	changed chan struct{} // closed and replaced when status changes
 
-	groups chan Group // holds at most the newest
+	groups  chan Group // holds at most the newest
+	failure error      // of Run's goroutine
 }
 
 // NewSupervisor makes a supervisor. report is told what a person should know (a daemon that ended, one that cannot start); reason
@@ -98,6 +113,21 @@ func (s *Supervisor) AwaitReady(ctx context.Context) Status {
 	}
 }
 
+// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would take the memory
+// that jobs share, and the supervisor mends it.
+func (s *Supervisor) Alive() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if idle := time.Since(s.turn); !s.turn.IsZero() && idle > StuckAfter {
+		return fmt.Errorf("the supervisor of the IMEX daemon took its last turn %s ago", idle.Round(time.Second))
+	}
+	return nil
+}
+
+// takeTurn notes that the supervisor works; idle notes that it waits for something that may never come.
+func (s *Supervisor) takeTurn() { s.mu.Lock(); defer s.mu.Unlock(); s.turn = time.Now() }
+func (s *Supervisor) idle()     { s.mu.Lock(); defer s.mu.Unlock(); s.turn = time.Time{} }
+
 func (s *Supervisor) set(change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +139,11 @@ func (s *Supervisor) set(change func(*Status)) {
 	}
 }
 
-// Run supervises until ctx ends, then stops the daemon and removes what it was started with.
+// fail keeps an error that only another container can mend; Run returns it.
+func (s *Supervisor) fail(err error) { s.failure = err }
+
+// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with ErrNoPrograms, where this
+// container cannot run a daemon: the container that the kubelet makes in its place gets what the node has by then.
 func (s *Supervisor) Run(ctx context.Context) error {
 	group, ok := s.next(ctx)
 	for ok {
@@ -121,11 +155,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		group, ok = s.serve(ctx, group)
 	}
 	s.set(func(status *Status) { status.Ready, status.Reason, status.State = false, "shutting down", ShuttingDown })
-	return s.cleanUp()
+	return errors.Join(s.failure, s.cleanUp())
 }
 
 // next waits for a group.
 func (s *Supervisor) next(ctx context.Context) (Group, bool) {
+	s.idle()
+	defer s.takeTurn()
 	select {
 	case group := <-s.groups:
 		return group, true
@@ -141,11 +177,16 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 	pause := restartPause
 	for {
 		began := time.Now()
+		s.takeTurn()
 		next, err := s.runDaemon(ctx, group)
 		if err == nil {
 			return next, true
 		}
 		if ctx.Err() != nil {
+			return Group{}, false
+		}
+		if errors.Is(err, ErrNoPrograms) {
+			s.fail(err)
 			return Group{}, false
 		}
 		if time.Since(began) > calm {
@@ -180,71 +221,20 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	s.set(func(status *Status) {
 		status.Ready, status.State, status.Peers, status.Reason = false, Initializing, len(group.Peers), "the IMEX daemon is starting"
 	})
-	if err := writeConfig(s.spec, slotsFor(group.Peers)); err != nil {
+	if err := writeConfig(s.spec, group); err != nil {
 		return group, err
 	}
-	if err := writeHosts(s.spec.HostsFile, group.Peers); err != nil {
+	if err := writeHosts(s.spec, group); err != nil {
 		return group, err
 	}
 	daemon, err := s.runner.Start(ctx, s.spec)
 	if err != nil {
 		return group, err
 	}
-	defer daemon.Stop()
-	return s.watch(ctx, daemon, group)
-}
-
-// watch follows a running daemon until it ends, or until a group comes that it was not started for.
-func (s *Supervisor) watch(ctx context.Context, daemon Daemon, group Group) (Group, error) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return group, ctx.Err()
-		case <-daemon.Exited():
-			return group, daemon.Err()
-		case next := <-s.groups:
-			if next.Clique != group.Clique || slotsFor(next.Peers) != slotsFor(group.Peers) {
-				return next, nil
-			}
-			group = next
-			if err := s.regard(daemon, group.Peers); err != nil {
-				// The daemon runs on with the peers it knows: stopping it would help nobody.
-				klog.FromContext(ctx).Error(err, "The IMEX daemon does not know its new peers")
-				s.report("IMEXPeersNotUpdated", err.Error())
-			}
-		case <-timer.C:
-			timer.Reset(s.ask(ctx, daemon))
-		}
-	}
-}
-
-// regard tells a running daemon of its new peers.
-func (s *Supervisor) regard(daemon Daemon, peers []Peer) error {
-	s.set(func(status *Status) { status.Peers = len(peers) })
-	if err := writeHosts(s.spec.HostsFile, peers); err != nil {
-		return err
-	}
-	return daemon.Reload()
-}
-
-// ask asks the daemon for its state and returns when to ask again.
-func (s *Supervisor) ask(ctx context.Context, daemon Daemon) time.Duration {
-	state, err := daemon.State(ctx)
-	s.set(func(status *Status) {
-		status.State, status.Ready, status.Reason = state, state == Ready, ""
-		switch {
-		case err != nil:
-			status.Reason = err.Error()
-		case state != Ready:
-			status.Reason = "the IMEX daemon is " + string(state)
-		}
-	})
-	if state == Ready {
-		return steadyInterval
-	}
-	return startingInterval
+	w := &watch{supervisor: s, daemon: daemon, group: group, patience: stopPatience, answers: make(chan answer, 1)}
+	group, err = w.run(ctx)
+	daemon.Stop(w.patience)
+	return group, err
 }
 
 // cleanUp removes what the daemon was started with.

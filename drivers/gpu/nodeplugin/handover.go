@@ -79,10 +79,11 @@ func (p *plugin) handOver(ctx context.Context) error {
 	if p.given.directory == "" {
 		return nil
 	}
-	changes, err := p.given.directory.Watch(ctx, p.options.Files)
+	changes, stop, err := p.given.directory.Watch()
 	if err != nil {
 		return err
 	}
+	defer stop()
 	for {
 		inUse, err := p.takeBack(ctx)
 		if err != nil {

@@ -53,7 +53,6 @@ import (
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
-	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
 )
@@ -84,7 +83,6 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("make a client for MIGLayouts: %w", err)
 			}
-			o.Files = h.Watcher()
 			return Run(cmd.Context(), o, h.Library(o.Driver()), client, objects)
 		},
 	}
@@ -158,16 +156,13 @@ type starter struct {
 }
 
 func (s *starter) run(ctx context.Context) error {
-	if err := s.options.Validate(); err != nil {
+	o := s.options
+	if err := o.Validate(); err != nil {
 		return err
 	}
-	if s.options.Files == nil {
-		s.options.Files = &filewatch.Watcher{}
-	}
-	o := s.options
 	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
-	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: func() string { return o.Driver().Locate().Root.Path }, Command: s.mpsCommand, Files: o.Files}
+	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: func() string { return o.Driver().Locate().Root.Path }, Command: s.mpsCommand}
 	defer mps.Close()
 	gpus := newBus(o.SysfsRoot)
 	next := func() *plugin {
@@ -235,9 +230,7 @@ func (p *plugin) alive() error {
 }
 
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
-	measured := metrics.New(devices.Driver)
-	measured.Registry.MustRegister(o.Files)
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured, dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 

@@ -14,13 +14,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
-	"gpufabric.io/drivers/node/filewatch"
 )
 
 const (
@@ -42,8 +42,6 @@ type MPS struct {
 	DriverRoot func() string
 	// Command makes the command that runs a program with shm in the place of /dev/shm.
 	Command func(shm, program string, args ...string) *exec.Cmd
-	// Files watches for the daemons' pipes.
-	Files *filewatch.Watcher
 
 	mu      sync.Mutex
 	daemons map[types.UID]*daemon
@@ -258,15 +256,20 @@ func (m *MPS) run(ctx context.Context, claim types.UID, s Settings, settled func
 // await waits until the daemon's control pipe is there, then sets the daemon up.
 func (m *MPS) await(ctx context.Context, claim types.UID, s Settings) error {
 	pipes := m.dir(claim, "pipe")
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changed := m.Files.Entries(ctx, pipes)
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("waiting for the MPS control daemon: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	if err := watcher.Add(pipes); err != nil {
+		return fmt.Errorf("waiting for the MPS control daemon: %w", err)
+	}
 	for {
 		if _, err := os.Stat(filepath.Join(pipes, "control")); err == nil {
 			return m.configure(ctx, claim, s)
 		}
 		select {
-		case <-changed:
+		case <-watcher.Events:
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for the MPS control daemon to make %s/control: %w", pipes, context.Cause(ctx))
 		}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
-	"gpufabric.io/drivers/node/filewatch"
 )
 
 // control is a stand-in for the driver's control daemon: it notes what it is told, and commands reach it only while it runs.
@@ -37,7 +36,7 @@ func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
 	t.Helper()
 	root := t.TempDir()
 	m = &MPS{
-		Dir: t.TempDir(), DriverRoot: func() string { return root }, Files: &filewatch.Watcher{},
+		Dir: t.TempDir(), DriverRoot: func() string { return root },
 		Command: func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
 	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil {

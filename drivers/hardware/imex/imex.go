@@ -1,11 +1,10 @@
-// Package imex finds the device numbers of IMEX channels and of the right to manage the fabric.
+// Package imex finds the device numbers that IMEX needs: channels, the right to manage the fabric, the driver's control device and its GPUs.
 package imex
 
 import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -66,7 +65,7 @@ func (f FS) ChannelRange(first, count int) ([]Device, error) {
 // (/proc/driver/nvidia/capabilities/fabric-imex-mgmt).
 func (f FS) Management() (Device, error) {
 	path := filepath.Join(filepath.Dir(f.ProcDevices), managementFile)
-	minor, err := capabilityMinor(path)
+	minor, err := minorOf(path, "DeviceFileMinor")
 	if err != nil {
 		return Device{}, fmt.Errorf("find the fabric-imex-mgmt capability: %w", err)
 	}
@@ -106,27 +105,4 @@ func (f FS) major(driver string) (int64, error) {
 		return 0, fmt.Errorf("read %s: %w", f.ProcDevices, err)
 	}
 	return 0, fmt.Errorf("%w: %s lists no character device %s", ErrNoDriver, f.ProcDevices, driver)
-}
-
-// capabilityMinor reads "DeviceFileMinor: N" of a capability file.
-func capabilityMinor(path string) (int64, error) {
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, fmt.Errorf("%w: %s is not there", ErrNoDriver, path)
-	}
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		key, value, _ := strings.Cut(line, ":")
-		if strings.TrimSpace(key) != "DeviceFileMinor" {
-			continue
-		}
-		minor, err := strconv.ParseInt(strings.TrimSpace(value), 10, 32)
-		if err != nil || minor < 0 {
-			return 0, fmt.Errorf("%s: DeviceFileMinor %q is not a device number", path, strings.TrimSpace(value))
-		}
-		return minor, nil
-	}
-	return 0, fmt.Errorf("%s has no DeviceFileMinor", path)
 }

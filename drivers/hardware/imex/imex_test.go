@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -70,5 +71,43 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 				t.Errorf("error %v, ErrNoDriver wanted: %v", err, c.noDriver)
 			}
 		})
+	}
+}
+
+func TestAllGPUsAndTheControlDeviceHaveTheirNumbers(t *testing.T) {
+	for name, c := range map[string]struct {
+		devices string
+		major   int64
+	}{
+		"a driver of today": {"Character devices:\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n", 195},
+		"before 550":        {"Character devices:\n194 nvidia-frontend\n", 194},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs := procOf(t, c.devices, "")
+			for address, text := range map[string]string{
+				"0000:09:00.0": "Model: \t\t NVIDIA GB200\nDevice Minor: \t 1\nGPU Excluded:\t No\n",
+				"0000:08:00.0": "Model: \t\t NVIDIA GB200\nDevice Minor: \t 0\n",
+			} {
+				dir := filepath.Join(filepath.Dir(fs.ProcDevices), gpusDir, address)
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, "information"), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			gpus, err := fs.GPUs()
+			want := []Device{{"/dev/nvidia0", c.major, 0}, {"/dev/nvidia1", c.major, 1}}
+			if err != nil || !slices.Equal(gpus, want) {
+				t.Errorf("got %+v, %v; want %+v", gpus, err, want)
+			}
+			control, err := fs.Control()
+			if err != nil || control != (Device{"/dev/nvidiactl", c.major, 255}) {
+				t.Errorf("control device %+v, %v", control, err)
+			}
+		})
+	}
+	if _, err := procOf(t, devices, "").GPUs(); !errors.Is(err, ErrNoDriver) {
+		t.Errorf("without a loaded driver: %v", err)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/nvml"
-	"gpufabric.io/drivers/node/filewatch"
 )
 
 // Host is what a role may ask of the machine it runs on; the zero value is the real machine.
@@ -25,9 +24,8 @@ type Host struct {
 	Getenv         func(string) string                       // nil: os.Getenv
 	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
 	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
-	IMEX           imexd.Runner                              // nil: run <driverRoot>/usr/bin/nvidia-imex as a child process
+	IMEX           imexd.Runner                              // nil: run the node's nvidia-imex as a child process
 	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
-	Files          *filewatch.Watcher                        // tells of changed directories; nil: one of the role's own
 }
 
 // Env returns the value of an environment variable.
@@ -67,20 +65,12 @@ func (h Host) Library(search driver.Search) nvmllib.Interface {
 	return nvml.Load(search)
 }
 
-// Watcher returns what tells of changed directories: the host's, or one for the role alone.
-func (h Host) Watcher() *filewatch.Watcher {
-	if h.Files != nil {
-		return h.Files
-	}
-	return &filewatch.Watcher{}
-}
-
-// Runner returns what runs IMEX daemons under driverRoot.
-func (h Host) Runner(driverRoot string) imexd.Runner {
+// Runner returns what runs IMEX daemons.
+func (h Host) Runner(programs imexd.Programs) imexd.Runner {
 	if h.IMEX != nil {
 		return h.IMEX
 	}
-	return &imexd.Process{DriverRoot: driverRoot, Output: h.Err()}
+	return &imexd.Process{Programs: programs, Output: h.Err()}
 }
 
 // Kubernetes returns how to reach the API server.

@@ -23,7 +23,6 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
-	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
@@ -322,10 +321,11 @@ func TestWithAConfiguredRuntimeNothingIsGivenUntilItIsConnected(t *testing.T) {
 func TestGPUsAreSharedOnlyAfterTheyAreTaintedInDRA(t *testing.T) {
 	directory := handover.Directory(t.TempDir())
 	n := start(t, "--handover-dir="+string(directory))
-	changes, err := directory.Watch(t.Context(), &filewatch.Watcher{})
+	changes, stop, err := directory.Watch()
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer stop()
 	var uuids []string
 	for _, gpu := range n.machine.GPUs {
 		uuids = append(uuids, gpu.UUID)

@@ -45,6 +45,11 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools}); err != nil {
 				return nil, nil, err
 			}
+			if files.tools == "" {
+				if err := placeholders(root); err != nil {
+					return nil, nil, err
+				}
+			}
 		}
 		if err := newBoot(root); err != nil {
 			return nil, nil, err
@@ -52,6 +57,17 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 		mappings, err := mount(root, dir)
 		return mappings, map[string]string{"fakefabric.gpufabric.io/profile": p.Name}, err
 	}, nil
+}
+
+// placeholders stand where a driver has IMEX's programs, which run as goroutines here: a driver without them is one with which no domain forms.
+func placeholders(root string) error {
+	for _, name := range []string{"nvidia-imex", "nvidia-imex-ctl", "../lib64/libnvidia-ml.so.1"} {
+		path := filepath.Join(root, "driver/usr/bin", name)
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			return fmt.Errorf("render the node's driver: %w", err)
+		}
+	}
+	return nil
 }
 
 // newBoot gives the node the kernel's name for a boot, by which drivers notice a reboot.

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/fakes/imex"
+	"gpufabric.io/tests/simcluster/simnode"
 )
 
 // imexVersion is what the fake daemons tell each other; only that it is the same everywhere matters.
@@ -21,13 +24,16 @@ const (
 	rack = 18
 	// defaultHeartbeat is the fake daemon's own.
 	defaultHeartbeat = 500 * time.Millisecond
+	// queryTimeout is that of the real daemon's supervisor.
+	queryTimeout = 2 * time.Second
 	// slowHeartbeat is for clusters of many racks. A connection that is closed is noticed at once all the same.
 	slowHeartbeat = 15 * time.Second
 )
 
-// imexDaemons runs fake IMEX daemons as goroutines. They speak over loopback addresses, each on its pod's own.
+// imexDaemons runs fake IMEX daemons as goroutines of one container. They speak over loopback addresses, each on its pod's own.
 type imexDaemons struct {
 	heartbeat time.Duration
+	container simnode.Container
 }
 
 var _ imexd.Runner = imexDaemons{}
@@ -38,10 +44,13 @@ func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, 
 	if err != nil {
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
-	daemon, err := imex.New(config, imex.Options{
-		Version: imexVersion, HostName: spec.BindAddress, Heartbeat: r.heartbeat, StateDir: spec.Dir,
-		Resolve: func(_ context.Context, name string) ([]netip.Addr, error) { return resolve(spec.HostsFile, name) },
-	})
+	options, err := r.options()
+	if err != nil {
+		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
+	}
+	options.HostName = spec.BindAddress
+	options.Resolve = func(_ context.Context, name string) ([]netip.Addr, error) { return resolve(spec.HostsFile, name) }
+	daemon, err := imex.New(config, options)
 	if err != nil {
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
@@ -58,9 +67,30 @@ func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, 
 		cancel()
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", running.err)
 	case <-ctx.Done():
-		running.Stop()
+		running.Stop(time.Second)
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", context.Cause(ctx))
 	}
+}
+
+// options are what the daemon's container has of its node, and no more.
+func (r imexDaemons) options() (imex.Options, error) {
+	o := imex.Options{Version: imexVersion, Heartbeat: r.heartbeat}
+	container, err := imex.ReadContainer(r.container.Bundle)
+	if err != nil {
+		return o, err
+	}
+	o.Surroundings, o.PersistDir = container, container.Mounts[imex.PersistDir]
+	program := r.container.Env[computedomain.EnvProgram] // as this machine calls it
+	if program == "" {
+		// As on a real node: there is nothing to start.
+		return o, imexd.ErrNoPrograms
+	}
+	// The program lies where its node keeps its driver.
+	root := filepath.Join(filepath.Dir(program), "../../..")
+	o.StateDir = filepath.Join(root, "state")
+	o.Faults = imex.FaultsFile(filepath.Join(o.StateDir, imex.FaultsName))
+	o.Needs, err = imex.Needs(root)
+	return o, err
 }
 
 type imexDaemon struct {
@@ -76,8 +106,12 @@ func (d *imexDaemon) Reload() error {
 	return nil
 }
 
-func (d *imexDaemon) State(context.Context) (imexd.State, error) {
-	return imexd.State(d.daemon.State()), nil
+// State asks as nvidia-imex-ctl -q does.
+func (d *imexDaemon) State(ctx context.Context) (imexd.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	status, err := imex.Query(ctx, d.config, imex.OfDaemon)
+	return imexd.State(status.Local), err
 }
 
 func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }
@@ -91,7 +125,7 @@ func (d *imexDaemon) Err() error {
 	}
 }
 
-func (d *imexDaemon) Stop() {
+func (d *imexDaemon) Stop(time.Duration) {
 	d.cancel()
 	<-d.exited
 }

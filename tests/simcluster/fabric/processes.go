@@ -57,6 +57,8 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 	if marker, ok := os.LookupEnv(process.MarkerEnv); ok {
 		cmd.Env = append(cmd.Env, process.MarkerEnv+"="+marker)
 	}
+	// The fake nvidia-imex finds there what its container has.
+	cmd.Env = append(cmd.Env, "FAKEFABRIC_CONTAINER="+container.Bundle)
 	for name, value := range container.Env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -9,13 +9,12 @@ import (
 	"regexp"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/computedomain"
-	"gpufabric.io/drivers/computedomain/imexd"
-	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/program"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -26,21 +25,19 @@ const Repository = "ghcr.io/gpufabric/gpufabric"
 
 // goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
 type goroutines struct {
-	imex imexd.Runner
-	// files is shared by all roles: a thousand nodes take one inotify instance.
-	files *filewatch.Watcher
+	heartbeat time.Duration // of the fake IMEX daemons
 }
 
 var _ simnode.Runtime = (*goroutines)(nil)
 
 // newGoroutines makes the runtime for a cluster of that many nodes.
 func newGoroutines(nodes int) *goroutines {
-	daemons := imexDaemons{heartbeat: defaultHeartbeat}
+	g := &goroutines{heartbeat: defaultHeartbeat}
 	if nodes > 2*rack {
 		// 1,008 nodes in racks of 18 keep some 17,000 connections; at two messages a second each they would take both cores.
-		daemons.heartbeat = slowHeartbeat
+		g.heartbeat = slowHeartbeat
 	}
-	return &goroutines{imex: daemons, files: &filewatch.Watcher{}}
+	return g
 }
 
 // Owns tells whether the image is gpufabric's.
@@ -66,7 +63,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: library, IMEX: g.imex, Files: g.files,
+		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container},
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")

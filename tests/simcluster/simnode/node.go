@@ -60,6 +60,8 @@ type Container struct {
 	REST *rest.Config
 	// Real translates a name of the container's file system.
 	Real func(name string) (string, bool)
+	// Bundle is the file that says what the container received, as an OCI runtime's config.json.
+	Bundle string
 }
 
 // Config says what node to simulate.

@@ -58,7 +58,7 @@ func (w *worker) newContainer(ctx context.Context, spec *corev1.Container, volum
 	paths := containerPaths{node: w.node.paths, mounts: mountPaths(bundle.Mounts)}
 	run := Container{
 		Node: w.node.config.Name, Namespace: pod.Namespace, Pod: pod.Name, PodUID: pod.UID, Name: spec.Name, Image: spec.Image,
-		Address: w.address, Real: paths.real, Env: map[string]string{},
+		Address: w.address, Real: paths.real, Env: map[string]string{}, Bundle: BundleFile(w.node.config.Dir, string(pod.UID), spec.Name),
 	}
 	for _, arg := range bundle.Process.Args {
 		run.Args = append(run.Args, paths.argument(arg))

@@ -86,8 +86,13 @@ const (
 	NotReady Readiness = "NotReady"
 )
 
-// ConditionReady is the type of the condition that says whether the domain is Ready, and if not what it waits for.
-const ConditionReady = "Ready"
+// Types of conditions.
+const (
+	// ConditionReady says whether the domain is Ready, and if not what it waits for.
+	ConditionReady = "Ready"
+	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made before.
+	ConditionDaemonsCurrent = "DaemonsCurrent"
+)
 
 // ComputeDomainStatus says what has become of a domain.
 type ComputeDomainStatus struct {
@@ -104,6 +109,13 @@ type ComputeDomainStatus struct {
 	// +optional
 	Nodes []ComputeDomainNode `json:"nodes,omitempty"`
 
+	// Cliques are the NVLink cliques that the domain's nodes are in, or were.
+	//
+	// +listType=map
+	// +listMapKey=id
+	// +optional
+	Cliques []ComputeDomainClique `json:"cliques,omitempty"`
+
 	// Conditions say why.
 	//
 	// +listType=map
@@ -115,6 +127,17 @@ type ComputeDomainStatus struct {
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// ComputeDomainClique is what the IMEX daemons of one clique of a domain agree on.
+type ComputeDomainClique struct {
+	// ID is "<ClusterUUID>.<CliqueID>".
+	ID string `json:"id"`
+	// Slots is how many nodes each daemon of the clique has in its list, the places of nodes to come included. Daemons whose lists
+	// differ refuse each other, and a daemon reads its list only when it starts, so the number grows if it must and never shrinks.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Slots int `json:"slots"`
 }
 
 // ComputeDomainNode is a node of a domain.

@@ -1,0 +1,176 @@
+package controller
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+// labelTemplate is on every daemon pod: which template it was made from.
+const labelTemplate = "gpufabric.io/daemon-template"
+
+// daemonSet runs an IMEX daemon on every node that carries the domain's label.
+func daemonSet(domain *v1beta1.ComputeDomain, s Settings) (*appsv1.DaemonSet, error) {
+	template, err := daemonPod(domain, s)
+	if err != nil {
+		return nil, err
+	}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: s.Namespace, Name: daemonName(domain.UID), Labels: domainLabels(domain.UID),
+			Annotations: map[string]string{computedomain.AnnotationName: domain.Name, computedomain.AnnotationNamespace: domain.Namespace},
+		},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}},
+			// A daemon's restart takes the memory that running jobs share across nodes, so nothing restarts one but its own end: a changed
+			// template is for pods that start after it changed.
+			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
+			Template:       *template,
+		},
+	}, nil
+}
+
+// daemonPod is the template of a domain's daemon pods, with a label that names the template's content.
+//
+// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two directories of the
+// domain. So the pod mounts nothing of the node, and has no privilege.
+func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSpec, error) {
+	volumes, mounts := hostPaths(s.HostMounts)
+	scratchVolumes, scratchMounts := scratch()
+	volumes, mounts = append(volumes, scratchVolumes...), append(mounts, scratchMounts...)
+	claim := daemonName(domain.UID)
+	// nvidia-imex lets go of what others have mapped before it ends; a node that leaves a domain has no reason to hurry it.
+	grace := int64(30)
+	ndots := "1"
+	template := &corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: domainLabels(domain.UID)},
+		Spec: corev1.PodSpec{
+			NodeSelector:                  map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)},
+			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			PriorityClassName:             "system-node-critical",
+			ServiceAccountName:            s.DaemonServiceAccount,
+			ImagePullSecrets:              pullSecrets(s.ImagePullSecrets),
+			TerminationGracePeriodSeconds: &grace,
+			ResourceClaims:                []corev1.PodResourceClaim{{Name: daemonRequest, ResourceClaimTemplateName: &claim}},
+			Volumes:                       volumes,
+			// Peers' names stand in /etc/hosts, and none is to be looked up with the cluster's search domains behind it.
+			DNSConfig:       &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: &ndots}}},
+			SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{
+				Name:            computedomain.DaemonContainer,
+				Image:           s.Image,
+				ImagePullPolicy: corev1.PullPolicy(s.ImagePullPolicy),
+				Args:            []string{"imex-daemon", "-v=" + strconv.Itoa(s.DaemonVerbosity)},
+				Env:             daemonEnv(),
+				Ports: []corev1.ContainerPort{
+					{Name: "health", ContainerPort: computedomain.HealthPort}, {Name: "imex", ContainerPort: computedomain.ServerPort},
+				},
+				Resources:                daemonResources(),
+				VolumeMounts:             mounts,
+				ReadinessProbe:           readinessProbe(),
+				LivenessProbe:            livenessProbe(),
+				SecurityContext:          daemonSecurity(),
+				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			}},
+		},
+	}
+	content, err := json.Marshal(template)
+	if err != nil {
+		return nil, fmt.Errorf("write the template of IMEX daemons: %w", err)
+	}
+	sum := sha256.Sum256(content)
+	template.Labels[labelTemplate] = hex.EncodeToString(sum[:8])
+	return template, nil
+}
+
+// daemonSecurity: root, because the domain's directory on the node and /etc/hosts are root's, and nothing of what makes root strong.
+func daemonSecurity() *corev1.SecurityContext {
+	yes, no, root := true, false, int64(0)
+	return &corev1.SecurityContext{
+		RunAsUser: &root, RunAsGroup: &root,
+		Privileged: &no, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}
+}
+
+// daemonResources are enough for the supervisor to answer probes on a node whose processors are all taken by jobs; a daemon whose probes
+// flap takes its domain's readiness with it. There is no limit: a daemon that is throttled or killed for memory takes jobs down.
+func daemonResources() corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{
+		Claims:   []corev1.ResourceClaim{{Name: daemonRequest}},
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+	}
+}
+
+func pullSecrets(names []string) []corev1.LocalObjectReference {
+	var references []corev1.LocalObjectReference
+	for _, name := range names {
+		references = append(references, corev1.LocalObjectReference{Name: name})
+	}
+	return references
+}
+
+func daemonEnv() []corev1.EnvVar {
+	var env []corev1.EnvVar
+	for _, field := range [][2]string{
+		{"NODE_NAME", "spec.nodeName"}, {"POD_IP", "status.podIP"}, {"POD_NAME", "metadata.name"},
+		{"POD_NAMESPACE", "metadata.namespace"}, {"POD_UID", "metadata.uid"},
+	} {
+		env = append(env, corev1.EnvVar{Name: field[0], ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field[1]}}})
+	}
+	return env
+}
+
+// readinessProbe asks every second; the daemon holds a probe's answer back for nearly that long while it is not ready, so the
+// kubelet learns of readiness at once.
+func readinessProbe() *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromString("health")}},
+		PeriodSeconds: 1, TimeoutSeconds: 2, FailureThreshold: 1, SuccessThreshold: 1,
+	}
+}
+
+// livenessProbe ends a container whose supervisor is stuck. It asks for nothing else: an nvidia-imex that hangs is the supervisor's to replace, and
+// the end of a container is the end of the memory that jobs share.
+func livenessProbe() *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/livez", Port: intstr.FromString("health")}},
+		PeriodSeconds: 10, TimeoutSeconds: 5, FailureThreshold: 6, SuccessThreshold: 1,
+	}
+}
+
+// scratch is where a program that thinks itself on a node of its own may write. nvidia-imex logs to its output here, and its default is
+// /var/log/nvidia-imex.log.
+func scratch() (volumes []corev1.Volume, mounts []corev1.VolumeMount) {
+	limit := resource.MustParse("16Mi")
+	for _, dir := range [][2]string{{"log", "/var/log"}, {"tmp", "/tmp"}} {
+		volumes = append(volumes, corev1.Volume{Name: dir[0], VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: &limit},
+		}})
+		mounts = append(mounts, corev1.VolumeMount{Name: dir[0], MountPath: dir[1]})
+	}
+	return volumes, mounts
+}
+
+// hostPaths mounts the directories that every pod of ours on a node sees at their own path. What is mounted there later shows up too.
+func hostPaths(hostMounts []string) (volumes []corev1.Volume, mounts []corev1.VolumeMount) {
+	propagation := corev1.MountPropagationHostToContainer
+	for i, dir := range hostMounts {
+		name, path := fmt.Sprintf("host-%d", i), filepath.Clean(dir)
+		volumes = append(volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}})
+		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path, MountPropagation: &propagation})
+	}
+	return volumes, mounts
+}

@@ -1,0 +1,158 @@
+package imexd
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// watch follows one running daemon: it asks it for its state, and tells it of its peers.
+type watch struct {
+	supervisor *Supervisor
+	daemon     Daemon
+	group      Group
+	// patience is what the daemon gets to end in order.
+	patience time.Duration
+
+	answers chan answer // of the one question that is under way
+	pause   time.Duration
+	// unwellSince is since when the daemon has not said that it is well; zero while it does.
+	unwellSince time.Time
+	// answered says that the daemon has spoken. Before, SIGUSR1 would end it: a process that has not asked for the signal dies of it.
+	answered bool
+	// stale says that the daemon does not know its newest peers yet, signalled when it was last told.
+	stale     bool
+	signalled time.Time
+}
+
+type answer struct {
+	asked time.Time
+	state State
+	err   error
+}
+
+// run follows the daemon until it ends, until it is beyond help, or until a group comes that it was not started for. It returns the newest group,
+// and an error unless that group is to have another daemon.
+func (w *watch) run(ctx context.Context) (Group, error) {
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.pause, w.unwellSince = firstPause, time.Now()
+	ask := time.NewTimer(w.pause)
+	defer ask.Stop()
+	signal := time.NewTimer(time.Hour)
+	defer signal.Stop()
+	for {
+		w.supervisor.takeTurn()
+		signal.Reset(w.untilSignal())
+		select {
+		case <-ctx.Done():
+			return w.group, ctx.Err()
+		case <-w.daemon.Exited():
+			return w.group, w.daemon.Err()
+		case next := <-w.supervisor.groups:
+			if w.group.startsAnother(next) {
+				return next, nil
+			}
+			w.regard(ctx, next)
+		case <-ask.C:
+			asked.Go(func() { w.ask(asking) })
+		case answer := <-w.answers:
+			if err := w.consider(answer); err != nil {
+				w.patience = hungPatience
+				return w.group, err
+			}
+			ask.Reset(w.pause)
+		case <-signal.C:
+			w.reload(ctx)
+		}
+	}
+}
+
+// ask asks the daemon for its state.
+func (w *watch) ask(ctx context.Context) {
+	a := answer{asked: time.Now()}
+	a.state, a.err = w.daemon.State(ctx)
+	w.answers <- a
+}
+
+// consider takes an answer in. Its error is the daemon's end.
+func (w *watch) consider(a answer) error {
+	well := a.err == nil && a.state != Unavailable
+	if well {
+		w.answered, w.unwellSince = true, time.Time{}
+	} else if w.unwellSince.IsZero() {
+		w.unwellSince = a.asked
+	}
+	w.supervisor.set(func(status *Status) {
+		status.State, status.Ready, status.Reason = a.state, a.state == Ready, ""
+		switch {
+		case a.err != nil:
+			status.Reason = a.err.Error()
+		case a.state != Ready:
+			status.Reason = "the IMEX daemon is " + string(a.state)
+		}
+	})
+	if a.state == Ready {
+		w.pause = steadyInterval
+	} else {
+		w.pause = min(max(w.pause, firstPause)*3/2, steadyInterval)
+	}
+	if !well && time.Since(w.unwellSince) >= unwellLimit {
+		return w.beyondHelp(a)
+	}
+	return nil
+}
+
+// beyondHelp says what is wrong with a daemon that another is to replace.
+func (w *watch) beyondHelp(a answer) error {
+	since := time.Since(w.unwellSince).Round(time.Second)
+	if a.err != nil {
+		return fmt.Errorf("nvidia-imex has not said how it is for %s: %w", since, a.err)
+	}
+	return fmt.Errorf("nvidia-imex has been %s for %s, which it stays: the driver gives a node one IMEX session, which the node's own service nvidia-imex may hold "+
+		"(see systemctl status nvidia-imex there), and needs every GPU of the node in order", a.state, since)
+}
+
+// regard has the daemon look up its peers again, which it does not do by itself.
+func (w *watch) regard(ctx context.Context, group Group) {
+	w.group = group
+	w.supervisor.set(func(status *Status) { status.Peers = len(group.Peers) })
+	if err := writeHosts(w.supervisor.spec, group); err != nil {
+		w.notTold(ctx, err)
+		return
+	}
+	w.stale = true
+}
+
+// untilSignal is when the daemon can be told of its peers: at once where it was not told lately.
+func (w *watch) untilSignal() time.Duration {
+	if !w.stale || !w.answered {
+		return time.Hour // an answer or a group comes before, and with it another turn
+	}
+	if w.signalled.IsZero() {
+		return 0
+	}
+	return max(0, reloadPause-time.Since(w.signalled))
+}
+
+// reload tells the daemon of its peers.
+func (w *watch) reload(ctx context.Context) {
+	if !w.stale || !w.answered {
+		return
+	}
+	w.stale, w.signalled = false, time.Now()
+	if err := w.daemon.Reload(); err != nil {
+		w.notTold(ctx, err)
+	}
+}
+
+// notTold reports that the daemon runs on with the peers it knows: stopping it would help nobody.
+func (w *watch) notTold(ctx context.Context, err error) {
+	klog.FromContext(ctx).Error(err, "The IMEX daemon does not know its new peers")
+	w.supervisor.report("IMEXPeersNotUpdated", err.Error())
+}

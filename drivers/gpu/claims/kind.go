@@ -18,6 +18,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
@@ -46,6 +47,8 @@ type Kind struct {
 	sharing map[string]map[types.UID]share
 	// unseen are the recovered claims whose device was not to be seen so far, by the device's name.
 	unseen map[string]map[types.UID]bool
+	// left are the GPUs that could not be shared in the ordinary way again, by UUID.
+	left map[string]sharingData
 	// made says which claim the MIG instance at a placement was made for, or is about to be.
 	made map[place]types.UID
 }
@@ -62,8 +65,12 @@ type Options struct {
 	Capabilities edits.Capabilities
 	// SetTimeSlice sets the length of a GPU's time slices.
 	SetTimeSlice func(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error
-	// MPS runs a control daemon for each claim that asks for one.
-	MPS *sharing.MPS
+	// MPS runs a control daemon for each claim that asks for one, and MPSDir is where the claims' containers find it.
+	MPS    sharing.Daemons
+	MPSDir string
+	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
+	LeftFile string
+	Writer   atomicfile.Writer
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
 	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, ere other claims can have it. name is how the
@@ -85,8 +92,9 @@ var (
 
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
-	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, sharing: map[string]map[types.UID]share{}}
+	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Store(h)
+	k.readLeft()
 	return k
 }
 

@@ -86,7 +86,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	defer unlock()
 	var made []specs.ContainerEdits
 	if err = k.prepare(ctx, p); err == nil {
-		made, err = p.containerEdits(k.options.Capabilities, k.options.MPS)
+		made, err = p.containerEdits(k.options.Capabilities, k.options.MPSDir)
 	}
 	if err != nil {
 		if !p.intended {
@@ -252,7 +252,7 @@ func (p *preparation) makePartitions(ctx context.Context) (err error) {
 
 // containerEdits are what the containers of each device get. What all devices need comes with the first device of each request: a container
 // that asks for a request gets all its devices, and needs the driver's files once.
-func (p *preparation) containerEdits(capabilities edits.Capabilities, mps *sharing.MPS) ([]specs.ContainerEdits, error) {
+func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir string) ([]specs.ContainerEdits, error) {
 	out := make([]specs.ContainerEdits, len(p.devices))
 	served := map[string]bool{}
 	shares := 0
@@ -278,7 +278,7 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mps *shari
 			out[i] = add(out[i], p.edits.Partition(d.GPU, nodes...))
 		}
 		if p.shares[i].strategy == v1beta1.MPS && !allocated.Admin() {
-			out[i] = add(out[i], mps.Edits(p.claim.UID))
+			out[i] = add(out[i], sharing.Edits(mpsDir, p.claim.UID))
 		}
 	}
 	return out, nil

@@ -3,6 +3,8 @@ package claims
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -101,6 +103,9 @@ func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
 
 // setSharing sets what the claim's GPUs need beyond the ordinary.
 func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
+	if err := k.catchUp(ctx, p); err != nil {
+		return err
+	}
 	for _, s := range p.data.Sharing {
 		if err := k.set(ctx, s); err != nil {
 			return draplugin.Refuse("SharingNotSet", "%w", err)
@@ -109,17 +114,40 @@ func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
 	if p.data.MPS == nil {
 		return nil
 	}
-	for i, d := range p.devices {
-		switch {
-		case p.shares[i].strategy != v1beta1.MPS || p.claim.Devices[i].Admin():
-		case d.Form == devices.MIG:
-			p.data.MPS.Devices = append(p.data.MPS.Devices, p.instances[i].UUID)
-		default:
-			p.data.MPS.Devices = append(p.data.MPS.Devices, d.GPU.UUID)
-		}
+	if err := k.openMPS(p); err != nil {
+		return err
 	}
 	if err := k.options.MPS.Start(ctx, p.claim.UID, *p.data.MPS); err != nil {
 		return draplugin.Refuse("MPSNotStarted", "%w", err)
+	}
+	return nil
+}
+
+// openMPS notes which devices the claim's daemon opens, and by which device nodes.
+func (k *Kind) openMPS(p *preparation) error {
+	mps := p.data.MPS
+	node := func(name string) {
+		if !slices.Contains(mps.Nodes, name) {
+			mps.Nodes = append(mps.Nodes, name)
+		}
+	}
+	for i, d := range p.devices {
+		if p.shares[i].strategy != v1beta1.MPS || p.claim.Devices[i].Admin() {
+			continue
+		}
+		node(fmt.Sprintf("nvidia%d", d.GPU.Minor))
+		if d.Form != devices.MIG {
+			mps.Devices = append(mps.Devices, d.GPU.UUID)
+			continue
+		}
+		mps.Devices = append(mps.Devices, p.instances[i].UUID)
+		capabilities, err := k.options.Capabilities.Nodes(d.GPU.Minor, p.instances[i].ID, p.instances[i].Compute)
+		if err != nil {
+			return err
+		}
+		for _, n := range capabilities {
+			node(strings.TrimPrefix(n.Path, "/dev/"))
+		}
 	}
 	return nil
 }
@@ -172,7 +200,7 @@ func (k *Kind) ResumeMPS(ctx context.Context, records []claimstate.Record) {
 // endSharing forgets a claim's sharing, and sets the GPUs back that no other claim shares in the same way.
 func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error {
 	if kept.MPS != nil {
-		if err := k.options.MPS.Stop(claim); err != nil {
+		if err := k.options.MPS.Stop(ctx, claim); err != nil {
 			return fmt.Errorf("ending the MPS control daemon: %w", err)
 		}
 	}
@@ -195,7 +223,10 @@ func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData)
 	defer unlock()
 	if _, other := k.sharedBy(s.GPU, claim); other == "" {
 		if err := k.unset(ctx, s); err != nil {
-			return err
+			if ctx.Err() != nil {
+				return err // whoever asked for the end asks again
+			}
+			k.leave(s, err)
 		}
 	}
 	k.mu.Lock()

@@ -225,7 +225,7 @@ func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
 	smi(t, m)
 	b := newBench(t, m)
 	b.stop()
-	b.mps = plainly
+	b.enter = plainly
 	b.start()
 	held := []*resourceapi.ResourceClaim{
 		b.claim("u0", nil, device{name: "gpu-0-mig-1g5gb-19-3"}),

@@ -1,7 +1,6 @@
 package nodeplugin
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,21 +18,7 @@ import (
 func mpsControl(t *testing.T, m *gputest.Machine) func() string {
 	t.Helper()
 	log := m.Path("mps.log")
-	script := fmt.Sprintf(`#!/bin/sh
-if [ "$1" = -f ]; then
-	echo "start $CUDA_VISIBLE_DEVICES" >> %[1]s
-	echo $$ > "$CUDA_MPS_PIPE_DIRECTORY/pid"
-	: > "$CUDA_MPS_PIPE_DIRECTORY/control"
-	exec sleep 600
-fi
-read -r line
-echo "$line" >> %[1]s
-if [ "$line" = quit ]; then kill "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")"; fi
-`, log)
-	program := m.Path("driver/usr/bin/nvidia-cuda-mps-control")
-	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	gputest.MPSControl(t, m.Path("driver"), log, "")
 	return func() string {
 		text, _ := os.ReadFile(log)
 		_ = os.Remove(log)
@@ -49,7 +34,7 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	told := mpsControl(t, m)
 	b := newBench(t, m)
 	b.stop()
-	b.mps = plainly
+	b.enter = plainly
 	b.start()
 	config := gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"1":"4Gi"}}}`)
 	c := b.claim("u1", []string{config}, device{name: "gpu-0"}, device{name: "gpu-1"})
@@ -72,7 +57,7 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	}
 	// The daemon ends with the plugin, and is there again with it.
 	b.stop()
-	if got := told(); got != "quit" {
+	if got := told(); got != "quit -t 5" {
 		t.Errorf("the end of the plugin told %q", got)
 	}
 	b.start()
@@ -93,7 +78,7 @@ func TestMPSOnAMIGDevice(t *testing.T) {
 	told := mpsControl(t, m)
 	b := newBench(t, m)
 	b.stop()
-	b.mps = plainly
+	b.enter = plainly
 	b.start()
 	c := b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`}, device{name: "gpu-0-mig-3g20gb-9-0"})
 	b.mustPrepare(c)

@@ -7,7 +7,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"gpufabric.io/drivers/gpu/gputest"
-	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/node/options"
 )
 
@@ -37,7 +37,7 @@ func TestTheRoleSaysWhatEndedIt(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.stop()
 	b.options.MetricsAddress = "nonsense"
-	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, mpsCommand: sharing.Reexec(role, mpsDaemon), change: func(*plugin) {}}
+	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}
 	if err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), `--metrics-address "nonsense"`) {
 		t.Errorf("it says %v", err)
 	}

@@ -17,7 +17,7 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	told := mpsControl(t, m)
 	b := newBench(t, m)
 	b.stop()
-	b.recheck, b.mps = 20*time.Millisecond, plainly
+	b.recheck, b.enter = 20*time.Millisecond, plainly
 	b.start()
 	b.taints("gpu-0", "")
 	held := b.claim("u1", []string{gpuConfig(`{"strategy":"MPS"}`)}, device{name: "gpu-0"})

@@ -47,6 +47,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
@@ -88,15 +89,15 @@ func Command(h host.Host) *cobra.Command {
 	}
 	o.Bind(cmd.Flags(), h.Env, role)
 	cmd.AddCommand(&cobra.Command{
-		Use: mpsDaemon + " SHM PROGRAM [ARG]...", Short: "Run an MPS control daemon with SHM on its /dev/shm", Hidden: true,
+		Use: driverProgram + " ENCLOSURE PROGRAM [ARG]...", Short: "Run a program of the driver in a root directory of its own", Hidden: true,
 		Args: cobra.MinimumNArgs(2), DisableFlagParsing: true,
-		RunE: func(_ *cobra.Command, args []string) error { return sharing.WithShm(args[0], args[1], args[2:]...) },
+		RunE: func(_ *cobra.Command, args []string) error { return programs.Enter(args[0], args[1], args[2:]...) },
 	})
 	return cmd
 }
 
-// mpsDaemon is the subcommand that the role runs itself as to start an MPS control daemon.
-const mpsDaemon = "mps-daemon"
+// driverProgram is the subcommand that the role runs itself as to run a program of the driver.
+const driverProgram = "driver-program"
 
 // plugin is the running role.
 type plugin struct {
@@ -126,7 +127,8 @@ type plugin struct {
 	relay chan struct{}
 	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.
 	recheck, settle time.Duration
-	mps             *sharing.MPS
+	mps             sharing.Daemons
+	programs        programs.Runner
 	// bus knows which GPUs came to the machine, restart ends the run for them.
 	bus     *bus
 	restart context.CancelCauseFunc
@@ -136,7 +138,7 @@ type plugin struct {
 
 // Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
 func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
-	return (&starter{options: o, lib: lib, client: client, objects: objects, mpsCommand: sharing.Reexec(role, mpsDaemon), change: func(*plugin) {}}).run(ctx)
+	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}).run(ctx)
 }
 
 // starter runs the role, and starts it anew within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was started, so
@@ -147,8 +149,8 @@ type starter struct {
 	lib     nvml.Interface
 	client  kubernetes.Interface
 	objects dynamic.Interface
-	// mpsCommand runs MPS control daemons.
-	mpsCommand func(shm, program string, args ...string) *exec.Cmd
+	// enter runs programs of the driver.
+	enter func(enclosure, program string, args ...string) *exec.Cmd
 	// change changes each plugin before it runs.
 	change func(*plugin)
 	// current is the plugin that runs.
@@ -162,12 +164,13 @@ func (s *starter) run(ctx context.Context) error {
 	}
 	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
-	mps := &sharing.MPS{Dir: o.MPSDir, DriverRoot: func() string { return o.Driver().Locate().Root.Path }, Command: s.mpsCommand}
+	runner := programs.Runner{Driver: o.Driver().Locate, Enter: s.enter}
+	mps := &sharing.MPS{Dir: o.MPSDir, Programs: runner}
 	defer mps.Close()
 	gpus := newBus(o.SysfsRoot)
 	next := func() *plugin {
 		p := newPlugin(o, s.lib, s.client, s.objects, recorder)
-		p.mps, p.bus = mps, gpus
+		p.mps, p.programs, p.bus = mps, runner, gpus
 		s.change(p)
 		s.current.Store(p)
 		return p
@@ -253,8 +256,11 @@ func (p *plugin) run(ctx context.Context) error {
 	p.follow(ctx)
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host},
-		SetTimeSlice:  sharing.TimeSlicer{DriverRoot: p.at.Root.Path}.Set,
+		SetTimeSlice:  sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")}.Set,
 		MPS:           p.mps,
+		MPSDir:        p.options.MPSDir,
+		LeftFile:      p.stateFile("sharing-left.json"),
+		Writer:        p.writer,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Appeared:      p.appeared,
 		Changed:       p.changed,

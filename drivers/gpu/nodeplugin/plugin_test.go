@@ -33,7 +33,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
-	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/options"
 )
@@ -47,14 +47,14 @@ type bench struct {
 	objects *dynamicfake.FakeDynamicClient
 	kubelet drapb.DRAPluginClient
 	options Options
-	writer  atomicfile.Writer                                   // with a Before, the role's writes pass there
-	mps     func(shm, program string, args ...string) *exec.Cmd // runs MPS daemons; nil: as the role does
-	recheck time.Duration                                       // how often the role looks at what has no event; 0: as it does
-	reports chan v1alpha1.MIGLayoutNode                         // the node's reports on MIGLayouts
-	watched watched                                             // which resources the role watches
-	made    int                                                 // objects of the API group gpufabric.io
-	wrap    func(*fake.Clientset) kubernetes.Interface          // changes the client that the role gets; nil: does not
-	running atomic.Pointer[plugin]                              // the role as it runs now
+	writer  atomicfile.Writer                                         // with a Before, the role's writes pass there
+	enter   func(enclosure, program string, args ...string) *exec.Cmd // runs programs of the driver in their own root; nil: as the role does
+	recheck time.Duration                                             // how often the role looks at what has no event; 0: as it does
+	reports chan v1alpha1.MIGLayoutNode                               // the node's reports on MIGLayouts
+	watched watched                                                   // which resources the role watches
+	made    int                                                       // objects of the API group gpufabric.io
+	wrap    func(*fake.Clientset) kubernetes.Interface                // changes the client that the role gets; nil: does not
+	running atomic.Pointer[plugin]                                    // the role as it runs now
 	stop    func()
 }
 
@@ -116,15 +116,15 @@ func (b *bench) start() {
 			p.writer, p.recheck, p.settle = b.writer, b.recheck, b.recheck
 			b.running.Store(p)
 		}
-		mps := b.mps
-		if mps == nil {
-			mps = sharing.Reexec(role, mpsDaemon)
+		enter := b.enter
+		if enter == nil {
+			enter = programs.Reexec(role, driverProgram)
 		}
 		var client kubernetes.Interface = b.client
 		if b.wrap != nil {
 			client = b.wrap(b.client)
 		}
-		ended <- (&starter{options: b.options, lib: b.lib, client: client, objects: b.objects, mpsCommand: mps, change: change}).run(ctx)
+		ended <- (&starter{options: b.options, lib: b.lib, client: client, objects: b.objects, enter: enter, change: change}).run(ctx)
 	}()
 	b.stop = func() {
 		cancel()

@@ -234,3 +234,74 @@ func TestAClaimThatContradictsItselfIsRefused(t *testing.T) {
 		t.Errorf("got %q", problem)
 	}
 }
+
+// fickleSMI is a stand-in for nvidia-smi that notes how it was called, and fails to set a time slice back while broken says so.
+func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken func(bool)) {
+	t.Helper()
+	log, gate := m.Path("smi.log"), m.Path("smi.broken")
+	script := "#!/bin/sh\necho \"$@\" >> " + log + "\ncase \"$*\" in *\" 0\") [ ! -e " + gate + " ] || { echo Unable to set timeslice; exit 15; };; esac\n"
+	program := m.Path("driver/usr/bin/nvidia-smi")
+	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	calls = func() string {
+		text, _ := os.ReadFile(log)
+		_ = os.Remove(log)
+		return strings.TrimSpace(string(text))
+	}
+	broken = func(yes bool) {
+		err := os.Remove(gate)
+		if yes {
+			err = os.WriteFile(gate, nil, 0o600)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	return calls, broken
+}
+
+func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
+	m := gputest.New(t, 1)
+	calls, broken := fickleSMI(t, m)
+	b := newBench(t, m)
+	long := []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}
+	first := b.claim("u1", long, device{name: "gpu-0"})
+	b.mustPrepare(first)
+	broken(true)
+	if problem := b.unprepare(first); problem != "" {
+		t.Fatalf("the pod of the claim stays, since %s", problem)
+	}
+	b.event("Node", "TimeSliceNotReset")
+	// Another kind of sharing than the last claim's has the GPU, though it cannot be set back yet.
+	second := b.claim("u2", nil, device{name: "gpu-0"})
+	b.mustPrepare(second)
+	if problem := b.unprepare(second); problem != "" {
+		t.Fatal(problem)
+	}
+	b.stop()
+	b.start()
+	broken(false)
+	calls()
+	b.mustPrepare(b.claim("u3", nil, device{name: "gpu-0"}))
+	if got, want := calls(), "compute-policy -i "+m.GPUs[0].UUID+" --set-timeslice 0"; got != want {
+		t.Errorf("the claim after the mend called nvidia-smi %q, want %q", got, want)
+	}
+}
+
+// The public quickstart's gpu-test5 on nodes without nvidia-smi.
+func TestATimeSliceOnANodeWithoutNvidiaSMIIsRefusedAndThePodGoes(t *testing.T) {
+	m := gputest.New(t, 1)
+	if err := os.Remove(m.Path("driver/usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, m)
+	c := b.claim("u1", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-0"})
+	if _, problem := b.prepare(c); !strings.Contains(problem, "nvidia-smi") || !strings.Contains(problem, "hardware.driverRoot") {
+		t.Errorf("it is refused with %q", problem)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Fatalf("the pod of the claim stays, since %s", problem)
+	}
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-0"}))
+}

@@ -3,7 +3,6 @@ package sharing
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,38 +12,26 @@ import (
 	"time"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/hardware/driver"
 )
-
-// control is a stand-in for the driver's control daemon: it notes what it is told, and commands reach it only while it runs.
-const control = `#!/bin/sh
-pid="$CUDA_MPS_PIPE_DIRECTORY/pid"
-if [ "$1" = -f ]; then
-	echo "start $CUDA_VISIBLE_DEVICES" >> "$CUDA_MPS_LOG_DIRECTORY/told"
-	%s
-	echo $$ > "$pid"
-	: > "$CUDA_MPS_PIPE_DIRECTORY/control"
-	exec sleep 600
-fi
-read -r line
-kill -0 "$(cat "$pid")" 2>/dev/null || { echo "nobody listens"; exit 1; }
-echo "$line" >> "$CUDA_MPS_LOG_DIRECTORY/told"
-if [ "$line" = quit ]; then kill "$(cat "$pid")"; fi
-`
 
 // newMPS makes an MPS whose daemons do something before they listen, and returns what reads what they were told.
 func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
 	t.Helper()
 	root := t.TempDir()
 	m = &MPS{
-		Dir: t.TempDir(), DriverRoot: func() string { return root },
-		Command: func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
+		Dir: t.TempDir(),
+		Programs: programs.Runner{
+			Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(root)} },
+			Enter:  func(_, program string, args ...string) *exec.Cmd { return exec.Command(program, args...) },
+		},
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(m.program()), 0o755), os.WriteFile(m.program(), fmt.Appendf(nil, control, before), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	gputest.MPSControl(t, root, "$CUDA_MPS_LOG_DIRECTORY/told", before)
 	t.Cleanup(m.Close)
 	return m, func() string {
-		text, _ := os.ReadFile(m.dir("u1", "log/told"))
+		text, _ := os.ReadFile(m.directory("u1").path("log/told"))
 		return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", "; ")
 	}
 }
@@ -57,7 +44,7 @@ func limited(device string) Settings {
 // A plugin that is killed takes its daemons with it, whose pipes stay. What they were told must be told to those that come after them.
 func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 	m, told := newMPS(t, "")
-	pipe := m.dir("u1", "pipe")
+	pipe := m.directory("u1").path("pipe")
 	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600), os.WriteFile(filepath.Join(pipe, "pid"), []byte("0x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +84,7 @@ func TestADaemonOfOtherDevicesTakesThePlaceOfTheOneThatRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := told(), "start MIG-of-the-last-boot; quit; start MIG-of-this-boot"; got != want {
+	if got, want := told(), "start MIG-of-the-last-boot; quit -t 5; start MIG-of-this-boot"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }

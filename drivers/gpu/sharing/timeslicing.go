@@ -5,18 +5,21 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
+	"time"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/gpu/programs"
 )
+
+// smiPatience is how long nvidia-smi may take. On a quiet machine it needs under a second; on one whose GPU is in trouble it may wait for ever.
+const smiPatience = 20 * time.Second
 
 // TimeSlicer sets the length of time slices. NVML has no call for it; nvidia-smi does.
 type TimeSlicer struct {
-	// DriverRoot is where usr/bin/nvidia-smi is.
-	DriverRoot string
+	Programs programs.Runner
+	// Mountpoint is an empty directory of nvidia-smi's (see programs.Share).
+	Mountpoint string
 }
 
 // policies are nvidia-smi's numbers for the intervals.
@@ -32,20 +35,22 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 	if !ok {
 		return fmt.Errorf("time slice %q: allowed are Default, Short, Medium, Long", interval)
 	}
-	program := filepath.Join(t.DriverRoot, "usr/bin/nvidia-smi")
+	ctx, cancel := context.WithTimeout(ctx, smiPatience)
+	defer cancel()
+	cmd, err := t.Programs.Command(ctx, programs.Share{Mountpoint: t.Mountpoint}, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", policy)
+	if err != nil {
+		return fmt.Errorf("setting the time slice of %s to %s: %w", gpu, interval, err)
+	}
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "compute-policy", "-i", gpu, "--set-timeslice", policy)
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libraryPath(t.DriverRoot))
 	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("setting the time slice of %s to %s with %s: %w: %s", gpu, interval, program, err, firstLine(out.String()))
+		if ctx.Err() != nil {
+			err = fmt.Errorf("no answer in %s: %w", smiPatience, err)
+		}
+		return fmt.Errorf("setting the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval, t.Programs.Driver().Root.Path, programs.Explain(err), firstLine(out.String()))
 	}
 	return nil
-}
-
-// libraryPath is where a driver root keeps its libraries.
-func libraryPath(root string) string {
-	return strings.Join([]string{filepath.Join(root, "usr/lib64"), filepath.Join(root, "usr/lib/x86_64-linux-gnu"), filepath.Join(root, "usr/lib/aarch64-linux-gnu")}, ":")
 }
 
 func firstLine(text string) string {

@@ -1,0 +1,191 @@
+// Package programs runs programs of the NVIDIA driver (nvidia-smi, nvidia-cuda-mps-control) with the driver root's own loader and C library.
+//
+// A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: glibc's parts speak to each other through
+// symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver never meets the C library of this process's container: it
+// is run in a root directory that is put together from the driver root, in a mount namespace of its own, with the device nodes that it needs and no others.
+//
+// Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made to be used with another's, and of fake hardware. Their
+// programs run with this container's.
+package programs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/symlink"
+
+	"gpufabric.io/drivers/hardware/driver"
+)
+
+// Runner runs a driver's programs.
+type Runner struct {
+	// Driver tells where the driver is; it may come after this process, and move.
+	Driver func() driver.Location
+	// Enter makes the command that becomes a program inside an enclosure, which is Enclosure in JSON; see Reexec.
+	Enter func(enclosure, program string, args ...string) *exec.Cmd
+}
+
+// Share is what a program has of the machine besides the driver's files, read-only, and /proc and /sys.
+type Share struct {
+	// Mountpoint is an empty directory that the program's root is mounted on, for the program alone.
+	Mountpoint string
+	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's.
+	Nodes []string
+	// Directories can be written, and have the same path inside as outside.
+	Directories []string
+	// Shm takes the place of /dev/shm where it is given.
+	Shm string
+	// Unprivileged takes from the program what would give it rights over the node.
+	Unprivileged bool
+	// Apart gives the program a root of its own even where the driver root's is this process's.
+	Apart bool
+}
+
+// Command makes the command that runs a program of the driver. Its environment is complete but for what the caller adds.
+func (r Runner) Command(ctx context.Context, s Share, name string, args ...string) (*exec.Cmd, error) {
+	at := r.Driver()
+	path, err := at.Root.Program(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w (install the part of the driver that has it, or say where the driver is: hardware.driverRoot)", err)
+	}
+	alone, err := bare(at.Root, path)
+	if err != nil {
+		return nil, err
+	}
+	if !s.Apart && (alone || at.Root.Path == "/") {
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.Env = environment(at.Root.Path, alone)
+		return cmd, nil
+	}
+	if err := os.MkdirAll(s.Mountpoint, 0o700); err != nil {
+		return nil, fmt.Errorf("directory to mount a root for %s on: %w", name, err)
+	}
+	e := Enclosure{
+		Driver: at.Root.Path, Bare: alone, Mountpoint: s.Mountpoint, Directories: s.Directories, Shm: s.Shm, Unprivileged: s.Unprivileged,
+		Dev: at.Dev.Path, Nodes: s.Nodes,
+	}
+	if e.Nodes == nil {
+		if e.Nodes, err = nodes(at.Dev.Path); err != nil {
+			return nil, err
+		}
+	}
+	text, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	if !alone {
+		path = driver.Place{Path: at.Root.Path, Host: "/"}.OnHost(path)
+	}
+	cmd := bind(ctx, r.Enter(string(text), path, args...))
+	cmd.Env = environment(at.Root.Path, alone)
+	return cmd, nil
+}
+
+// bind has a command end with ctx.
+func bind(ctx context.Context, cmd *exec.Cmd) *exec.Cmd {
+	bound := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
+	bound.Args, bound.SysProcAttr = cmd.Args, cmd.SysProcAttr
+	return bound
+}
+
+// environment is that of the driver's programs. Inside their root, the driver's directories are named to the loader: its cache there may be missing, or be older
+// than the driver.
+func environment(root string, bare bool) []string {
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, "LD_") || strings.HasPrefix(name, "NVIDIA_") || name == "PATH"
+	})
+	var programs, libraries []string
+	if bare {
+		programs = append(programs, os.Getenv("PATH"))
+	} else {
+		root = "/"
+	}
+	for _, directory := range driver.ProgramDirs() {
+		programs = append(programs, filepath.Join(root, directory))
+	}
+	for _, directory := range driver.LibraryDirs() {
+		libraries = append(libraries, filepath.Join(root, directory))
+	}
+	return append(env, "PATH="+strings.Join(programs, ":"), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
+}
+
+// bare tells whether a program needs this container's C library, because the driver root has none.
+func bare(root driver.Place, program string) (bool, error) {
+	loader, err := interpreter(program)
+	if err != nil {
+		return false, fmt.Errorf("reading what %s is run by: %w", program, err)
+	}
+	if !hasLibraryC(root) {
+		if _, err := os.Stat(loader); loader != "" && err != nil {
+			return false, fmt.Errorf("%s is run by %s, which is neither below the driver root %s nor in this container: %w", program, loader, root.Path, err)
+		}
+		return true, nil
+	}
+	if loader == "" || there(root, loader) || there(root, "usr"+loader) {
+		return false, nil
+	}
+	return false, fmt.Errorf("%s is run by %s, which is not below the driver root %s, though its C library is: where a host keeps /lib and /lib64 apart from /usr, "+
+		"all three belong below the driver root (hardware.driverDirectories)", program, loader, root.Path)
+}
+
+func hasLibraryC(root driver.Place) bool {
+	return slices.ContainsFunc(driver.LibraryDirs(), func(directory string) bool { return there(root, filepath.Join(directory, "libc.so.6")) })
+}
+
+// there tells whether a file is below a root, links followed inside it.
+func there(root driver.Place, path string) bool {
+	file, err := symlink.FollowSymlinkInScope(filepath.Join(root.Path, path), root.Path)
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(file)
+	return err == nil
+}
+
+// nodes are the driver's device nodes.
+func nodes(dev string) ([]string, error) {
+	var found []string
+	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
+		paths, err := filepath.Glob(filepath.Join(dev, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range paths {
+			if info, err := os.Stat(path); err != nil || info.IsDir() {
+				continue
+			}
+			name, err := filepath.Rel(dev, path)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, name)
+		}
+	}
+	return found, nil
+}
+
+// Reexec makes Runner.Enter out of this program's own subcommand words, which must call Enter.
+func Reexec(words ...string) func(enclosure, program string, args ...string) *exec.Cmd {
+	return func(enclosure, program string, args ...string) *exec.Cmd {
+		cmd := exec.Command("/proc/self/exe", append(append(slices.Clone(words), enclosure, program), args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		return cmd
+	}
+}
+
+// Explain says what to do about an error that starting a command gave.
+func Explain(err error) error {
+	if errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("%w: a program of the driver runs in a mount namespace of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)
+	}
+	return err
+}

@@ -1,0 +1,225 @@
+package programs
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/hardware/driver"
+)
+
+// runner runs the programs of a driver root with the device nodes of dev.
+func runner(root, dev string) Runner {
+	return Runner{Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(dev)} }, Enter: Reexec("driver-program")}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a program and returns what it prints.
+func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, error) {
+	t.Helper()
+	if s.Mountpoint == "" {
+		s.Mountpoint = filepath.Join(t.TempDir(), "root")
+	}
+	cmd, err := r.Command(t.Context(), s, name, args...)
+	if err != nil {
+		return "", err
+	}
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// The C libraries are those of Debian 11 and 13; this machine's is neither, and neither is that of our image.
+func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) {
+	gputest.NeedsMounts(t)
+	for _, c := range []struct {
+		libc   string
+		merged bool
+	}{{"libc6_2.31", false}, {"libc6_2.41", true}} {
+		t.Run(c.libc, func(t *testing.T) {
+			root := gputest.DriverRoot(t, c.merged, gputest.NVIDIAProgram(t, c.libc), gputest.NVIDIAProgram(t, "nvidia-cuda-mps_550"))
+			out, err := run(t, runner(root, t.TempDir()), Share{Apart: true}, "nvidia-cuda-mps-control", "-h")
+			if !strings.Contains(out, "CUDA MPS Control for Linux") {
+				t.Errorf("it says %q (%v)", out, err)
+			}
+			// How it went before: this container's loader with the driver root's C library.
+			mixed := exec.CommandContext(t.Context(), filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "-h")
+			mixed.Env = environment(root, true)
+			if out, err := mixed.CombinedOutput(); err == nil || strings.Contains(string(out), "CUDA MPS Control") {
+				t.Errorf("this machine's loader takes the C library of %s, so nothing was shown: %s", c.libc, out)
+			}
+		})
+	}
+}
+
+// compiled is a driver root with a program whose loader is at a path that nothing else has, and with this machine's C library under another name than it has here.
+func compiled(t *testing.T) string {
+	t.Helper()
+	compiler, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("gcc is not on the PATH: nothing to compile a program with")
+	}
+	root := t.TempDir()
+	source := filepath.Join(root, "p.c")
+	write(t, source, "#include <stdio.h>\nint main(void) { return puts(\"hello\") < 0; }\n")
+	program := filepath.Join(root, "usr/bin/nvidia-smi")
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), compiler, "-Wl,--dynamic-linker=/private/loader.so", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return root
+}
+
+// library copies this machine's C library and loader into a root.
+func library(t *testing.T, root, loader string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "ldd", "/bin/true").Output()
+	if err != nil {
+		t.Skipf("ldd /bin/true: %v", err)
+	}
+	for _, word := range strings.Fields(string(out)) {
+		target := ""
+		switch base := filepath.Base(word); {
+		case !filepath.IsAbs(word):
+			continue
+		case strings.HasPrefix(base, "ld-linux"):
+			target = loader
+		default:
+			target = filepath.Join("usr/lib64", base)
+		}
+		data, err := os.ReadFile(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(root, target), string(data))
+	}
+}
+
+func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
+	gputest.NeedsMounts(t)
+	root := compiled(t)
+	library(t, root, "opt/private/loader.so")
+	_, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi")
+	if err == nil || !strings.Contains(err.Error(), "/private/loader.so, which is not below the driver root") || !strings.Contains(err.Error(), "/lib64") {
+		t.Errorf("without the loader: %v", err)
+	}
+	// A host of which only /usr is to be had.
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/private"), 0o755), os.Rename(filepath.Join(root, "opt/private/loader.so"), filepath.Join(root, "usr/private/loader.so"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("usr/private", filepath.Join(root, "private")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := interpreter(filepath.Join(root, "usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	if alone, err := bare(driver.Here(root), filepath.Join(root, "usr/bin/nvidia-smi")); alone || err != nil {
+		t.Errorf("its own loader is not taken: %v", err)
+	}
+}
+
+func TestARootWithoutACLibraryUsesThisContainers(t *testing.T) {
+	root := t.TempDir()
+	write(t, filepath.Join(root, "usr/bin/nvidia-smi"), "#!/bin/sh\necho $LD_LIBRARY_PATH\n")
+	out, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi")
+	if err != nil || !strings.Contains(out, filepath.Join(root, "usr/lib64")) {
+		t.Errorf("it says %q, %v", out, err)
+	}
+	write(t, filepath.Join(root, "usr/bin/nvidia-smi"), "#!/no/shell\n")
+	if _, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi"); err == nil || !strings.Contains(err.Error(), "/no/shell, which is neither below the driver root") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAProgramThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
+	_, err := run(t, runner(t.TempDir(), t.TempDir()), Share{}, "nvidia-smi")
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "hardware.driverRoot") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// enclosed is a driver root without a C library, a /dev with the nodes of two GPUs, and what its program sees inside its enclosure.
+func enclosed(t *testing.T, s Share, script string) string {
+	t.Helper()
+	gputest.NeedsMounts(t)
+	root, dev := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "#!/bin/sh\n"+script)
+	for _, node := range []string{"nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-caps/nvidia-cap1", "sda"} {
+		write(t, filepath.Join(dev, node), "")
+	}
+	s.Apart = true
+	out, err := run(t, runner(root, dev), s, "nvidia-cuda-mps-control")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return out
+}
+
+func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
+	shm, pipe := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(shm, "mark"), "")
+	share := Share{Nodes: []string{"nvidiactl", "nvidia0"}, Directories: []string{pipe}, Shm: shm, Unprivileged: true}
+	script := "ls -1 /dev /dev/shm; echo then; ls /; echo then; touch " + pipe + "/made; for f in /usr/x /x /etc/x /dev/x /proc/sys/x; do touch $f 2>/dev/null && echo wrote $f; done; true"
+	parts := strings.Split(enclosed(t, share, script)+"\n", "then\n")
+	dev := strings.Fields(parts[0])
+	want := []string{"/dev:", "full", "null", "nvidia0", "nvidiactl", "random", "shm", "urandom", "zero", "/dev/shm:", "mark"}
+	if !slices.Equal(dev, want) {
+		t.Errorf("/dev has %v, want %v", dev, want)
+	}
+	for name := range strings.FieldsSeq(parts[1]) {
+		if slices.Contains([]string{"root", "home", "var", "run", "boot", "mnt", "srv", "work"}, name) {
+			t.Errorf("/%s of the machine is to be seen", name)
+		}
+	}
+	if parts[2] != "" {
+		t.Errorf("it %s", parts[2])
+	}
+	if _, err := os.Stat(filepath.Join(pipe, "made")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("/dev/shm/mark"); err == nil {
+		t.Error("everybody sees its /dev/shm")
+	}
+}
+
+func TestAProgramGetsEveryNodeOfTheDriverWhereNoneAreNamed(t *testing.T) {
+	out := strings.Fields(enclosed(t, Share{}, "cd /dev; ls -d nvidia* nvidia-caps/*"))
+	if want := []string{"nvidia-caps", "nvidia-caps/nvidia-cap1", "nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"}; !slices.Equal(out, want) {
+		t.Errorf("it has %v, want %v", out, want)
+	}
+}
+
+func TestAnUnprivilegedProgramKeepsNoRightsOverTheNode(t *testing.T) {
+	out := enclosed(t, Share{Unprivileged: true}, "cat /proc/self/status")
+	status := map[string]string{}
+	for line := range strings.Lines(out) {
+		name, value, _ := strings.Cut(line, ":")
+		status[name] = strings.TrimSpace(value)
+	}
+	var want uint64
+	for _, capability := range kept() {
+		want |= 1 << capability
+	}
+	for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
+		got, err := strconv.ParseUint(status[set], 16, 64)
+		if err != nil || got&^want != 0 {
+			t.Errorf("%s is %s (error: %v), want nothing beyond %016x", set, status[set], err, want)
+		}
+	}
+	if status["NoNewPrivs"] != "1" {
+		t.Errorf("NoNewPrivs is %q", status["NoNewPrivs"])
+	}
+}

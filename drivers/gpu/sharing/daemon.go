@@ -1,0 +1,284 @@
+package sharing
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/programs"
+)
+
+const (
+	// control is the driver's program that is the daemon, and that speaks to it.
+	control = "nvidia-cuda-mps-control"
+	// quitSeconds is how long the daemon's servers may take to end when asked, before the daemon ends them.
+	quitSeconds = 5
+	// quitPatience is how long the daemon may take with that, before it is killed.
+	quitPatience = (quitSeconds + 3) * time.Second
+	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it.
+	lookPause = 50 * time.Millisecond
+)
+
+// daemon is one control daemon that is kept running.
+type daemon struct {
+	directory directory
+	programs  programs.Runner
+	settings  Settings
+	stop      context.CancelFunc
+	ended     chan struct{} // closed when it is not kept running any more
+	settled   chan struct{} // closed when it was set up, or could not be
+
+	mu  sync.Mutex
+	err error // before settled is closed why its last run ended, after that why it could not be set up
+}
+
+func (d *daemon) note(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+func (d *daemon) noted() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+// supervise keeps the daemon running until ctx ends.
+func (d *daemon) supervise(ctx context.Context) {
+	defer close(d.ended)
+	log := klog.FromContext(ctx)
+	settled := false
+	for first := true; ctx.Err() == nil; first = false {
+		if !first {
+			select {
+			case <-time.After(restartPause):
+			case <-ctx.Done():
+				return
+			}
+		}
+		err := d.run(ctx, func(err error) {
+			if settled {
+				if err != nil {
+					log.Error(err, "MPS control daemon started again, but not set up")
+				}
+				return
+			}
+			settled = true
+			d.note(err)
+			close(d.settled)
+		})
+		if ctx.Err() == nil {
+			log.Error(err, "MPS control daemon ended; its clients' work is lost")
+			if !settled {
+				d.note(err)
+			}
+		}
+	}
+}
+
+// run runs the daemon in the foreground, and calls settled once it was set up, or could not be.
+func (d *daemon) run(ctx context.Context, settled func(error)) error {
+	if err := d.quitOld(ctx); err != nil {
+		return err
+	}
+	if err := d.directory.prepare(); err != nil {
+		return err
+	}
+	args := []string{"-f"}
+	if d.settings.multiUser() {
+		args = append(args, "-multiuser-server")
+	}
+	var out bytes.Buffer
+	cmd, err := d.command(context.WithoutCancel(ctx), args...)
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = &out, &out
+	// Its servers are of its group, and end with it where it has to be killed.
+	cmd.SysProcAttr.Setpgid = true
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		return programs.Explain(err)
+	}
+	over := make(chan error, 1)
+	go func() { over <- cmd.Wait() }()
+	// Only now: the socket that is waited for is this daemon's.
+	living, dead := context.WithCancel(ctx)
+	setUp := make(chan error, 1)
+	var waiting sync.WaitGroup
+	waiting.Go(func() { setUp <- d.await(living) })
+	defer waiting.Wait()
+	defer dead()
+	for {
+		select {
+		case err := <-over:
+			return d.last(err, out.String())
+		case err := <-setUp:
+			if ctx.Err() == nil {
+				settled(err)
+			}
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	// Ask first: a control daemon that is killed leaves its server running.
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitPatience)
+	defer cancel()
+	_, _ = d.tell(asking, quit()) // one that does not hear is killed
+	select {
+	case err := <-over:
+		return err
+	case <-asking.Done():
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		return <-over
+	}
+}
+
+func quit() string { return fmt.Sprintf("quit -t %d", quitSeconds) }
+
+// last is what a daemon that ended by itself said.
+func (d *daemon) last(err error, said string) error {
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	if d.settings.multiUser() && strings.Contains(said, "CUDA MPS Control for") {
+		return fmt.Errorf("%w: the MPS control daemon below the driver root %s does not know -multiuser-server: leave multiUser out, or use a newer driver", err, d.programs.Driver().Root.Path)
+	}
+	return fmt.Errorf("%w: %s", err, firstLine(said))
+}
+
+// quitOld ends a daemon of an earlier run that may still be there.
+func (d *daemon) quitOld(ctx context.Context) error {
+	if d.directory.check() != nil {
+		return nil // what is there is no daemon's, and goes when the directory is emptied
+	}
+	asking, cancel := context.WithTimeout(ctx, quitPatience)
+	defer cancel()
+	_, _ = d.tell(asking, quit()) // mostly nobody listens
+	return ctx.Err()
+}
+
+// await waits until the daemon's control socket is there, then sets the daemon up.
+func (d *daemon) await(ctx context.Context) error {
+	changes, stop := changesOf(ctx, d.directory.path("pipe"))
+	defer stop()
+	for {
+		err := d.directory.check()
+		if err == nil {
+			return d.configure(ctx)
+		}
+		if !errors.Is(err, errNoDaemon) {
+			return err
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the MPS control daemon to make %s: %w", d.directory.control(), context.Cause(ctx))
+		}
+	}
+}
+
+// changesOf tells when a directory may have changed: by inotify, or every lookPause where no instance is to be had.
+func changesOf(ctx context.Context, directory string) (changes <-chan struct{}, stop func()) {
+	told, done := make(chan struct{}, 1), make(chan struct{})
+	tell := func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = watcher.Add(directory)
+	}
+	var events <-chan fsnotify.Event
+	ticker := time.NewTicker(time.Minute)
+	if err != nil {
+		klog.FromContext(ctx).V(1).Info("Looking for the MPS control daemon's socket by and by", "reason", err.Error())
+		ticker.Reset(lookPause)
+	} else {
+		events = watcher.Events
+	}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			select {
+			case <-events:
+				tell()
+			case <-ticker.C:
+				tell()
+			case <-done:
+				return
+			}
+		}
+	})
+	return told, func() {
+		close(done)
+		running.Wait()
+		ticker.Stop()
+		if watcher != nil {
+			_ = watcher.Close() // nothing is written by it
+		}
+	}
+}
+
+// configure tells the daemon the claim's limits.
+func (d *daemon) configure(ctx context.Context) error {
+	for _, c := range d.settings.commands() {
+		if _, err := d.tell(ctx, c.set); err != nil {
+			return err
+		}
+		answer, err := d.tell(ctx, c.get)
+		if err != nil {
+			return err
+		}
+		if !c.taken(answer) {
+			return fmt.Errorf("the MPS control daemon did not take %q: %s answers %q (a percentage is above 0 and up to 100, a limit of memory at least 1Mi)", c.set, c.get, answer)
+		}
+	}
+	return nil
+}
+
+// tell sends one command to the daemon and returns the first line of its answer.
+func (d *daemon) tell(ctx context.Context, command string) (string, error) {
+	var out bytes.Buffer
+	cmd, err := d.command(ctx)
+	if err != nil {
+		return "", err
+	}
+	cmd.Stdin = strings.NewReader(command + "\n")
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = time.Second
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("telling the MPS control daemon %q: %w: %s", command, programs.Explain(err), firstLine(out.String()))
+	}
+	return firstLine(out.String()), nil
+}
+
+// command is the control program in the daemon's root.
+func (d *daemon) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	share := programs.Share{
+		Mountpoint: d.directory.path("root"), Nodes: d.settings.nodes(), Directories: []string{d.directory.path("pipe"), d.directory.path("log")},
+		Shm: d.directory.path("shm"), Unprivileged: true, Apart: true,
+	}
+	cmd, err := d.programs.Command(ctx, share, control, args...)
+	if err != nil {
+		return nil, err
+	}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.Env = append(cmd.Env, d.settings.environment(d.directory.path("pipe"), d.directory.path("log"))...)
+	return cmd, nil
+}

@@ -1,0 +1,18 @@
+package sharing
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"gpufabric.io/drivers/gpu/programs"
+)
+
+// The test program becomes a program of the driver as the role does.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == "driver-program" {
+		fmt.Fprintln(os.Stderr, programs.Enter(os.Args[2], os.Args[3], os.Args[4:]...))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,93 @@
+package sharing
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// Settings are what a claim's daemon is told. They are kept on disk: fields are only ever added.
+type Settings struct {
+	// Devices are UUIDs of GPUs and MIG devices in the order of the claim; an index in the limits counts them.
+	Devices []string `json:"devices,omitempty"`
+	// Nodes are the device nodes below /dev that open them, such as nvidia0; nil, as versions before 0.2 left it: all of the driver's.
+	Nodes []string `json:"nodes,omitempty"`
+	// Config may be nil.
+	Config *v1beta1.MpsConfig `json:"config,omitempty"`
+}
+
+// commonNodes are the driver's device nodes that every CUDA program opens.
+func commonNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
+
+// command is one setting in the control daemon's words. The daemon says nothing of what it does not take, and exits with success: so it is asked afterwards.
+type command struct {
+	set, get string
+	// taken says whether an answer is what was set.
+	taken func(answer string) bool
+}
+
+// commands are the settings. The general limit comes before those of single devices, which win.
+func (s Settings) commands() []command {
+	if s.Config == nil {
+		return nil
+	}
+	var out []command
+	if p := s.Config.DefaultActiveThreadPercentage; p != nil && *p > 0 { // to the public driver 0 is no limit, the daemon would refuse it
+		out = append(out, command{
+			set: "set_default_active_thread_percentage " + strconv.Itoa(*p), get: "get_default_active_thread_percentage",
+			taken: func(answer string) bool { return answer == fmt.Sprintf("%d.0", *p) },
+		})
+	}
+	for i, device := range s.Devices {
+		limit := s.Config.DefaultPinnedDeviceMemoryLimit
+		for _, key := range []string{strconv.Itoa(i), device} {
+			if own, ok := s.Config.DefaultPerDevicePinnedMemoryLimit[key]; ok {
+				limit = &own
+			}
+		}
+		if limit != nil {
+			out = append(out, command{
+				set: fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit.Value()>>20), get: fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
+				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are told as such, and rounded
+			})
+		}
+	}
+	return out
+}
+
+// multiUser says whether clients of several users share one MPS server.
+func (s Settings) multiUser() bool {
+	return s.Config != nil && s.Config.MultiUser != nil && *s.Config.MultiUser
+}
+
+// environment is what the daemon, and whoever speaks to it, has besides what every program of the driver has.
+func (s Settings) environment(pipe, log string) []string {
+	return []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + strings.Join(s.Devices, ",")}
+}
+
+// nodes are all device nodes that the daemon gets.
+func (s Settings) nodes() []string {
+	if s.Nodes == nil {
+		return nil
+	}
+	return slices.Concat(commonNodes(), s.Nodes)
+}
+
+// Edits are what a claim's containers need to be clients of its daemon, where dir is that of MPS.
+func Edits(dir string, claim types.UID) specs.ContainerEdits {
+	options := []string{"rw", "nosuid", "nodev", "bind"}
+	d := directory{dir: dir, claim: claim}
+	return specs.ContainerEdits{
+		Env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + containerPipes},
+		Mounts: []*specs.Mount{
+			{HostPath: d.path("pipe"), ContainerPath: containerPipes, Options: options},
+			{HostPath: d.path("shm"), ContainerPath: "/dev/shm", Options: options},
+		},
+	}
+}

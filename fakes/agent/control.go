@@ -101,5 +101,5 @@ func (a *agent) writeMIG(f *state.File) error {
 	if err != nil {
 		return err
 	}
-	return tree.SyncMIG(a.Root, b)
+	return tree.SyncMIG(a.Root, b) // the kernel's part alone: nodes in /dev are made by clients that can write there
 }

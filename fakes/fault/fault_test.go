@@ -72,6 +72,7 @@ func TestEventsChangeWhatTheySay(t *testing.T) {
 		"util":        {fault.Arguments{"gpu": "1", "percent": "80"}, func(g *state.GPU) bool { return g.Core.UtilizationGPU == 80 && g.Core.ClockSM == 1980 }},
 		"temp":        {fault.Arguments{"gpu": "1", "celsius": "91"}, func(g *state.GPU) bool { return g.Core.Temperature == 91 }},
 		"power":       {fault.Arguments{"gpu": "1", "watts": "650"}, func(g *state.GPU) bool { return g.Core.Power == 650000 }},
+		"mig-mode":    {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGCurrent == 1 && g.Core.MIGPending == 1 }},
 		"mig-busy":    {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGBusy == 1 }},
 		"nvlink-down": {fault.Arguments{"gpu": "1", "link": "4"}, func(g *state.GPU) bool { return g.Links[4].Active == 0 && g.Core.FabricSummary == 3 }},
 		"clique-change": {fault.Arguments{"clique": "7", "cluster": "69a19a31-f41c-45a5-8245-579b6bce5bdd"},
@@ -85,6 +86,27 @@ func TestEventsChangeWhatTheySay(t *testing.T) {
 	inject(t, root, "delay", fault.Arguments{"function": "nvmlDeviceGetName", "ms": "5"})
 	if b := body(t, root); b.Node.DelayCount != 1 {
 		t.Errorf("%d delays", b.Node.DelayCount)
+	}
+}
+
+// The module is loaded on demand, and gets its major then (nvidia_uvm_modprobe and nvidia_uvm_mknod in NVIDIA/nvidia-modprobe).
+func TestUnifiedMemoryDevicesAreThereOnlyWhileTheirModuleIs(t *testing.T) {
+	root := render(t, "t4-edge")
+	look := func() (nodes, majors int) {
+		for _, name := range []string{"nvidia-uvm", "nvidia-uvm-tools"} {
+			if _, err := os.Stat(filepath.Join(root, "dev", name)); err == nil {
+				nodes++
+			}
+		}
+		return nodes, strings.Count(read(t, root, "proc/devices"), "nvidia-uvm")
+	}
+	inject(t, root, "uvm-unload", nil)
+	if nodes, majors := look(); nodes != 0 || majors != 0 {
+		t.Errorf("unloaded: %d nodes, %d majors", nodes, majors)
+	}
+	inject(t, root, "uvm-load", nil)
+	if nodes, majors := look(); nodes != 2 || majors != 1 {
+		t.Errorf("loaded: %d nodes, %d majors in\n%s", nodes, majors, read(t, root, "proc/devices"))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"gpufabric.io/fakes/mig"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
+	"gpufabric.io/fakes/tree"
 )
 
 // NVML's event types, and numbers of its enumerations.
@@ -256,6 +257,33 @@ func migBusy(c *change) error {
 		g.Core.MIGBusy = busy
 		return nil
 	})
+}
+
+func migMode(c *change) error {
+	enabled, err := c.flag("enabled")
+	if err != nil {
+		return err
+	}
+	err = c.living(func(m *state.Model, g *state.GPU) error {
+		if m.MIGProfileCount == 0 {
+			return refuse("the model has no MIG")
+		}
+		g.Core.MIGPending = enabled
+		mig.Restart(g)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b, err := c.file.Read()
+	if err != nil {
+		return err
+	}
+	return tree.SyncMIG(c.root, b)
+}
+
+func uvm(loaded bool) func(*change) error {
+	return func(c *change) error { return tree.SetUVM(c.root, loaded) }
 }
 
 func delay(c *change) error {

@@ -32,6 +32,10 @@ func Kinds() []Kind {
 		{"power", "power draw", []Parameter{gpuParameter, {Name: "watts", Summary: "watts drawn", Required: true}}, power},
 		{"mig-busy", "changes of the MIG layout are refused as in use, or no longer", []Parameter{gpuParameter,
 			{Name: "busy", Summary: "true or false", Default: "true"}}, migBusy},
+		{"mig-mode", "the machine comes up with another MIG mode: as a change and a reset of the GPU leave it, whoever has the GPU open", []Parameter{gpuParameter,
+			{Name: "enabled", Summary: "true or false", Default: "true"}}, migMode},
+		{"uvm-unload", "the module nvidia-uvm is not loaded: its major and its nodes are gone", nil, uvm(false)},
+		{"uvm-load", "the module nvidia-uvm is loaded again, and its nodes are made", nil, uvm(true)},
 		{"delay", "an NVML function takes longer", []Parameter{
 			{Name: "function", Summary: "e.g. nvmlDeviceGetMemoryInfo, or * for all", Required: true},
 			{Name: "ms", Summary: "milliseconds; 0 ends it", Required: true}}, delay},

@@ -83,7 +83,8 @@ nvmlReturn_t impl_nvmlInitWithFlags(unsigned int flags)
 	open_trace();
 	if (!ff_state_open())
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	__atomic_add_fetch(&initialised, 1, __ATOMIC_RELAXED);
+	if (__atomic_add_fetch(&initialised, 1, __ATOMIC_RELAXED) == 1)
+		ff_state_client(true);
 	return NVML_SUCCESS;
 }
 
@@ -101,8 +102,11 @@ nvmlReturn_t impl_nvmlShutdown(void)
 {
 	int n = __atomic_load_n(&initialised, __ATOMIC_RELAXED);
 	while (n > 0)
-		if (__atomic_compare_exchange_n(&initialised, &n, n - 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		if (__atomic_compare_exchange_n(&initialised, &n, n - 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+			if (n == 1)
+				ff_state_client(false);
 			return NVML_SUCCESS;
+		}
 	return NVML_ERROR_UNINITIALIZED;
 }
 

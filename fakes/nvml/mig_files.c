@@ -31,27 +31,52 @@ static bool directory(char *path, unsigned int gpu, unsigned int gi, unsigned in
 	return n < PATH_MAX - 16;
 }
 
-static bool device(char *path, unsigned int minor)
-{
-	char root[PATH_MAX];
-	return ff_state_root(root) && snprintf(path, PATH_MAX, "%s/dev/nvidia-caps/nvidia-cap%u", root, minor) < PATH_MAX;
-}
-
-/* The major of nvidia-caps is that of the node that is there from the start. */
-static dev_t caps_device(unsigned int minor)
+/* Whether the node's devices are device nodes; where nobody could make any, they are plain files. By system call: the C library's stat is newer than the C
+ * library of older images. */
+static bool has_devices(const char *root)
 {
 	char path[PATH_MAX];
 	struct stat s;
-	/* By system call: the C library's stat is newer than the C library of older images. */
-	if (!device(path, 1) || syscall(SYS_newfstatat, AT_FDCWD, path, &s, 0) != 0 || !S_ISCHR(s.st_mode))
+	return snprintf(path, PATH_MAX, "%s/dev/nvidiactl", root) < PATH_MAX && syscall(SYS_newfstatat, AT_FDCWD, path, &s, 0) == 0 && S_ISCHR(s.st_mode);
+}
+
+/* The major of nvidia-caps in proc/devices; 0 where it is not there. */
+static unsigned int caps_major(const char *root)
+{
+	char path[PATH_MAX], line[128], name[64];
+	unsigned int found = 0, n;
+	if (snprintf(path, PATH_MAX, "%s/proc/devices", root) >= PATH_MAX)
 		return 0;
-	return makedev(major(s.st_rdev), minor);
+	FILE *f = fopen(path, "re");
+	while (f && !found && fgets(line, sizeof line, f))
+		if (sscanf(line, "%u %63s", &n, name) == 2 && strcmp(name, "nvidia-caps") == 0)
+			found = n;
+	if (f)
+		fclose(f);
+	return found;
+}
+
+/* Makes a capability's node in this process's /dev, if it may: the kernel module makes none (see tree.MakeMIGNodes). It stays when the instance goes. */
+static void make_node(unsigned int minor)
+{
+	char root[PATH_MAX], path[PATH_MAX];
+	unsigned int major;
+	if (!ff_state_root(root) || snprintf(path, PATH_MAX, "%s/dev/nvidia-caps/nvidia-cap%u", root, minor) >= PATH_MAX)
+		return;
+	if (!has_devices(root)) {
+		int fd = open(path, O_CREAT | O_CLOEXEC | O_WRONLY, 0666);
+		if (fd >= 0)
+			close(fd);
+	} else if ((major = caps_major(root)) != 0 && syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0666, makedev(major, minor)) == 0) {
+		chmod(path, 0666);
+	}
 }
 
 void ff_mig_files_add(unsigned int gpu, unsigned int gi, unsigned int ci)
 {
 	char dir[PATH_MAX], path[PATH_MAX + 16];
 	unsigned int minor = minor_of(gpu, gi, ci);
+	make_node(minor);
 	if (!directory(dir, gpu, gi, ci) || (mkdir(dir, 0755) != 0 && access(dir, W_OK) != 0))
 		return;
 	snprintf(path, sizeof path, "%s/access", dir);
@@ -60,16 +85,6 @@ void ff_mig_files_add(unsigned int gpu, unsigned int gi, unsigned int ci)
 		return;
 	fprintf(f, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
 	fclose(f);
-	if (!device(path, minor))
-		return;
-	dev_t d = caps_device(minor);
-	if (d && syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0666, d) == 0) {
-		chmod(path, 0666);
-		return;
-	}
-	int fd = open(path, O_CREAT | O_CLOEXEC | O_WRONLY, 0666);
-	if (fd >= 0)
-		close(fd);
 }
 
 void ff_mig_files_remove(unsigned int gpu, unsigned int gi, unsigned int ci)
@@ -80,6 +95,4 @@ void ff_mig_files_remove(unsigned int gpu, unsigned int gi, unsigned int ci)
 		unlink(path);
 		rmdir(dir);
 	}
-	if (device(path, minor_of(gpu, gi, ci)))
-		unlink(path);
 }

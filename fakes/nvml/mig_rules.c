@@ -278,6 +278,9 @@ nvmlReturn_t ff_mig_destroy_ci(struct ff_gpu *gpu, unsigned int gi, unsigned int
 	return NVML_SUCCESS;
 }
 
+/* NVML_DEVICE_ARCH_AMPERE: a change of mode waits for a reset. Package mig names the source. */
+#define AMPERE 7
+
 nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, unsigned int mode, nvmlReturn_t *activation)
 {
 	bool instances = false;
@@ -291,6 +294,8 @@ nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, u
 		return NVML_SUCCESS;
 	if (gpu->core.mig_busy || instances || has_process(gpu, FF_NONE, FF_NONE))
 		*activation = NVML_ERROR_IN_USE;
+	else if (model->architecture == AMPERE)
+		*activation = ff_state_other_clients() ? NVML_ERROR_IN_USE : NVML_ERROR_RESET_REQUIRED;
 	else
 		gpu->core.mig_current = mode;
 	return NVML_SUCCESS;

@@ -34,6 +34,12 @@ struct mapping {
 };
 
 static struct mapping *current;
+/* Whether this process is an NVML client, and so keeps CLIENT_PLACE locked in whatever file is mapped. */
+static bool client;
+/* A byte far behind the end of the file; package state has the same. */
+#define CLIENT_PLACE (UINT64_C(1) << 61)
+
+static void hold_client(struct mapping *m);
 static char state_path[PATH_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -160,6 +166,8 @@ static struct mapping *reopen(struct mapping *seen)
 		struct mapping *fresh = (state_path[0] || locate(state_path)) ? map(state_path) : NULL;
 		if (fresh) {
 			fresh->older = m;
+			if (client)
+				hold_client(fresh);
 			__atomic_store_n(&current, fresh, __ATOMIC_RELEASE);
 			m = fresh;
 		} else {
@@ -264,10 +272,9 @@ bool ff_state_copy(size_t offset, void *out, size_t size)
 /* The mapping that this thread changes now. */
 static __thread struct mapping *changing;
 
-void ff_state_hold(uint64_t place)
+/* The opening of the file that this process alone has. */
+static int own_fd(struct mapping *m)
 {
-	struct mapping *m = changing;
-	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
 	char self[64];
 	if (m->holder != getpid()) {
 		if (m->holder)
@@ -278,13 +285,48 @@ void ff_state_hold(uint64_t place)
 			m->hold = fcntl(m->fd, F_DUPFD_CLOEXEC, 0); /* forks share it; better than none */
 		m->holder = getpid();
 	}
-	fcntl(m->hold, F_OFD_SETLK, &l);
+	return m->hold;
+}
+
+static struct flock byte_lock(short type, uint64_t place)
+{
+	return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+}
+
+void ff_state_hold(uint64_t place)
+{
+	struct flock l = byte_lock(F_WRLCK, place);
+	fcntl(own_fd(changing), F_OFD_SETLK, &l);
+}
+
+static void hold_client(struct mapping *m)
+{
+	struct flock l = byte_lock(F_RDLCK, CLIENT_PLACE);
+	fcntl(own_fd(m), F_OFD_SETLK, &l);
+}
+
+void ff_state_client(bool open)
+{
+	pthread_mutex_lock(&lock);
+	client = open;
+	for (struct mapping *m = current; m; m = m->older) {
+		struct flock l = byte_lock(open ? F_RDLCK : F_UNLCK, CLIENT_PLACE);
+		fcntl(own_fd(m), F_OFD_SETLK, &l);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+bool ff_state_other_clients(void)
+{
+	struct mapping *m = changing ? changing : mapping();
+	struct flock l = byte_lock(F_WRLCK, CLIENT_PLACE);
+	return !m || fcntl(own_fd(m), F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
 }
 
 bool ff_state_held(uint64_t place)
 {
 	const struct mapping *m = changing ? changing : mapping();
-	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+	struct flock l = byte_lock(F_WRLCK, place);
 	return !m || fcntl(m->fd, F_OFD_GETLK, &l) != 0 || l.l_type != F_UNLCK;
 }
 

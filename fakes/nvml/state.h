@@ -44,5 +44,10 @@ enum ff_update ff_state_update(bool (*change)(struct ff_node *node, struct ff_gp
 void ff_state_hold(uint64_t place);
 bool ff_state_held(uint64_t place);
 
+/* ff_state_client notes that this process has the GPUs open through NVML, or (false) no longer. It stays noted in a file that takes this one's place.
+ * ff_state_other_clients tells whether anybody else has them open, or where that cannot be told. */
+void ff_state_client(bool open);
+bool ff_state_other_clients(void);
+
 /* ff_state_wait sleeps until the wake word differs from value, or the time is over. */
 void ff_state_wait(const struct ff_header *header, uint32_t value, unsigned int milliseconds);

@@ -18,7 +18,7 @@ func TestADamagedStateNeverCrashesAClient(t *testing.T) {
 	c, g := both(t, "a100-40")
 	for _, l := range []nvml.Interface{c, g} {
 		d, _ := l.DeviceGetHandleByIndex(0)
-		d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+		enableMIG(t, 0)
 		info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
 		d.CreateGpuInstance(&info)
 	}
@@ -130,7 +130,7 @@ func TestADamagedProfileEndsNoCount(t *testing.T) {
 	defer func() { _ = f.Close() }()
 	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
 		d, _ := l.DeviceGetHandleByIndex(0)
-		d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+		enableMIG(t, 0)
 		info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
 		gi, r := d.CreateGpuInstance(&info)
 		if r != nvml.SUCCESS {

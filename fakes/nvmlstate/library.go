@@ -21,8 +21,8 @@ import (
 )
 
 // New gives the node under root. Nothing is opened before Init; a root without a node makes Init answer DRIVER_NOT_LOADED.
-func New(root string) nvml.Interface {
-	return &library{
+func New(root string, options ...Option) nvml.Interface {
+	l := &library{
 		Interface: unsupported(&mock.Interface{}),
 		devices:   unsupported(&mock.Device{}),
 		instances: unsupported(&mock.GpuInstance{}),
@@ -31,7 +31,18 @@ func New(root string) nvml.Interface {
 		root:      root,
 		tickets:   map[target]*ticket{},
 	}
+	for _, o := range options {
+		o(l)
+	}
+	return l
 }
+
+// Option changes how a client of the library runs.
+type Option func(*library)
+
+// ReadOnlyDev is a client that cannot write to its /dev, as a container cannot that has the host's mounted read-only: no node of a MIG capability appears
+// there (see tree.MakeMIGNodes).
+func ReadOnlyDev(l *library) { l.readOnlyDev = true }
 
 // library answers for one node. The mocks behind it answer what nothing else does; they are made once and shared by all handles.
 type library struct {
@@ -45,6 +56,8 @@ type library struct {
 	mu    sync.Mutex
 	file  *state.File // stays open between Shutdown and Init; the garbage collector closes one that was replaced
 	inits int
+	// readOnlyDev is a client's whose /dev cannot be written to.
+	readOnlyDev bool
 	// tickets are the handles that go-nvml's handlers took to C.
 	tickets map[target]*ticket
 }
@@ -58,6 +71,9 @@ func (l *library) InitWithFlags(uint32) nvml.Return {
 	defer l.mu.Unlock()
 	if err := l.refresh(); err != nil {
 		return nvml.ERROR_DRIVER_NOT_LOADED
+	}
+	if l.inits == 0 && l.file.HoldAsClient() != nil {
+		return nvml.ERROR_UNKNOWN
 	}
 	l.inits++
 	return nvml.SUCCESS
@@ -73,6 +89,9 @@ func (l *library) refresh() error {
 		return err
 	}
 	l.file = f
+	if l.inits > 0 {
+		return f.HoldAsClient()
+	}
 	return nil
 }
 
@@ -85,6 +104,9 @@ func (l *library) Shutdown() nvml.Return {
 	l.inits--
 	if l.inits == 0 {
 		l.dropTickets()
+		if l.file.ReleaseAsClient() != nil {
+			return nvml.ERROR_UNKNOWN
+		}
 	}
 	return nvml.SUCCESS
 }
@@ -150,7 +172,7 @@ func (l *library) write(function string, fn func(*state.Body) nvml.Return) nvml.
 	return r
 }
 
-// syncMIG brings the tree's capability files up to date after a change of the MIG layout.
+// syncMIG does after a change of the MIG layout what the kernel does in /proc, and what NVML does in its own /dev.
 func (l *library) syncMIG() {
 	f, r := l.open()
 	if r != nvml.SUCCESS {
@@ -159,6 +181,9 @@ func (l *library) syncMIG() {
 	if b, err := f.Read(); err == nil {
 		// A tree that cannot be written to is left to the agent, as the C library does.
 		_ = tree.SyncMIG(l.root, b)
+		if !l.readOnlyDev {
+			_ = tree.MakeMIGNodes(l.root, b)
+		}
 	}
 }
 

@@ -23,6 +23,8 @@ func code(err error) nvml.Return {
 		return nvml.ERROR_IN_USE
 	case errors.Is(err, mig.ErrInsufficientResources):
 		return nvml.ERROR_INSUFFICIENT_RESOURCES
+	case errors.Is(err, mig.ErrResetRequired):
+		return nvml.ERROR_RESET_REQUIRED
 	}
 	return nvml.ERROR_UNKNOWN
 }
@@ -55,6 +57,11 @@ func (l *library) findMIG(function string, uuid [16]byte) (nvml.Device, nvml.Ret
 
 // change runs one of the rules on the GPU as the only writer, then brings the capability files up to date.
 func (d *device) change(function string, fn func(*state.Model, *state.GPU) error) nvml.Return {
+	return d.changeBeside(function, func(m *state.Model, g *state.GPU, _ bool) error { return fn(m, g) })
+}
+
+// changeBeside is change for rules that ask whether other NVML clients have the GPUs open.
+func (d *device) changeBeside(function string, fn func(m *state.Model, g *state.GPU, others bool) error) nvml.Return {
 	r := d.lib.write(function, func(b *state.Body) nvml.Return {
 		p, r := d.in(b)
 		switch {
@@ -64,7 +71,7 @@ func (d *device) change(function string, fn func(*state.Model, *state.GPU) error
 			return nvml.ERROR_INVALID_ARGUMENT
 		}
 		b.Sweep(p.gpu)
-		return code(fn(p.model, p.gpu))
+		return code(fn(p.model, p.gpu, b.OtherClients()))
 	})
 	if r == nvml.SUCCESS {
 		d.lib.syncMIG()
@@ -77,8 +84,8 @@ func (d *device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 		return nvml.SUCCESS, nvml.ERROR_INVALID_ARGUMENT
 	}
 	var activation error
-	r := d.change("DeviceSetMigMode", func(m *state.Model, g *state.GPU) (err error) {
-		err, activation = mig.SetMode(m, g, mode == nvml.DEVICE_MIG_ENABLE)
+	r := d.changeBeside("DeviceSetMigMode", func(m *state.Model, g *state.GPU, others bool) (err error) {
+		err, activation = mig.SetMode(m, g, mode == nvml.DEVICE_MIG_ENABLE, others)
 		return err
 	})
 	return code(activation), r

@@ -1,16 +1,21 @@
 package nvmlstate_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/mig"
+	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/state"
+	"gpufabric.io/fakes/tree"
 )
 
 // TestTheCAndTheGoRulesOfMIGAgree makes the same random change through both libraries, from the same state, and compares the code and
@@ -24,6 +29,7 @@ func TestTheCAndTheGoRulesOfMIGAgree(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = f.Close() }()
+			enableMIG(t, 0)
 			random := rand.New(rand.NewPCG(1, 2))
 			outcomes := map[nvml.Return]int{}
 			for step := range 1500 {
@@ -147,12 +153,76 @@ func randomChange(r *rand.Rand) func(nvml.Interface) nvml.Return {
 	}
 }
 
+// enableMIG brings a GPU of the shared node into MIG mode, whoever has it open.
+func enableMIG(t *testing.T, gpu int) {
+	t.Helper()
+	if err := fault.Apply(sharedRoot, "mig-mode", fault.Arguments{"gpu": strconv.Itoa(gpu)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The answer to a change of mode: nvml.h, nvmlDeviceSetMigMode, and the MIG user guide's Deployment Considerations.
+func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
+	for name, pending := range map[string]bool{"a100-40": true, "a30-4": true, "h100-hgx": false, "b200-hgx": false} {
+		c, g := both(t, name)
+		for client, l := range map[string]nvml.Interface{"C": c, "Go": g} {
+			d, _ := l.DeviceGetHandleByIndex(1)
+			activation, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+			current, next, _ := d.GetMigMode()
+			if pending && (r != nvml.SUCCESS || activation != nvml.ERROR_IN_USE || current != 0 || next != 1) {
+				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want a mode that is pending, since the other client has the GPU open", name, client, r, activation, current, next)
+			}
+			if !pending && (r != nvml.SUCCESS || activation != nvml.SUCCESS || current != 1 || next != 1) {
+				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want it on", name, client, r, activation, current, next)
+			}
+		}
+		// Each is told to reset the GPU once it is the only client; the one is away that was started last.
+		if g.Shutdown() != nvml.SUCCESS {
+			t.Fatal("shutdown")
+		}
+		d, _ := c.DeviceGetHandleByIndex(1)
+		if activation, _ := d.SetMigMode(nvml.DEVICE_MIG_ENABLE); pending && activation != nvml.ERROR_RESET_REQUIRED {
+			t.Errorf("%s: activation %v for the only client", name, activation)
+		}
+	}
+}
+
+// The kernel module makes no nodes; NVML does in its own /dev (mknod_helper in NVIDIA/nvidia-modprobe), and nothing takes them away again.
+func TestCapabilityNodesAppearOnlyInADevThatTheClientCanWrite(t *testing.T) {
+	c, writer := both(t, "h100-hgx")
+	reader := nvmlstate.New(sharedRoot, nvmlstate.ReadOnlyDev)
+	if r := reader.Init(); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	for gpu, client := range map[int]nvml.Interface{0: c, 1: writer, 2: reader} {
+		d, _ := client.DeviceGetHandleByIndex(gpu)
+		d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+		info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+		gi, r := d.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: 0, Size: 1})
+		if r != nvml.SUCCESS {
+			t.Fatalf("GPU %d: %v", gpu, r)
+		}
+		i, _ := gi.GetInfo()
+		if _, err := os.Stat(filepath.Join(sharedRoot, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/access", gpu, i.Id))); err != nil {
+			t.Errorf("GPU %d: the kernel shows no capability: %v", gpu, err)
+		}
+		node := filepath.Join(sharedRoot, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", tree.CapabilityMinor(gpu, int(i.Id), -1)))
+		if _, err := os.Stat(node); (err == nil) != (client != reader) {
+			t.Errorf("GPU %d: its node in /dev: %v", gpu, err)
+		}
+		if r := gi.Destroy(); r != nvml.SUCCESS {
+			t.Error(r)
+		}
+		if _, err := os.Stat(node); (err == nil) != (client != reader) {
+			t.Errorf("GPU %d: its node in /dev once the instance is gone: %v", gpu, err)
+		}
+	}
+}
+
 func TestAMIGLayoutIsSeenByEveryClient(t *testing.T) {
 	c, g := both(t, "a100-40")
 	d, _ := c.DeviceGetHandleByIndex(2)
-	if activation, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE); r != nvml.SUCCESS || activation != nvml.SUCCESS {
-		t.Fatal(activation, r)
-	}
+	enableMIG(t, 2)
 	for _, kind := range []int{nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE} {
 		info, _ := d.GetGpuInstanceProfileInfo(kind)
 		gi, r := d.CreateGpuInstance(&info)

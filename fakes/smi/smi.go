@@ -41,6 +41,7 @@ type options struct {
 	computeMode          string
 	migMode              string
 	powerLimit           string
+	reset                bool
 	version, help        bool
 	queryComputeApps     []string
 	selectedProcessQuery bool
@@ -82,6 +83,8 @@ func (c *Command) Run(args []string) error {
 		return c.print(usage)
 	case o.version:
 		return c.printVersion()
+	case o.reset:
+		return c.reset(gpus)
 	case o.persistence != "" || o.computeMode != "" || o.migMode != "" || o.powerLimit != "":
 		return c.configure(gpus, o)
 	case o.list:
@@ -103,6 +106,7 @@ const usage = `nvidia-smi of a fake node. It knows:
   nvidia-smi --query-gpu=F,... --format=csv[,noheader][,nounits]
   nvidia-smi --query-compute-apps=F,... --format=csv[,noheader][,nounits]
   nvidia-smi -pm 0|1, -c 0|2|3, -mig 0|1, -pl WATTS
+  nvidia-smi --gpu-reset                       of GPUs that nobody uses or has open
   nvidia-smi topo -m
   nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci | -cgi P,... [-C] | -cci [P] | -dgi | -dci   [-gi G] [-ci C]
   nvidia-smi compute-policy --list | --set-timeslice 0|1|2|3
@@ -153,6 +157,8 @@ func parse(args []string) (options, error) {
 		case "-i", "--id":
 			v, err = next()
 			o.gpus = split(v)
+		case "-r", "--gpu-reset":
+			o.reset = true
 		case "-pm", "--persistence-mode":
 			o.persistence, err = next()
 		case "-c", "--compute-mode":
@@ -401,7 +407,7 @@ func (c *Command) setMIG(g gpu, value string) error {
 	}
 	var activation error
 	err = c.change(g, func(m *state.Model, s *state.GPU) (err error) {
-		err, activation = mig.SetMode(m, s, v == 1)
+		err, activation = mig.SetMode(m, s, v == 1, c.file.OtherClients())
 		return err
 	})
 	word := []string{"Disabled", "Enabled"}[v]
@@ -414,8 +420,41 @@ func (c *Command) setMIG(g gpu, value string) error {
 	return c.print("%s MIG Mode for GPU %s\n", word, g.busID())
 }
 
+// reset resets GPUs. One that is in use is not reset, and the command says which.
+func (c *Command) reset(gpus []gpu) error {
+	var held []string
+	for _, g := range gpus {
+		err := c.change(g, func(_ *state.Model, s *state.GPU) error { return mig.Reset(s, c.file.OtherClients()) })
+		switch {
+		case errors.Is(err, mig.ErrInUse):
+			held = append(held, fmt.Sprintf("  GPU %s: In use by another client", g.busID()))
+		case err != nil:
+			return fmt.Errorf("unable to reset GPU %s: %w", g.busID(), err)
+		default:
+			if err := c.print("GPU %s was successfully reset.\n", g.busID()); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.syncMIG(); err != nil {
+		return err
+	}
+	if len(held) > 0 {
+		return fmt.Errorf("the following GPUs could not be reset:\n%s\nend the programs that use these GPUs or have them open, monitors and other nvidia-smi included",
+			strings.Join(held, "\n"))
+	}
+	return c.print("All done.\n")
+}
+
 // syncMIG brings the tree's capability files up to date after a change of layout.
-func (c *Command) syncMIG() error { return tree.SyncMIG(c.Root, c.body) }
+func (c *Command) syncMIG() error {
+	if err := tree.SyncMIG(c.Root, c.body); err != nil {
+		return err
+	}
+	// Where this /dev cannot be written to, nodes do not appear, and nobody says so: the real command's too.
+	_ = tree.MakeMIGNodes(c.Root, c.body)
+	return nil
+}
 
 func choice(option, value string, allowed ...string) (int, error) {
 	i := slices.Index(allowed, value)

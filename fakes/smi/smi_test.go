@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/smi"
 	"gpufabric.io/fakes/state"
@@ -98,7 +100,7 @@ func TestTheTableIsTheRecordedMachines(t *testing.T) {
 
 func TestEveryLineOfATableIsAsWideAsItsFrame(t *testing.T) {
 	root := render(t, "a100-40")
-	run(t, root, "-i", "0", "-mig", "1")
+	enableMIG(t, root)
 	run(t, root, "mig", "-cgi", "9,14,19", "-C")
 	for _, args := range [][]string{nil, {"mig", "-lgip"}, {"mig", "-lgi"}, {"mig", "-lci"}} {
 		width := 0
@@ -206,9 +208,60 @@ func TestWhatCannotBeSetIsRefused(t *testing.T) {
 	}
 }
 
+// enableMIG brings GPU 0 into MIG mode, which needs a reset on the GPUs that these tests use.
+func enableMIG(t *testing.T, root string) {
+	t.Helper()
+	run(t, root, "-i", "0", "-mig", "1")
+	run(t, root, "-i", "0", "--gpu-reset")
+}
+
+func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
+	for _, name := range []string{"a100-40", "a30-4"} {
+		t.Run(name, func(t *testing.T) {
+			root := render(t, name)
+			modes := func() string {
+				return strings.TrimSpace(run(t, root, "-i", "0", "--query-gpu=mig.mode.current,mig.mode.pending", "--format=csv,noheader"))
+			}
+			if out := run(t, root, "-i", "0", "-mig", "1"); !strings.Contains(out, "pending enabled state") {
+				t.Errorf("the change is not told to be pending:\n%s", out)
+			}
+			if got := modes(); got != "Disabled, Enabled" {
+				t.Errorf("before the reset: %s", got)
+			}
+			monitor := nvmlstate.New(root)
+			if r := monitor.Init(); r != nvml.SUCCESS {
+				t.Fatal(r)
+			}
+			if _, err := try(root, "-i", "0", "--gpu-reset"); err == nil || !strings.Contains(err.Error(), "In use by another client") {
+				t.Errorf("a reset while a monitor has NVML open: %v", err)
+			}
+			if got := modes(); got != "Disabled, Enabled" {
+				t.Errorf("after a reset that was refused: %s", got)
+			}
+			if r := monitor.Shutdown(); r != nvml.SUCCESS {
+				t.Fatal(r)
+			}
+			run(t, root, "-i", "0", "--gpu-reset")
+			if got := modes(); got != "Enabled, Enabled" {
+				t.Errorf("after the reset: %s", got)
+			}
+		})
+	}
+}
+
+func TestAModeOfHopperAndLaterChangesAtOnce(t *testing.T) {
+	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
+		root := render(t, name)
+		run(t, root, "-i", "0", "-mig", "1")
+		if got := run(t, root, "-i", "0", "--query-gpu=mig.mode.current", "--format=csv,noheader"); !strings.HasPrefix(got, "Enabled") {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
 func TestAnInstanceInUseIsNotDestroyed(t *testing.T) {
 	root := render(t, "a100-40")
-	run(t, root, "-i", "0", "-mig", "1")
+	enableMIG(t, root)
 	run(t, root, "mig", "-cgi", "1g.5gb", "-C")
 	if _, err := try(root, "mig", "-dgi"); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a GPU instance with a compute instance: %v", err)
@@ -255,7 +308,7 @@ func TestAContainerSeesItsShareAsALimiterShowsIt(t *testing.T) {
 
 func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 	root := render(t, "a100-40")
-	run(t, root, "-i", "0", "-mig", "1")
+	enableMIG(t, root)
 	if out, err := try(root, "mig", "-i", "0", "-cgi", "9,9,9"); err == nil {
 		t.Fatalf("three halves of a GPU were made:\n%s", out)
 	}
@@ -280,7 +333,7 @@ func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 
 func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
 	root := render(t, "a100-40")
-	run(t, root, "-i", "0", "-mig", "1")
+	enableMIG(t, root)
 	run(t, root, "mig", "-i", "0", "-cgi", "9,14", "-C")
 	f, err := state.Open(root)
 	if err != nil {

@@ -39,6 +39,25 @@ func (f *File) held(place int64) bool {
 	return err != nil || asked.Type != unix.F_UNLCK
 }
 
+// clientPlace is the byte of the file that every NVML client keeps locked for reading (see nvml/state.c).
+const clientPlace = 1 << 61
+
+// HoldAsClient notes that an NVML client has the node's GPUs open through this opening of the file, until ReleaseAsClient or Close.
+func (f *File) HoldAsClient() error { return f.lockClient(unix.F_RDLCK) }
+
+// ReleaseAsClient ends HoldAsClient.
+func (f *File) ReleaseAsClient() error { return f.lockClient(unix.F_UNLCK) }
+
+func (f *File) lockClient(how int16) error {
+	return unix.FcntlFlock(f.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: how, Whence: io.SeekStart, Start: clientPlace, Len: 1})
+}
+
+// OtherClients reports whether an NVML client other than this opening of the file has the node's GPUs open, or where that cannot be told.
+func (f *File) OtherClients() bool { return f.held(clientPlace) }
+
+// OtherClients is File.OtherClients of the file that the body is of.
+func (b *Body) OtherClients() bool { return b.file != nil && b.file.OtherClients() }
+
 // Sweep frees the entries of processes that have ended, on a GPU of the body.
 func (b *Body) Sweep(g *GPU) {
 	for i := range g.Processes {

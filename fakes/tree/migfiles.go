@@ -12,10 +12,56 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// SyncMIG makes the capability files and devices of MIG instances what the state says: proc/driver/nvidia/capabilities/gpuN/mig and
-// dev/nvidia-caps. Clients that cannot write to the tree change only the state.
+// SyncMIG makes proc/driver/nvidia/capabilities/gpuN/mig what the state says, as the kernel module does with every change. Device nodes are no part of it:
+// see MakeMIGNodes.
 func SyncMIG(root string, b *state.Body) error {
-	wanted := map[string]int{} // access file below proc/driver/nvidia/capabilities to minor
+	wanted := capabilities(b)
+	caps := filepath.Join(root, "proc/driver/nvidia/capabilities")
+	if err := removeUnwanted(caps, wanted); err != nil {
+		return fmt.Errorf("MIG capabilities: %w", err)
+	}
+	var errs []error
+	for file, minor := range wanted {
+		errs = append(errs, addCapability(filepath.Join(caps, file), minor))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("MIG capabilities: %w", err)
+	}
+	return nil
+}
+
+func removeUnwanted(caps string, wanted map[string]int) error {
+	var stale []string
+	err := filepath.WalkDir(caps, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(caps, path)
+		if _, ok := wanted[rel]; err == nil && !ok && strings.HasPrefix(rel, "gpu") {
+			stale = append(stale, path)
+		}
+		return err
+	})
+	for _, path := range slices.Backward(stale) { // compute instances before the GPU instance they are in
+		err = errors.Join(err, ignoreMissing(os.Remove(path)))
+		_ = os.Remove(filepath.Dir(path)) // stays while a compute instance is below it
+	}
+	return err
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// capabilities are the access files below proc/driver/nvidia/capabilities of the instances that stand, with their minors.
+func capabilities(b *state.Body) map[string]int {
+	wanted := map[string]int{}
 	for _, g := range b.GPUs {
 		gpu := int(g.Core.Minor)
 		for i := range g.Instances {
@@ -32,73 +78,56 @@ func SyncMIG(root string, b *state.Body) error {
 			}
 		}
 	}
-	caps := filepath.Join(root, "proc/driver/nvidia/capabilities")
-	if err := removeUnwanted(root, caps, wanted); err != nil {
-		return fmt.Errorf("MIG capabilities: %w", err)
-	}
-	var errs []error
-	for file, minor := range wanted {
-		errs = append(errs, addCapability(root, filepath.Join(caps, file), minor))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("MIG capabilities: %w", err)
-	}
-	return nil
+	return wanted
 }
 
-func removeUnwanted(root, caps string, wanted map[string]int) error {
-	var stale []string
-	err := filepath.WalkDir(caps, func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(caps, path)
-		if _, ok := wanted[rel]; err == nil && !ok && strings.HasPrefix(rel, "gpu") {
-			stale = append(stale, path)
-		}
-		return err
-	})
-	for _, path := range slices.Backward(stale) { // compute instances before the GPU instance they are in
-		var minor int
-		if data, readErr := os.ReadFile(path); readErr == nil {
-			if _, scanErr := fmt.Sscanf(string(data), "DeviceFileMinor: %d", &minor); scanErr == nil {
-				err = errors.Join(err, ignoreMissing(os.Remove(capDevice(root, minor))))
-			}
-		}
-		err = errors.Join(err, ignoreMissing(os.Remove(path)))
-		_ = os.Remove(filepath.Dir(path)) // stays while a compute instance is below it
-	}
-	return err
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-func capDevice(root string, minor int) string {
-	return filepath.Join(root, "dev/nvidia-caps", fmt.Sprintf("nvidia-cap%d", minor))
-}
-
-func addCapability(root, file string, minor int) error {
+func addCapability(file string, minor int) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(file, []byte(capability(minor)), 0o644); err != nil {
-		return err
-	}
-	device := capDevice(root, minor)
-	if _, err := os.Lstat(device); err == nil {
+	return os.WriteFile(file, []byte(capability(minor)), 0o644)
+}
+
+// MakeMIGNodes makes the nodes of the instances that stand in a client's dev/nvidia-caps. The kernel module makes none: a client does, in the /dev that it
+// sees itself, with the numbers that /proc tells, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c,
+// which NVML calls). Nothing there removes a node again, so those of instances that are gone stay.
+func MakeMIGNodes(root string, b *state.Body) error {
+	wanted := capabilities(b)
+	if len(wanted) == 0 {
 		return nil
 	}
-	major, char, err := charMajor(capDevice(root, capMIGConfig))
-	if err != nil {
+	dir := filepath.Join(root, "dev/nvidia-caps")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return makeDevice(device, major, minor, !char)
+	// Where the node's other devices are plain files, since nobody could make devices, so are these.
+	major, char, err := charMajor(filepath.Join(root, "dev/nvidiactl"))
+	if err == nil && char {
+		major, err = procMajor(root, "nvidia-caps")
+	}
+	errs := []error{err}
+	for _, minor := range wanted {
+		device := filepath.Join(dir, fmt.Sprintf("nvidia-cap%d", minor))
+		if _, err := os.Lstat(device); err == nil {
+			continue
+		}
+		errs = append(errs, makeDevice(device, major, minor, !char))
+	}
+	return errors.Join(errs...)
+}
+
+// procMajor is a character device's major in proc/devices.
+func procMajor(root, name string) (int, error) {
+	data, err := os.ReadFile(filepath.Join(root, "proc/devices"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		var major int
+		var found string
+		if n, _ := fmt.Sscan(line, &major, &found); n == 2 && found == name {
+			return major, nil
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s", filepath.Join(root, "proc/devices"), name)
 }

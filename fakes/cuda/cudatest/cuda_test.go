@@ -14,6 +14,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/internal/built"
 	"gpufabric.io/fakes/internal/memdir"
 	"gpufabric.io/fakes/nvmlstate"
@@ -295,7 +296,9 @@ func TestVisibleDevices(t *testing.T) {
 func TestAMIGDeviceHasItsOwnMemoryAndIsInUse(t *testing.T) {
 	root, lib := node(t, "a100-40")
 	d, _ := lib.DeviceGetHandleByIndex(0)
-	d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	if err := fault.Apply(root, "mig-mode", fault.Arguments{"gpu": "0"}); err != nil { // a change of mode is pending there until a reset
+		t.Fatal(err)
+	}
 	info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
 	gi, r := d.CreateGpuInstance(&info)
 	if r != nvml.SUCCESS {

@@ -161,7 +161,7 @@ func undivided(d *devices.Device) error {
 	if len(standing) > 0 {
 		return draplugin.Refuse("GPUPartitioned", "%s is cut into %d MIG instances that this driver did not make or is still removing, so it cannot be handed out as %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or use the MIG devices", d.GPU.UUID, len(standing), d.Name())
 	}
-	if err := partition.SetMode(d.GPU, false); err != nil {
+	if err := partition.Require(d.GPU, false); err != nil {
 		return refuseMode(err)
 	}
 	return nil
@@ -235,7 +235,7 @@ func (p *preparation) makePartitions(ctx context.Context) (err error) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := partition.SetMode(d.GPU, true); err != nil {
+		if err := partition.Require(d.GPU, true); err != nil {
 			return refuseMode(err)
 		}
 		instance, err := partition.Create(d.GPU, d.Profile, d.Placement)

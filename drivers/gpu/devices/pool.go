@@ -52,14 +52,14 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 			p.addStatic(n, g, instances)
 			continue
 		}
-		p.add(whole(n, g, wholeDraw(set)))
-		p.add(shared(n, g, wholeDraw(set), o.Share.of(g)))
-		for _, profile := range o.Profiles {
-			if profile.fits(g) {
-				p.add(profiled(n, g, wholeDraw(set), profile))
-			}
+		if g.CanBeWhole() {
+			p.addWhole(n, g, wholeDraw(set), o)
 		}
-		if g.MIG == nil || o.NoMIG {
+		if !g.CanBeCut() || o.NoMIG {
+			if !g.CanBeWhole() {
+				p.Problems = append(p.Problems, fmt.Errorf("%s is in MIG mode without instances, and GPUs are not cut on demand: nothing of it is offered; make instances by a "+
+					"MIGLayout or nvidia-smi mig, or switch the mode off (nvidia-smi -i %d -mig 0) and reset the GPU", g.UUID, g.Index))
+			}
 			continue
 		}
 		for _, profile := range bySize(g.MIG.Profiles) {
@@ -70,6 +70,17 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 		}
 	}
 	return p
+}
+
+// addWhole offers the forms of a GPU that is not divided.
+func (p *Pool) addWhole(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, o Options) {
+	p.add(whole(n, g, draw))
+	p.add(shared(n, g, draw, o.Share.of(g)))
+	for _, profile := range o.Profiles {
+		if profile.fits(g) {
+			p.add(profiled(n, g, draw, profile))
+		}
+	}
 }
 
 // addStatic offers the instances that stand, and nothing else of that GPU.

@@ -28,7 +28,8 @@ func newGPU(minor int) *GPU {
 	g.GetMinorNumberFunc = func() (int, nvml.Return) { return minor, nvml.SUCCESS }
 	g.GetNameFunc = func() (string, nvml.Return) { return "NVIDIA A100-SXM4-40GB", nvml.SUCCESS }
 	g.GetBrandFunc = func() (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS }
-	g.GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_AMPERE, nvml.SUCCESS }
+	// The MIG mode of a real A100 changes by a reset alone: fakes/profiles/a100-40.yaml is one. These change at once, as from Hopper on.
+	g.GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_HOPPER, nvml.SUCCESS }
 	g.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 8, 0, nvml.SUCCESS }
 	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, g.answer() }
 	g.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
@@ -36,6 +37,8 @@ func newGPU(minor int) *GPU {
 		defer g.mu.Unlock()
 		return make([]nvml.ProcessInfo, g.Processes), nvml.SUCCESS
 	}
+	none := func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.SUCCESS }
+	g.GetGraphicsRunningProcessesFunc, g.GetMPSComputeRunningProcessesFunc = none, none
 	g.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
 		info := pciInfo(fmt.Sprintf("00000000:%02X:00.0", minor+0x10))
 		info.PciDeviceId = 0x20B010DE

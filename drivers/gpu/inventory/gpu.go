@@ -66,6 +66,9 @@ type Place struct {
 type MIG struct {
 	// Enabled is the current mode, Pending the mode after the next reset.
 	Enabled, Pending bool
+	// NeedsReset says that the mode changes by a reset of the GPU alone, as on Ampere; from Hopper on it changes at once (NVIDIA's MIG user guide,
+	// Deployment Considerations).
+	NeedsReset bool
 	// Profiles are the GPU instance profiles with their placements, in the order of NVML's profile numbers.
 	Profiles []Profile
 	// MemorySlices is the number of memory slices that placements count in: 8 on an A100, 4 on an A30.
@@ -94,6 +97,15 @@ type Profile struct {
 type Placement struct {
 	Start, Size int
 }
+
+// CanBeWhole says whether the GPU can be handed out undivided: it is so now, or its MIG mode can be switched off when a claim needs it.
+func (g *GPU) CanBeWhole() bool { return g.MIG == nil || !g.MIG.NeedsReset || !g.MIG.Enabled }
+
+// CanBeCut says whether MIG instances can be made on the GPU: it is in MIG mode, or can be switched when a claim needs it.
+func (g *GPU) CanBeCut() bool { return g.MIG != nil && (!g.MIG.NeedsReset || g.MIG.Enabled) }
+
+// ModeIsPending says whether the next reset changes the GPU's MIG mode.
+func (m *MIG) ModeIsPending() bool { return m.NeedsReset && m.Pending != m.Enabled }
 
 // Profile finds a profile by the identity the driver gives it.
 func (m *MIG) Profile(id int) (Profile, bool) {

@@ -48,6 +48,9 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 		return nil, fmt.Errorf("asking for its mode: %w", ret)
 	}
 	m := &MIG{Enabled: current == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}
+	// One that does not say what it is is left in the mode that it has.
+	architecture, ret := g.Handle.GetArchitecture()
+	m.NeedsReset = ret != nvml.SUCCESS || architecture == nvml.DEVICE_ARCH_AMPERE
 	var problems []error
 	for number := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := g.Handle.GetGpuInstanceProfileInfo(number)

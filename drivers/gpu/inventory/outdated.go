@@ -7,8 +7,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Outdated says whether reading again would find something else: a GPU answers that did not, or one joined another NVLink clique (the fabric
-// manager may take minutes after the boot). It asks little of each GPU, so it may be called every few seconds. GPUs plugged in after
+// Outdated says whether reading again would find something else: a GPU answers that did not, one joined another NVLink clique (the fabric
+// manager may take minutes after the boot), or an administrator changed the MIG mode of one that needs a reset for it. It asks little of each GPU, so it may be called every few seconds. GPUs plugged in after
 // NVML was started are not among those that NVML counts.
 func (r Reader) Outdated(n *Node) bool {
 	for _, index := range n.Missing {
@@ -23,8 +23,20 @@ func (r Reader) Outdated(n *Node) bool {
 		if clique, _, err := fabric(r.NVML, g.Handle); err == nil && clique != g.Clique && !lost(g) {
 			return true
 		}
+		if g.modeChanged() {
+			return true
+		}
 	}
 	return false
+}
+
+// modeChanged says whether a mode that a reset alone changes, or the one that is pending, is another than the one that was read.
+func (g *GPU) modeChanged() bool {
+	if g.MIG == nil || !g.MIG.NeedsReset {
+		return false
+	}
+	current, pending, ret := g.Handle.GetMigMode()
+	return ret == nvml.SUCCESS && (g.MIG.Enabled != (current == nvml.DEVICE_MIG_ENABLE) || g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
 }
 
 // Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in anew.

@@ -35,8 +35,11 @@ func (p Plan) Done() (bool, error) {
 		return false, err
 	}
 	if !p.MIG {
-		// In MIG mode or not, a GPU without instances can be handed out in every form.
-		return len(standing) == 0, nil
+		// In MIG mode or not, a GPU without instances can be handed out in every form, unless its mode waits for a reset.
+		return len(standing) == 0 && p.GPU.CanBeWhole() && !p.GPU.MIG.ModeIsPending(), nil
+	}
+	if !p.GPU.CanBeCut() || p.GPU.MIG.ModeIsPending() {
+		return false, nil
 	}
 	return len(standing) == len(p.Instances) && !slices.ContainsFunc(standing, func(s Wanted) bool { return !p.has(s) }), nil
 }

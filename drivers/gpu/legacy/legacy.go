@@ -39,14 +39,11 @@ var (
 	_ deviceplugin.Preferrer = (*Plugin)(nil)
 )
 
-// Select finds the GPUs of a wish: "all", or UUIDs. The wish is the same on every node of a cluster, so UUIDs of other nodes' GPUs are no error.
+// Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on every node of a cluster, so UUIDs of other nodes' GPUs are no error.
 func Select(n *inventory.Node, wish []string) []*inventory.GPU {
-	if slices.Contains(wish, "all") {
-		return n.GPUs
-	}
 	var out []*inventory.GPU
 	for _, g := range n.GPUs {
-		if slices.Contains(wish, g.UUID) {
+		if g.CanBeWhole() && (slices.Contains(wish, "all") || slices.Contains(wish, g.UUID)) {
 			out = append(out, g)
 		}
 	}
@@ -119,7 +116,7 @@ func whole(g *inventory.GPU) error {
 	if len(standing) > 0 {
 		return fmt.Errorf("%s is cut into %d MIG instances: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or leave the GPU to DRA", g.UUID, len(standing))
 	}
-	return partition.SetMode(g, false)
+	return partition.Require(g, false)
 }
 
 // Prefer chooses GPUs that share an NVLink domain and a NUMA node with those required, else with most of the others.

@@ -15,7 +15,7 @@ import (
 func fakeNode(t *testing.T, name string) *bench {
 	t.Helper()
 	root := renderFake(t, name)
-	return benchOn(t, nvmlstate.New(root), root)
+	return benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 }
 
 // renderFake renders a fake node of a profile, and returns its root.

@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/legacy"
+	"gpufabric.io/drivers/gpu/partition"
 )
 
 // read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
@@ -47,8 +48,22 @@ func (p *plugin) inventory(ctx context.Context) (*inventory.Node, error) {
 		logger.Error(problem, "Hardware not read whole")
 		p.report("GPUNotReadWhole", problem.Error())
 	}
+	for _, g := range node.GPUs {
+		if g.MIG != nil && g.MIG.ModeIsPending() {
+			message := pendingMode(g)
+			logger.Info(message)
+			p.note("MIGModePending", message)
+		}
+	}
 	logger.Info("Read the node's GPUs", "gpus", len(node.GPUs), "driverVersion", node.DriverVersion)
 	return node, nil
+}
+
+// pendingMode says what a GPU is offered as until its reset, and how it is reset.
+func pendingMode(g *inventory.GPU) string {
+	modes := map[bool]string{true: "on", false: "off"}
+	return fmt.Sprintf("%s: its MIG mode is %s, and pending to be %s by the next reset; until then it is offered as it is. %s", g.UUID, modes[g.MIG.Enabled], modes[g.MIG.Pending],
+		partition.HowToReset(g))
 }
 
 // find starts to look for what containers need of the node's GPUs.

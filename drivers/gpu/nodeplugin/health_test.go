@@ -268,7 +268,7 @@ func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
 		}
 	}
 	inject("gpu-lost", fault.Arguments{"gpu": "3"})
-	b := benchOn(t, nvmlstate.New(root), root)
+	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 	b.stop()
 	b.recheck = 50 * time.Millisecond
 	b.start()
@@ -307,7 +307,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := benchOn(t, nvmlstate.New(root), root)
+	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 	b.taints("gpu-3", "")
 	held := b.claim("u1", nil, device{name: "gpu-3-shared", share: "s1"})
 	b.mustPrepare(held)
@@ -341,7 +341,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 
 func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
-	b := benchOn(t, nvmlstate.New(root), root)
+	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
 	b.stop()
 	b.recheck = 50 * time.Millisecond
 	b.start()

@@ -156,35 +156,6 @@ func At(standing []Instance, profile, start int) (Instance, bool) {
 	return Instance{}, false
 }
 
-// ErrNeedsReset is in the chain of SetMode's error where the hardware wants a reset first.
-var ErrNeedsReset = errors.New("the GPU must be reset (nvidia-smi --gpu-reset, or a reboot) before its MIG mode changes")
-
-// SetMode switches a GPU's MIG mode. It does nothing where the mode is right.
-func SetMode(g *inventory.GPU, on bool) error {
-	want := nvml.DEVICE_MIG_DISABLE
-	if on {
-		want = nvml.DEVICE_MIG_ENABLE
-	}
-	current, _, ret := g.Handle.GetMigMode()
-	if ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
-	}
-	if current == want {
-		return nil
-	}
-	activation, ret := g.Handle.SetMigMode(want)
-	if ret != nvml.SUCCESS {
-		return fmt.Errorf("%s: switching its MIG mode: %w", g.UUID, ret)
-	}
-	if activation != nvml.SUCCESS {
-		return fmt.Errorf("%s: switching its MIG mode: %w (%w)", g.UUID, ErrNeedsReset, activation)
-	}
-	if current, _, ret = g.Handle.GetMigMode(); ret != nvml.SUCCESS || current != want {
-		return fmt.Errorf("%s: its MIG mode did not change: %w", g.UUID, ErrNeedsReset)
-	}
-	return nil
-}
-
 // Create makes an instance of a profile at a placement, or leaves nothing behind. What stands there already in that form is taken; a GPU
 // instance without its compute instance, as a crash leaves it, gets one.
 func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Instance, error) {

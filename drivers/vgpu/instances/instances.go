@@ -299,7 +299,7 @@ func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	if !ok {
 		return fmt.Errorf("%s: MIG profile %s (%d) is not offered any more", g.UUID, i.Profile, i.ProfileID)
 	}
-	if err := partition.SetMode(g, true); err != nil {
+	if err := partition.Require(g, true); err != nil {
 		return err
 	}
 	standing, err := partition.List(g)

@@ -176,7 +176,7 @@ func (t *table) divide(ctx context.Context) {
 
 func setMode(card cards.Card) error {
 	if card.Mode == annotation.ModeMIG {
-		return partition.SetMode(card.GPU, true)
+		return partition.Require(card.GPU, true)
 	}
 	standing, err := partition.List(card.GPU)
 	if err != nil {
@@ -186,7 +186,7 @@ func setMode(card cards.Card) error {
 		return fmt.Errorf("%s is cut into %d MIG instances and cannot be shared in mode %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or give it mode mig in gpumodes",
 			card.GPU.UUID, len(standing), card.Mode)
 	}
-	return partition.SetMode(card.GPU, false)
+	return partition.Require(card.GPU, false)
 }
 
 // serve serves the three resources, and sends the kubelet each new deck.

@@ -1,0 +1,104 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// ErrNeedsReset is in the chain of an error where the hardware wants a reset first.
+var ErrNeedsReset = errors.New("the GPU must be reset before its MIG mode changes")
+
+// word is a mode in nvidia-smi's words.
+func word(mode int) string {
+	if mode == nvml.DEVICE_MIG_ENABLE {
+		return "enabled"
+	}
+	return "disabled"
+}
+
+func mode(on bool) int {
+	if on {
+		return nvml.DEVICE_MIG_ENABLE
+	}
+	return nvml.DEVICE_MIG_DISABLE
+}
+
+// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset the error says so (errors.Is ErrNeedsReset), and what keeps the
+// GPU from being reset. It does nothing where the mode is right.
+func SetMode(g *inventory.GPU, on bool) error {
+	want := mode(on)
+	current, pending, ret := g.Handle.GetMigMode()
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+	}
+	if current == want && pending == want {
+		return nil
+	}
+	activation, ret := g.Handle.SetMigMode(want)
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("%s: switching its MIG mode: %w", g.UUID, ret)
+	}
+	if current, _, ret = g.Handle.GetMigMode(); ret != nvml.SUCCESS {
+		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+	}
+	if current == want {
+		return nil
+	}
+	err := fmt.Errorf("%s: its MIG mode is pending %s until the reset: %w; %s", g.UUID, word(want), ErrNeedsReset, HowToReset(g))
+	if activation != nvml.SUCCESS {
+		err = fmt.Errorf("%w (%w)", err, activation)
+	}
+	return err
+}
+
+// Require sees to it that a GPU is in a MIG mode, for a claim that needs it so. A mode that changes by a reset alone is an administrator's to change: such
+// a GPU is left as it is, and refused where it is not right.
+func Require(g *inventory.GPU, on bool) error {
+	if g.MIG == nil || !g.MIG.NeedsReset {
+		return SetMode(g, on)
+	}
+	current, _, ret := g.Handle.GetMigMode()
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
+	}
+	if want := mode(on); current != want {
+		return fmt.Errorf("%s: its MIG mode is %s, and no claim changes the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i %d -mig %d, then reset it; %s",
+			g.UUID, word(current), ErrNeedsReset, word(want), g.Index, want, HowToReset(g))
+	}
+	return nil
+}
+
+// HowToReset says how a GPU is reset, and what stands in the way: NVIDIA's driver refuses while any program has it open, this one included.
+func HowToReset(g *inventory.GPU) string {
+	held := append([]string{"this driver"}, Processes(g)...)
+	return fmt.Sprintf("a reset needs that no program has the GPU open, which now have %s, and programs that the driver does not tell of (monitors, nvidia-persistenced): "+
+		"run gpufabric drain, end those that it names, then nvidia-smi --gpu-reset -i %d, then gpufabric undrain; or reboot", strings.Join(held, ", "), g.Index)
+}
+
+// Processes are the programs that NVML knows to run on a GPU, as "process 4711". Those that only have it open are not among them.
+func Processes(g *inventory.GPU) []string {
+	seen := map[uint32]bool{}
+	for _, list := range []func() ([]nvml.ProcessInfo, nvml.Return){
+		g.Handle.GetComputeRunningProcesses, g.Handle.GetGraphicsRunningProcesses, g.Handle.GetMPSComputeRunningProcesses,
+	} {
+		running, ret := list()
+		if ret != nvml.SUCCESS {
+			continue // what cannot be asked is not told
+		}
+		for _, p := range running {
+			seen[p.Pid] = true
+		}
+	}
+	var out []string
+	for pid := range seen {
+		out = append(out, fmt.Sprintf("process %d", pid))
+	}
+	slices.Sort(out)
+	return out
+}

@@ -177,6 +177,10 @@ func testGPUSlices(t *testing.T, e *environment) {
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // what a machine before it registered may still stand
+	// No claim switches an A100's MIG mode: an administrator has, and reset the GPU.
+	for _, gpu := range []string{"0", "2"} {
+		e.inject(t, node, "mig-mode", "gpu="+gpu)
+	}
 	const geometries = `nvidia:
   deviceSplitCount: 10
   gpuMemoryFactor: 1

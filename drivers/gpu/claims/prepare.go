@@ -14,6 +14,7 @@ import (
 	"gpufabric.io/drivers/api/resource/validation"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/draplugin"
@@ -79,6 +80,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if p.edits, err = p.hardware.Edits(ctx); err != nil {
 		return nil, err
 	}
+	if err := p.edits.Lacking(p.parents()...); err != nil {
+		return nil, draplugin.Refuse("DeviceNodeMissing", "%w; it is looked for again when the claim is tried again", err)
+	}
 	unlock, err := k.Lock(ctx, p.gpus()...)
 	if err != nil {
 		return nil, err
@@ -122,6 +126,17 @@ func (p *preparation) gpus() []string {
 		}
 	}
 	return slices.Collect(maps.Keys(uuids))
+}
+
+// parents are the GPUs behind the claim's devices.
+func (p *preparation) parents() []*inventory.GPU {
+	var out []*inventory.GPU
+	for _, d := range p.devices {
+		if !slices.Contains(out, d.GPU) {
+			out = append(out, d.GPU)
+		}
+	}
+	return out
 }
 
 // prepare brings the hardware into the state that each device needs.
@@ -272,6 +287,10 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 		case devices.MIG:
 			instance := p.instances[i]
 			nodes, err := capabilities.Nodes(d.GPU.Minor, instance.ID, instance.Compute)
+			var missing *edits.MissingNodeError
+			if errors.As(err, &missing) {
+				return nil, draplugin.Refuse("DeviceNodeMissing", "%w", err)
+			}
 			if err != nil {
 				return nil, err
 			}

@@ -22,6 +22,7 @@ type Capabilities struct {
 // Nodes are the capability nodes of a GPU instance and of its compute instance.
 func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*specs.DeviceNode, error) {
 	var out []*specs.DeviceNode
+	known := majors(filepath.Join(c.ProcRoot, "devices"))
 	for _, name := range []string{
 		fmt.Sprintf("gpu%d/mig/gi%d/access", gpuMinor, gpuInstance),
 		fmt.Sprintf("gpu%d/mig/gi%d/ci%d/access", gpuMinor, gpuInstance, computeInstance),
@@ -31,13 +32,14 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 			return nil, err
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot}.deviceNode(path)
+		// The kernel's driver makes no such node: it appears in the /dev of whoever runs NVML or nvidia-modprobe, if that can be written to. Its number is
+		// all that a container needs.
+		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot, ProcDevices: filepath.Join(c.ProcRoot, "devices")}.deviceNode(path, known)
 		if err != nil {
-			return nil, fmt.Errorf("MIG capability %s: %w (nvidia-modprobe -f makes it)", name, err)
+			return nil, fmt.Errorf("MIG capability %s: %w", name, err)
 		}
 		out = append(out, n)
 	}
-	number(out, majors(filepath.Join(c.ProcRoot, "devices")))
 	return out, nil
 }
 

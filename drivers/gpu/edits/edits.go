@@ -3,9 +3,9 @@
 package edits
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +45,10 @@ type Set struct {
 	gpus   map[string]specs.ContainerEdits
 	// Problems say what could not be found; containers go without it.
 	Problems []error
+	// lacking are the device nodes that no container can do without and that could not be found, by GPU; under "" those of every GPU.
+	lacking map[string][]error
+	// seen is what was looked at, to know when to look again.
+	seen traces
 }
 
 // Find looks for everything the node's GPUs need.
@@ -59,9 +63,12 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Set{gpus: make(map[string]specs.ContainerEdits, len(n.GPUs))}
+	s := &Set{gpus: make(map[string]specs.ContainerEdits, len(n.GPUs)), lacking: map[string][]error{}}
 	if found, err := lib.GetCommonEdits(); err == nil {
 		s.common = *found.ContainerEdits
+		if err := o.whole(s.common.Mounts, n.DriverVersion); err != nil {
+			s.Problems = append(s.Problems, err)
+		}
 	} else {
 		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is not whole, so containers get the parts of it that are there: %s", o.DriverRoot, strings.Join(strings.Split(err.Error(), "\n"), "; ")))
 		s.common = o.parts()
@@ -76,16 +83,18 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 		s.common.Mounts = append(s.common.Mounts, links(s.common.Mounts)...)
 	}
 	for _, g := range n.GPUs {
-		s.gpus[g.UUID] = s.find(lib, o, g)
+		s.gpus[g.UUID] = s.find(lib, g)
 	}
+	s.seen = o.trace(s.common, slices.Collect(maps.Values(s.gpus))...)
 	if err := o.toHost(s); err != nil {
 		return nil, err
 	}
-	known := majors(o.ProcDevices)
+	known := s.seen.majors
 	number(s.common.DeviceNodes, known)
 	for _, e := range s.gpus {
 		number(e.DeviceNodes, known)
 	}
+	s.complete(o, n)
 	merge(&s.common, o.Extra)
 	return s, nil
 }
@@ -108,8 +117,8 @@ func (o Options) library() (nvcdi.Interface, error) {
 	return lib, nil
 }
 
-// find asks nvcdi for one GPU's edits, and sees to it that its device node is among them.
-func (s *Set) find(lib nvcdi.Interface, o Options, g *inventory.GPU) specs.ContainerEdits {
+// find asks nvcdi for one GPU's edits.
+func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	if devices, err := lib.GetDeviceSpecsByID(g.UUID); err != nil {
 		s.Problems = append(s.Problems, fmt.Errorf("%s: finding what a container needs for it: %w", g.UUID, err))
@@ -118,43 +127,12 @@ func (s *Set) find(lib nvcdi.Interface, o Options, g *inventory.GPU) specs.Conta
 			merge(&e, d.ContainerEdits)
 		}
 	}
-	node := nodePath(g)
-	if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node }) {
-		return e
-	}
-	if found, err := o.deviceNode(node); err != nil {
-		s.Problems = append(s.Problems, fmt.Errorf("%s: %w", g.UUID, err))
-	} else {
-		e.DeviceNodes = append(e.DeviceNodes, found)
-	}
 	return e
 }
 
-// nodePath is a GPU's device node in a container.
-func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
-
-// deviceNode is a node that stands under the dev root, whatever kind of file it is: on a machine where nobody may make device nodes they are
-// plain files, and the container runtime says so where it matters.
-func (o Options) deviceNode(path string) (*specs.DeviceNode, error) {
-	below := strings.TrimPrefix(path, "/dev")
-	if _, err := os.Stat(filepath.Join(o.DevRoot, below)); err != nil {
-		return nil, fmt.Errorf("its device node: %w", err)
-	}
-	n := &specs.DeviceNode{Path: path}
-	if host := filepath.Join(cmp.Or(o.HostDevRoot, o.DevRoot), below); host != path {
-		n.HostPath = host
-	}
-	return n, nil
-}
-
-// parts gathers what a driver root without libcuda has, by name.
+// parts gathers what a driver root without libcuda has, by name. Device nodes are seen to by complete.
 func (o Options) parts() specs.ContainerEdits {
 	var e specs.ContainerEdits
-	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
-		if n, err := o.deviceNode("/dev/" + name); err == nil {
-			e.DeviceNodes = append(e.DeviceNodes, n)
-		}
-	}
 	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*", "usr/lib/*-linux-gnu/libcuda.so*", "usr/bin/nvidia-smi"} {
 		found, err := filepath.Glob(filepath.Join(o.DriverRoot, pattern))
 		if err != nil {

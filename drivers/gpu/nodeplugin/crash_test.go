@@ -18,7 +18,7 @@ import (
 func TestACrashAtAnyStepLosesNothing(t *testing.T) {
 	for crash := range 3 * len(atomicfile.Steps()) {
 		file, step := crash/len(atomicfile.Steps()), atomicfile.Steps()[crash%len(atomicfile.Steps())]
-		t.Run(fmt.Sprintf("file %d, %s", file, step), func(t *testing.T) {
+		t.Run(fmt.Sprintf("file %d %s", file, step), func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, gputest.New(t, 1))
 			b.stop()

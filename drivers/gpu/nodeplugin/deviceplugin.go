@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/legacy"
@@ -43,6 +44,9 @@ func uuidsOf(gpus []*inventory.GPU) []string {
 	return uuids
 }
 
+// lackingRetry is how often device nodes are looked for that are missing: a /dev tells nobody of those that come.
+const lackingRetry = 5 * time.Second
+
 // mayHave says whether a device plugin may have a GPU. One of --device-plugin may though it is not to be seen now.
 func (p *plugin) mayHave(owner, uuid string) bool {
 	if owner == legacy.Owner {
@@ -61,6 +65,16 @@ func (p *plugin) servePlugin(ctx context.Context) error {
 	set, err := p.kind.Hardware().Edits(ctx)
 	if err != nil {
 		return err
+	}
+	for set.Lacking(gpus...) != nil { // told already; what is handed out now would have no device node
+		select {
+		case <-time.After(lackingRetry):
+		case <-ctx.Done():
+			return nil
+		}
+		if set, err = p.kind.Hardware().Edits(ctx); err != nil {
+			return err
+		}
 	}
 	backend, err := legacy.New(gpus, set, p.options.CDIRoot, p.kind.Lock)
 	if err != nil {

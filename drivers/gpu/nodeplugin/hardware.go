@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -73,19 +72,18 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 	if err != nil {
 		return nil, err
 	}
-	return later(&p.waiters, func() (*edits.Set, error) {
+	return newSearch(&p.waiters, func() (*edits.Set, error) {
 		set, err := edits.Find(node, edits.Options{
 			NVML: p.nvml, DriverRoot: p.at.Root.Path, HostDriverRoot: p.at.Root.Host, DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host,
 			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
 		})
 		if err != nil {
+			p.tellLacking(logger, []error{err})
 			return nil, err
 		}
-		for _, problem := range set.Problems {
-			logger.Info("Containers go without something", "reason", problem.Error())
-		}
+		p.tellLacking(logger, set.Problems)
 		return set, nil
-	}), nil
+	}).get, nil
 }
 
 // reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late. For one that was plugged in the
@@ -122,24 +120,4 @@ func (p *plugin) reread(ctx context.Context) {
 		}
 	}
 	logger.Error(err, "Changed hardware not read")
-}
-
-// later starts f now, as one of running, and returns what waits for its end.
-func later[T any](running *sync.WaitGroup, f func() (T, error)) func(context.Context) (T, error) {
-	var result T
-	var err error
-	done := make(chan struct{})
-	running.Go(func() {
-		defer close(done)
-		result, err = f()
-	})
-	return func(ctx context.Context) (T, error) {
-		select {
-		case <-done:
-			return result, err
-		case <-ctx.Done():
-			var none T
-			return none, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
-		}
-	}
 }

@@ -132,6 +132,8 @@ type plugin struct {
 	// bus knows which GPUs came to the machine, restart ends the run for them.
 	bus     *bus
 	restart context.CancelCauseFunc
+	// lacking is what was last told of what containers go without.
+	lacking atomic.Pointer[string]
 	// dirty holds a token while what is published is not what there is.
 	dirty chan struct{}
 }

@@ -112,6 +112,7 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
+		defer cancel() // whoever waits for the role waits no more
 		change := func(p *plugin) {
 			p.writer, p.recheck, p.settle = b.writer, b.recheck, b.recheck
 			b.running.Store(p)
@@ -145,6 +146,9 @@ func (b *bench) start() {
 	for {
 		if _, err := b.kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{}, grpc.WaitForReady(true)); err == nil {
 			return
+		} else if ctx.Err() != nil {
+			b.stop = func() {}
+			b.Fatalf("the role ended with %v", <-ended)
 		} else if time.Now().After(deadline) {
 			b.Fatalf("the role does not answer: %v", err)
 		}

@@ -102,7 +102,8 @@ func library(driverRoot string) nvml.Interface {
 	if err != nil {
 		return nvmlstate.New(driverRoot) // which answers that no driver is loaded
 	}
-	return nvmlstate.New(filepath.Dir(filepath.Dir(usr)))
+	// A plugin's container has the node's /dev read-only: it makes no device nodes there.
+	return nvmlstate.New(filepath.Dir(filepath.Dir(usr)), nvmlstate.ReadOnlyDev)
 }
 
 // everywhere matches the value of a flag that listens on all addresses of the pod's network namespace.

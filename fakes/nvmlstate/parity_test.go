@@ -37,6 +37,7 @@ func both(t *testing.T, name string) (c, g nvml.Interface) {
 		}
 		loaded = true
 	}
+	clib.DeviceGetCount() // has it open the new node's file, as any call does
 	g = nvmlstate.New(sharedRoot)
 	if r := g.Init(); r != nvml.SUCCESS {
 		t.Fatalf("Go: Init: %v", r)

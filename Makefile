@@ -26,6 +26,14 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 # need PROGRAM,REMEDY: one sentence where a prerequisite is missing.
 need = command -v $(1) >/dev/null 2>&1 || { echo "make $(or $(MAKECMDGOALS),$@) needs $(1): $(2)" >&2; exit 1; }
 
+# hook DIRECTORY,ENVIRONMENT: NVIDIA's nvidia-cdi-hook in the version of nvcdi that the drivers are built with. The container runtime runs it on the host, so it
+# brings its C library along; it loads no library, and so does not do what the linker warns of.
+HOOK := github.com/NVIDIA/nvidia-container-toolkit
+hook = cd tests/toolchain/modules/nvidia-container-toolkit && export GOWORK=off && \
+	$(2) CGO_ENABLED=1 $(GO) build -trimpath -tags osusergo,netgo -o $(CURDIR)/$(1)/nvidia-cdi-hook \
+	-ldflags "-s -w -X $(HOOK)/internal/info.version=$$($(GO) list -m -f '{{.Version}}' $(HOOK)) -extldflags '-static -Wl,--no-warnings'" $(HOOK)/cmd/nvidia-cdi-hook && \
+	install -m 644 $$($(GO) list -m -f '{{.Dir}}' $(HOOK))/LICENSE $(CURDIR)/$(1)/nvidia-cdi-hook.LICENSE
+
 .PHONY: help
 help: ## List the targets with a sentence each.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,8 +122,9 @@ lint: prerequisites ## Run golangci-lint over every module, and see that the pro
 ##@ Building
 
 .PHONY: build
-build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler and the Terraform provider into bin/, fakefabric into fakes/build/.
+build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook and the Terraform provider into bin/, fakefabric into fakes/build/.
 	@mkdir -p bin
+	$(call hook,bin,)
 	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/gpufabric ./cmd/gpufabric
 	cd provider && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/terraform-provider-gpufabric .
 	cd drivers/scheduler && GOWORK=off $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/gpufabric-scheduler ./cmd/gpufabric-scheduler
@@ -132,6 +141,7 @@ fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
 cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs gcc-aarch64-linux-gnu on amd64).
 	@$(call need,aarch64-linux-gnu-gcc,install the cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
 	@mkdir -p bin/arm64
+	$(call hook,bin/arm64,GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc)
 	cd drivers && GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build $(PROGRAM_FLAGS) -o ../bin/arm64/gpufabric ./cmd/gpufabric
 	cd provider && GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/arm64/terraform-provider-gpufabric .
 	cd drivers/scheduler && GOWORK=off GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/arm64/gpufabric-scheduler ./cmd/gpufabric-scheduler

@@ -206,3 +206,25 @@ func TestFakefabricFindsItsLibrariesBesideItself(t *testing.T) {
 		t.Errorf("/usr/bin/fakefabric is %.60q", got)
 	}
 }
+
+// The hook and what writes its arguments into CDI specs (nvcdi, in the drivers) are of one version.
+func TestTheHookIsOfTheVersionThatTheDriversAreBuiltWith(t *testing.T) {
+	required := func(path string) string {
+		t.Helper()
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
+			if _, version, ok := strings.Cut(strings.TrimSpace(line), "github.com/NVIDIA/nvidia-container-toolkit "); ok {
+				return version
+			}
+		}
+		t.Fatalf("%s requires no nvidia-container-toolkit", path)
+		return ""
+	}
+	drivers, hook := required("../../drivers/go.mod"), required("../toolchain/modules/nvidia-container-toolkit/go.mod")
+	if drivers != hook {
+		t.Errorf("the drivers are built with nvidia-container-toolkit %s, the hook with %s", drivers, hook)
+	}
+}

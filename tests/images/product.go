@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sort"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -60,16 +61,25 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
+// gpufabric also has the hook that its node plugins put on their hosts, with its licence.
 func gpufabric(root, architecture string) (v1.Image, error) {
-	return program(root, "gpufabric", architecture)
+	const hook = "nvidia-cdi-hook"
+	path, err := built(filepath.Join(root, "bin"), hook, architecture)
+	if err != nil {
+		return nil, err
+	}
+	if needs, err := imported(path); err != nil || len(needs) > 0 {
+		return nil, fmt.Errorf("%s needs %v of the host that it is put on (error: %w): link it statically, as `make build` does", path, needs, err)
+	}
+	return program(root, "gpufabric", architecture, File{Path: "/usr/bin/" + hook, From: path}, File{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644})
 }
 
 func scheduler(root, architecture string) (v1.Image, error) {
 	return program(root, "gpufabric-scheduler", architecture)
 }
 
-// program is an image of one program and the shared libraries that it needs, nothing else.
-func program(root, name, architecture string) (v1.Image, error) {
+// program is an image of one program, the shared libraries that it needs, and further files, nothing else.
+func program(root, name, architecture string, further ...File) (v1.Image, error) {
 	binary, err := built(filepath.Join(root, "bin"), name, architecture)
 	if err != nil {
 		return nil, err
@@ -79,7 +89,7 @@ func program(root, name, architecture string) (v1.Image, error) {
 		return nil, err
 	}
 	// The libraries change less often than the program, so they are a layer of their own.
-	libraryLayer, err := Layer(append(libraries, caBundle()...)...)
+	libraryLayer, err := Layer(slices.Concat(libraries, caBundle(), further)...)
 	if err != nil {
 		return nil, err
 	}

@@ -59,11 +59,15 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 	if o.HostDevRoot == "" {
 		o.HostDevRoot = o.DevRoot
 	}
-	lib, err := o.library()
+	s := &Set{gpus: make(map[string]specs.ContainerEdits, len(n.GPUs)), lacking: map[string][]error{}}
+	ldconfig, without := o.ldconfig()
+	if without != nil && o.HookPath != "" {
+		s.Problems = append(s.Problems, without)
+	}
+	lib, err := o.library(ldconfig, without == nil)
 	if err != nil {
 		return nil, err
 	}
-	s := &Set{gpus: make(map[string]specs.ContainerEdits, len(n.GPUs)), lacking: map[string][]error{}}
 	if found, err := lib.GetCommonEdits(); err == nil {
 		s.common = *found.ContainerEdits
 		if err := o.whole(s.common.Mounts, n.DriverVersion); err != nil {
@@ -99,7 +103,7 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 	return s, nil
 }
 
-func (o Options) library() (nvcdi.Interface, error) {
+func (o Options) library(ldconfig string, cached bool) (nvcdi.Interface, error) {
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithNvmlLib(o.NVML), nvcdi.WithDeviceLib(device.New(o.NVML)),
 		nvcdi.WithDriverRoot(o.DriverRoot), nvcdi.WithDevRoot(filepath.Dir(filepath.Clean(o.DevRoot))),
@@ -108,7 +112,10 @@ func (o Options) library() (nvcdi.Interface, error) {
 	if o.HookPath == "" {
 		opts = append(opts, nvcdi.WithDisabledHooks(nvcdi.AllHooks))
 	} else {
-		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(o.HookPath))
+		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(o.HookPath), nvcdi.WithLdconfigPath(ldconfig))
+		if !cached {
+			opts = append(opts, nvcdi.WithDisabledHooks(nvcdi.HookName("update-ldcache")))
+		}
 	}
 	lib, err := nvcdi.New(opts...)
 	if err != nil {

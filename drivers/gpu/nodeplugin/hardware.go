@@ -73,9 +73,13 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 		return nil, err
 	}
 	return newSearch(&p.waiters, func() (*edits.Set, error) {
+		hook, err := edits.Hook{Wish: p.options.CDIHook, Own: p.options.CDIHookProgram, Directory: p.stateFile("bin"), Writer: p.writer}.Install()
+		if err != nil {
+			return nil, err
+		}
 		set, err := edits.Find(node, edits.Options{
 			NVML: p.nvml, DriverRoot: p.at.Root.Path, HostDriverRoot: p.at.Root.Host, DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host,
-			ProcDevices: p.options.ProcDevices, HookPath: p.options.CDIHook, Extra: extra, Log: logger,
+			ProcDevices: p.options.ProcDevices, HookPath: hook, Extra: extra, Log: logger,
 		})
 		if err != nil {
 			p.tellLacking(logger, []error{err})

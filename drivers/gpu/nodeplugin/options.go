@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/options"
 )
@@ -15,8 +16,10 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// CDIHook is nvidia-cdi-hook on the host; empty: containers get no hooks.
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
 	CDIHook string
+	// CDIHookProgram is nvidia-cdi-hook in this container.
+	CDIHookProgram string
 	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
 	ContainerEdits string
 	// MIG says whether GPUs may be cut on demand: dynamic, or static (only what an administrator made is offered).
@@ -42,7 +45,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: no hooks")
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/vgpu/settings"
 )
@@ -16,8 +17,10 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// CDIHook is nvidia-cdi-hook on the host; empty: no hooks.
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
 	CDIHook string
+	// CDIHookProgram is nvidia-cdi-hook in this container.
+	CDIHookProgram string
 	// DeviceConfig and NodeConfig are the files of the two ConfigMaps; empty or missing: none.
 	DeviceConfig, NodeConfig string
 	// Handover is the directory shared with the GPU plugin; empty where that plugin is not installed.
@@ -52,7 +55,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.CDIHook, "cdi-hook", "", "path of nvidia-cdi-hook on the host; empty: no hooks")
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.DeviceConfig, "device-config", "", "device-config.yaml of the ConfigMap volcano-vgpu-device-config")
 	text(&o.NodeConfig, "node-config", "", "config.json of the ConfigMap volcano-vgpu-node-config")
 	text(&o.Handover, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")

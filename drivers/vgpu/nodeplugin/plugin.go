@@ -17,6 +17,7 @@ package nodeplugin
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -317,9 +318,13 @@ func (f finder) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.D
 func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, t *table) (finder, *cdi.Dir, error) {
 	at := o.Driver().Locate()
 	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host}}
+	hook, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
+	if err != nil {
+		return nodes, nil, err
+	}
 	found, err := edits.Find(t.node, edits.Options{
 		NVML: lib, DriverRoot: at.Root.Path, HostDriverRoot: at.Root.Host, DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host,
-		ProcDevices: o.ProcDevices, HookPath: o.CDIHook,
+		ProcDevices: o.ProcDevices, HookPath: hook,
 		Log: klog.FromContext(ctx),
 	})
 	if err != nil {

@@ -4,5 +4,6 @@
 package tools
 
 import (
+	_ "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook"
 	_ "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"
 )

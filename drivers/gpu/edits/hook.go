@@ -1,0 +1,80 @@
+package edits
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/symlink"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// HookProgram is where our image has nvidia-cdi-hook.
+const HookProgram = "/usr/bin/nvidia-cdi-hook"
+
+// NoHook is the wish for containers without hooks.
+const NoHook = "none"
+
+// Hook is the program that the container runtime runs in a container that is being made: it writes the container's cache of libraries, so that a loader that does
+// not search the mounted directories finds libcuda.so.1 too, keeps programs from making device nodes that the container must not have, and chooses the newer of
+// the driver's CUDA library and the image's (forward compatibility).
+type Hook struct {
+	// Wish is a path on the host of a hook that is there already, NoHook, or empty for our own.
+	Wish string
+	// Own is nvidia-cdi-hook in this container; it is linked statically, since it runs with whatever the host has.
+	Own string
+	// Directory is where ours is put, at the same path here and on the host.
+	Directory string
+	Writer    atomicfile.Writer
+}
+
+// Install returns where the hook is on the host, having put it there where it is ours; empty: containers get no hooks. It may be repeated, also while the hook runs.
+func (h Hook) Install() (string, error) {
+	switch h.Wish {
+	case "":
+	case NoHook:
+		return "", nil
+	default:
+		return h.Wish, nil
+	}
+	program, err := os.ReadFile(h.Own)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil // not our image: a program that was built and started by hand
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the container runtime's hook: %w", err)
+	}
+	path := filepath.Join(h.Directory, "nvidia-cdi-hook")
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, program) {
+		return path, os.Chmod(path, 0o755)
+	}
+	if err := os.MkdirAll(h.Directory, 0o755); err != nil {
+		return "", fmt.Errorf("installing the container runtime's hook: %w", err)
+	}
+	if err := h.Writer.Write(path, program, 0o755); err != nil {
+		return "", fmt.Errorf("installing the container runtime's hook: %w", err)
+	}
+	return path, nil
+}
+
+// ldconfig is the host's ldconfig, which the hook runs on a container's files: below the driver root where one is there, else empty, which is the hook's default
+// /sbin/ldconfig. It is an error where the driver root is the host's own and has none.
+func (o Options) ldconfig() (string, error) {
+	for _, name := range []string{"sbin/ldconfig", "usr/sbin/ldconfig"} {
+		file, err := symlink.FollowSymlinkInScope(filepath.Join(o.DriverRoot, name), o.DriverRoot)
+		if err != nil {
+			continue
+		}
+		if _, err := os.Stat(file); err == nil {
+			return filepath.Join(o.HostDriverRoot, name), nil
+		}
+	}
+	if o.HostDriverRoot == "/" {
+		return "", errors.New("the host has no ldconfig: containers find the driver's libraries only where their own loader looks")
+	}
+	return "", nil
+}

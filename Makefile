@@ -8,7 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := drivers fakes provider tests
 # Others' programs that tests/conformance shows the fakes.
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
-ISOLATED := tests/e2e tests/simcluster tests/conformance drivers/scheduler
+ISOLATED := tests/e2e tests/simcluster tests/conformance tests/firstday drivers/scheduler
 GO ?= go
 TESTFLAGS := -count=1 -vet=off -timeout 20m
 LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
@@ -76,12 +76,23 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: test-conformance
-test-conformance: fakes toolchain-sim ## Show the fakes to others' programs.
+test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.
+	@echo "== go test tests/firstday"; cd tests/firstday && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: nvidia-programs
 nvidia-programs: ## Fetch the programs of NVIDIA's that Debian packages, for the tests that show the fakes to them (installs nothing).
 	@tests/nvidia-programs
+
+# Builds and runs it: on a machine with a GPU and no cluster. FIRSTDAY takes its flags; bin/gpufabric-firstday -h lists them.
+.PHONY: firstday
+firstday: firstday-program ## Ask this machine's GPUs, in under ten minutes, whether they are as the drivers and the fakes take them to be.
+	bin/gpufabric-firstday $(FIRSTDAY)
+
+.PHONY: firstday-program
+firstday-program: fakes
+	@mkdir -p bin
+	cd tests/firstday && GOWORK=off $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/gpufabric-firstday .
 
 .PHONY: fuzz
 fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.

@@ -62,6 +62,8 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int count
 
 static nvmlReturn_t perform(struct request *q)
 {
+	if (!ff_state_administered())
+		return NVML_ERROR_NO_PERMISSION;
 	switch (ff_state_update(change, q)) {
 	case FF_UPDATE_NO_PERMISSION:
 		return NVML_ERROR_NO_PERMISSION;

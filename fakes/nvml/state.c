@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -245,6 +246,13 @@ bool ff_state_root(char *path)
 	memcpy(path, state_path, n - tail);
 	path[n - tail] = 0;
 	return true;
+}
+
+bool ff_state_administered(void)
+{
+	struct statx file;
+	uid_t self = geteuid();
+	return self == 0 || (statx(AT_FDCWD, state_path, 0, STATX_UID, &file) == 0 && file.stx_uid == self);
 }
 
 bool ff_state_gpus(unsigned int *count)

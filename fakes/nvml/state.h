@@ -25,6 +25,10 @@ bool ff_state_gpus(unsigned int *count);
 /* ff_state_root writes the node's root directory into a buffer of PATH_MAX bytes. */
 bool ff_state_root(char *path);
 
+/* ff_state_administered tells whether this process may change what nvml.h keeps for administrators (modes, MIG instances): root may, and so may the owner of
+ * the state file, so that a fake works without root. Every client may write the file, because its memory and its process stand there. */
+bool ff_state_administered(void);
+
 /* ff_state_copy copies from the current body; false when the state is gone or the range is outside the body. */
 bool ff_state_copy(size_t offset, void *out, size_t size);
 

@@ -216,6 +216,8 @@ static bool set(struct ff_node *node, struct ff_gpu *gpus, unsigned int count, v
 
 static nvmlReturn_t apply(struct setting s)
 {
+	if (!ff_state_administered())
+		return NVML_ERROR_NO_PERMISSION;
 	switch (ff_state_update(set, &s)) {
 	case FF_UPDATED:
 		return NVML_SUCCESS;

@@ -334,6 +334,9 @@ func (g gpu) migDevices() []migDevice {
 
 // change makes a change of one GPU, as the only writer on the node, and reads the state anew.
 func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
+	if !c.file.Administered() {
+		return errors.New("Insufficient Permissions") //nolint:staticcheck // NVML's words
+	}
 	err := c.file.Update(func(b *state.Body) error {
 		b.Sweep(b.GPUs[g.index])
 		return fn(&b.Node.Model, b.GPUs[g.index])

@@ -310,6 +310,13 @@ func (f *File) writable() bool {
 	return err == nil && flags&unix.O_ACCMODE == unix.O_RDWR
 }
 
+// Administered says whether this process may change what is an administrator's to change: root may, and so may the file's owner.
+func (f *File) Administered() bool {
+	var file unix.Stat_t
+	self := os.Geteuid()
+	return self == 0 || unix.Fstat(int(f.file.Fd()), &file) == nil && int(file.Uid) == self
+}
+
 // retire tells clients of this file that it has been replaced.
 func (f *File) retire() {
 	if !f.writable() {

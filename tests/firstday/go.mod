@@ -1,0 +1,36 @@
+module gpufabric.io/tests/firstday
+
+go 1.26.0
+
+require (
+	github.com/NVIDIA/go-nvml v0.13.4-0
+	github.com/go-logr/logr v1.4.3
+	gpufabric.io/drivers v0.0.0
+	gpufabric.io/fakes v0.0.0
+	gpufabric.io/tests v0.0.0-00010101000000-000000000000
+	tags.cncf.io/container-device-interface/specs-go v1.1.1
+)
+
+require (
+	github.com/NVIDIA/go-nvlib v0.12.0 // indirect
+	github.com/NVIDIA/nvidia-container-toolkit v1.20.1 // indirect
+	github.com/fsnotify/fsnotify v1.9.0 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/moby/sys/devices v0.1.0 // indirect
+	github.com/moby/sys/symlink v0.3.0 // indirect
+	github.com/opencontainers/cgroups v0.0.9 // indirect
+	github.com/opencontainers/runtime-spec v1.3.0 // indirect
+	github.com/sirupsen/logrus v1.9.4 // indirect
+	go.yaml.in/yaml/v2 v2.4.4 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	golang.org/x/mod v0.41.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+	sigs.k8s.io/yaml v1.6.0 // indirect
+	tags.cncf.io/container-device-interface v1.1.1 // indirect
+)
+
+replace (
+	gpufabric.io/drivers => ../../drivers
+	gpufabric.io/fakes => ../../fakes
+	gpufabric.io/tests => ..
+)

@@ -6,6 +6,7 @@ package nodeplugin
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ import (
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/computedomain/domains"
 	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
@@ -72,7 +74,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	defer stopRecorder()
 
 	p := newPlugin(node, namespace, client, finder)
-	reader := &fabricReader{library: h.Library(node.Driver())}
+	reader := newFabricReader(h, node)
 	collected := metrics.New(computedomain.Driver)
 	collected.Registry.MustRegister(fabricMetric(&p.fabric))
 
@@ -95,9 +97,24 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 			return err
 		}
 		defer plugin.Stop()
+		var beside sync.WaitGroup
+		defer beside.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		beside.Go(func() { renew(ctx, plugin, &p.fabric) })
+		beside.Go(func() { p.keepLabel(ctx) })
 		return publish(ctx, plugin, node.NodeName, &p.fabric)
 	})
 	return group.Wait()
+}
+
+func newFabricReader(h host.Host, node options.Node) *fabricReader {
+	return &fabricReader{
+		library:    h.Library(node.Driver()),
+		board:      func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(node.SysfsRoot)) },
+		last:       newLastFabric(node.StateDir),
+		hostDaemon: func() bool { return hostDaemon(node.SysfsRoot) },
+	}
 }
 
 // newPlugin makes the device kind and what it watches.
@@ -106,7 +123,7 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 		namespace: namespace, stateDir: at.StateDir,
 		node:    &node{name: at.NodeName, client: client},
 		daemons: &daemons{node: at.NodeName, namespace: namespace, client: client},
-		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices}, driver: at.Driver(), bootID: at.BootID,
+		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices}, driver: at.Driver(), bootID: at.BootID, settle: settleTime,
 	}
 }
 
@@ -131,6 +148,19 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, cur
 			return plugin.Err()
 		case <-ctx.Done():
 			return nil
+		}
+	}
+}
+
+// renew has claims prepared again whose devices are others since the node's place in the fabric changed.
+func renew(ctx context.Context, plugin *draplugin.Plugin, current *observed.Value[fabric]) {
+	for {
+		_, changed := current.Get()
+		plugin.Renew(ctx)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -3,6 +3,9 @@ package nodeplugin
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -36,7 +39,22 @@ const (
 	problemDisagree = "CliquesDisagree"
 	problemGPU      = "GPUTrouble"
 	problemJoining  = "Joining"
+	// problemNoDriver: the node has GPUs, and no driver that is loaded.
+	problemNoDriver = "DriverNotLoaded"
+	// problemOldDriver: the driver is older than minimumDriver.
+	problemOldDriver = "DriverTooOld"
+	// problemHostDaemon: the node runs an nvidia-imex of its own.
+	problemHostDaemon = "HostIMEXRunning"
 )
+
+// minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without that each
+// change of peers would be a restart).
+const minimumDriver = "570.158.01"
+
+// passing says that the state is one that nodes go through when they start: it is waited for.
+func (f fabric) passing() bool {
+	return !f.known || f.state == nvml.Joining || f.problemKind == problemNoDriver
+}
 
 // taint is the value of the taint that the node's channel carries, empty for none.
 func (f fabric) taint() string {
@@ -54,25 +72,31 @@ func (f fabric) taint() string {
 type fabricReader struct {
 	library nvmllib.Interface
 	driver  *nvml.Driver // nil while the library is not open
+	version string       // of the driver that is open
+	board   func(context.Context) (board, error)
+	last    lastFabric
+	// hostDaemon says whether the node runs an nvidia-imex of its own.
+	hostDaemon func() bool
 }
 
 // read never fails: what it cannot read is a node without fabric, or one with a problem.
 func (r *fabricReader) read(ctx context.Context) fabric {
-	logger := klog.FromContext(ctx)
 	if r.driver == nil {
 		driver, err := nvml.Open(r.library)
 		if errors.Is(err, nvmllib.ERROR_LIBRARY_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_DRIVER_NOT_LOADED) {
-			logger.V(2).Info("No NVIDIA driver on this node", "reason", err.Error())
-			return fabric{known: true, state: nvml.NoFabric}
+			return r.withoutDriver(ctx, err)
 		}
 		if err != nil {
 			return troubled(err)
 		}
 		r.driver = driver
+		if r.version, err = driver.Version(); err != nil {
+			r.version = "" // an old driver is asked less for it than one that says nothing
+		}
 	}
 	gpus, err := r.driver.Fabric()
 	if err != nil {
-		// Opened anew next time: a driver that was reloaded leaves the library useless.
+		// Opened again next time: a driver that was reloaded leaves the library useless.
 		r.close(ctx)
 		return troubled(err)
 	}
@@ -80,7 +104,82 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 	if err != nil {
 		return troubled(err)
 	}
-	return fabric{known: true, state: state, clique: clique}
+	if state == nvml.Joining {
+		return r.joining(ctx)
+	}
+	if err := r.last.remember(clique); err != nil {
+		klog.FromContext(ctx).Error(err, "The node's place in the fabric is not remembered over a reboot")
+	}
+	return r.usable(fabric{known: true, state: state, clique: clique})
+}
+
+// withoutDriver tells a node without GPUs from one whose driver is not there, or not there yet.
+func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
+	logger := klog.FromContext(ctx)
+	last := r.lastClique(ctx)
+	found, err := r.board(ctx)
+	if err != nil {
+		logger.Error(err, "It is not known whether the node has GPUs")
+	}
+	if err == nil && found.gpus == 0 && last == "" {
+		logger.V(2).Info("No NVIDIA GPU and no driver on this node", "reason", reason.Error())
+		return fabric{known: true, state: nvml.NoFabric}
+	}
+	problem := fmt.Sprintf("the node has %d NVIDIA GPUs on its PCI bus, but its driver is not there or not loaded (%v)", found.gpus, reason)
+	if last != "" {
+		problem += "; it was last in NVLink clique " + last
+	}
+	return fabric{known: true, state: nvml.NoFabric, problem: problem, problemKind: problemNoDriver}
+}
+
+// joining tells a node that is joining its fabric from a board whose GPUs say so for ever.
+func (r *fabricReader) joining(ctx context.Context) fabric {
+	found, err := r.board(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known whether the node's NVLink leaves the node")
+	}
+	if err != nil || found.multiNode || r.lastClique(ctx) != "" {
+		return fabric{known: true, state: nvml.Joining}
+	}
+	return fabric{known: true, state: nvml.NoFabric}
+}
+
+// usable adds why no daemon can run on a node that is in its fabric.
+func (r *fabricReader) usable(f fabric) fabric {
+	switch {
+	case f.state != nvml.Joined:
+	case r.version != "" && older(r.version, minimumDriver):
+		f.problemKind = problemOldDriver
+		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update the driver", r.version, minimumDriver)
+	case r.hostDaemon():
+		f.problemKind = problemHostDaemon
+		f.problem = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl disable --now " + hostService
+	}
+	return f
+}
+
+func (r *fabricReader) lastClique(ctx context.Context) string {
+	clique, err := r.last.clique()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known whether the node was in a fabric")
+	}
+	return clique
+}
+
+// older compares versions of the driver, number by number. What is no number is not older.
+func older(version, than string) bool {
+	numbers := strings.Split(version, ".")
+	for i, want := range strings.Split(than, ".") {
+		if i >= len(numbers) {
+			return true
+		}
+		has, err := strconv.Atoi(numbers[i])
+		wanted, _ := strconv.Atoi(want) // ours
+		if err != nil || has != wanted {
+			return err == nil && has < wanted
+		}
+	}
+	return false
 }
 
 func troubled(err error) fabric {
@@ -111,7 +210,7 @@ func (r *fabricReader) follow(ctx context.Context, into *observed.Value[fabric],
 			changed(current)
 		}
 		interval := steadyInterval
-		if current.state == nvml.Joining {
+		if current.passing() {
 			interval = joiningInterval
 		}
 		select {

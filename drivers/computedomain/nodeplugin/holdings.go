@@ -10,17 +10,22 @@ import (
 type holdings struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]held
+	// namespaces are those of the domains whose channel is held.
+	namespaces map[types.UID]string
 	// unsure is set where records of claims could not be read: any domain may be held by one of these.
 	unsure  bool
 	changed chan struct{} // closed and replaced at each change
 }
 
-// hold notes what a claim is for.
-func (h *holdings) hold(claim types.UID, data held) {
+// hold notes what a claim is for; namespace is the claim's.
+func (h *holdings) hold(claim types.UID, namespace string, data held) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byClaim == nil {
-		h.byClaim = map[types.UID]held{}
+		h.byClaim, h.namespaces = map[types.UID]held{}, map[types.UID]string{}
+	}
+	if data.Channel != "" {
+		h.namespaces[data.Channel] = namespace
 	}
 	if h.byClaim[claim] != data {
 		h.byClaim[claim] = data
@@ -43,6 +48,7 @@ func (h *holdings) release(claim types.UID, data held, last func(domain types.UI
 	}
 	if _, known := h.byClaim[claim]; known {
 		delete(h.byClaim, claim)
+		delete(h.namespaces, data.Channel)
 		h.tell()
 	}
 	return nil
@@ -70,6 +76,20 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 		}
 	}
 	return "", !h.unsure, h.changed
+}
+
+// daemonOf is the domain whose daemon a claim is for; empty where it is for none, or not known.
+func (h *holdings) daemonOf(claim types.UID) types.UID {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.byClaim[claim].Daemon
+}
+
+// namespaceOf is the namespace of a domain whose channel is held: that of the claim, which can be for a domain of its own namespace alone.
+func (h *holdings) namespaceOf(domain types.UID) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.namespaces[domain]
 }
 
 // doubt notes that there are claims of which nothing is known.

@@ -48,11 +48,14 @@ type kind struct {
 	driver    driver.Search
 	bootID    func() string
 	holdings  holdings
+	// settle is settleTime, but in tests.
+	settle time.Duration
 }
 
 var (
 	_ draplugin.Kind      = (*kind)(nil)
 	_ draplugin.Recoverer = (*kind)(nil)
+	_ draplugin.Renewer   = (*kind)(nil)
 )
 
 // held is what a claim's record says beside its devices.
@@ -60,6 +63,8 @@ type held struct {
 	// Channel is the domain that a channel of the claim made the node part of, Daemon the domain whose daemon the claim is for.
 	Channel types.UID `json:"channel,omitempty"`
 	Daemon  types.UID `json:"daemon,omitempty"`
+	// Fabric is the clique that the node was in when a daemon's claim was prepared; empty: none.
+	Fabric string `json:"fabric,omitempty"`
 }
 
 // Prepare implements draplugin.Kind.
@@ -77,7 +82,7 @@ func (k *kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 			prepared.Edits[i], err = k.prepareChannel(ctx, claim, config, data)
 		case *v1beta1.ComputeDomainDaemonConfig:
 			data.Daemon = types.UID(config.DomainID)
-			prepared.Edits[i], err = k.prepareDaemon(ctx, claim, data)
+			prepared.Edits[i], err = k.prepareDaemon(ctx, claim, &data)
 		}
 		if err != nil {
 			return nil, err
@@ -119,8 +124,7 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	if config.AllocationMode == v1beta1.AllocationModeAll && domain.Spec.Channel.AllocationMode != v1beta1.AllocationModeAll {
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "allocationMode is All, but ComputeDomain %s/%s has allocationMode %s", domain.Namespace, domain.Name, domain.Spec.Channel.AllocationMode)
 	}
-	current, err := k.awaitFabric(ctx, claim)
-	if err != nil {
+	if _, err := k.awaitFabric(ctx, claim); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	// Before the label, which a crash must not leave without a claim to answer for it.
@@ -131,6 +135,11 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 		return specs.ContainerEdits{}, err
 	}
 	if err := k.awaitDaemon(ctx, claim, domain); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	// Asked last: a node may have left its fabric, or joined one, during the wait.
+	current, err := k.awaitFabric(ctx, claim)
+	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	if current.state != nvml.Joined {
@@ -147,12 +156,15 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
 }
 
-// intend records what a claim is for, on disk and here.
+// intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that fails.
 func (k *kind) intend(claim *draplugin.Claim, data held) error {
+	if k.holdings.daemonOf(claim.UID) == data.Daemon && data.Daemon != "" {
+		return nil
+	}
 	if err := claim.Intend(data); err != nil {
 		return err
 	}
-	k.holdings.hold(claim.UID, data)
+	k.holdings.hold(claim.UID, claim.Namespace, data)
 	return nil
 }
 
@@ -179,20 +191,29 @@ func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types
 	return domain, nil
 }
 
-// awaitFabric waits while the node's GPUs are joining their fabric.
+// awaitFabric waits while the node's driver is on its way, or its GPUs are joining their fabric.
 func (k *kind) awaitFabric(ctx context.Context, claim *draplugin.Claim) (fabric, error) {
-	ready := func(f fabric) bool { return f.known && f.state != nvml.Joining }
-	if !ready(k.fabric.Now()) {
-		claim.Waiting("WaitingForFabric", "waiting for the GPUs of node "+k.node.name+" to join their NVLink fabric")
+	ready := func(f fabric) bool { return !f.passing() }
+	if now := k.fabric.Now(); !ready(now) {
+		claim.Waiting(waitingFor(now, k.node.name))
 	}
 	current, ok := k.fabric.Await(ctx, ready)
-	switch {
-	case !ok:
-		return fabric{}, draplugin.Refuse("WaitingForFabric", "the GPUs of node %s have not joined their NVLink fabric yet", k.node.name)
-	case current.problem != "":
+	if !ok {
+		reason, message := waitingFor(current, k.node.name)
+		return fabric{}, draplugin.Refuse(reason, "%s", message)
+	}
+	if current.problem != "" {
 		return fabric{}, draplugin.Refuse(current.problemKind, "the NVLink fabric of node %s cannot be used: %s", k.node.name, current.problem)
 	}
 	return current, nil
+}
+
+// waitingFor says what a claim on the node waits for.
+func waitingFor(f fabric, node string) (reason, message string) {
+	if f.problemKind == problemNoDriver {
+		return "WaitingForDriver", fmt.Sprintf("waiting for the NVIDIA driver of node %s: %s", node, f.problem)
+	}
+	return "WaitingForFabric", "waiting for the GPUs of node " + node + " to join their NVLink fabric"
 }
 
 // awaitDaemon waits for the domain's daemon on this node, and says what is missing once that takes long.
@@ -220,7 +241,7 @@ func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *
 }
 
 // prepareDaemon gives a domain's daemon what it needs on this node.
-func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data held) (specs.ContainerEdits, error) {
+func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *held) (specs.ContainerEdits, error) {
 	if claim.Namespace != k.namespace {
 		return specs.ContainerEdits{}, draplugin.Refuse("NotADaemon", "namespace %s: only the controller's claims in namespace %s get the device %s", claim.Namespace, k.namespace, computedomain.DaemonDevice)
 	}
@@ -228,11 +249,12 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data h
 	if name == "" || namespace == "" {
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the claim lacks the annotations %s and %s, with which the controller says whose daemon it is", computedomain.AnnotationName, computedomain.AnnotationNamespace)
 	}
-	current, ok := k.fabric.Await(ctx, func(f fabric) bool { return f.known })
-	if !ok {
-		return specs.ContainerEdits{}, context.Cause(ctx)
+	current, err := k.awaitFabric(ctx, claim)
+	if err != nil {
+		return specs.ContainerEdits{}, err
 	}
-	if err := k.intend(claim, data); err != nil {
+	data.Fabric = current.clique
+	if err := k.intend(claim, *data); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	edits, err := k.domainEdits(data.Daemon)
@@ -259,6 +281,14 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data h
 	edits.Mounts = append(edits.Mounts, ofDriver.Mounts...)
 	edits.DeviceNodes = ofDriver.DeviceNodes
 	return edits, nil
+}
+
+// Outdated implements draplugin.Renewer: a daemon's claim that was prepared before the node was in its fabric, or in another clique, lacks what the daemon needs.
+// Its container gets that when it is started again, which it sees to itself.
+func (k *kind) Outdated(record claimstate.Record) bool {
+	data, err := decode(record)
+	current := k.fabric.Now()
+	return err == nil && data.Daemon != "" && !current.passing() && current.state == nvml.Joined && current.problem == "" && data.Fabric != current.clique
 }
 
 // Unprepare implements draplugin.Kind.
@@ -314,7 +344,7 @@ func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 			sure = false
 			continue
 		}
-		k.holdings.hold(record.UID, data)
+		k.holdings.hold(record.UID, record.Namespace, data)
 		wanted[string(data.Daemon)], wanted[string(data.Channel)] = true, true
 	}
 	if !sure {

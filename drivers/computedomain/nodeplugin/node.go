@@ -110,7 +110,7 @@ func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric])
 
 // cliqueLabel is the label's value, or undecided.
 func cliqueLabel(f fabric) (value string, decided bool) {
-	return f.clique, f.known && f.taint() != problemGPU && f.taint() != problemJoining
+	return f.clique, !f.passing() && f.taint() != problemGPU
 }
 
 // orNil makes an empty label one that a merge patch removes.

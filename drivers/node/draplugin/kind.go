@@ -40,6 +40,12 @@ type Recoverer interface {
 	Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error
 }
 
+// Renewer is a Kind that knows of prepared claims whose devices have become others since. Such a claim is prepared again: by Plugin.Renew, and when the
+// kubelet asks for it the next time. Its containers get the new edits when they are started again.
+type Renewer interface {
+	Outdated(record claimstate.Record) bool
+}
+
 // Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it every device is
 // held exclusively, but for those allocated as shares.
 type Holder interface {

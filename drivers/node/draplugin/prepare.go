@@ -200,6 +200,9 @@ func (p *Plugin) current(record claimstate.Record) bool {
 	if record.Phase != claimstate.Prepared || record.BootID != p.bootID {
 		return false
 	}
+	if renewer, ok := p.config.Kind.(Renewer); ok && renewer.Outdated(record) {
+		return false
+	}
 	for _, device := range record.Devices {
 		if len(device.CDIDeviceIDs) > 0 {
 			return p.cdi.Has(record.UID)

@@ -123,6 +123,16 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 	}
 }
 
+// Renew prepares the claims again that the kind calls outdated. It tries until each was looked at, or ctx ends.
+func (p *Plugin) Renew(ctx context.Context) {
+	renewer, ok := p.config.Kind.(Renewer)
+	if !ok {
+		return
+	}
+	outdated := slices.DeleteFunc(p.state.List(), func(r claimstate.Record) bool { return r.Phase != claimstate.Prepared || !renewer.Outdated(r) })
+	p.recoverFromAPI(ctx, outdated)
+}
+
 func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) (err error) {
 	defer caught(ctx, &err)
 	// The kubelet may have come first.

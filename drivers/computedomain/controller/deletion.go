@@ -32,11 +32,14 @@ const lostAfter = time.Minute
 // tellAfter is how long a deletion may take before its status says what it waits for.
 const tellAfter = lostAfter / 4
 
-// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; the DaemonSet; the
-// nodes' labels; and when the last daemon has ended, the finalizer.
+// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; when no pod uses the domain any more, the
+// DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
 func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
 		return ctrl.Result{}, nil
+	}
+	if result, done, err := r.holdForImporters(ctx, domain); !done {
+		return result, err
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
 		// What passes is not told of; what stays would keep the domain without a word.

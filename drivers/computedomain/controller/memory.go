@@ -92,6 +92,15 @@ func (m *memory) seen(uid types.UID, object string) {
 	delete(m.of(uid).created, object)
 }
 
+// once says whether this is the first time that something is done about a domain.
+func (m *memory) once(uid types.UID, what string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, done := m.of(uid).created[what]
+	m.of(uid).created[what] = time.Time{}
+	return !done
+}
+
 // forget drops a domain that is gone.
 func (m *memory) forget(uid types.UID) {
 	m.mu.Lock()

@@ -191,7 +191,7 @@ func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	// The patch comes into view like an object that was made.
 	patched := "template " + p.template
 	switch {
-	case found.UID == "" || found.DeletionTimestamp != nil:
+	case found.Name == "" || found.DeletionTimestamp != nil:
 		return nil
 	case found.Spec.Template.Labels[labelTemplate] == p.template:
 		r.memory.seen(p.domain.UID, patched)

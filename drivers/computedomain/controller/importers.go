@@ -1,0 +1,119 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+const (
+	// importersPatience is for how long a domain that is being deleted waits for the pods that use it. Whoever deletes a job and its domain at once gives the
+	// job's pods their grace period, which is 30 s where nobody says otherwise.
+	importersPatience = 45 * time.Second
+	// importersInterval is how often a domain that waits looks. Claims are not watched: they are all of a cluster's.
+	importersInterval = time.Second
+)
+
+// awaitImporters holds a deletion up while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with it the job. It
+// returns when to look again; zero: nothing uses the domain, or it was waited for long enough.
+func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (time.Duration, error) {
+	left := importersPatience - r.now().Sub(domain.DeletionTimestamp.Time)
+	if left <= -lostAfter {
+		return 0, nil // said and done
+	}
+	pods, err := r.importers(ctx, domain)
+	if err != nil || len(pods) == 0 {
+		return 0, err
+	}
+	if left > 0 {
+		return min(left, importersInterval), r.tellDeleting(ctx, domain, fmt.Sprintf("waiting for %d %s to end: %s; in %s their shared memory is taken from them",
+			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second)))
+	}
+	if r.memory.once(domain.UID, "importers") {
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, "DeletedUnderPods", fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: memory that these share across nodes is gone, and they have to be started again",
+			importersPatience, listed(pods)))
+	}
+	return 0, nil
+}
+
+// importers are the pods that a claim for the domain's channel is reserved for.
+func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomain) ([]string, error) {
+	var claims resourceapi.ResourceClaimList
+	if err := r.live.List(ctx, &claims, client.InNamespace(domain.Namespace)); err != nil {
+		return nil, fmt.Errorf("look for pods that use the domain: %w", err)
+	}
+	var pods []string
+	for i := range claims.Items {
+		if !claimsChannelOf(&claims.Items[i], domain) {
+			continue
+		}
+		for _, consumer := range claims.Items[i].Status.ReservedFor {
+			pods = append(pods, consumer.Name)
+		}
+	}
+	slices.Sort(pods)
+	return slices.Compact(pods), nil
+}
+
+// claimsChannelOf says whether a claim is for a channel of the domain.
+func claimsChannelOf(claim *resourceapi.ResourceClaim, domain *v1beta1.ComputeDomain) bool {
+	return slices.ContainsFunc(claim.Spec.Devices.Config, func(config resourceapi.DeviceClaimConfiguration) bool {
+		if config.Opaque == nil || config.Opaque.Driver != computedomain.Driver {
+			return false
+		}
+		decoded, err := v1beta1.Decode(config.Opaque.Parameters.Raw)
+		if err != nil {
+			return false
+		}
+		channel, ok := decoded.(*v1beta1.ComputeDomainChannelConfig)
+		return ok && strings.EqualFold(channel.DomainID, string(domain.UID))
+	})
+}
+
+// tellDeleting writes what a deletion waits for into the status, once that has taken so long that somebody may ask.
+func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDomain, message string) error {
+	if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
+		return nil
+	}
+	_, err := r.writeStatus(ctx, &pass{domain: domain, problem: &metav1.Condition{
+		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting, Message: message,
+	}}, domain.Status.DeepCopy())
+	return err
+}
+
+// removeWorkloadTemplates removes the templates that users name: nobody joins a domain that is going.
+func (r *Reconciler) removeWorkloadTemplates(ctx context.Context, domain *v1beta1.ComputeDomain) error {
+	var templates resourceapi.ResourceClaimTemplateList
+	if err := r.client.List(ctx, &templates, client.InNamespace(domain.Namespace), client.MatchingFields{byDomain: string(domain.UID)}); err != nil {
+		return fmt.Errorf("list the domain's templates: %w", err)
+	}
+	for i := range templates.Items {
+		if templates.Items[i].Namespace == r.settings.Namespace && templates.Items[i].Name == daemonName(domain.UID) {
+			continue // a daemon that has to start again needs it
+		}
+		if err := r.removeObject(ctx, &templates.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holdForImporters is the first step of a deletion; done says that the next may come.
+func (r *Reconciler) holdForImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (result ctrl.Result, done bool, err error) {
+	again, err := r.awaitImporters(ctx, domain)
+	if err != nil || again == 0 {
+		return ctrl.Result{}, err == nil, err
+	}
+	return ctrl.Result{RequeueAfter: again}, false, r.removeWorkloadTemplates(ctx, domain)
+}

@@ -214,6 +214,8 @@ func TestIMEXFaultsReachTheDaemonsFile(t *testing.T) {
 	root := render(t, "gb200-nvl72")
 	inject(t, root, "imex-partition", fault.Arguments{"peers": "10.0.0.1,node-b"})
 	inject(t, root, "imex-kill", nil)
+	inject(t, root, "imex-fail", nil)
+	inject(t, root, "imex-silence", fault.Arguments{"questions": "-N"})
 	path := filepath.Join(root, "state", imex.FaultsName)
 	f, err := imex.ReadFaults(path)
 	if err != nil || f.Kills != 1 || strings.Join(f.Partitioned, " ") != "10.0.0.1 node-b" {

@@ -46,6 +46,9 @@ func Kinds() []Kind {
 		{"imex-kill", "the node's IMEX daemon dies", nil, imexKill},
 		{"imex-partition", "the node's IMEX daemon cannot reach peers", []Parameter{
 			{Name: "peers", Summary: "addresses or names, separated by commas, or * for all", Default: "*"}}, imexPartition},
-		{"imex-heal", "the node's IMEX daemon reaches every peer again", nil, imexHeal},
+		{"imex-fail", "the node's IMEX daemon becomes UNAVAILABLE, and stays so until another is started", nil, imexFail},
+		{"imex-silence", "the node's IMEX daemon answers no questions", []Parameter{
+			{Name: "questions", Summary: "-N those for the whole domain, * all, none", Default: "*"}}, imexSilence},
+		{"imex-heal", "the node's IMEX daemon reaches every peer again, and answers", nil, imexHeal},
 	}
 }

@@ -114,6 +114,22 @@ func imexPartition(c *change) error {
 	return c.faults(func(f *imex.Faults) { f.Partitioned = strings.Split(c.args["peers"], ",") })
 }
 
+func imexFail(c *change) error {
+	return c.faults(func(f *imex.Faults) { f.Failures++ })
+}
+
+func imexSilence(c *change) error {
+	who := c.args["questions"]
+	switch who {
+	case "-N", "*":
+	case "none":
+		who = ""
+	default:
+		return fmt.Errorf("questions is %q; allowed are -N, * and none", who)
+	}
+	return c.faults(func(f *imex.Faults) { f.Silent = who })
+}
+
 func imexHeal(c *change) error {
-	return c.faults(func(f *imex.Faults) { f.Partitioned = nil })
+	return c.faults(func(f *imex.Faults) { f.Partitioned, f.Silent = nil, "" })
 }

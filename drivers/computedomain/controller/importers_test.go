@@ -154,7 +154,7 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 		c.join(d, fmt.Sprintf("node-%02d", i), fmt.Sprintf("10.0.0.%d", i+1), isReady)
 	}
 	c.settle(d.UID)
-	want := []v1beta1.ComputeDomainClique{{ID: clique, Slots: 36}}
+	want := []v1beta1.ComputeDomainClique{{ID: clique, Slots: 36, Names: v1beta1.NamesOfDomain}}
 	if got := c.domain("d").Status.Cliques; !slices.Equal(got, want) {
 		t.Fatalf("cliques %+v, want %+v", got, want)
 	}
@@ -167,5 +167,18 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 	c.settle(d.UID)
 	if got := c.domain("d").Status; len(got.Nodes) != 0 || !slices.Equal(got.Cliques, want) {
 		t.Errorf("%d nodes, cliques %+v, want none and %+v", len(got.Nodes), got.Cliques, want)
+	}
+}
+
+func TestADomainFromBeforeTheUpgradeKeepsTheNamesOfItsNodes(t *testing.T) {
+	d := newDomain("d", 2)
+	d.Status.Nodes = []v1beta1.ComputeDomainNode{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)}
+	c := newCluster(t, d)
+	c.join(d, "a", "10.0.0.1", isReady)
+	c.settle(d.UID)
+	c.join(d, "b", "10.0.0.2", isReady) // its daemon is of the new version
+	c.settle(d.UID)
+	if got, want := c.domain("d").Status.Cliques, []v1beta1.ComputeDomainClique{{ID: clique, Slots: 18}}; !slices.Equal(got, want) {
+		t.Errorf("cliques %+v, want %+v: daemons whose lists differ refuse each other", got, want)
 	}
 }

@@ -122,19 +122,29 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 
 // cliquesOf carries the status's cliques over to the nodes of now. Slots never shrink while the domain lives: a daemon that starts after the node with
 // the highest index has left must list what those that run do.
-func cliquesOf(previous []v1beta1.ComputeDomainClique, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
-	slots := map[string]int{}
+//
+// A clique whose nodes stood in the status before it did was formed by an earlier version, whose daemons run with the names of then: one that starts now has
+// to use the same.
+func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
+	byID := map[string]v1beta1.ComputeDomainClique{}
 	for _, clique := range previous {
-		slots[clique.ID] = clique.Slots
+		byID[clique.ID] = clique
 	}
 	for _, node := range nodes {
-		if node.CliqueID != "" {
-			slots[node.CliqueID] = max(slots[node.CliqueID], imexd.SlotsFor(node.Index))
+		if node.CliqueID == "" {
+			continue
 		}
+		clique, known := byID[node.CliqueID]
+		formed := slices.ContainsFunc(before, func(n v1beta1.ComputeDomainNode) bool { return n.CliqueID == node.CliqueID })
+		if clique.ID = node.CliqueID; !known && !formed {
+			clique.Names = v1beta1.NamesOfDomain
+		}
+		clique.Slots = max(clique.Slots, imexd.SlotsFor(node.Index))
+		byID[node.CliqueID] = clique
 	}
 	var cliques []v1beta1.ComputeDomainClique
-	for _, id := range slices.Sorted(maps.Keys(slots)) {
-		cliques = append(cliques, v1beta1.ComputeDomainClique{ID: id, Slots: slots[id]})
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		cliques = append(cliques, byID[id])
 	}
 	return cliques
 }

@@ -36,8 +36,9 @@ const namedAtMost = 5
 // nodes say.
 func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.Condition) {
 	status := &domain.Status
-	status.Nodes = nodesOf(status.Nodes, members)
-	status.Cliques = cliquesOf(status.Cliques, status.Nodes)
+	before := status.Nodes
+	status.Nodes = nodesOf(before, members)
+	status.Cliques = cliquesOf(status.Cliques, before, status.Nodes)
 	status.ObservedGeneration = domain.Generation
 	condition := readiness(domain.Spec, status.Nodes, members)
 	if problem != nil {

@@ -50,10 +50,11 @@ func (m *membership) groupOf(domain *domain) (imexd.Group, bool) {
 	if nodes[own].CliqueID == "" {
 		return imexd.Group{}, true
 	}
-	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index}
+	// Without a word of the clique its domain was formed by an earlier version.
+	group := imexd.Group{Domain: string(m.uid), Clique: nodes[own].CliqueID, Own: nodes[own].Index, OldNames: true}
 	for _, clique := range domain.Status.Cliques {
 		if clique.ID == group.Clique {
-			group.Slots = clique.Slots
+			group.Slots, group.OldNames = clique.Slots, clique.Names != v1beta1.NamesOfDomain
 		}
 	}
 	for _, node := range nodes {

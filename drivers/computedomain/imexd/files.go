@@ -35,7 +35,9 @@ type Group struct {
 	// Slots is how many names the nodes file lists at least: all daemons of a clique must list the same ones, so the controller
 	// says how many, and never less than before.
 	Slots int
-	Peers []Peer
+	// OldNames says that the clique's daemons name each other as those of an earlier version did, alike in all domains.
+	OldNames bool
+	Peers    []Peer
 }
 
 // slots is how many names the nodes file has to list so that every peer has one.
@@ -52,7 +54,7 @@ func SlotsFor(highest int) int { return (highest/SlotsPerStep + 1) * SlotsPerSte
 
 // startsAnother says whether a daemon that was started for g cannot serve next: what it reads only when it starts has changed.
 func (g Group) startsAnother(next Group) bool {
-	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.slots() != g.slots()
+	return next.Domain != g.Domain || next.Clique != g.Clique || next.Own != g.Own || next.OldNames != g.OldNames || next.slots() != g.slots()
 }
 
 // peerName is what the nodes file calls the peer with an index. Names rather than addresses stand there because the file is read
@@ -63,6 +65,9 @@ func (g Group) startsAnother(next Group) bool {
 // (NODE_MAP_MISMATCH): a pod that got the address of an earlier one does not become a peer of a domain that is not its own (#1447 of NVIDIA's
 // DRA driver). The dot keeps resolvers from appending search domains first.
 func (g Group) peerName(index int) string {
+	if g.OldNames {
+		return fmt.Sprintf("compute-domain-daemon-%04d", index)
+	}
 	sum := sha256.Sum256([]byte(g.Domain + "/" + g.Clique))
 	return fmt.Sprintf("imex-%04d.%s", index, hex.EncodeToString(sum[:6]))
 }

@@ -138,7 +138,17 @@ type ComputeDomainClique struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Slots int `json:"slots"`
+	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain which got a
+	// node's address is refused. It is absent of a clique that was formed by a version that named the nodes of all domains alike, for as long as the
+	// domain lives.
+	//
+	// +kubebuilder:validation:Enum=Domain
+	// +optional
+	Names string `json:"names,omitempty"`
 }
+
+// NamesOfDomain is ComputeDomainClique.Names for names with the identity of domain and clique.
+const NamesOfDomain = "Domain"
 
 // ComputeDomainNode is a node of a domain.
 type ComputeDomainNode struct {

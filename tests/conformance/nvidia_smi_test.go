@@ -55,39 +55,58 @@ func forEachSMI(t *testing.T, test func(*testing.T, smi)) {
 	}
 }
 
-// busID is how nvidia-smi writes a PCI address.
-func busID(a profile.PCIAddress) string { return strings.ToUpper("0000" + a.String()) }
-
-func TestNvidiaSMIListsEveryGPU(t *testing.T) {
+// TestNvidiaSMI shows one node to the program for all of its commands, those that change something after the others.
+func TestNvidiaSMI(t *testing.T) {
 	forEachSMI(t, func(t *testing.T, s smi) {
-		var want strings.Builder
-		for i, g := range s.GPUs {
-			fmt.Fprintf(&want, "GPU %d: %s (UUID: %s)\n", i, s.Profile.GPUs.Model.Name, g.UUID)
-		}
-		if diff := cmp.Diff(want.String(), s.says(t, "-L")); diff != "" {
-			t.Errorf("-profile +nvidia-smi -L:\n%s", diff)
+		for _, c := range []struct {
+			name  string
+			check func(*testing.T, smi)
+		}{
+			{"lists every GPU", listsEveryGPU},
+			{"shows the table", showsTheTable},
+			{"queries what the profile says", queriesTheProfile},
+			{"answers query-gpu", answersQueryGPU},
+			{"shows the topology", showsTheTopology},
+			{"shows every NVLink", showsEveryNVLink},
+			{"makes a recording that is the profile", recordsTheProfile},
+			{"sets the time slice", setsTheTimeSlice},
+			{"sets modes", setsModes},
+			{"shows processes", showsProcesses},
+		} {
+			t.Run(c.name, func(t *testing.T) { c.check(t, s) })
 		}
 	})
 }
 
-func TestNvidiaSMIShowsTheTable(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		out := s.says(t)
-		p := s.Profile
-		wants := []string{"Default", "Driver Version: " + p.Driver.Version, "CUDA Version: " + p.Driver.CUDA, "No running processes found"}
-		for _, g := range s.GPUs {
-			wants = append(wants, busID(g.Address))
+// busID is how nvidia-smi writes a PCI address.
+func busID(a profile.PCIAddress) string { return strings.ToUpper("0000" + a.String()) }
+
+func listsEveryGPU(t *testing.T, s smi) {
+	var want strings.Builder
+	for i, g := range s.GPUs {
+		fmt.Fprintf(&want, "GPU %d: %s (UUID: %s)\n", i, s.Profile.GPUs.Model.Name, g.UUID)
+	}
+	if diff := cmp.Diff(want.String(), s.says(t, "-L")); diff != "" {
+		t.Errorf("-profile +nvidia-smi -L:\n%s", diff)
+	}
+}
+
+func showsTheTable(t *testing.T, s smi) {
+	out := s.says(t)
+	p := s.Profile
+	wants := []string{"Default", "Driver Version: " + p.Driver.Version, "CUDA Version: " + p.Driver.CUDA, "No running processes found"}
+	for _, g := range s.GPUs {
+		wants = append(wants, busID(g.Address))
+	}
+	for _, want := range wants {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
 		}
-		for _, want := range wants {
-			if !strings.Contains(out, want) {
-				t.Errorf("no %q in:\n%s", want, out)
-			}
-		}
-		// The column is too narrow for six digits in the older table.
-		if !regexp.MustCompile(fmt.Sprintf(`/ +%.5s`, fmt.Sprint(p.GPUs.Model.MemoryMiB))).MatchString(out) {
-			t.Errorf("no memory of %d MiB in:\n%s", p.GPUs.Model.MemoryMiB, out)
-		}
-	})
+	}
+	// The column is too narrow for six digits in the older table.
+	if !regexp.MustCompile(fmt.Sprintf(`/ +%.5s`, fmt.Sprint(p.GPUs.Model.MemoryMiB))).MatchString(out) {
+		t.Errorf("no memory of %d MiB in:\n%s", p.GPUs.Model.MemoryMiB, out)
+	}
 }
 
 // smiLog is the part of nvidia-smi -q -x that a profile decides.
@@ -112,147 +131,133 @@ type smiGPU struct {
 // architectures are the words of these versions for ours; both are older than Blackwell.
 var architectures = map[string]string{"turing": "Turing", "ampere": "Ampere", "ada": "Ada Lovelace", "hopper": "Hopper", "blackwell": "Unknown"}
 
-func TestNvidiaSMIQueriesWhatTheProfileSays(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		p := s.Profile
-		want := smiLog{Driver: p.Driver.Version, CUDA: p.Driver.CUDA}
-		for _, g := range s.GPUs {
-			m := p.GPUs.Model
-			w := smiGPU{ID: busID(g.Address), Name: m.Name, Architecture: architectures[m.Architecture], UUID: g.UUID,
-				Serial: g.Serial, Minor: g.Minor, MIG: "N/A", Memory: fmt.Sprintf("%d MiB", m.MemoryMiB), Fabric: "N/A"}
-			if m.MIG != nil {
-				w.MIG = "Disabled"
-			}
-			if p.Fabric != nil {
-				w.Fabric = "Completed"
-			}
-			want.GPUs = append(want.GPUs, w)
+func queriesTheProfile(t *testing.T, s smi) {
+	p := s.Profile
+	want := smiLog{Driver: p.Driver.Version, CUDA: p.Driver.CUDA}
+	for _, g := range s.GPUs {
+		m := p.GPUs.Model
+		w := smiGPU{ID: busID(g.Address), Name: m.Name, Architecture: architectures[m.Architecture], UUID: g.UUID,
+			Serial: g.Serial, Minor: g.Minor, MIG: "N/A", Memory: fmt.Sprintf("%d MiB", m.MemoryMiB), Fabric: "N/A"}
+		if m.MIG != nil {
+			w.MIG = "Disabled"
 		}
-		out := s.says(t, "-q", "-x")
-		var got smiLog
-		if err := xml.Unmarshal([]byte(out), &got); err != nil {
-			t.Fatal(err)
+		if p.Fabric != nil {
+			w.Fabric = "Completed"
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("-profile +nvidia-smi -q -x:\n%s", diff)
-		}
-		if text := s.says(t, "-q"); strings.Count(text, "Product Name") != len(s.GPUs) {
-			t.Errorf("-q has another number of GPUs than %d:\n%s", len(s.GPUs), text)
-		}
-	})
+		want.GPUs = append(want.GPUs, w)
+	}
+	out := s.says(t, "-q", "-x")
+	var got smiLog
+	if err := xml.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-profile +nvidia-smi -q -x:\n%s", diff)
+	}
+	if text := s.says(t, "-q"); strings.Count(text, "Product Name") != len(s.GPUs) {
+		t.Errorf("-q has another number of GPUs than %d:\n%s", len(s.GPUs), text)
+	}
 }
 
-func TestNvidiaSMIAnswersQueryGPU(t *testing.T) {
+func answersQueryGPU(t *testing.T, s smi) {
 	fields := []string{"index", "uuid", "name", "pci.bus_id", "driver_version", "memory.total", "mig.mode.current", "compute_mode", "compute_cap", "serial"}
-	forEachSMI(t, func(t *testing.T, s smi) {
-		var want []string
-		for i, g := range s.GPUs {
-			m := s.Profile.GPUs.Model
-			mode := "[N/A]"
-			if m.MIG != nil {
-				mode = "Disabled"
-			}
-			want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version, fmt.Sprint(m.MemoryMiB), mode,
-				"Default", m.ComputeCapability, g.Serial}, ", "))
+	var want []string
+	for i, g := range s.GPUs {
+		m := s.Profile.GPUs.Model
+		mode := "[N/A]"
+		if m.MIG != nil {
+			mode = "Disabled"
 		}
-		got := strings.Split(strings.TrimSpace(s.says(t, "--query-gpu="+strings.Join(fields, ","), "--format=csv,noheader,nounits")), "\n")
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("-profile +nvidia-smi --query-gpu:\n%s", diff)
-		}
-	})
+		want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version, fmt.Sprint(m.MemoryMiB), mode,
+			"Default", m.ComputeCapability, g.Serial}, ", "))
+	}
+	got := strings.Split(strings.TrimSpace(s.says(t, "--query-gpu="+strings.Join(fields, ","), "--format=csv,noheader,nounits")), "\n")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-profile +nvidia-smi --query-gpu:\n%s", diff)
+	}
 }
 
-func TestNvidiaSMIShowsTheTopology(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		out := s.says(t, "topo", "-m")
-		rows := map[string][]string{}
-		for line := range strings.Lines(out) {
-			if f := strings.Fields(line); len(f) > len(s.GPUs) && regexp.MustCompile(`^(GPU|NIC)\d+$`).MatchString(f[0]) && f[1] != f[0] {
-				rows[f[0]] = f[1:]
-			}
+func showsTheTopology(t *testing.T, s smi) {
+	out := s.says(t, "topo", "-m")
+	rows := map[string][]string{}
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) > len(s.GPUs) && regexp.MustCompile(`^(GPU|NIC)\d+$`).MatchString(f[0]) && f[1] != f[0] {
+			rows[f[0]] = f[1:]
 		}
-		for i, a := range s.GPUs {
-			row := rows[fmt.Sprintf("GPU%d", i)]
-			if len(row) < len(s.GPUs) {
-				t.Fatalf("no row of GPU%d in:\n%s", i, out)
+	}
+	for i, a := range s.GPUs {
+		row := rows[fmt.Sprintf("GPU%d", i)]
+		if len(row) < len(s.GPUs) {
+			t.Fatalf("no row of GPU%d in:\n%s", i, out)
+		}
+		for j, b := range s.GPUs {
+			want := s.Distance(a.Place(), b.Place()).String()
+			if l := s.Profile.GPUs.NVLink; l != nil && i != j {
+				want = fmt.Sprintf("NV%d", l.Links)
 			}
-			for j, b := range s.GPUs {
-				want := s.Distance(a.Place(), b.Place()).String()
-				if l := s.Profile.GPUs.NVLink; l != nil && i != j {
-					want = fmt.Sprintf("NV%d", l.Links)
-				}
-				if row[j] != want {
-					t.Errorf("GPU%d to GPU%d: %s; want %s\n%s", i, j, row[j], want, out)
-				}
+			if row[j] != want {
+				t.Errorf("GPU%d to GPU%d: %s; want %s\n%s", i, j, row[j], want, out)
 			}
 		}
-	})
+	}
 }
 
-func TestNvidiaSMIShowsEveryNVLink(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		out := s.says(t, "nvlink", "-s")
-		want := 0
-		if l := s.Profile.GPUs.NVLink; l != nil {
-			want = l.Links * len(s.GPUs)
-		}
-		if got := strings.Count(out, "GB/s"); got != want {
-			t.Errorf("%d links have a speed; want %d:\n%s", got, want, out)
-		}
-	})
+func showsEveryNVLink(t *testing.T, s smi) {
+	out := s.says(t, "nvlink", "-s")
+	want := 0
+	if l := s.Profile.GPUs.NVLink; l != nil {
+		want = l.Links * len(s.GPUs)
+	}
+	if got := strings.Count(out, "GB/s"); got != want {
+		t.Errorf("%d links have a speed; want %d:\n%s", got, want, out)
+	}
 }
 
-func TestNvidiaSMISetsTheTimeSlice(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		s.says(t, "compute-policy", "--set-timeslice=2", "-i", "0")
-		out := s.says(t, "compute-policy", "-l")
-		if strings.Count(out, "Medium") != 1 || strings.Count(out, "Default") != len(s.GPUs)-1 {
-			t.Errorf("the first GPU alone is to have a medium time slice:\n%s", out)
-		}
-	})
+func setsTheTimeSlice(t *testing.T, s smi) {
+	s.says(t, "compute-policy", "--set-timeslice=2", "-i", "0")
+	out := s.says(t, "compute-policy", "-l")
+	if strings.Count(out, "Medium") != 1 || strings.Count(out, "Default") != len(s.GPUs)-1 {
+		t.Errorf("the first GPU alone is to have a medium time slice:\n%s", out)
+	}
 }
 
-func TestNvidiaSMISetsModes(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		s.says(t, "-i", "0", "-c", "EXCLUSIVE_PROCESS")
-		s.says(t, "-i", "0", "-pm", "1")
-		got := s.says(t, "-i", "0", "--query-gpu=compute_mode,persistence_mode", "--format=csv,noheader")
-		if strings.TrimSpace(got) != "Exclusive_Process, Enabled" {
-			t.Errorf("compute mode and persistence: %s", got)
-		}
-	})
+func setsModes(t *testing.T, s smi) {
+	s.says(t, "-i", "0", "-c", "EXCLUSIVE_PROCESS")
+	s.says(t, "-i", "0", "-pm", "1")
+	got := s.says(t, "-i", "0", "--query-gpu=compute_mode,persistence_mode", "--format=csv,noheader")
+	if strings.TrimSpace(got) != "Exclusive_Process, Enabled" {
+		t.Errorf("compute mode and persistence: %s", got)
+	}
 }
 
-func TestNvidiaSMIShowsProcesses(t *testing.T) {
-	forEachSMI(t, func(t *testing.T, s smi) {
-		self := uint32(os.Getpid())
-		f, err := state.Open(s.root)
+func showsProcesses(t *testing.T, s smi) {
+	self := uint32(os.Getpid())
+	f, err := state.Open(s.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = f.Update(func(b *state.Body) error {
+		g, err := b.GPU(0)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		err = f.Update(func(b *state.Body) error {
-			g, err := b.GPU(0)
-			if err != nil {
-				return err
-			}
-			for i, kind := range []uint32{0, 2} {
-				g.Processes[i] = state.Process{PID: self, Type: kind, GPUInstance: state.None, ComputeInstance: state.None, Memory: 300 << 20,
-					Namespace: state.PIDNamespace()}
-				copy(g.Processes[i].Name[:], "/usr/bin/client")
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
+		for i, kind := range []uint32{0, 2} {
+			g.Processes[i] = state.Process{PID: self, Type: kind, GPUInstance: state.None, ComputeInstance: state.None, Memory: 300 << 20,
+				Namespace: state.PIDNamespace()}
+			copy(g.Processes[i].Name[:], "/usr/bin/client")
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-		out := s.says(t)
-		if !regexp.MustCompile(fmt.Sprintf(`\|    0 +N/A +N/A +%d +M\+C +/usr/bin/client +\d+MiB \|`, self)).MatchString(out) {
-			t.Errorf("no process %d with its name and memory in:\n%s", self, out)
-		}
+		return nil
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out := s.says(t)
+	if !regexp.MustCompile(fmt.Sprintf(`\|    0 +N/A +N/A +%d +M\+C +/usr/bin/client +\d+MiB \|`, self)).MatchString(out) {
+		t.Errorf("no process %d with its name and memory in:\n%s", self, out)
+	}
 }
 
 func TestNvidiaSMIMakesAndDestroysMIGDevices(t *testing.T) {

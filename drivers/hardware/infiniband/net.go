@@ -2,8 +2,10 @@ package infiniband
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -12,7 +14,7 @@ import (
 )
 
 // attachNets gives each port of d its network devices: those of d's PCI function, whose directory net is dir.
-func attachNets(dir *sysfile.Dir, d *Device) error {
+func (f FS) attachNets(dir *sysfile.Dir, d *Device) error {
 	names, err := dir.Names(".")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // EFA, a driver without ipoib, or a device whose network device is in a pod's namespace.
@@ -29,20 +31,93 @@ func attachNets(dir *sysfile.Dir, d *Device) error {
 				continue
 			}
 		}
-		// The kernel takes almost any octets for an interface's name; metrics and the API take text, and end the program over others.
-		if !utf8.ValidString(name) {
-			return dir.Invalid(strconv.QuoteToASCII(name), name, "an interface with a name of UTF-8 text")
-		}
-		net, err := readNet(entry, name)
-		if err != nil {
+		if err := d.attach(entry, name); err != nil {
 			return err
 		}
-		port, err := d.portOf(entry)
-		if err != nil {
-			return err
+	}
+	return f.attachBonds(d)
+}
+
+// attach gives the network device at dir to the port of d that it is on, if there is one.
+func (d *Device) attach(dir *sysfile.Dir, name string) error {
+	// The kernel takes almost any bytes for an interface's name; metrics and the API take text, and end the program over others.
+	if !utf8.ValidString(name) {
+		return dir.Invalid(strconv.QuoteToASCII(name), name, "an interface with a name of UTF-8 text")
+	}
+	net, err := readNet(dir, name)
+	if err != nil {
+		return err
+	}
+	port, err := d.portOf(dir)
+	if err != nil || port == nil {
+		return err
+	}
+	// A function may have interfaces of another kind than its port, such as one that was made by hand.
+	if (port.LinkLayer == InfiniBand) != (net.Type == TypeInfiniBand) && port.LinkLayer != Unspecified {
+		return nil
+	}
+	port.Nets = append(port.Nets, net)
+	return nil
+}
+
+// attachBonds adds the bonds of each port's network devices. Two ports of a card that are bonded have one RDMA device (RoCE LAG), whose addresses are the
+// bond's.
+func (f FS) attachBonds(d *Device) error {
+	for i := range d.Ports {
+		port := &d.Ports[i]
+		var bonds []string
+		for _, net := range port.Nets {
+			if net.Bond != "" && !slices.Contains(bonds, net.Bond) {
+				bonds = append(bonds, net.Bond)
+			}
 		}
-		if port != nil {
-			port.Nets = append(port.Nets, net)
+		for _, name := range bonds {
+			if err := f.attachNamed(port, name); err != nil {
+				return err
+			}
+		}
+		slices.SortFunc(port.Nets, func(a, b Net) int { return compareNames(a.Name, b.Name) })
+	}
+	return nil
+}
+
+// attachNamed gives a port the network device of that name, if this network namespace has it.
+func (f FS) attachNamed(port *Port, name string) error {
+	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	net, err := readNet(dir, name)
+	if err == nil {
+		port.Nets = append(port.Nets, net)
+	}
+	return err
+}
+
+// attachSoftwareNet gives a software device the network device that it was made on. It stands beside every virtual interface of the machine, so its place
+// in sysfs says nothing. rxe names the one in its attribute parent; every driver's first GID is that of the port's own network device.
+func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
+	name, err := sysfile.Optional(dir.Text("parent"))
+	if err != nil {
+		return err
+	}
+	for i := range d.Ports {
+		of := name
+		if of == "" {
+			// A GID table without entries, or a device that is no RoCE one, has no such attribute to read.
+			if of, err = sysfile.Optional(dir.Text(fmt.Sprintf("ports/%d/gid_attrs/ndevs/0", d.Ports[i].Number))); err != nil {
+				return err
+			}
+		}
+		if of == "" || of != filepath.Base(of) {
+			continue
+		}
+		if err := f.attachNamed(&d.Ports[i], of); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -61,8 +136,16 @@ func readNet(dir *sysfile.Dir, name string) (Net, error) {
 	if n.Type, err = dir.Int("type"); err != nil {
 		return Net{}, err
 	}
-	n.MTU, err = sysfile.Optional(dir.Int("mtu"))
-	return n, err
+	if n.MTU, err = sysfile.Optional(dir.Int("mtu")); err != nil {
+		return Net{}, err
+	}
+	// The master may be a bridge, too, which says nothing of this link.
+	if master, err := dir.Link("master"); err == nil && utf8.ValidString(master) {
+		if _, err := dir.Text("master/bonding/mode"); err == nil {
+			n.Bond = master
+		}
+	}
+	return n, nil
 }
 
 // portOf finds the port that the network device at dir, of d's function, is on; nil: none.
@@ -94,7 +177,7 @@ func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 	return nil, nil
 }
 
-// guidTail returns the port GUID in the last 8 of the 20 octets of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or nothing.
+// guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or nothing.
 func guidTail(address string) string {
 	octets := strings.Split(address, ":")
 	if len(octets) != 20 {

@@ -72,7 +72,7 @@ func linkLayer(dir *sysfile.Dir) (LinkLayer, error) {
 	case InfiniBand, Ethernet, Unspecified:
 		return layer, nil
 	}
-	return "", dir.Invalid("link_layer", text, "InfiniBand, Ethernet or Unspecified")
+	return "", dir.Invalid("link_layer", text, "InfiniBand, Ethernet or Unknown")
 }
 
 // devNumbers reads an attribute of the form 231:192.

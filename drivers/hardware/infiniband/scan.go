@@ -84,10 +84,7 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 		return err
 	}
 	d.Path = filepath.Join("class/infiniband", target)
-	parent := filepath.Dir(filepath.Dir(d.Path)) // .../<function>/infiniband/<name>
-	if address, err := pci.ParseAddress(filepath.Base(parent)); err == nil {
-		d.PCI = address
-	}
+	d.PCI, d.Auxiliary = place(d.Path)
 	if err := dir.Reopen(filepath.Join(f.root, d.Path)); err != nil {
 		return err
 	}
@@ -117,7 +114,22 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 		return fmt.Errorf("%s has no ports", dir.Path("ports"))
 	}
 	slices.SortFunc(d.Ports, func(a, b Port) int { return cmp.Compare(a.Number, b.Number) })
-	return attachNets(dir.Below("../../net"), d)
+	if d.PCI == "" {
+		return f.attachSoftwareNet(dir, d)
+	}
+	return f.attachNets(dir.Below("../../net"), d)
+}
+
+// place reads where a device is off its path: .../<function>/infiniband/<name>, or .../<function>/<auxiliary device>/infiniband/<name>.
+func place(path string) (function pci.Address, auxiliary string) {
+	parent := filepath.Dir(filepath.Dir(path))
+	if address, err := pci.ParseAddress(filepath.Base(parent)); err == nil {
+		return address, ""
+	}
+	if address, err := pci.ParseAddress(filepath.Base(filepath.Dir(parent))); err == nil {
+		return address, filepath.Base(parent)
+	}
+	return "", ""
 }
 
 // readPort reads the port of that name at dir. On hardware most of a port's attributes ask the firmware, each anew.

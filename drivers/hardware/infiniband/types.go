@@ -10,6 +10,8 @@ type Device struct {
 	Name string      // the entry's name: mlx5_0
 	Path string      // the entry's target under the sysfs root: devices/pci0000:3a/.../0000:3b:00.0/infiniband/mlx5_0
 	PCI  pci.Address // the PCI function it belongs to, from Path; empty: a software device (rxe, siw)
+	// Auxiliary is the device between the PCI function and this one, from Path: mlx5_core.sf.2, a scalable function. Empty: there is none.
+	Auxiliary string
 
 	NodeGUID string // node_guid: xxxx:xxxx:xxxx:xxxx
 	Firmware string // fw_ver
@@ -33,7 +35,7 @@ type Port struct {
 	UMAD CharDevice // umadN of class infiniband_mad for this device and port; devices without management datagrams (EFA, iWARP) have none
 	ISSM CharDevice // issmN of class infiniband_mad; only InfiniBand ports have one
 
-	Nets []Net // the network devices on this port, by name
+	Nets []Net // the network devices on this port, by name; a bond that they are in is one of them
 }
 
 // CharDevice is a character device of an RDMA device. The zero value means that there is none.
@@ -47,6 +49,7 @@ type Net struct {
 	Name string // the entry's name
 	Type int    // type: TypeEthernet or TypeInfiniBand (ARPHRD numbers)
 	MTU  int    // mtu, in bytes
+	Bond string // master, where that is a bond: its name
 }
 
 // Hardware types of network devices.
@@ -62,7 +65,7 @@ type LinkLayer string
 const (
 	InfiniBand  LinkLayer = "InfiniBand"
 	Ethernet    LinkLayer = "Ethernet"
-	Unspecified LinkLayer = "Unspecified" // EFA, for one
+	Unspecified LinkLayer = "Unknown" // EFA, for one: IB_LINK_LAYER_UNSPECIFIED, as link_layer_show of the kernel's ib_core writes it
 )
 
 // PortState is a port's logical state, by its number in the InfiniBand architecture.

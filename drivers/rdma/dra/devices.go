@@ -25,7 +25,7 @@ const (
 	AttrInterface  resourceapi.QualifiedName = "ifName"     // network interface; the first by name where there are several
 	AttrRDMADevice resourceapi.QualifiedName = "rdmaDevice" // mlx5_0
 	AttrPort       resourceapi.QualifiedName = "port"       // from 1
-	AttrLinkLayer  resourceapi.QualifiedName = "linkLayer"  // InfiniBand, Ethernet, Unspecified
+	AttrLinkLayer  resourceapi.QualifiedName = "linkLayer"  // InfiniBand, Ethernet, Unknown
 	AttrRate       resourceapi.QualifiedName = "rateGbps"   // whole Gb/s, as negotiated when published
 	AttrPortGUID   resourceapi.QualifiedName = "portGUID"   // InfiniBand only
 	AttrNodeGUID   resourceapi.QualifiedName = "nodeGUID"
@@ -123,7 +123,7 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 
 // deviceName makes a name of the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port 1.
 func deviceName(h *inventory.HCA, port int) string {
-	name := strings.NewReplacer(":", "-", ".", "-", "_", "-").Replace(strings.ToLower(h.Key()))
+	name := strings.NewReplacer(":", "-", ".", "-", "_", "-", "/", "-").Replace(strings.ToLower(h.Key()))
 	if h.PCI != "" {
 		name = "pci-" + name
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"gpufabric.io/drivers/hardware/infiniband"
 )
@@ -13,7 +14,22 @@ type Port struct {
 	Device string   // the RDMA device's name: mlx5_0
 	Path   string   // its path under the sysfs root
 	Number int      // from 1
-	Nets   []string // interface names
+	Nets   []string // names of the interfaces whose carrier is the port's
+}
+
+// Ports are a device's ports. The carrier of an IPoIB interface is not its port's: it waits for a subnet manager to let it join a group of its partition.
+func Ports(device *infiniband.Device) []Port {
+	ports := make([]Port, len(device.Ports))
+	for i, port := range device.Ports {
+		ports[i] = Port{Device: device.Name, Path: device.Path, Number: port.Number}
+		for _, net := range port.Nets {
+			if net.Type != infiniband.TypeInfiniBand {
+				ports[i].Nets = append(ports[i].Nets, net.Name)
+			}
+		}
+		slices.Sort(ports[i].Nets)
+	}
+	return ports
 }
 
 // Key identifies a port on a node.

@@ -26,7 +26,7 @@ type Inventory struct {
 // HCA is an RDMA device with its place on the PCI bus.
 type HCA struct {
 	infiniband.Device
-	Function *pci.Function // nil: a software device (rxe, siw)
+	Function *pci.Function // of a scalable function, its parent; nil: a software device (rxe, siw)
 	// PhysicalNets are the network interfaces of the physical function: its own for a physical function.
 	PhysicalNets []string
 	// PKeys are the partition keys of each InfiniBand port, by port number.
@@ -50,8 +50,12 @@ func (v *Inventory) Damaged() bool {
 	return slices.ContainsFunc(v.Skipped, func(s Skipped) bool { return s.Damaged })
 }
 
-// Key names the HCA in what outlives a reboot: its PCI address, else its name. RDMA device names may change between boots.
+// Key names the HCA in what outlives a reboot: its PCI address, with the scalable function where it is one, else its name. RDMA device names may change
+// between boots.
 func (h *HCA) Key() string {
+	if h.PCI != "" && h.Auxiliary != "" {
+		return string(h.PCI) + "/" + h.Auxiliary
+	}
 	if h.PCI != "" {
 		return string(h.PCI)
 	}
@@ -132,7 +136,9 @@ func Discover(ctx context.Context, roots Roots) (*Inventory, error) {
 		case h.Verbs.Name == "":
 			inventory.skip(h, "no program can open it, since it has no uverbs device: is the module ib_uverbs loaded?", false)
 		default:
-			nets[h.PCI] = h.Nets()
+			if h.Auxiliary == "" { // A scalable function's interfaces are its own.
+				nets[h.PCI] = h.Nets()
+			}
 			inventory.HCAs = append(inventory.HCAs, h)
 		}
 	}
@@ -281,14 +287,17 @@ type GPUDirect string
 
 // The ways of GPUDirect RDMA.
 const (
-	GPUDirectPeerMem GPUDirect = "peermem" // the module nvidia_peermem is loaded
+	GPUDirectPeerMem GPUDirect = "peermem" // the module nvidia_peermem is loaded, and ib_core takes memory of other devices
 	GPUDirectDMABuf  GPUDirect = "dmabuf"  // NVIDIA's open kernel modules export memory as dma-buf
 	GPUDirectNone    GPUDirect = "none"
 )
 
+// gpuDirect looks for the ways. The interface that peer memory modules register at is MLNX_OFED's and DOCA-OFED's: their ib_core makes
+// /sys/kernel/mm/memory_peers. Linux has never had it, so that with its own ib_core the module may be loaded and do nothing.
 func gpuDirect(roots Roots) GPUDirect {
+	_, noPeers := os.Stat(filepath.Join(roots.Sysfs, "kernel/mm/memory_peers"))
 	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {
-		if _, err := os.Stat(filepath.Join(roots.Sysfs, "module", module)); err == nil {
+		if _, err := os.Stat(filepath.Join(roots.Sysfs, "module", module)); err == nil && noPeers == nil {
 			return GPUDirectPeerMem
 		}
 	}

@@ -132,18 +132,23 @@ func TestGPUDirectIsWhatTheNodeHas(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		module, version string
+		peers           bool // ib_core is MLNX_OFED's
 		want            inventory.GPUDirect
 	}{
-		{"nothing", "", "", inventory.GPUDirectNone},
-		{"the proprietary driver without peermem", "", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15", inventory.GPUDirectNone},
-		{"the open driver", "", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", inventory.GPUDirectDMABuf},
-		{"peermem", "nvidia_peermem", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", inventory.GPUDirectPeerMem},
-		{"peermem of old", "nv_peer_mem", "", inventory.GPUDirectPeerMem},
+		{"nothing", "", "", false, inventory.GPUDirectNone},
+		{"the proprietary driver without peermem", "", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15", true, inventory.GPUDirectNone},
+		{"the open driver", "", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", false, inventory.GPUDirectDMABuf},
+		{"peermem", "nvidia_peermem", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", true, inventory.GPUDirectPeerMem},
+		{"peermem that Linux's own ib_core does not ask", "nvidia_peermem", "", false, inventory.GPUDirectNone},
+		{"peermem of old", "nv_peer_mem", "", true, inventory.GPUDirectPeerMem},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tree := sysfstest.New(t)
 			if test.module != "" {
 				tree.Write("module/"+test.module+"/refcnt", "0")
+			}
+			if test.peers {
+				tree.Write("kernel/mm/memory_peers/version", "1.0")
 			}
 			proc := t.TempDir()
 			if err := os.MkdirAll(filepath.Join(proc, "driver/nvidia"), 0o755); err != nil {

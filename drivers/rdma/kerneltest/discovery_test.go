@@ -111,7 +111,7 @@ func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 	a, b := find(t, plainA), find(t, plainB)
 	up(t, a.name)
-	virtualInterface(t, "dummy0")
+	virtualInterface(t, "virtual0")
 	software(t, "rxe_0", a.name)
 	virtualInterface(t, "macvlan0", b.name)
 	software(t, "rxe_1", "macvlan0")

@@ -33,7 +33,7 @@ func TestAPortGoesDownAndUpWithItsLink(t *testing.T) {
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
 	for device, net := range map[string]string{"rxe_0": a.name, "mlx5_0": near.name} {
 		h, _ := discover(t, device)
-		port := health.Port{Device: device, Path: h.Path, Number: 1, Nets: h.Nets()}
+		port := health.Ports(&h.Device)[0]
 		eventually(t, device+" carries traffic", func() bool { return health.Read("/sys", port) == "" })
 		setLink(t, net, netlink.LinkSetDown)
 		eventually(t, device+" is down", func() bool { return strings.Contains(health.Read("/sys", port), "state is DOWN") })
@@ -97,7 +97,7 @@ func TestAnIPoIBInterfaceWithoutCarrierIsNoFailure(t *testing.T) {
 	if carrier := read("/sys/class/net/" + net + "/carrier"); carrier != "0" {
 		t.Fatalf("%s has the carrier %q: this test needs one without", net, carrier)
 	}
-	port := health.Port{Device: "mlx5_0", Path: h.Path, Number: 1, Nets: h.Nets()}
+	port := health.Ports(&h.Device)[0]
 	if reason := health.Read("/sys", port); reason != "" {
 		t.Errorf("the port of %s: %s", net, reason)
 	}

@@ -193,15 +193,7 @@ func (p *plugin) tell(ctx context.Context) {
 func watchedPorts(devices *inventory.Inventory) []health.Port {
 	var ports []health.Port
 	for i := range devices.HCAs {
-		h := &devices.HCAs[i]
-		for _, port := range h.Ports {
-			watched := health.Port{Device: h.Name, Path: h.Path, Number: port.Number}
-			for _, net := range port.Nets {
-				watched.Nets = append(watched.Nets, net.Name)
-			}
-			slices.Sort(watched.Nets)
-			ports = append(ports, watched)
-		}
+		ports = append(ports, health.Ports(&devices.HCAs[i].Device)...)
 	}
 	return ports
 }

@@ -94,6 +94,10 @@ firstday-program: fakes
 	@mkdir -p bin
 	cd tests/firstday && GOWORK=off $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/gpufabric-firstday .
 
+.PHONY: rdma-kernel
+rdma-kernel: prerequisites ## Run the RDMA code on Debian's kernel in an emulated machine (Debian 12 on amd64; needs neither root nor KVM).
+	@echo "== go test tests/rdmakernel"; cd tests && $(GO) test $(TESTFLAGS) -tags rdmakernel -v ./rdmakernel/
+
 .PHONY: fuzz
 fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 	@tests/fuzz $(or $(FUZZTIME),15s)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -55,6 +56,9 @@ func (a apt) mirrors(ctx context.Context) (string, error) {
 }
 
 func (a apt) prepare(ctx context.Context) error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("this machine is %s: the RDMA kernel, its emulator and the guest's programs are amd64's", runtime.GOARCH)
+	}
 	for _, name := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(name); err != nil {
 			return fmt.Errorf("%s is not on the PATH: the RDMA kernel's packages are Debian's, so run this on Debian 12", name)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gpufabric.io/drivers/hardware/internal/sysfile"
@@ -56,6 +57,28 @@ func (f FS) charDevices(ctx context.Context) (*charDevices, error) {
 		}
 	}
 	return found, nil
+}
+
+// CharDevices reads the character devices of one RDMA device: its uverbs, and its ports' umad and issm. It finds those of a device that is in another network
+// namespace too, which Scan does not: the classes of character devices are the same in all. Their numbers change with every move.
+func (f FS) CharDevices(ctx context.Context, device string) ([]CharDevice, error) {
+	found, err := f.charDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var devices []CharDevice
+	if verbs, ok := found.verbs[device]; ok {
+		devices = append(devices, verbs)
+	}
+	for _, class := range []map[madPort]CharDevice{found.umad, found.issm} {
+		for port, c := range class {
+			if port.device == device {
+				devices = append(devices, c)
+			}
+		}
+	}
+	slices.SortFunc(devices, func(a, b CharDevice) int { return compareNames(b.Name, a.Name) }) // uverbs, umad, issm
+	return devices, nil
 }
 
 // ConnectionManager reads the character device of the module rdma_ucm, which belongs to no RDMA device: class/misc/rdma_cm/dev. Its number is 0 where

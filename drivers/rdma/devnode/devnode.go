@@ -2,9 +2,11 @@
 package devnode
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 
+	"github.com/containerd/nri/pkg/api"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/hardware/driver"
@@ -38,6 +40,22 @@ func (r Roots) HostPath(c infiniband.CharDevice) string {
 
 // ContainerPath is where a container finds c.
 func ContainerPath(c infiniband.CharDevice) string { return "/dev/infiniband/" + c.Name }
+
+// NRI returns the character devices of an RDMA device as a container runtime takes them from a plugin, wherever the device is.
+func (r Roots) NRI(ctx context.Context, device string) ([]*api.LinuxDevice, error) {
+	found, err := infiniband.NewFS(r.Sysfs).CharDevices(ctx, device)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]*api.LinuxDevice, len(found))
+	for i, c := range found {
+		nodes[i] = &api.LinuxDevice{Path: ContainerPath(c), Type: "c", Major: int64(c.Major), Minor: int64(c.Minor)}
+		if info, err := os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name)); err == nil {
+			nodes[i].FileMode = api.FileMode(info.Mode().Perm()) // uverbs is for everybody, as udev has it; umad is root's.
+		}
+	}
+	return nodes, nil
+}
 
 // CDI are devices as a CDI spec has them. Their type and number are those that the kernel tells in sysfs, so that a container gets the right device whatever
 // stands on the host under that name: a machine without the hardware has plain files there. A device without a number is left to the container runtime,

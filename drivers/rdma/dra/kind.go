@@ -81,6 +81,10 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 				return nil, err
 			}
 			moved = append(moved, device)
+			// Its nodes are others when it is in the pod: they are added to the container then.
+			edits.DeviceNodes = slices.DeleteFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool {
+				return n.Path != devnode.ContainerPath(k.dev.ConnectionManager())
+			})
 		}
 		for _, number := range port.Ports {
 			names[i] += fmt.Sprintf(",%s:%d", port.HCA.Name, number)

@@ -19,6 +19,8 @@ type entry struct {
 	Pod       string  `json:"pod"` // namespace/name, for people
 	Namespace string  `json:"namespace"`
 	Grants    []Grant `json:"grants"`
+	// Interfaces are how the devices' interfaces were set up on the node before they were given. Records of earlier versions have none.
+	Interfaces []Interface `json:"interfaces,omitempty"`
 }
 
 // bookVersion is the version that this program writes, and the only one there has been.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/containerd/nri/pkg/api"
@@ -15,6 +18,8 @@ type Hook struct {
 	Mover *Mover
 	// Grants returns what prepared claims give to a pod, by its UID.
 	Grants func(podUID string) []Grant
+	// Nodes returns the device nodes of an RDMA device as they are now, wherever it is.
+	Nodes func(ctx context.Context, device string) ([]*api.LinuxDevice, error)
 
 	connected atomic.Bool
 }
@@ -64,26 +69,57 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	return nil
 }
 
-// CreateContainer refuses a container that would see a device that is in another pod's network.
-func (h *Hook) CreateContainer(_ context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+// CreateContainer gives a container its device nodes, whose numbers have changed when the device came to the pod, and refuses one that would see a device
+// that is in another pod's network.
+func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	adjustment := &api.ContainerAdjustment{}
+	injected := make(map[string]bool) // by claim: a container may be told twice of one
 	for _, variable := range container.GetEnv() {
 		_, claim, ok := claimOf(variable)
-		if !ok || h.has(sandbox.GetUid(), claim) {
+		if !ok || injected[claim] {
+			continue
+		}
+		injected[claim] = true
+		if grant := h.grant(sandbox.GetUid(), claim); grant != nil {
+			if err := h.inject(ctx, adjustment, grant); err != nil {
+				return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: %w", container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), err)
+			}
 			continue
 		}
 		return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: the RDMA devices of claim %s were given to the network of another pod, and can be in one at a time; give each pod a claim of its own (a ResourceClaimTemplate does)",
 			container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), claim)
 	}
-	return nil, nil, nil
+	if adjustment.Linux == nil {
+		return nil, nil, nil
+	}
+	return adjustment, nil, nil
 }
 
-func (h *Hook) has(podUID, claim string) bool {
-	for _, grant := range h.Grants(podUID) {
-		if grant.Claim == claim {
-			return true
+// inject adds the device nodes of what was granted.
+func (h *Hook) inject(ctx context.Context, adjustment *api.ContainerAdjustment, grant *Grant) error {
+	for _, device := range grant.Devices {
+		nodes, err := h.Nodes(ctx, device.RDMA)
+		if err != nil {
+			return fmt.Errorf("the device nodes of %s: %w", device.RDMA, err)
+		}
+		if !slices.ContainsFunc(nodes, func(n *api.LinuxDevice) bool { return strings.HasPrefix(filepath.Base(n.GetPath()), "uverbs") }) {
+			return fmt.Errorf("%s of claim %s cannot be opened: the kernel has no uverbs device for it any more", device.RDMA, grant.Claim)
+		}
+		for _, node := range nodes {
+			adjustment.AddDevice(node)
 		}
 	}
-	return false
+	return nil
+}
+
+// grant is what a claim gives to a pod; nil: nothing.
+func (h *Hook) grant(podUID, claim string) *Grant {
+	for _, grant := range h.Grants(podUID) {
+		if grant.Claim == claim {
+			return &grant
+		}
+	}
+	return nil
 }
 
 // StopPodSandbox takes the devices back while the pod's network namespace is still there.

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"runtime"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -16,16 +19,26 @@ import (
 type Links interface {
 	// Exclusive says whether the RDMA subsystem is in exclusive mode.
 	Exclusive() (bool, error)
+	// Look reads how an interface of the node is set up, before a move: a move takes its addresses and routes, and leaves it down.
+	Look(name string) (Interface, error)
 	GiveRDMA(device, namespace string) error
 	TakeRDMA(device, namespace string) error
-	GiveInterface(name, namespace string) error
-	TakeInterface(name, namespace string) error
+	// GiveInterface moves an interface to a pod, and sets it up there as it was on the node.
+	GiveInterface(i Interface, namespace string) error
+	// TakeInterface moves an interface back, and sets it up as it was.
+	TakeInterface(i Interface, namespace string) error
 }
 
-// Netlink moves links of the running kernel. It needs CAP_NET_ADMIN here and in the namespaces, and CAP_SYS_ADMIN to look into them.
-type Netlink struct{}
+// Netlink moves links of the running kernel. It needs CAP_NET_ADMIN here and in the namespaces, and CAP_SYS_ADMIN to enter them.
+type Netlink struct {
+	Sysfs string // /sys: it tells a PCI function that went from one whose interface is not back yet
+}
 
 var _ Links = Netlink{}
+
+// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and tells nobody when an RDMA
+// device has come (not before Linux 6.12). A container runtime waits 2 s for an answer.
+const back, backInterval = time.Second, 20 * time.Millisecond
 
 // Exclusive implements Links.
 func (Netlink) Exclusive() (bool, error) {
@@ -36,152 +49,186 @@ func (Netlink) Exclusive() (bool, error) {
 	return mode == "exclusive", nil
 }
 
-// kind is how one kind of link is looked up and moved.
-type kind struct {
-	what string
-	// present says whether a handle's namespace has the link.
-	present func(h *netlink.Handle, name string) (bool, error)
-	move    func(h *netlink.Handle, name string, target int) error
-}
-
-func interfaces() kind {
-	return kind{
-		what: "network interface",
-		present: func(h *netlink.Handle, name string) (bool, error) {
-			_, err := h.LinkByName(name)
-			var missing netlink.LinkNotFoundError
-			if errors.As(err, &missing) {
-				return false, nil
-			}
-			return err == nil, err
-		},
-		move: func(h *netlink.Handle, name string, target int) error {
-			link, err := h.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			return h.LinkSetNsFd(link, target)
-		},
-	}
-}
-
-func rdmaDevices() kind {
-	find := func(h *netlink.Handle, name string) (*netlink.RdmaLink, error) {
-		links, err := h.RdmaLinkList()
-		if err != nil {
-			return nil, err
-		}
-		for _, link := range links {
-			if link.Attrs.Name == name {
-				return link, nil
-			}
-		}
-		return nil, nil
-	}
-	return kind{
-		what: "RDMA device",
-		present: func(h *netlink.Handle, name string) (bool, error) {
-			link, err := find(h, name)
-			return link != nil, err
-		},
-		move: func(h *netlink.Handle, name string, target int) error {
-			link, err := find(h, name)
-			if err != nil {
-				return err
-			}
-			if link == nil {
-				return fmt.Errorf("%s went while it was moved", name)
-			}
-			return h.RdmaLinkSetNsFd(link, uint32(target))
-		},
-	}
-}
-
 // GiveRDMA implements Links.
 func (Netlink) GiveRDMA(device, namespace string) error {
-	return give(rdmaDevices(), device, namespace)
-}
-
-// GiveInterface implements Links.
-func (Netlink) GiveInterface(name, namespace string) error {
-	return give(interfaces(), name, namespace)
-}
-
-// TakeRDMA implements Links.
-func (Netlink) TakeRDMA(device, namespace string) error {
-	return take(rdmaDevices(), device, namespace)
-}
-
-// TakeInterface implements Links.
-func (Netlink) TakeInterface(name, namespace string) error {
-	return take(interfaces(), name, namespace)
-}
-
-func give(k kind, name, namespace string) error {
-	return between(namespace, func(here, there *netlink.Handle, _, target netns.NsHandle) error {
-		if present, err := k.present(here, name); err != nil {
-			return fmt.Errorf("look for the %s %s: %w", k.what, name, err)
-		} else if present {
-			if err := k.move(here, name, int(target)); err != nil {
-				return fmt.Errorf("move the %s %s to %s: %w", k.what, name, namespace, err)
-			}
-			return nil
+	target, err := open(namespace)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // read only
+	link, err := rdmaLink(device)
+	if err != nil {
+		return err
+	}
+	if link != nil {
+		if err := netlink.RdmaLinkSetNsFd(link, uint32(target)); err != nil {
+			return fmt.Errorf("move the RDMA device %s to %s: %w", device, namespace, explained(err))
 		}
-		// It is there after a move that a crash cut short, or because it follows its RDMA device by itself, as IPoIB's interfaces do.
-		if present, err := k.present(there, name); err != nil || !present {
-			return errors.Join(fmt.Errorf("the %s %s is neither on the node nor in %s", k.what, name, namespace), err)
+		return nil
+	}
+	return within(target, func() error { // It is there after a move that a crash cut short.
+		if link, err := rdmaLink(device); err != nil || link == nil {
+			return errors.Join(fmt.Errorf("the RDMA device %s is neither on the node nor in %s", device, namespace), err)
 		}
 		return nil
 	})
 }
 
-func take(k kind, name, namespace string) error {
-	err := between(namespace, func(_, there *netlink.Handle, home, _ netns.NsHandle) error {
-		present, err := k.present(there, name)
-		if err != nil {
-			return fmt.Errorf("look for the %s %s in %s: %w", k.what, name, namespace, err)
-		}
-		if !present {
-			return nil // It is back already.
-		}
-		if err := k.move(there, name, int(home)); err != nil {
-			return fmt.Errorf("take the %s %s back from %s: %w", k.what, name, namespace, err)
-		}
-		return nil
-	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoNamespace) {
-		return nil // The namespace has ended and given back what it had.
+// explained adds what the kernel means by an error of a move.
+func explained(err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are such)", err)
 	}
 	return err
 }
 
-// errNoNamespace is for a file that was a namespace's and is a plain one now: what stays of it when the namespace has been unmounted.
-var errNoNamespace = errors.New("no network namespace")
-
-// between calls do with a handle in this process's namespace and one in that of path, and with both namespaces.
-func between(path string, do func(here, there *netlink.Handle, home, target netns.NsHandle) error) error {
+// TakeRDMA implements Links. The kernel moves a device only from the namespace of who asks, so the one who asks enters the pod's.
+func (Netlink) TakeRDMA(device, namespace string) error {
 	home, err := netns.Get()
 	if err != nil {
 		return fmt.Errorf("open this process's network namespace: %w", err)
 	}
 	defer home.Close() //nolint:errcheck // read only
-	target, err := open(path)
+	target, err := open(namespace)
+	if ended(err) {
+		// Nothing is set up on an RDMA device, so nobody needs to wait for it.
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer target.Close() //nolint:errcheck // read only
-	here, err := netlink.NewHandle()
-	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	defer here.Close()
-	there, err := netlink.NewHandleAt(target)
-	if err != nil {
-		return fmt.Errorf("open netlink in %s: %w", path, err)
-	}
-	defer there.Close()
-	return do(here, there, home, target)
+	return within(target, func() error {
+		link, err := rdmaLink(device)
+		if err != nil || link == nil {
+			return err // None: it is back already.
+		}
+		if err := netlink.RdmaLinkSetNsFd(link, uint32(home)); err != nil {
+			return fmt.Errorf("take the RDMA device %s back from %s: %w", device, namespace, err)
+		}
+		return nil
+	})
 }
+
+// rdmaLink finds an RDMA device in this thread's network namespace; nil: it is not there.
+func rdmaLink(device string) (*netlink.RdmaLink, error) {
+	links, err := netlink.RdmaLinkList()
+	if err != nil {
+		return nil, fmt.Errorf("look for the RDMA device %s: %w", device, err)
+	}
+	for _, link := range links {
+		if link.Attrs.Name == device {
+			return link, nil
+		}
+	}
+	return nil, nil
+}
+
+// GiveInterface implements Links.
+func (Netlink) GiveInterface(i Interface, namespace string) error {
+	target, err := open(namespace)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // read only
+	var there []netlink.Link
+	if err := within(target, func() (err error) { there, err = netlink.LinkList(); return err }); err != nil {
+		return fmt.Errorf("list the interfaces in %s: %w", namespace, err)
+	}
+	if link := i.in(there); link != nil {
+		// A plugin that starts again finds what it gave. The pod may have set it up as it likes, unless a crash left it as a move leaves it.
+		if link.Attrs().Flags&unix.IFF_UP != 0 || !i.Up {
+			return nil
+		}
+	} else if err := i.move(there, target); err != nil {
+		return fmt.Errorf("move the network interface %s to %s: %w", i.Name, namespace, err)
+	}
+	return within(target, func() error { return i.setUp(namespace, false) })
+}
+
+// TakeInterface implements Links.
+func (n Netlink) TakeInterface(i Interface, namespace string) error {
+	home, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("open this process's network namespace: %w", err)
+	}
+	defer home.Close() //nolint:errcheck // read only
+	target, err := open(namespace)
+	switch {
+	case ended(err):
+		if err := n.await(i); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	default:
+		defer target.Close() //nolint:errcheck // read only
+		here, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list the node's interfaces: %w", err)
+		}
+		err = within(target, func() error {
+			there, err := netlink.LinkList()
+			if err != nil || i.in(there) == nil {
+				return err // None: it is back already, or the pod removed it.
+			}
+			return i.move(here, home)
+		})
+		if err != nil {
+			return fmt.Errorf("take the network interface %s back from %s: %w", i.Name, namespace, err)
+		}
+	}
+	return i.setUp("the node", true)
+}
+
+// await waits for an interface that comes back from a namespace that has ended. One whose hardware went does not come.
+func (n Netlink) await(i Interface) error {
+	for deadline := time.Now().Add(back); ; time.Sleep(backInterval) {
+		here, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list the node's interfaces: %w", err)
+		}
+		if i.in(here) != nil || i.Parent == "" {
+			return nil
+		}
+		if _, err := os.Stat(filepath.Join(n.Sysfs, "bus/pci/devices", i.Parent)); n.Sysfs != "" && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the network interface %s of %s is not back on the node %v after its pod's network namespace ended: its settings wait for it",
+				i.Name, i.Parent, back)
+		}
+	}
+}
+
+// within runs do in a thread of the network namespace target.
+func within(target netns.NsHandle, do func() error) error {
+	failed := make(chan error, 1)
+	go func() { // Ends with do.
+		runtime.LockOSThread()
+		home, err := netns.Get()
+		if err != nil {
+			failed <- fmt.Errorf("open this process's network namespace: %w", err)
+			return
+		}
+		defer home.Close() //nolint:errcheck // read only
+		if err := netns.Set(target); err != nil {
+			failed <- fmt.Errorf("enter the pod's network namespace: %w", err)
+			return
+		}
+		failed <- do()
+		if netns.Set(home) == nil {
+			runtime.UnlockOSThread()
+		} // Else the thread, which is in the wrong namespace, ends with the goroutine.
+	}()
+	return <-failed
+}
+
+// errNoNamespace is for a file that was a namespace's and is a plain one now: what stays of it when the namespace has been unmounted.
+var errNoNamespace = errors.New("no network namespace")
+
+// ended reports whether open failed because the namespace has ended.
+func ended(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoNamespace) }
 
 func open(path string) (netns.NsHandle, error) {
 	var at unix.Statfs_t

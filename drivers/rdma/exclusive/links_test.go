@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. RDMA devices there
-// are none of: what moves them runs against a double (mover_test.go).
+// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. There are
+// no RDMA devices: what moves them runs in drivers/rdma/kerneltest, on a kernel that has some.
 func namespaces(t *testing.T) string {
 	t.Helper()
 	runtime.LockOSThread() // Never unlocked: the thread ends with the test, and its namespace with it.
@@ -68,9 +68,13 @@ func in(t *testing.T, pod string) string {
 
 func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 	pod := namespaces(t)
+	gf0, err := Netlink{}.Look("gf0")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, step := range []struct {
 		name string
-		do   func(name, namespace string) error
+		do   func(i Interface, namespace string) error
 		want string
 	}{
 		{"give", Netlink{}.GiveInterface, "pod"},
@@ -78,14 +82,14 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 		{"take", Netlink{}.TakeInterface, "node"},
 		{"take again", Netlink{}.TakeInterface, "node"},
 	} {
-		if err := step.do("gf0", pod); err != nil {
+		if err := step.do(gf0, pod); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		if got := in(t, pod); got != step.want {
 			t.Fatalf("%s: the interface is in the %s, want the %s", step.name, got, step.want)
 		}
 	}
-	if err := (Netlink{}).GiveInterface("gf9", pod); err == nil || !strings.Contains(err.Error(), "network interface gf9 is neither on the node nor in") {
+	if err := (Netlink{}).GiveInterface(Interface{Name: "gf9"}, pod); err == nil || !strings.Contains(err.Error(), "move the network interface gf9 to") {
 		t.Errorf("an interface that is nowhere: %v", err)
 	}
 	for name, path := range map[string]string{"no file": pod + "-gone", "a plain file": filepath.Join(filepath.Dir(pod), "plain")} {
@@ -94,10 +98,10 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := (Netlink{}).TakeInterface("gf0", path); err != nil {
+		if err := (Netlink{}).TakeInterface(gf0, path); err != nil {
 			t.Errorf("taking from a namespace that has ended (%s): %v", name, err)
 		}
-		if err := (Netlink{}).GiveInterface("gf0", path); err == nil {
+		if err := (Netlink{}).GiveInterface(gf0, path); err == nil {
 			t.Errorf("%s was taken for a namespace", name)
 		}
 	}

@@ -35,17 +35,22 @@ func (m *Mover) Give(sandbox, pod, namespace string, grants []Grant) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
-	_, before, err := m.book.get(sandbox)
+	old, before, err := m.book.get(sandbox)
 	before = before || err != nil // A record that cannot be read is one, and is written anew.
 	if err := m.free(e); err != nil {
 		return err
+	}
+	if e.Interfaces = old.Interfaces; !before {
+		if e.Interfaces, err = m.look(e); err != nil {
+			return err
+		}
 	}
 	if err := m.book.put(e); err != nil {
 		return err
 	}
 	var errs []error
 	for _, device := range e.devices() {
-		if err := m.give(device, namespace); err != nil {
+		if err := m.give(e, device); err != nil {
 			errs = append(errs, fmt.Errorf("give %s to pod %s: %w", device, pod, err))
 			if !before {
 				return errors.Join(append(errs, m.takeAll(e))...)
@@ -82,13 +87,28 @@ func (m *Mover) free(e entry) error {
 	return nil
 }
 
-// give moves the RDMA device first: the kernel removes IPoIB's interfaces with it and makes them again where it goes.
-func (m *Mover) give(device Device, namespace string) error {
-	if err := m.links.GiveRDMA(device.RDMA, namespace); err != nil {
+// look reads how the interfaces are set up on the node.
+func (m *Mover) look(e entry) ([]Interface, error) {
+	var interfaces []Interface
+	for _, device := range e.devices() {
+		for _, name := range device.Nets {
+			i, err := m.links.Look(name)
+			if err != nil {
+				return nil, fmt.Errorf("give %s to pod %s: %w", device, e.Pod, err)
+			}
+			interfaces = append(interfaces, i)
+		}
+	}
+	return interfaces, nil
+}
+
+// give moves the RDMA device first: the kernel removes IPoIB's interfaces with it, and makes others on the node.
+func (m *Mover) give(e entry, device Device) error {
+	if err := m.links.GiveRDMA(device.RDMA, e.Namespace); err != nil {
 		return err
 	}
-	for _, name := range device.Nets {
-		if err := m.links.GiveInterface(name, namespace); err != nil {
+	for _, i := range e.interfaces(device) {
+		if err := m.links.GiveInterface(i, e.Namespace); err != nil {
 			return err
 		}
 	}
@@ -106,14 +126,15 @@ func (m *Mover) Take(sandbox string) error {
 	return m.takeAll(e)
 }
 
-// takeAll takes back everything that it can, and forgets the sandbox only when that was all.
+// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA device comes first here, too: IPoIB's interfaces are
+// set up when it is back.
 func (m *Mover) takeAll(e entry) error {
 	var errs []error
 	for _, device := range e.devices() {
-		for _, name := range device.Nets {
-			errs = append(errs, m.links.TakeInterface(name, e.Namespace))
-		}
 		errs = append(errs, m.links.TakeRDMA(device.RDMA, e.Namespace))
+		for _, i := range e.interfaces(device) {
+			errs = append(errs, m.links.TakeInterface(i, e.Namespace))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("take back what pod %s was given: %w", e.Pod, err)
@@ -155,4 +176,16 @@ func (e entry) devices() []Device {
 		devices = append(devices, grant.Devices...)
 	}
 	return devices
+}
+
+// interfaces are a device's interfaces as they were on the node. Of a record that an earlier version wrote only their names are known.
+func (e entry) interfaces(device Device) []Interface {
+	interfaces := make([]Interface, len(device.Nets))
+	for n, name := range device.Nets {
+		interfaces[n] = Interface{Name: name}
+		if at := slices.IndexFunc(e.Interfaces, func(i Interface) bool { return i.Name == name }); at >= 0 {
+			interfaces[n] = e.Interfaces[at]
+		}
+	}
+	return interfaces
 }

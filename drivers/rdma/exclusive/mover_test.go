@@ -1,6 +1,7 @@
 package exclusive
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"os"
@@ -21,39 +22,63 @@ const (
 	home = "the node"
 )
 
-// machine is a double of the kernel's links: it says in which namespace each is.
+// machine is a double of the kernel's links: it says in which namespace each is. As the kernel's, a move leaves an interface bare, and one of a device's
+// interfaces that IPoIB made (ib0) goes with each move of its device, and another is made on the node.
 type machine struct {
 	at     map[string]string
 	broken map[string]bool // links whose moves fail
+	setUp  map[string]bool // interfaces that have their addresses
 }
 
 func newMachine(names ...string) *machine {
-	m := &machine{at: map[string]string{}, broken: map[string]bool{}}
+	m := &machine{at: map[string]string{}, broken: map[string]bool{}, setUp: map[string]bool{}}
 	for _, name := range names {
-		m.at[name] = home
+		m.at[name], m.setUp[name] = home, true
 	}
 	return m
 }
 
 func (m *machine) Exclusive() (bool, error) { return true, nil }
 
+func (m *machine) Look(name string) (Interface, error) {
+	if m.at[name] != home {
+		return Interface{}, errors.New(name + " is not there")
+	}
+	return Interface{Name: name, Up: m.setUp[name]}, nil
+}
+
 func (m *machine) move(name, from, to string) error {
 	switch {
 	case m.broken[name]:
 		return errors.New(name + " is busy")
-	case m.at[name] == from || m.at[name] == to:
-		m.at[name] = to
+	case m.at[name] == from:
+		m.at[name], m.setUp[name] = to, false
+		if _, ipoib := m.at["ib0"]; ipoib && strings.HasPrefix(name, "mlx5") {
+			m.at["ib0"], m.setUp["ib0"] = home, false
+		}
 		return nil
-	case to == home:
+	case m.at[name] == to || to == home:
 		return nil
 	}
 	return errors.New(name + " is not there")
 }
 
-func (m *machine) GiveRDMA(device, namespace string) error    { return m.move(device, home, namespace) }
-func (m *machine) TakeRDMA(device, namespace string) error    { return m.move(device, namespace, home) }
-func (m *machine) GiveInterface(name, namespace string) error { return m.move(name, home, namespace) }
-func (m *machine) TakeInterface(name, namespace string) error { return m.move(name, namespace, home) }
+func (m *machine) GiveRDMA(device, namespace string) error { return m.move(device, home, namespace) }
+func (m *machine) TakeRDMA(device, namespace string) error { return m.move(device, namespace, home) }
+
+func (m *machine) GiveInterface(i Interface, namespace string) error {
+	err := m.move(i.Name, home, namespace)
+	m.setUp[i.Name] = i.Up
+	return err
+}
+
+func (m *machine) TakeInterface(i Interface, namespace string) error {
+	err := m.move(i.Name, namespace, home)
+	if m.at[i.Name] == home {
+		m.setUp[i.Name] = i.Up
+	}
+	return err
+}
 
 // away lists the links that are in pods, with their namespaces.
 func (m *machine) away() map[string]string {
@@ -117,12 +142,56 @@ func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
 	}
 }
 
+func TestInterfacesAreSetUpAfterEachMove(t *testing.T) {
+	for _, net := range []string{"ens1", "ib0"} {
+		t.Run(net, func(t *testing.T) {
+			kernel := newMachine("mlx5_0", net)
+			dir := t.TempDir()
+			grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{net}}}}}
+			if err := newMover(t, dir, kernel).Give("a", "default/a", podA, grants); err != nil {
+				t.Fatal(err)
+			}
+			if kernel.at[net] != podA || !kernel.setUp[net] {
+				t.Errorf("in the pod: %s is at %s, set up: %v", net, kernel.at[net], kernel.setUp[net])
+			}
+			// Another process takes it back: what was set up is on disk.
+			if err := newMover(t, dir, kernel).Take("a"); err != nil {
+				t.Fatal(err)
+			}
+			if kernel.at[net] != home || !kernel.setUp[net] {
+				t.Errorf("afterwards: %s is at %s, set up: %v", net, kernel.at[net], kernel.setUp[net])
+			}
+		})
+	}
+}
+
+// A version of this program wrote records without settings.
+func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1")
+	kernel.at["mlx5_0"], kernel.at["ens1"] = podA, podA
+	dir := t.TempDir()
+	record := `{"version":1,"sandbox":"a","pod":"default/a","namespace":"` + podA + `","grants":[{"claim":"default/nic","podUID":"uid-a","devices":[{"rdma":"mlx5_0","nets":["ens1"]}]}]}`
+	if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte(record), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := newMover(t, dir, kernel)
+	if err := m.Take("a"); err != nil || len(kernel.away()) > 0 || len(m.recorded(t)) > 0 {
+		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded(t))
+	}
+}
+
 func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "ens2")
+	kernel.broken["ens2"] = true
 	m := newMover(t, t.TempDir(), kernel)
-	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1", "missing"}}}}}
-	if err := m.Give("a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "missing is not there") {
+	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
+	kernel.at["mlx5_1"] = home
+	if err := m.Give("a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "ens2 is busy") {
 		t.Errorf("got %v", err)
+	}
+	delete(kernel.broken, "ens2") // Until then it is not known to be back, and the record stays.
+	if err := m.Take("a"); err != nil {
+		t.Error(err)
 	}
 	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
 		t.Errorf("away %v, recorded %v", away, m.recorded(t))
@@ -264,7 +333,9 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	grants := map[string][]Grant{"uid-a": first("uid-a")}
-	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }}
+	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, device string) ([]*api.LinuxDevice, error) {
+		return []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs7", Type: "c", Major: 231, Minor: 199}}, nil
+	}}
 	a, stranger := sandbox("a", "uid-a", podA), sandbox("b", "uid-b", podB)
 	inPod := map[string]string{"mlx5_0": podA, "ens1": podA}
 	marked := &api.Container{Name: "train", Env: []string{"PATH=/bin", Environment("1-2-3", "default/nic-uid-a")}}
@@ -279,10 +350,17 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("a pod with a grant starts", inPod)
-	if _, _, err := hook.CreateContainer(t.Context(), a, marked); err != nil {
-		t.Errorf("the pod's own container: %v", err)
+	adjustment, _, err := hook.CreateContainer(t.Context(), a, marked)
+	if err != nil {
+		t.Fatalf("the pod's own container: %v", err)
 	}
-	_, _, err := hook.CreateContainer(t.Context(), stranger, marked)
+	if devices := adjustment.GetLinux().GetDevices(); len(devices) != 1 || devices[0].GetPath() != "/dev/infiniband/uverbs7" {
+		t.Errorf("the pod's own container has the device nodes %v", devices)
+	}
+	if adjustment, _, err := hook.CreateContainer(t.Context(), a, &api.Container{Name: "sidecar"}); err != nil || adjustment != nil {
+		t.Errorf("a container of the pod without the claim: %v, %v", adjustment, err)
+	}
+	_, _, err = hook.CreateContainer(t.Context(), stranger, marked)
 	if err == nil || !strings.Contains(err.Error(), "default/nic-uid-a were given to the network of another pod") {
 		t.Errorf("another pod's container: %v", err)
 	}

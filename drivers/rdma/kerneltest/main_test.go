@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// The first thread stays with the first goroutine: one that changed its network namespace for a test ends with its goroutine, and the first one cannot end.
+func init() { runtime.LockOSThread() }
 
 // TestMain is the machine's first process: it makes the machine usable, runs the tests, and powers it off.
 func TestMain(m *testing.M) {

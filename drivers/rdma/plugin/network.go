@@ -26,13 +26,13 @@ var _ dra.PodNetworks = &podNetworks{}
 func newPodNetworks(o Options) (*podNetworks, error) {
 	links := o.Links
 	if links == nil {
-		links = exclusive.Netlink{}
+		links = exclusive.Netlink{Sysfs: o.SysfsRoot}
 	}
 	mover, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), links, atomicfile.Writer{})
 	if err != nil {
 		return nil, err
 	}
-	return &podNetworks{socket: o.RuntimeSocket, mover: mover, hook: &exclusive.Hook{Mover: mover}}, nil
+	return &podNetworks{socket: o.RuntimeSocket, mover: mover, hook: &exclusive.Hook{Mover: mover, Nodes: o.deviceNodes().NRI}}, nil
 }
 
 // Ready implements dra.PodNetworks.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
+ * Loaded into a kernel, this is under the GPL-2.0, as the kernel demands of whoever uses its interfaces; the rest of the repository is not of it.
+ *
  * testhca: RDMA devices without hardware, for tests of what a kernel does with real ones.
  *
  * A device of this module hangs below a PCI function, as those of mlx5, and the kernel may move it to another network namespace, which it

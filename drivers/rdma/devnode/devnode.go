@@ -29,8 +29,13 @@ func (r Roots) ConnectionManager() infiniband.CharDevice {
 
 // Stat returns the path of c on the host, and whether something stands there.
 func (r Roots) Stat(c infiniband.CharDevice) (path string, err error) {
-	_, err = os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name))
+	_, err = os.Stat(r.Path(c))
 	return r.HostPath(c), err
+}
+
+// Path is where this process sees c.
+func (r Roots) Path(c infiniband.CharDevice) string {
+	return filepath.Join(r.Dev.Path, "infiniband", c.Name)
 }
 
 // HostPath is where the host has c.
@@ -50,7 +55,7 @@ func (r Roots) NRI(ctx context.Context, device string) ([]*api.LinuxDevice, erro
 	nodes := make([]*api.LinuxDevice, len(found))
 	for i, c := range found {
 		nodes[i] = &api.LinuxDevice{Path: ContainerPath(c), Type: "c", Major: int64(c.Major), Minor: int64(c.Minor)}
-		if info, err := os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name)); err == nil {
+		if info, err := os.Stat(r.Path(c)); err == nil {
 			nodes[i].FileMode = api.FileMode(info.Mode().Perm()) // uverbs is for everybody, as udev has it; umad is root's.
 		}
 	}

@@ -169,12 +169,13 @@ func explainDevices(selection *pool.Selection, found *inventory.Inventory, sysfs
 		d := Device{Name: v.Device, PCI: v.PCI, Pools: v.Pools, Refusals: v.Refusals, Skipped: v.Skipped}
 		if v.Skipped == "" {
 			h := &found.HCAs[i]
-			for _, p := range h.Ports {
-				port := health.Port{Device: h.Name, Path: h.Path, Number: p.Number}
+			for n, watched := range health.Ports(&h.Device) {
+				p := h.Ports[n]
+				port := Port{Number: p.Number, LinkLayer: string(p.LinkLayer), RateGbps: p.Rate, Trouble: health.Read(sysfs, watched)}
 				for _, net := range p.Nets {
 					port.Nets = append(port.Nets, net.Name)
 				}
-				d.Ports = append(d.Ports, Port{Number: p.Number, LinkLayer: string(p.LinkLayer), RateGbps: p.Rate, Nets: port.Nets, Trouble: health.Read(sysfs, port)})
+				d.Ports = append(d.Ports, port)
 			}
 		}
 		devices = append(devices, d)

@@ -69,7 +69,7 @@ func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {
 		present[key] = true
 		if !v.heard[key] {
 			v.heard[key] = true
-			name, path, driver := h.Name, v.dev.HostPath(h.Verbs), h.Function.Driver
+			name, path, driver := h.Name, v.dev.Path(h.Verbs), h.Function.Driver
 			v.group.Go(func() { v.hear(ctx, key, name, path, driver) })
 		}
 	}

@@ -25,6 +25,10 @@ const (
 	persistName = "persist"
 	// bootName holds the ID of the boot in which persistName was last used.
 	bootName = "boot"
+	// resolverName is what the container sees as /etc/nsswitch.conf. Its image has none, and not every C library looks into /etc/hosts first without:
+	// "dns [!UNAVAIL=return] files" has been the default, with which a peer's name is asked of DNS and found nowhere.
+	resolverName = "nsswitch.conf"
+	resolverText = "hosts: files dns\n"
 )
 
 // domainEdits give a daemon's container the domain's directory.
@@ -37,9 +41,15 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	if err := os.MkdirAll(persist, 0o755); err != nil {
 		return specs.ContainerEdits{}, fmt.Errorf("make the domain's directory: %w", err)
 	}
+	var writer atomicfile.Writer
+	resolver := filepath.Join(dir, resolverName)
+	if err := writer.Write(resolver, []byte(resolverText), 0o644); err != nil {
+		return specs.ContainerEdits{}, err
+	}
 	return specs.ContainerEdits{Mounts: []*specs.Mount{
 		{HostPath: dir, ContainerPath: computedomain.DaemonDir, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 		{HostPath: persist, ContainerPath: computedomain.PersistDir, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: resolver, ContainerPath: "/etc/nsswitch.conf", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
 	}}, nil
 }
 

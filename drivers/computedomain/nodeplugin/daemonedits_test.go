@@ -36,6 +36,7 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 		Mounts: []*specs.Mount{
 			{HostPath: dir, ContainerPath: "/imexd", Options: own},
 			{HostPath: filepath.Join(dir, "persist"), ContainerPath: "/var/run/nvidia-imex", Options: own},
+			{HostPath: filepath.Join(dir, "nsswitch.conf"), ContainerPath: "/etc/nsswitch.conf", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
 			ofDriver("bin/nvidia-imex", "bin/nvidia-imex"), ofDriver("bin/nvidia-imex-ctl", "bin/nvidia-imex-ctl"),
 			ofDriver("lib64/libnvidia-imex.so.1", "lib/libnvidia-imex.so.1"), ofDriver("lib64/libnvidia-ml.so.1", "lib/libnvidia-ml.so.1"),
 		},

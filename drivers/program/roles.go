@@ -9,6 +9,7 @@ import (
 	"gpufabric.io/drivers/computedomain/daemon"
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	gpuobjects "gpufabric.io/drivers/gpu/controller"
+	"gpufabric.io/drivers/gpu/mpskeeper"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/footprint"
 	"gpufabric.io/drivers/program/host"
@@ -30,6 +31,7 @@ func roles() []func(host.Host) *cobra.Command {
 		nodeplugin.Command,
 		daemon.Command,
 		gpu.Command,
+		mpskeeper.Command,
 		rdma.Command,
 		vgpu.Command,
 		vgpu.MonitorCommand,

@@ -13,9 +13,9 @@ import (
 const control = `#!/bin/sh
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 told="%[1]s"
-if [ "$1" = -f ]; then
+if [ "$1" = -f ]; then # and -multiuser-server
 	shift
-	echo "start $CUDA_VISIBLE_DEVICES$*" >> "$told"
+	echo "start $CUDA_VISIBLE_DEVICES${1:+ $1}" >> "$told"
 	%[2]s
 	echo $$ > "$dir/nvidia-cuda-mps-control.pid"
 	mkfifo "$dir/control"

@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpufabric.io/drivers/gpu/gputest"
+	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/gpu/sharing"
 )
 
 // mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes what it is told, and returns what reads the
@@ -113,4 +116,41 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 		})
 	}
 	b.mustPrepare(b.claim("next", nil, device{name: "gpu-0"}))
+}
+
+func TestAnMPSDaemonOutlivesTheRestartOfThePlugin(t *testing.T) {
+	m := gputest.New(t, 1)
+	told := mpsControl(t, m)
+	b := newBench(t, m, func(o *Options) { o.MPSKeeper = true })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	runner := programs.Runner{Driver: b.options.Driver().Locate, Enter: plainly}
+	go func() { ended <- sharing.Keeper{MPS: &sharing.MPS{Dir: b.options.MPSDir, Programs: runner}}.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	b.await(func() bool {
+		_, err := os.Stat(filepath.Join(b.options.MPSDir, "keeper.sock"))
+		return err == nil
+	}, "the keeper listens")
+	c := b.claim("u1", []string{gpuConfig(`{"strategy":"MPS"}`)}, device{name: "gpu-0"})
+	b.mustPrepare(c)
+	if got, want := told(), "start "+m.GPUs[0].UUID; got != want {
+		t.Errorf("the daemon was told %q, want %q", got, want)
+	}
+	b.stop()
+	b.start()
+	b.mustPrepare(c)
+	if got := told(); got != "" {
+		t.Errorf("the restart told the daemon %q", got)
+	}
+	if problem := b.unprepare(c); problem != "" {
+		t.Error(problem)
+	}
+	if got := told(); got != "quit -t 5" {
+		t.Errorf("the end of the claim told the daemon %q", got)
+	}
 }

@@ -167,8 +167,8 @@ func (s *starter) run(ctx context.Context) error {
 	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
 	runner := programs.Runner{Driver: o.Driver().Locate, Enter: s.enter}
-	mps := &sharing.MPS{Dir: o.MPSDir, Programs: runner}
-	defer mps.Close()
+	mps, end := daemons(o, runner)
+	defer end()
 	gpus := newBus(o.SysfsRoot)
 	next := func() *plugin {
 		p := newPlugin(o, s.lib, s.client, s.objects, recorder)
@@ -198,6 +198,15 @@ func (s *starter) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// daemons are what runs MPS control daemons, and what ends those that are this process's.
+func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
+	if o.MPSKeeper {
+		return sharing.Kept{Dir: o.MPSDir}, func() {}
+	}
+	own := &sharing.MPS{Dir: o.MPSDir, Programs: runner}
+	return own, own.Close
 }
 
 // once runs one plugin on an NVML of its own.

@@ -24,6 +24,8 @@ const (
 	quitSeconds = 5
 	// quitPatience is how long the daemon may take with that, before it is killed.
 	quitPatience = (quitSeconds + 3) * time.Second
+	// multiUserFlag has clients of several users share one server.
+	multiUserFlag = "-multiuser-server"
 	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it.
 	lookPause = 50 * time.Millisecond
 )
@@ -96,7 +98,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	}
 	args := []string{"-f"}
 	if d.settings.multiUser() {
-		args = append(args, "-multiuser-server")
+		args = append(args, multiUserFlag)
 	}
 	var out bytes.Buffer
 	cmd, err := d.command(context.WithoutCancel(ctx), args...)
@@ -122,7 +124,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	for {
 		select {
 		case err := <-over:
-			return d.last(err, out.String())
+			return last(err, out.String())
 		case err := <-setUp:
 			if ctx.Err() == nil {
 				settled(err)
@@ -147,13 +149,10 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 
 func quit() string { return fmt.Sprintf("quit -t %d", quitSeconds) }
 
-// last is what a daemon that ended by itself said.
-func (d *daemon) last(err error, said string) error {
+// last is why a daemon ended by itself, and what it said.
+func last(err error, said string) error {
 	if err == nil {
 		err = errors.New("exit status 0")
-	}
-	if d.settings.multiUser() && strings.Contains(said, "CUDA MPS Control for") {
-		return fmt.Errorf("%w: the MPS control daemon below the driver root %s does not know -multiuser-server: leave multiUser out, or use a newer driver", err, d.programs.Driver().Root.Path)
 	}
 	return fmt.Errorf("%w: %s", err, firstLine(said))
 }

@@ -1,9 +1,11 @@
 package sharing
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"gpufabric.io/drivers/gpu/programs"
 )
@@ -15,4 +17,9 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
+}
+
+func contextFor(t *testing.T, patience time.Duration) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithTimeout(t.Context(), patience)
 }

@@ -1,9 +1,12 @@
 package sharing
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,8 +63,14 @@ func (m *MPS) Start(ctx context.Context, claim types.UID, s Settings) error {
 
 // Resume implements Daemons.
 func (m *MPS) Resume(ctx context.Context, claim types.UID, s Settings) error {
-	if _, err := m.Programs.Driver().Root.Program(control); err != nil {
+	program, err := m.Programs.Driver().Root.Program(control)
+	if err != nil {
 		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
+	}
+	if s.multiUser() {
+		if err := knowsMultiUser(program); err != nil {
+			return err
+		}
 	}
 	d := m.keep(ctx, claim, s)
 	select {
@@ -79,6 +88,19 @@ func (m *MPS) Resume(ctx context.Context, claim types.UID, s Settings) error {
 	if err := d.noted(); err != nil {
 		m.drop(claim, d)
 		return err
+	}
+	return nil
+}
+
+// knowsMultiUser looks for the flag in the control daemon's text. One that does not know it (550.163.01, say) takes itself for a client, and says that no daemon
+// is there.
+func knowsMultiUser(program string) error {
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
+	}
+	if !bytes.Contains(text, []byte(strings.TrimPrefix(multiUserFlag, "-"))) {
+		return fmt.Errorf("sharing.mpsConfig.multiUser: %s does not know %s: leave multiUser out, or install a newer driver", program, multiUserFlag)
 	}
 	return nil
 }

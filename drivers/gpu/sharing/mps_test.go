@@ -125,3 +125,15 @@ func watches(t *testing.T) (n int) {
 	}
 	return n
 }
+
+func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
+	m, told := newMPS(t, "")
+	yes := true
+	s := Settings{Devices: []string{"gpu"}, Config: &v1beta1.MpsConfig{MultiUser: &yes}}
+	if err := m.Start(t.Context(), "u1", s); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := told(), "start gpu -multiuser-server"; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}

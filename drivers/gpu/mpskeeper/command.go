@@ -1,0 +1,64 @@
+// Package mpskeeper is the role mps-keeper: the parent of a node's MPS control daemons, which so outlive gpu-plugin.
+//
+// # What a pod of this role needs
+//
+// One on every node with gpu-plugin, as root and privileged (the device cgroup; a mount namespace for each daemon), with hostPID: a control daemon looks its
+// clients up under /proc and compares their PID namespace with its own. No service account's token: it never speaks to the API server. updateStrategy: OnDelete,
+// since its daemons, and the work of their clients, end with it.
+//
+// Volumes: the driver's places and --dev-root as gpu-plugin has them, read-only; --mps-dir at the same path inside as outside.
+package mpskeeper
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/program/host"
+)
+
+// Role is the subcommand's name.
+const Role = "mps-keeper"
+
+// driverProgram is the subcommand that the role runs itself as to run a program of the driver.
+const driverProgram = "driver-program"
+
+// Command is the subcommand mps-keeper.
+func Command(h host.Host) *cobra.Command {
+	var driverRoot, devRoot, procDevices, dir string
+	cmd := &cobra.Command{
+		Use:   Role,
+		Short: "Keep a node's MPS control daemons running while gpu-plugin restarts",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			node := options.Node{DriverRoot: driverRoot, DevRoot: devRoot, ProcDevices: procDevices}
+			_, rootErr := driver.ParsePlaces(driverRoot)
+			_, devErr := driver.ParsePlace(devRoot)
+			if err := errors.Join(rootErr, devErr); err != nil {
+				return fmt.Errorf("--driver-root, --dev-root: %w", err)
+			}
+			runner := programs.Runner{Driver: node.Driver().Locate, Enter: programs.Reexec(Role, driverProgram)}
+			return sharing.Keeper{MPS: &sharing.MPS{Dir: dir, Programs: runner}}.Run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	text := func(target *string, flag, fallback, usage string) {
+		options.Text(flags, h.Env, target, flag, fallback, usage)
+	}
+	text(&driverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; PATH=HOST where the node has one at another path")
+	text(&devRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
+	text(&procDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
+	text(&dir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet")
+	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	cmd.AddCommand(&cobra.Command{
+		Use: driverProgram + " ENCLOSURE PROGRAM [ARG]...", Short: "Run a program of the driver in a root directory of its own", Hidden: true,
+		Args: cobra.MinimumNArgs(2), DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error { return programs.Enter(args[0], args[1], args[2:]...) },
+	})
+	return cmd
+}

@@ -1,0 +1,134 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// keep runs a keeper, and returns what ends it as a kill of its pod's container does and as its deletion does.
+func keep(t *testing.T, m *MPS) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Keeper{MPS: m}.Run(ctx) }()
+	end = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { cancel() })
+	return end
+}
+
+// again is an MPS as a process that is started anew has it.
+func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
+
+func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {
+	m, told := newMPS(t, "")
+	plugin := Kept{Dir: m.Dir}
+	if err := plugin.Start(t.Context(), "u1", limited("gpu")); err == nil || !strings.Contains(err.Error(), "gpufabric-mps-keeper") {
+		t.Errorf("without a keeper: %v", err)
+	}
+	end := keep(t, m)
+	// The plugin and the keeper start at the same time.
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	const once = "start gpu; set_default_active_thread_percentage 50"
+	// A plugin that was upgraded resumes and prepares its claims again.
+	for _, ask := range []func(context.Context) error{
+		func(ctx context.Context) error { return Kept{Dir: m.Dir}.Resume(ctx, "u1", limited("gpu")) },
+		func(ctx context.Context) error { return Kept{Dir: m.Dir}.Start(ctx, "u1", limited("gpu")) },
+	} {
+		if err := ask(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := told(); got != once {
+			t.Fatalf("told %q, want %q", got, once)
+		}
+	}
+	// The keeper's own end is its daemons'; it starts them again without being asked.
+	end()
+	end = keep(t, again(m))
+	defer end()
+	for deadline := time.Now().Add(time.Minute); strings.Count(told(), "percentage") < 2; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("told %q", told())
+		}
+	}
+	if err := plugin.Stop(t.Context(), "u1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(m.Dir, "u1")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the claim's directory is left: %v", err)
+	}
+}
+
+func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
+	m, _ := newMPS(t, "")
+	end := keep(t, m)
+	plugin := Kept{Dir: m.Dir}
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	for range 2 {
+		if err := plugin.Stop(t.Context(), "u1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(m.Dir, "u1")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the claim's directory is left: %v", err)
+	}
+}
+
+func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
+	m, _ := newMPS(t, "")
+	end := keep(t, m)
+	defer end()
+	plugin := Kept{Dir: m.Dir}
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []string{"%2e%2e", "..%2Fu1", "a%2Fb", "%00"} {
+		if err := plugin.ask(t.Context(), "DELETE", uid, nil); err == nil {
+			t.Errorf("%s is taken", uid)
+		}
+	}
+	if err := plugin.ask(t.Context(), "PUT", "u2", []byte("null x")); err == nil || !strings.Contains(err.Error(), "settings") {
+		t.Errorf("settings that are none: %v", err)
+	}
+}
+
+// A container whose processes are root can put anything into its pipe directory.
+func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
+	m, told := newMPS(t, "")
+	outside := t.TempDir()
+	kept := filepath.Join(outside, "kept")
+	pipe := m.directory("u1").path("pipe")
+	if err := errors.Join(os.WriteFile(kept, []byte("kept"), 0o600), os.MkdirAll(filepath.Join(pipe, "deep/er"), 0o755),
+		os.Symlink(outside, filepath.Join(pipe, "log")), os.Symlink(kept, filepath.Join(pipe, "nvidia-cuda-mps-control.pid")), os.Symlink(kept, filepath.Join(pipe, "control"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.directory("u1").check(); err == nil || !strings.Contains(err.Error(), "neither a socket nor a FIFO") {
+		t.Errorf("a link in the place of the socket: %v", err)
+	}
+	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := told(), "start gpu; set_default_active_thread_percentage 50"; got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	if text, err := os.ReadFile(kept); err != nil || string(text) != "kept" {
+		t.Errorf("what a link led to is %q, %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(pipe, "deep")); err == nil {
+		t.Error("what a container left is still there")
+	}
+}

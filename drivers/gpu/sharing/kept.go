@@ -1,0 +1,103 @@
+package sharing
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// keeperPause is the time between two looks for a keeper that does not run yet.
+const keeperPause = time.Second
+
+// Kept asks the node's Keeper for daemons.
+type Kept struct {
+	// Dir is the Keeper's.
+	Dir string
+}
+
+var _ Daemons = Kept{}
+
+// Start implements Daemons.
+func (k Kept) Start(ctx context.Context, claim types.UID, s Settings) error {
+	return k.put(ctx, claim, "", s)
+}
+
+// Resume implements Daemons. It waits for a keeper that is not there yet: after a boot the two start at the same time.
+func (k Kept) Resume(ctx context.Context, claim types.UID, s Settings) error {
+	for {
+		err := k.put(ctx, claim, "?resume", s)
+		if !away(err) {
+			return err
+		}
+		select {
+		case <-time.After(keeperPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// Stop implements Daemons. Where no keeper runs the claim's daemon ended with it, and only its directory is left.
+func (k Kept) Stop(ctx context.Context, claim types.UID) error {
+	err := k.ask(ctx, http.MethodDelete, string(claim), nil)
+	if !away(err) {
+		return err
+	}
+	soon, cancel := context.WithTimeout(ctx, 2*lockPause)
+	defer cancel()
+	if err := os.MkdirAll(k.Dir, 0o755); err != nil {
+		return err
+	}
+	unlock, err := lock(soon, k.Dir)
+	if err != nil {
+		return err // one that is about to listen
+	}
+	defer unlock()
+	return directory{dir: k.Dir, claim: claim}.remove()
+}
+
+func (k Kept) put(ctx context.Context, claim types.UID, query string, s Settings) error {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return k.ask(ctx, http.MethodPut, string(claim)+query, text)
+}
+
+// away says whether an error means that no keeper listens.
+func away(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// ask sends one request on a connection of its own: there are few.
+func (k Kept) ask(ctx context.Context, method, path string, body []byte) error {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socketIn(k.Dir))
+	}}
+	request, err := http.NewRequestWithContext(ctx, method, "http://keeper/claims/"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return fmt.Errorf("asking for an MPS control daemon at %s (is the DaemonSet gpufabric-mps-keeper's pod running on this node?): %w", socketIn(k.Dir), err)
+	}
+	defer func() { _ = response.Body.Close() }() // read as far as it is of use
+	if response.StatusCode == http.StatusOK {
+		return nil
+	}
+	said, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	return errors.Join(errors.New(strings.TrimSpace(string(said))), err)
+}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
 )
@@ -30,7 +31,9 @@ type Options struct {
 	CertDir string
 	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
 	MetricsAddress string
-	Verbosity      int
+	// Files tells of changed directories; nil: a watcher of the role's own.
+	Files     *filewatch.Watcher
+	Verbosity int
 }
 
 // Command is the subcommand webhook.
@@ -45,7 +48,10 @@ func Command(h host.Host) *cobra.Command {
 		Use:   "webhook",
 		Short: "Refuse claims and configurations that no node could act on",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return Run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Files = h.Watcher()
+			return Run(cmd.Context(), o)
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.Address, "address", "", "address to listen on; empty: every one")
@@ -62,18 +68,27 @@ var setLogger = sync.OnceFunc(func() { logf.SetLogger(klog.Background()) })
 // Run answers reviews until ctx ends.
 func Run(ctx context.Context, o Options) error {
 	setLogger()
+	if o.Files == nil {
+		o.Files = &filewatch.Watcher{}
+	}
+	served, err := readKeyPair(o.CertDir)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	server := webhook.NewServer(webhook.Options{
-		Host: o.Address, Port: o.Port, CertDir: o.CertDir,
-		TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS12 }},
+		Host: o.Address, Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion, c.GetCertificate = tls.VersionTLS12, served.get }},
 	})
 	server.Register(Path, &admission.Webhook{Handler: Reviewer{}, RecoverPanic: ptr(true)})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(o.Files)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() { served.follow(ctx, o.Files) })
 	wg.Go(func() {
 		healthy := func() error { return server.StartedChecker()(nil) }
-		if err := metrics.Serve(ctx, o.MetricsAddress, prometheus.NewRegistry(), healthy); err != nil {
+		if err := metrics.Serve(ctx, o.MetricsAddress, registry, healthy); err != nil {
 			cancel(err)
 		}
 	})

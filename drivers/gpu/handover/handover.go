@@ -15,10 +15,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 // Taint is the key of the taint that a GPU carries in DRA while it is handed out by a device plugin; its value is who asked.
@@ -134,13 +134,14 @@ func (d Directory) confirmed() (map[string]bool, error) {
 	return out, nil
 }
 
-// Await waits until all of uuids are confirmed. Its error at the end of ctx names those that are not.
-func (d Directory) Await(ctx context.Context, uuids ...string) error {
-	changes, stop, err := d.Watch()
+// Await waits until all of uuids are confirmed; files watches the directory. Its error at the end of ctx names those that are not.
+func (d Directory) Await(ctx context.Context, files *filewatch.Watcher, uuids ...string) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	changes, err := d.Watch(watching, files)
 	if err != nil {
 		return err
 	}
-	defer stop()
 	for {
 		confirmed, err := d.confirmed()
 		if err != nil {
@@ -159,44 +160,12 @@ func (d Directory) Await(ctx context.Context, uuids ...string) error {
 	}
 }
 
-// Watch signals changes of the directory, which it makes where it is missing. Several changes may come as one signal.
-func (d Directory) Watch() (changes <-chan struct{}, stop func(), err error) {
+// Watch signals changes of the directory, which it makes where it is missing, until ctx ends. Several changes may come as one signal.
+func (d Directory) Watch(ctx context.Context, files *filewatch.Watcher) (<-chan struct{}, error) {
 	if err := os.MkdirAll(string(d), 0o755); err != nil {
-		return nil, nil, fmt.Errorf("make the handover directory: %w", err)
+		return nil, fmt.Errorf("make the handover directory: %w", err)
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch the handover directory: %w", err)
-	}
-	if err := watcher.Add(string(d)); err != nil {
-		_ = watcher.Close()
-		return nil, nil, fmt.Errorf("watch the handover directory: %w", err)
-	}
-	out := make(chan struct{}, 1)
-	done := make(chan struct{})
-	go func() { // Ends when stop closes the watcher.
-		defer close(done)
-		for {
-			select {
-			case _, open := <-watcher.Events:
-				if !open {
-					return
-				}
-			case _, open := <-watcher.Errors: // an overflow: something changed
-				if !open {
-					return
-				}
-			}
-			select {
-			case out <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return out, func() {
-		_ = watcher.Close()
-		<-done
-	}, nil
+	return files.Entries(ctx, string(d)), nil
 }
 
 func (d Directory) path(uuid, suffix string) string { return filepath.Join(string(d), uuid+suffix) }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const first, second = "GPU-aaaaaaaa-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -36,7 +38,7 @@ func TestAskStandsUntilItIsWithdrawn(t *testing.T) {
 func TestAwaitReturnsOnceEveryGPUIsConfirmed(t *testing.T) {
 	d := Directory(t.TempDir())
 	done := make(chan error, 1)
-	go func() { done <- d.Await(t.Context(), first, second) }()
+	go func() { done <- d.Await(t.Context(), &filewatch.Watcher{}, first, second) }()
 	if err := d.Confirm(first); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +58,7 @@ func TestAwaitReturnsOnceEveryGPUIsConfirmed(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := d.Await(ctx, first, second)
+	err := d.Await(ctx, &filewatch.Watcher{}, first, second)
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), second) || strings.Contains(err.Error(), first) {
 		t.Errorf("got %v, want an error that names the GPU that is not confirmed", err)
 	}

@@ -80,7 +80,7 @@ func (p *plugin) servePlugin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.given.directory.Await(ctx, uuidsOf(gpus)...); err != nil {
+	if err := p.given.directory.Await(ctx, p.options.Files, uuidsOf(gpus)...); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -88,7 +88,7 @@ func (p *plugin) servePlugin(ctx context.Context) error {
 	}
 	counts := deviceplugin.NewMetrics()
 	p.metrics.Registry.MustRegister(counts.Collectors()...)
-	host := deviceplugin.NewHost(p.options.KubeletRoot, counts)
+	host := deviceplugin.NewHost(p.options.KubeletRoot, p.options.Files, counts)
 	resource, err := host.Serve(legacy.Resource, backend, backend.Devices(p.healthy))
 	if err != nil {
 		return err

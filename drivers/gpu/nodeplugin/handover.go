@@ -79,11 +79,10 @@ func (p *plugin) handOver(ctx context.Context) error {
 	if p.given.directory == "" {
 		return nil
 	}
-	changes, stop, err := p.given.directory.Watch()
+	changes, err := p.given.directory.Watch(ctx, p.options.Files)
 	if err != nil {
 		return err
 	}
-	defer stop()
 	for {
 		inUse, err := p.takeBack(ctx)
 		if err != nil {

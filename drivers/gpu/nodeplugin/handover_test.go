@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const taken = "gpufabric.io/device-plugin=volcano:NoSchedule"
@@ -39,7 +40,7 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := directory.Await(ctx, m.GPUs[1].UUID); err != nil {
+	if err := directory.Await(ctx, &filewatch.Watcher{}, m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
 	// A claim that slipped through is refused by name. The kubelet's patience is 45 s; the test's is a second.
@@ -138,7 +139,7 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := handover.Directory(b.options.HandoverDir).Await(ctx, m.GPUs[0].UUID); err != nil { // the one that nobody holds
+	if err := handover.Directory(b.options.HandoverDir).Await(ctx, &filewatch.Watcher{}, m.GPUs[0].UUID); err != nil { // the one that nobody holds
 		t.Fatal(err)
 	}
 	if counted := kubelet.View("nvidia.com/gpu"); counted.Registrations > 0 {

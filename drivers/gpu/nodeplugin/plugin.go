@@ -54,6 +54,7 @@ import (
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
 )
@@ -84,6 +85,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("make a client for MIGLayouts: %w", err)
 			}
+			o.Files = h.Watcher()
 			return Run(cmd.Context(), o, h.Library(o.Driver()), client, objects)
 		},
 	}
@@ -160,10 +162,13 @@ type starter struct {
 }
 
 func (s *starter) run(ctx context.Context) error {
-	o := s.options
-	if err := o.Validate(); err != nil {
+	if err := s.options.Validate(); err != nil {
 		return err
 	}
+	if s.options.Files == nil {
+		s.options.Files = &filewatch.Watcher{}
+	}
+	o := s.options
 	recorder, stop := apiclient.Recorder(ctx, s.client, role, o.NodeName)
 	defer stop()
 	runner := programs.Runner{Driver: o.Driver().Locate, Enter: s.enter}
@@ -244,7 +249,9 @@ func (p *plugin) alive() error {
 }
 
 func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: metrics.New(devices.Driver), dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
+	measured := metrics.New(devices.Driver)
+	measured.Registry.MustRegister(o.Files)
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured, dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 

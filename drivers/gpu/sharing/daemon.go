@@ -11,10 +11,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const (
@@ -170,8 +170,10 @@ func (d *daemon) quitOld(ctx context.Context) error {
 
 // await waits until the daemon's control socket is there, then sets the daemon up.
 func (d *daemon) await(ctx context.Context) error {
-	changes, stop := changesOf(ctx, d.directory.path("pipe"))
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	// An instance of its own, for a moment: a pod waits, so where there is none the directory is looked at more often than others are.
+	changes := (&filewatch.Watcher{Interval: lookPause}).Entries(ctx, d.directory.path("pipe"))
 	for {
 		err := d.directory.check()
 		if err == nil {
@@ -184,50 +186,6 @@ func (d *daemon) await(ctx context.Context) error {
 		case <-changes:
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for the MPS control daemon to make %s: %w", d.directory.control(), context.Cause(ctx))
-		}
-	}
-}
-
-// changesOf tells when a directory may have changed: by inotify, or every lookPause where no instance is to be had.
-func changesOf(ctx context.Context, directory string) (changes <-chan struct{}, stop func()) {
-	told, done := make(chan struct{}, 1), make(chan struct{})
-	tell := func() {
-		select {
-		case told <- struct{}{}:
-		default:
-		}
-	}
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
-		err = watcher.Add(directory)
-	}
-	var events <-chan fsnotify.Event
-	ticker := time.NewTicker(time.Minute)
-	if err != nil {
-		klog.FromContext(ctx).V(1).Info("Looking for the MPS control daemon's socket by and by", "reason", err.Error())
-		ticker.Reset(lookPause)
-	} else {
-		events = watcher.Events
-	}
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			select {
-			case <-events:
-				tell()
-			case <-ticker.C:
-				tell()
-			case <-done:
-				return
-			}
-		}
-	})
-	return told, func() {
-		close(done)
-		running.Wait()
-		ticker.Stop()
-		if watcher != nil {
-			_ = watcher.Close() // nothing is written by it
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const widget = "example.com/widget"
@@ -56,7 +57,7 @@ func devices(n int) []deviceplugin.Device {
 // start runs a host until the test ends.
 func start(t *testing.T, kubelet *kubelettest.Kubelet) *deviceplugin.Host {
 	t.Helper()
-	host := deviceplugin.NewHost(kubelet.Root(), nil)
+	host := deviceplugin.NewHost(kubelet.Root(), &filewatch.Watcher{}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {

@@ -7,23 +7,22 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-	"k8s.io/klog/v2"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rescanInterval is how often sockets are checked without an inotify event: a net for events lost while the directory itself was replaced.
+// rescanInterval is how often sockets are checked without a change: a net for a kubelet whose new socket was there before the directory was watched.
 const rescanInterval = 10 * time.Second
 
 // Host serves the resources of one process. Make it with NewHost.
 type Host struct {
 	dir     string
+	files   *filewatch.Watcher
 	metrics *Metrics
 
 	mu        sync.Mutex
@@ -31,12 +30,12 @@ type Host struct {
 	start     func(*Resource) // nil until Run
 }
 
-// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet). metrics may be nil.
-func NewHost(kubeletRoot string, metrics *Metrics) *Host {
+// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet), whose directory files watches. metrics may be nil.
+func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Host {
 	if metrics == nil {
 		metrics = NewMetrics()
 	}
-	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), metrics: metrics, resources: make(map[string]*Resource)}
+	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), files: files, metrics: metrics, resources: make(map[string]*Resource)}
 }
 
 // Serve starts to serve resource ("rdma/hca_shared_devices_a") with these devices, and does so while Run runs, until the Resource is stopped.
@@ -56,23 +55,16 @@ func (h *Host) Serve(resource string, backend Backend, devices []Device) (*Resou
 	return r, nil
 }
 
-// Run serves until ctx ends, then stops every resource. It returns an error when the kubelet's directory can be neither made nor watched.
+// Run serves until ctx ends, then stops every resource. It returns an error when the kubelet's directory cannot be made.
 func (h *Host) Run(ctx context.Context) error {
 	if err := os.MkdirAll(h.dir, 0o750); err != nil {
 		return fmt.Errorf("the kubelet's device plugin directory: %w (its parent is set by --kubelet-root)", err)
-	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch for kubelet restarts: %w", err)
-	}
-	defer func() { _ = watcher.Close() }()
-	if err := watcher.Add(h.dir); err != nil {
-		return fmt.Errorf("watch %s for kubelet restarts: %w", h.dir, err)
 	}
 	var group sync.WaitGroup
 	defer group.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	sockets := h.files.Entries(ctx, h.dir)
 
 	h.mu.Lock()
 	h.start = func(r *Resource) { group.Go(func() { r.run(ctx) }) }
@@ -85,34 +77,22 @@ func (h *Host) Run(ctx context.Context) error {
 		h.start = nil
 		h.mu.Unlock()
 	}()
-	h.watch(ctx, watcher)
+	h.watch(ctx, sockets)
 	return nil
 }
 
 // watch tells the resources when sockets in the kubelet's directory come and go.
-func (h *Host) watch(ctx context.Context, watcher *fsnotify.Watcher) {
-	log := klog.FromContext(ctx)
+func (h *Host) watch(ctx context.Context, sockets <-chan struct{}) {
 	tick := time.NewTicker(rescanInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case event := <-watcher.Events:
-			if event.Has(fsnotify.Create) || event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
-				h.wake()
-			}
-		case err := <-watcher.Errors:
-			// An overflow loses events; looking at everything makes up for it.
-			log.Error(err, "Watching the kubelet's device plugin directory", "directory", h.dir)
-			h.wake()
+		case <-sockets:
 		case <-tick.C:
-			// After the directory was removed and made again the old watch is dead; adding a live one again does nothing.
-			if err := watcher.Add(h.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-				log.Error(err, "Watching the kubelet's device plugin directory", "directory", h.dir)
-			}
-			h.wake()
 		}
+		h.wake()
 	}
 }
 

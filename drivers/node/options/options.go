@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 // Node is where things are on the node that a plugin serves.
@@ -38,6 +39,8 @@ type Node struct {
 	NodeName string
 	// MetricsAddress serves /metrics and /healthz (host:port); empty: nowhere.
 	MetricsAddress string
+	// Files tells of changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
+	Files *filewatch.Watcher
 	// Verbosity is the log level: 0 what a person should know, 4 what a developer may.
 	Verbosity int
 }

@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 // Host is what a role may ask of the machine it runs on; the zero value is the real machine.
@@ -26,6 +27,7 @@ type Host struct {
 	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
 	IMEX           imexd.Runner                              // nil: run the node's nvidia-imex as a child process
 	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
+	Files          *filewatch.Watcher                        // tells of changed directories; nil: one of the role's own
 }
 
 // Env returns the value of an environment variable.
@@ -63,6 +65,14 @@ func (h Host) Library(search driver.Search) nvmllib.Interface {
 		return h.NVML(search.Locate().Root.Path)
 	}
 	return nvml.Load(search)
+}
+
+// Watcher returns what tells of changed directories: the host's, or one for the role alone.
+func (h Host) Watcher() *filewatch.Watcher {
+	if h.Files != nil {
+		return h.Files
+	}
+	return &filewatch.Watcher{}
 }
 
 // Runner returns what runs IMEX daemons.

@@ -9,49 +9,42 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const (
-	// rereadInterval is how often the file is read without an event: a net for a directory that was not there at the start.
+	// rereadInterval is how often the file is read without an event: on a network's file system another node's writes give none.
 	rereadInterval = 10 * time.Second
 	// quiet is how long to wait after an event for the ones that belong to it: an editor's, or those of a ConfigMap's new directory.
 	quiet = 50 * time.Millisecond
 )
 
 // Watch calls changed with the content of the file at path, now and whenever it changes, until ctx ends: with a Config, with a mistake's Error,
-// or with an error that wraps os.ErrNotExist. A ConfigMap volume changes by a link in the file's directory, so the directory is watched.
-func Watch(ctx context.Context, path string, changed func(*Config, error)) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", path, err)
-	}
-	defer func() { _ = watcher.Close() }()
+// or with an error that wraps os.ErrNotExist. A ConfigMap volume changes by a link in the file's directory, so the directory is watched, by files.
+func Watch(ctx context.Context, files *filewatch.Watcher, path string, changed func(*Config, error)) {
+	events := files.Contents(ctx, filepath.Dir(path))
 	f := &file{path: path, changed: changed}
 	tick := time.NewTicker(rereadInterval)
 	defer tick.Stop()
 	for {
-		// Adding what is watched already does nothing; adding what is not there fails until it is.
-		_ = watcher.Add(filepath.Dir(path))
 		f.read()
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-watcher.Events:
-			drain(ctx, watcher)
-		case <-watcher.Errors:
+			return
+		case <-events:
+			drain(ctx, events)
 		case <-tick.C:
 		}
 	}
 }
 
 // drain waits until no event has come for a moment.
-func drain(ctx context.Context, watcher *fsnotify.Watcher) {
+func drain(ctx context.Context, events <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-watcher.Events:
+		case <-events:
 		case <-time.After(quiet):
 			return
 		}

@@ -3,10 +3,8 @@ package plugin
 import (
 	"context"
 	"path/filepath"
-	"slices"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 )
@@ -14,38 +12,18 @@ import (
 // settle is how long to wait after the first of several events: a driver that loads makes many devices.
 const settle = 200 * time.Millisecond
 
-// watchInterval is how often a directory that cannot be watched is tried again.
-const watchInterval = 5 * time.Second
-
-// watchDevices asks for a discovery when device nodes of RDMA devices come and go. Where /dev/infiniband cannot be watched, the periodic
-// discovery does alone.
+// watchDevices asks for a discovery when device nodes of RDMA devices come and go.
 func (p *plugin) watchDevices(ctx context.Context) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Device nodes are not watched; new devices are found by the periodic discovery")
-		return
-	}
-	defer func() { _ = watcher.Close() }()
-	directory := filepath.Join(p.Dev().Path, "infiniband")
-	tick := time.NewTicker(watchInterval)
-	defer tick.Stop()
+	const directory = "infiniband"
+	// /dev/infiniband comes with the first RDMA device; it is watched as soon as its parent, which is watched too, has it.
+	came := p.Files.Entries(ctx, p.Dev().Path, directory)
+	changed := p.Files.Entries(ctx, filepath.Join(p.Dev().Path, directory))
 	for {
-		// /dev/infiniband comes with the first RDMA device, so its parent is watched too.
-		_ = watcher.Add(p.Dev().Path)
-		if !slices.Contains(watcher.WatchList(), directory) && watcher.Add(directory) == nil {
-			p.askSoon()
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-			continue
-		case event := <-watcher.Events:
-			inside := filepath.Dir(event.Name) == directory || event.Name == directory
-			if !inside || !event.Has(fsnotify.Create) && !event.Has(fsnotify.Remove) {
-				continue
-			}
-		case <-watcher.Errors:
+		case <-came:
+		case <-changed:
 		}
 		p.askSoon()
 	}

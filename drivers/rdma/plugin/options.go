@@ -76,6 +76,7 @@ func Command(h host.Host) *cobra.Command {
 					return err
 				}
 			}
+			o.Files = h.Watcher()
 			return Run(cmd.Context(), o)
 		},
 	}

@@ -18,6 +18,7 @@ import (
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/dra"
@@ -87,6 +88,9 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
+	if o.Files == nil {
+		o.Files = &filewatch.Watcher{}
+	}
 	layouts, err := share.Open(filepath.Join(o.StateDir, "layouts"))
 	if err != nil {
 		return err
@@ -104,7 +108,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	served := deviceplugin.NewMetrics()
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, boot: o.BootID(), specs: specs,
+		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, o.Files, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, boot: o.BootID(), specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
@@ -113,7 +117,7 @@ func Run(ctx context.Context, o Options) error {
 		p.verbs = p.hearVerbs()
 		defer p.verbs.wait()
 	}
-	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter)...)
+	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter, o.Files)...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
 	if o.DevicePlugin { // else its directory may not even be there
@@ -121,7 +125,8 @@ func Run(ctx context.Context, o Options) error {
 	}
 	group.Go(func() error { p.ports.Run(ctx); return nil })
 	group.Go(func() error {
-		return config.Watch(ctx, o.ConfigFile, func(c *config.Config, err error) { send(ctx, p.files, fileContent{c, err}) })
+		config.Watch(ctx, o.Files, o.ConfigFile, func(c *config.Config, err error) { send(ctx, p.files, fileContent{c, err}) })
+		return nil
 	})
 	group.Go(func() error { p.discoverer(ctx); return nil })
 	group.Go(func() error { p.watchDevices(ctx); return nil })

@@ -39,6 +39,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/runtimehook"
 	"gpufabric.io/drivers/program/host"
@@ -84,6 +85,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			o.Files = h.Watcher()
 			return Run(cmd.Context(), &o, h.Library(o.Driver()), client)
 		},
 	}
@@ -100,7 +102,11 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	if err != nil {
 		return err
 	}
+	if o.Files == nil {
+		o.Files = &filewatch.Watcher{}
+	}
 	registry := metrics.New(driver).Registry
+	registry.MustRegister(o.Files)
 	return together(ctx,
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
@@ -174,7 +180,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 			return err
 		}
 	}
-	plugins := deviceplugin.NewHost(o.KubeletRoot, nil)
+	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
 	if err := t.serve(plugins, shares); err != nil {
 		return err
 	}
@@ -304,7 +310,7 @@ func own(ctx context.Context, o *Options, deck *cards.Deck) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Waiting for gpu-plugin to taint the shared GPUs in DRA", "gpus", len(uuids))
-	return directory.Await(ctx, uuids...)
+	return directory.Await(ctx, o.Files, uuids...)
 }
 
 // finder finds the device nodes of MIG instances.

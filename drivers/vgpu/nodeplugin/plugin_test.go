@@ -23,6 +23,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
@@ -321,11 +322,10 @@ func TestWithAConfiguredRuntimeNothingIsGivenUntilItIsConnected(t *testing.T) {
 func TestGPUsAreSharedOnlyAfterTheyAreTaintedInDRA(t *testing.T) {
 	directory := handover.Directory(t.TempDir())
 	n := start(t, "--handover-dir="+string(directory))
-	changes, stop, err := directory.Watch()
+	changes, err := directory.Watch(t.Context(), &filewatch.Watcher{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stop()
 	var uuids []string
 	for _, gpu := range n.machine.GPUs {
 		uuids = append(uuids, gpu.UUID)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/program"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/tests/simcluster/simnode"
@@ -26,13 +27,15 @@ const Repository = "ghcr.io/gpufabric/gpufabric"
 // goroutines runs the roles of gpufabric as goroutines of this process, with fakes in Go for what they would load or start.
 type goroutines struct {
 	heartbeat time.Duration // of the fake IMEX daemons
+	// files is shared by all roles: a thousand nodes take one inotify instance.
+	files *filewatch.Watcher
 }
 
 var _ simnode.Runtime = (*goroutines)(nil)
 
 // newGoroutines makes the runtime for a cluster of that many nodes.
 func newGoroutines(nodes int) *goroutines {
-	g := &goroutines{heartbeat: defaultHeartbeat}
+	g := &goroutines{heartbeat: defaultHeartbeat, files: &filewatch.Watcher{}}
 	if nodes > 2*rack {
 		// 1,008 nodes in racks of 18 keep some 17,000 connections; at two messages a second each they would take both cores.
 		g.heartbeat = slowHeartbeat
@@ -63,7 +66,7 @@ func (g *goroutines) call(ctx context.Context, container simnode.Container, args
 	host := program.Host{
 		Getenv: func(name string) string { return environment(container, name) },
 		Stdout: container.Output, Stderr: container.Output,
-		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container},
+		NVML: library, IMEX: imexDaemons{heartbeat: g.heartbeat, container: container}, Files: g.files,
 		RESTConfig: func() (*rest.Config, error) {
 			if container.REST == nil {
 				return nil, errors.New("the pod has no service account token")

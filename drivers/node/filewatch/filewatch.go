@@ -1,0 +1,271 @@
+// Package filewatch tells its users when directories change. All of them share one inotify instance, because a user of a node has few
+// (fs.inotify.max_user_instances, 128 by default, counts those of all the user's processes, and every pod's root is the same user).
+//
+// Where there is no instance to be had, or no watch (fs.inotify.max_user_watches), a directory is looked at every Interval instead: its users
+// hear of a change later, and of nothing else.
+package filewatch
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// DefaultInterval is how often directories are looked at that inotify does not watch.
+const DefaultInterval = 2 * time.Second
+
+// Watcher watches directories. Its zero value is ready, takes an inotify instance with the first directory and gives it back with the last. Any
+// number of roles of a process may share one.
+type Watcher struct {
+	// Interval is how often directories are looked at that inotify does not watch, and how often those are checked that it does: a directory
+	// may be replaced by another, or have another mounted over it. 0: DefaultInterval.
+	Interval time.Duration
+
+	mu      sync.Mutex
+	all     map[*watch]struct{}
+	watched map[int32]map[*watch]struct{} // by inotify's watch descriptor
+	inotify *instance                     // nil: none is open
+	refused bool                          // it was logged that there is none
+	stop    context.CancelFunc            // ends the clock; nil: it does not run
+}
+
+// Entries returns a channel that holds a token when an entry of directory came, went or was replaced since the last token was taken, until ctx
+// ends. Any change after the call is told; several may come as one token. names restricts it to entries of these names. The directory may be
+// missing: that it comes is a change, as is that it goes. A /dev should be watched this way alone: every write to /dev/null is a change of contents.
+func (w *Watcher) Entries(ctx context.Context, directory string, names ...string) <-chan struct{} {
+	return w.add(ctx, &watch{directory: filepath.Clean(directory), names: names, events: entryEvents})
+}
+
+// Contents is Entries that also tells when a file of the directory was written and closed.
+func (w *Watcher) Contents(ctx context.Context, directory string) <-chan struct{} {
+	return w.add(ctx, &watch{directory: filepath.Clean(directory), events: entryEvents | unix.IN_CLOSE_WRITE})
+}
+
+func (w *Watcher) add(ctx context.Context, s *watch) <-chan struct{} {
+	s.changed, s.log = make(chan struct{}, 1), klog.FromContext(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all == nil {
+		w.all, w.watched = map[*watch]struct{}{}, map[int32]map[*watch]struct{}{}
+	}
+	if w.stop == nil {
+		clock, stop := context.WithCancel(context.WithoutCancel(ctx)) // it serves those who come later, too
+		w.stop = stop
+		go w.tick(clock)
+	}
+	w.all[s] = struct{}{}
+	if !w.attach(s) {
+		s.seen = s.look()
+	}
+	context.AfterFunc(ctx, func() { w.remove(s) })
+	return s.changed
+}
+
+func (w *Watcher) remove(s *watch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.detach(s)
+	delete(w.all, s)
+	if len(w.all) > 0 {
+		return
+	}
+	w.stop()
+	w.stop = nil
+	if w.inotify != nil {
+		w.inotify.close()
+		w.inotify = nil
+	}
+}
+
+// attach has inotify watch the directory, and says whether it does.
+func (w *Watcher) attach(s *watch) bool {
+	if !w.open(s) {
+		return false
+	}
+	identity, err := identify(s.directory)
+	if err == nil {
+		s.descriptor, err = w.inotify.add(s.directory, s.events)
+	}
+	s.missing = errors.Is(err, fs.ErrNotExist)
+	if err != nil {
+		if !s.refused && !s.missing {
+			s.log.Error(err, "A directory cannot be watched; it is looked at instead", "directory", s.directory, "every", w.interval().String())
+			s.refused = true
+		}
+		return false
+	}
+	s.refused, s.attached, s.identity = false, true, identity
+	if w.watched[s.descriptor] == nil {
+		w.watched[s.descriptor] = map[*watch]struct{}{}
+	}
+	w.watched[s.descriptor][s] = struct{}{}
+	return true
+}
+
+// open opens the inotify instance where it is not open.
+func (w *Watcher) open(s *watch) bool {
+	if w.inotify != nil {
+		return true
+	}
+	opened, err := openInstance()
+	if err != nil {
+		if !w.refused {
+			s.log.Error(err, "There is no inotify instance to be had; directories are looked at instead, and changes are noticed that much later",
+				"every", w.interval().String(), "remedy", "raise fs.inotify.max_user_instances on the node: it counts all processes of this user")
+			w.refused = true
+		}
+		return false
+	}
+	if w.refused {
+		s.log.Info("An inotify instance is to be had again; directories are watched")
+		w.refused = false
+	}
+	w.inotify = opened
+	go opened.read(func(e event) { w.deliver(opened, e) }, func(err error) { w.lost(opened, s, err) })
+	return true
+}
+
+func (w *Watcher) detach(s *watch) {
+	if !s.attached {
+		return
+	}
+	s.attached = false
+	delete(w.watched[s.descriptor], s)
+	if len(w.watched[s.descriptor]) == 0 {
+		delete(w.watched, s.descriptor)
+		if w.inotify != nil {
+			w.inotify.remove(s.descriptor)
+		}
+	}
+}
+
+// again attaches what was watched or may be watched now, and tells its user to look: what happened meanwhile is not known.
+func (w *Watcher) again(s *watch) {
+	w.detach(s)
+	if !w.attach(s) {
+		s.seen = s.look()
+	}
+	s.tell()
+}
+
+// deliver passes an event on.
+func (w *Watcher) deliver(from *instance, e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inotify != from {
+		return
+	}
+	if e.mask&unix.IN_Q_OVERFLOW != 0 { // Events were lost: looking at everything makes up for it.
+		for s := range w.all {
+			s.tell()
+		}
+		return
+	}
+	appeared := ""
+	for s := range w.watched[e.descriptor] {
+		switch {
+		case e.mask&directoryEvents != 0:
+			w.again(s)
+		case e.mask&s.events != 0 && s.matches(e.name):
+			s.tell()
+		}
+		appeared = filepath.Join(s.directory, e.name)
+	}
+	if appeared == "" || e.mask&(unix.IN_CREATE|unix.IN_MOVED_TO) == 0 {
+		return
+	}
+	for s := range w.all {
+		if !s.attached && s.directory == appeared {
+			w.again(s)
+		}
+	}
+}
+
+// lost is called when an instance cannot be read any more; s's logger says so. The clock opens another.
+func (w *Watcher) lost(from *instance, s *watch, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inotify != from {
+		return // it was closed
+	}
+	s.log.Error(err, "The inotify instance cannot be read; opening another")
+	from.close()
+	w.inotify = nil
+	clear(w.watched)
+	for s := range w.all {
+		s.attached = false
+		s.tell()
+	}
+}
+
+// tick looks at directories until ctx ends.
+func (w *Watcher) tick(ctx context.Context) {
+	ticker := time.NewTicker(w.interval())
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			w.lookAtAll(ctx)
+		}
+	}
+}
+
+func (w *Watcher) lookAtAll(ctx context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	refused := false // once in a round is enough
+	for s := range w.all {
+		switch {
+		case s.attached:
+			if identity, err := identify(s.directory); err != nil || identity != s.identity {
+				w.again(s)
+			}
+		case !refused && w.attach(s):
+			s.tell()
+		default:
+			refused = w.inotify == nil
+			if now := s.look(); now != s.seen {
+				s.seen = now
+				s.tell()
+			}
+		}
+	}
+}
+
+func (w *Watcher) interval() time.Duration {
+	if w.Interval > 0 {
+		return w.Interval
+	}
+	return DefaultInterval
+}
+
+var polled = prometheus.NewDesc("gpufabric_directories_polled",
+	"Directories that are looked at every few seconds because inotify cannot watch them: changes are noticed that much later.", nil, nil)
+
+// Describe implements prometheus.Collector.
+func (w *Watcher) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- polled }
+
+// Collect implements prometheus.Collector.
+func (w *Watcher) Collect(collected chan<- prometheus.Metric) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	count := 0
+	for s := range w.all {
+		if !s.attached && !s.missing {
+			count++
+		}
+	}
+	collected <- prometheus.MustNewConstMetric(polled, prometheus.GaugeValue, float64(count))
+}

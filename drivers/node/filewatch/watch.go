@@ -1,0 +1,79 @@
+package filewatch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+)
+
+// entryEvents are those of entries that come, go or are replaced; directoryEvents say that what is watched is not, any more, what has its name.
+const (
+	entryEvents     = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
+	directoryEvents = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT | unix.IN_IGNORED
+)
+
+// watch is what one user asked for. The watcher's lock guards it.
+type watch struct {
+	directory string
+	names     []string // nil: every one
+	events    uint32
+	changed   chan struct{}
+	log       logr.Logger
+
+	attached   bool // inotify watches it
+	descriptor int32
+	identity   identity
+	missing    bool   // the directory, when it was last tried to watch it
+	refused    bool   // it was logged that inotify does not watch it
+	seen       string // what look saw, where inotify does not watch
+}
+
+func (s *watch) tell() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (s *watch) matches(name string) bool {
+	return s.names == nil || slices.Contains(s.names, name)
+}
+
+// look describes the directory so that two descriptions differ where an entry came, went, was replaced or was written: by names, inodes and the times
+// at which these changed. A file system may give a removed file's inode to the next.
+func (s *watch) look() string {
+	names := s.names
+	if names == nil {
+		entries, err := os.ReadDir(s.directory)
+		if err != nil {
+			return err.Error()
+		}
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+	}
+	var text strings.Builder
+	for _, name := range names {
+		var stat unix.Stat_t
+		if err := unix.Lstat(filepath.Join(s.directory, name), &stat); err == nil {
+			fmt.Fprintf(&text, "%q %d %d.%d\n", name, stat.Ino, stat.Ctim.Sec, stat.Ctim.Nsec)
+		}
+	}
+	return text.String()
+}
+
+// identity tells a directory from another of its name.
+type identity struct{ device, inode uint64 }
+
+func identify(directory string) (identity, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(directory, &stat); err != nil {
+		return identity{}, &os.PathError{Op: "stat", Path: directory, Err: err}
+	}
+	return identity{device: stat.Dev, inode: stat.Ino}, nil
+}

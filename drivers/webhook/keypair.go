@@ -1,0 +1,60 @@
+package webhook
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/filewatch"
+)
+
+// rereadInterval is how often the certificate is read without a change of its directory, as controller-runtime does. Its own reader of certificates
+// ends where no inotify instance is to be had.
+const rereadInterval = 10 * time.Second
+
+// keyPair is the certificate and key in a directory, as it was when it could last be read.
+type keyPair struct {
+	directory string
+	pair      atomic.Pointer[tls.Certificate]
+}
+
+func readKeyPair(directory string) (*keyPair, error) {
+	c := &keyPair{directory: directory}
+	return c, c.read()
+}
+
+func (c *keyPair) read() error {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(c.directory, "tls.crt"), filepath.Join(c.directory, "tls.key"))
+	if err != nil {
+		return fmt.Errorf("read the webhook's certificate (--cert-dir): %w", err)
+	}
+	c.pair.Store(&pair)
+	return nil
+}
+
+// get is for tls.Config.GetCertificate.
+func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.Load(), nil }
+
+// follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong together yet, the last
+// one stays.
+func (c *keyPair) follow(ctx context.Context, files *filewatch.Watcher) {
+	changed := files.Contents(ctx, c.directory)
+	tick := time.NewTicker(rereadInterval)
+	defer tick.Stop()
+	for {
+		if err := c.read(); err != nil {
+			klog.FromContext(ctx).Error(err, "The last certificate stays")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-tick.C:
+		}
+	}
+}

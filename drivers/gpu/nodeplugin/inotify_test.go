@@ -22,7 +22,7 @@ func TestTheGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
 	kubelet.Start()
 	b := newBench(t, m, func(o *Options) { o.KubeletRoot, o.DevicePlugin = kubelet.Root(), []string{m.GPUs[2].UUID} })
 	b.stop()
-	b.mps = plainly
+	b.enter = plainly
 	b.start()
 	if err := handover.Directory(b.options.HandoverDir).Ask("volcano", m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)

@@ -48,7 +48,8 @@ func newNode(t *testing.T) *node {
 	n.config = filepath.Join(t.TempDir(), "config.json")
 	n.options = plugin.Options{
 		Node: options.Node{
-			SysfsRoot: n.tree.Sys, DevRoot: n.tree.Dev, ProcDevices: filepath.Join(t.TempDir(), "devices"), CDIRoot: filepath.Join(state, "cdi"),
+			DriverRoot: "/", // this role has no business there
+			SysfsRoot:  n.tree.Sys, DevRoot: n.tree.Dev, ProcDevices: filepath.Join(t.TempDir(), "devices"), CDIRoot: filepath.Join(state, "cdi"),
 			KubeletRoot: n.kubelet.Root(), StateDir: state, NodeName: "node-a",
 		},
 		ConfigFile: n.config, DevicePlugin: true,

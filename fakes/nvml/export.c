@@ -58,6 +58,22 @@ static nvmlReturn_t is_primary(nvmlDevice_t device, unsigned int *primary)
 }
 ENTRY(20, is_primary, (nvmlDevice_t device, unsigned int *primary), (device, primary))
 
+/* Whether this machine's GPUs of one CPU are called SYS and not NODE apart, as those of a GB200 are, where each has a PCI domain of its own. */
+static bool system_between_bridges(void)
+{
+	unsigned int count = ff_gpu_count();
+	for (unsigned int i = 0; i < count; i++) {
+		struct ff_target a, b;
+		if (ff_device(ff_gpu_handle(i), &a) != NVML_SUCCESS)
+			continue;
+		for (unsigned int j = 0; j < i; j++)
+			if (ff_device(ff_gpu_handle(j), &b) == NVML_SUCCESS && memcmp(a.core.cpus, b.core.cpus, sizeof a.core.cpus) == 0 &&
+			    a.core.topology[j] == NVML_TOPOLOGY_SYSTEM)
+				return true;
+	}
+	return false;
+}
+
 /* Entry 23, for each pair of topo -m: how far two PCI functions are apart, as 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS (5 and above: that many NVLinks and 4). */
 static nvmlReturn_t distance(const char *one, const char *other, unsigned int *level)
 {
@@ -70,6 +86,8 @@ static nvmlReturn_t distance(const char *one, const char *other, unsigned int *l
 			return r;
 	} else if (!ff_pci_ancestor(one, other, &ancestor)) {
 		return NVML_ERROR_NOT_FOUND;
+	} else if (ancestor == NVML_TOPOLOGY_NODE && system_between_bridges()) {
+		ancestor = NVML_TOPOLOGY_SYSTEM;
 	}
 	switch (ancestor) {
 	case NVML_TOPOLOGY_INTERNAL:

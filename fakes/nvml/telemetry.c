@@ -261,6 +261,13 @@ nvmlReturn_t impl_nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigne
 	return apply((struct setting){POWER_LIMIT, t.gpu, limit});
 }
 
+nvmlReturn_t impl_nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *value)
+{
+	VERSION(value, nvmlPowerValue_v2);
+	OUT(value->powerScope == NVML_POWER_SCOPE_GPU);
+	return impl_nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw);
+}
+
 nvmlReturn_t impl_nvmlDeviceSetEccMode(nvmlDevice_t device, nvmlEnableState_t mode)
 {
 	uint32_t ecc;

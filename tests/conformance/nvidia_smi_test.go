@@ -177,28 +177,54 @@ func answersQueryGPU(t *testing.T, s smi) {
 	}
 }
 
+// topologyRow is a row of topo -m, legendLine one of its legend of NICs.
+var (
+	topologyRow = regexp.MustCompile(`(?m)^((?:GPU|NIC)\d+)\t(.*)$`)
+	legendLine  = regexp.MustCompile(`(?m)^  (NIC\d+): (\S+)`)
+)
+
 func showsTheTopology(t *testing.T, s smi) {
 	out := s.says(t, "topo", "-m")
 	rows := map[string][]string{}
-	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) > len(s.GPUs) && regexp.MustCompile(`^(GPU|NIC)\d+$`).MatchString(f[0]) && f[1] != f[0] {
-			rows[f[0]] = f[1:]
-		}
+	for _, m := range topologyRow.FindAllStringSubmatch(out, -1) {
+		rows[m[1]] = strings.Split(m[2], "\t")
+	}
+	nics := map[string]string{}
+	for _, m := range legendLine.FindAllStringSubmatch(out, -1) {
+		nics[m[2]] = m[1]
 	}
 	for i, a := range s.GPUs {
-		row := rows[fmt.Sprintf("GPU%d", i)]
-		if len(row) < len(s.GPUs) {
-			t.Fatalf("no row of GPU%d in:\n%s", i, out)
-		}
 		for j, b := range s.GPUs {
 			want := s.Distance(a.Place(), b.Place()).String()
 			if l := s.Profile.GPUs.NVLink; l != nil && i != j {
 				want = fmt.Sprintf("NV%d", l.Links)
 			}
-			if row[j] != want {
-				t.Errorf("GPU%d to GPU%d: %s; want %s\n%s", i, j, row[j], want, out)
-			}
+			checkCell(t, rows, fmt.Sprintf("GPU%d", i), j, want)
 		}
+	}
+	for _, n := range s.NICs {
+		if len(nics) == 0 || nics[n.Device] == "" { // without RDMA, or a virtual function
+			continue
+		}
+		for i, g := range s.GPUs {
+			checkCell(t, rows, nics[n.Device], i, s.Distance(n.Place(), g.Place()).String())
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+	if len(s.NICs) > 0 && len(nics) == 0 {
+		t.Errorf("none of %d NICs is shown:\n%s", len(s.NICs), out)
+	}
+}
+
+func checkCell(t *testing.T, rows map[string][]string, row string, column int, want string) {
+	t.Helper()
+	if len(rows[row]) <= column {
+		t.Fatalf("row %s has no column %d: %q", row, column, rows[row])
+	}
+	if got := strings.TrimSpace(rows[row][column]); got != want {
+		t.Errorf("%s to GPU%d: %s; want %s", row, column, got, want)
 	}
 }
 

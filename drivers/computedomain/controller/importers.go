@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// importersPatience is for how long a domain that is being deleted waits for the pods that use it. Whoever deletes a job and its domain at once gives the
-	// job's pods their grace period, which is 30 s where nobody says otherwise.
+	// importersPatience is for how long a domain that is being deleted waits for the pods that use it. Whoever deletes a job and its domain
+	// at once gives the job's pods their grace period, which is 30 s where nobody says otherwise.
 	importersPatience = 45 * time.Second
 	// importersInterval is how often a domain that waits looks. Claims are not watched: they are all of a cluster's.
 	importersInterval = time.Second
 )
 
-// awaitImporters holds a deletion up while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with it the job. It
-// returns when to look again; zero: nothing uses the domain, or it was waited for long enough.
+// awaitImporters holds a deletion up while pods use the domain: the end of a node's IMEX daemon takes the memory that they share, and with
+// it the job. It returns when to look again; zero: nothing uses the domain, or it was waited for long enough.
 func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.ComputeDomain) (time.Duration, error) {
 	left := importersPatience - r.now().Sub(domain.DeletionTimestamp.Time)
 	if left <= -lostAfter {
@@ -37,12 +37,14 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 		return 0, err
 	}
 	if left > 0 {
-		return min(left, importersInterval), r.tellDeleting(ctx, domain, fmt.Sprintf("waiting for %d %s to end: %s; in %s their shared memory is taken from them",
-			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second)))
+		message := fmt.Sprintf("waiting for %d %s to end: %s; in %s their shared memory is taken from them",
+			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second))
+		return min(left, importersInterval), r.tellDeleting(ctx, domain, message)
 	}
 	if r.memory.once(domain.UID, "importers") {
-		r.recorder.Event(reference(domain), corev1.EventTypeWarning, "DeletedUnderPods", fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: memory that these share across nodes is gone, and they have to be started again",
-			importersPatience, listed(pods)))
+		message := fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: "+
+			"memory that these share across nodes is gone, and they have to be started again", importersPatience, listed(pods))
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, "DeletedUnderPods", message)
 	}
 	return 0, nil
 }

@@ -120,11 +120,11 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 	return nodes
 }
 
-// cliquesOf carries the status's cliques over to the nodes of now. Slots never shrink while the domain lives: a daemon that starts after the node with
-// the highest index has left must list what those that run do.
+// cliquesOf carries the status's cliques over to the nodes of now. Slots never shrink while the domain lives: a daemon that starts after
+// the node with the highest index has left must list what those that run do.
 //
-// A clique whose nodes stood in the status before it did was formed by an earlier version, whose daemons run with the names of then: one that starts now has
-// to use the same.
+// A clique whose nodes stood in the status before it did was formed by an earlier version, whose daemons run with the names of then: one
+// that starts now has to use the same.
 func cliquesOf(previous []v1beta1.ComputeDomainClique, before, nodes []v1beta1.ComputeDomainNode) []v1beta1.ComputeDomainClique {
 	byID := map[string]v1beta1.ComputeDomainClique{}
 	for _, clique := range previous {

@@ -60,7 +60,8 @@ func setDaemonsCurrent(domain *v1beta1.ComputeDomain, behind []string) {
 	}
 	if len(behind) > 0 {
 		condition.Status, condition.Reason = metav1.ConditionFalse, reasonBehind
-		condition.Message = fmt.Sprintf("%d IMEX %s of an earlier template, on %s: %s the new one when the %s next %s; nothing restarts a daemon, since its end takes the memory that jobs share",
+		condition.Message = fmt.Sprintf("%d IMEX %s of an earlier template, on %s: %s the new one when the %s next %s; "+
+			"nothing restarts a daemon, since its end takes the memory that jobs share",
 			len(behind), plural(len(behind), "daemon is", "daemons are"), listed(behind), plural(len(behind), "it gets", "they get"),
 			plural(len(behind), "pod", "pods"), plural(len(behind), "starts", "start"))
 	}

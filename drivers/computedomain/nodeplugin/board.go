@@ -2,7 +2,9 @@ package nodeplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"gpufabric.io/drivers/hardware/pci"
 )
@@ -37,6 +39,9 @@ func multiNodeGPU(device uint16) bool {
 // readBoard looks at the PCI bus.
 func readBoard(ctx context.Context, sysfs pci.FS) (board, error) {
 	bus, err := sysfs.Scan(ctx, func(class pci.Class) bool { return class>>16 == classDisplay || class>>8 == classBridgeOther })
+	if errors.Is(err, fs.ErrNotExist) {
+		return board{}, nil // a machine without PCI
+	}
 	if err != nil {
 		return board{}, fmt.Errorf("look for GPUs on the PCI bus: %w", err)
 	}

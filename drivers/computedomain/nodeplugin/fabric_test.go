@@ -126,6 +126,12 @@ func TestPCIShowsWhetherNVLinkLeavesTheNode(t *testing.T) {
 	}
 }
 
+func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
+	if got, err := readBoard(t.Context(), pci.NewFS(t.TempDir())); err != nil || got != (board{}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 	for _, hierarchy := range []string{"fs/cgroup", "fs/cgroup/systemd"} {
 		sysfs := t.TempDir()

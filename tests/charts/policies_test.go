@@ -160,7 +160,10 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	}
 
 	const domains, controller, rdma, vgpu, scheduler = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin", "gpufabric-scheduler"
+	const gpus = "gpufabric-gpu-plugin"
+	const forms = `{"status": {"conditions": [{"type": "GPUForms", "status": "True", "reason": "ChartDefault", "message": "8 GPUs offer whole"}]}}`
 	foreign := `{"metadata": {"labels": {"a": "b"}}}`
+	live.awaitPolicies(t, gpus, patchNode("node-b", forms, "status"))
 	live.awaitPolicies(t, domains, patchNode("node-b", foreign), createSlice(`"nodeName": "node-b"`, domain, "p"))
 	live.awaitPolicies(t, controller, patchNode("node-b", foreign))
 	live.awaitPolicies(t, scheduler, patchNode("node-b", foreign))
@@ -204,6 +207,13 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"its own node's finalizers", domains, "node-a", patchNode("node-a", `{"metadata": {"finalizers": ["a.b/c"]}}`), "nor the finalizers"},
 		{"its own node's annotations", domains, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"a": "b"}}}`), "may change no annotations of a node"},
 		{"its own node's capacity", domains, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "cannot patch resource"},
+
+		{"its own node's condition of forms", gpus, "node-a", patchNode("node-a", forms, "status"), ""},
+		{"another node's condition of forms", gpus, "node-a", patchNode("node-b", forms, "status"), otherNode},
+		{"a node's condition with a token of no node", gpus, "", patchNode("node-a", forms, "status"), unsaid},
+		{"another condition of its own node", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "Ready", 1), "status"), "the condition GPUForms of a node's status, and nothing else"},
+		{"its own node's capacity beside its condition", gpus, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "the condition GPUForms of a node's status, and nothing else"},
+		{"its own node's labels by way of its status", gpus, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`, "status"), "a GPU plugin may change no labels"},
 
 		{"the controller takes a domain's label off", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},
 		{"the controller puts a domain's label on", controller, "node-c", patchNode("node-a", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "uid"}}}`), putsOn},

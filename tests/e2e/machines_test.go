@@ -33,7 +33,7 @@ func TestMachines(t *testing.T) {
 			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
+		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
 			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
 			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},

@@ -18,11 +18,27 @@
 {{- if and .Values.vgpu.enabled (has "all" .Values.gpus.devicePlugin) }}
 {{- fail "vgpu.enabled and gpus.devicePlugin=[all] want the same GPUs: name the UUIDs of those that are handed out as nvidia.com/gpu" }}
 {{- end }}
+{{- if .Values.gpus.enabled }}
+{{- $forms := .Values.gpus.forms | default dict }}
+{{- include "gpufabric.check.form" (dict "at" "gpus.forms.default" "value" ($forms.default | default dict)) }}
+{{- range $i, $rule := $forms.nodes }}
+{{- include "gpufabric.check.form" (dict "at" (printf "gpus.forms.nodes[%d]" $i) "value" $rule) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.scheduler.enabled (eq .Values.scheduler.name "default-scheduler") }}
 {{- fail "scheduler.name is default-scheduler, which the cluster's own scheduler has: both would place the same pods; choose another, which pods then name in schedulerName" }}
 {{- end }}
 {{- if and .Values.rdma.enabled .Values.rdma.nriSocket (not .Values.rdma.plugin.hostNetwork) }}
 {{- fail "rdma.nriSocket needs rdma.plugin.hostNetwork: devices move between the node's network namespace and those of pods" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpufabric.check.form" -}}
+{{- if and (eq (.value.form | default "whole") "mig") (not .value.migProfiles) }}
+{{- fail (printf "%s: form mig needs migProfiles, such as [1g.10gb]: only named profiles are offered" .at) }}
+{{- end }}
+{{- if and (ne (.value.form | default "whole") "mig") .value.migProfiles }}
+{{- fail (printf "%s: migProfiles with form %s: only form mig has profiles" .at (.value.form | default "whole")) }}
 {{- end }}
 {{- end }}
 

@@ -40,15 +40,19 @@ type Kind struct {
 	hardware atomic.Pointer[Hardware]
 	locks    keylock.Locks // by GPU UUID
 
-	layingOut sync.Mutex // held while the pool is made anew
+	layingOut sync.Mutex // held while the pool is made again
+	reported  string     // the problems of the pool that were reported last; layingOut guards it
 
 	mu sync.Mutex
 	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then claim.
 	sharing map[string]map[types.UID]share
 	// unseen are the recovered claims whose device was not to be seen so far, by the device's name.
+	// The value says that the claim shares the device.
 	unseen map[string]map[types.UID]bool
 	// left are the GPUs that could not be shared in the ordinary way again, by UUID.
 	left map[string]sharingData
+	// held are the devices that claims have, so that they stay published whatever forms are wanted.
+	held map[types.UID][]devices.Held
 	// made says which claim the MIG instance at a placement was made for, or is about to be.
 	made map[place]types.UID
 }
@@ -92,7 +96,8 @@ var (
 
 // New makes a Kind for a node's hardware.
 func New(h *Hardware, o Options) *Kind {
-	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
+	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, held: map[types.UID][]devices.Held{},
+		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Store(h)
 	k.readLeft()
 	return k
@@ -116,7 +121,7 @@ func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
 	if d == nil {
 		return []ledger.Hold{{Key: nameKey(device.Pool, device.Device), Shared: device.ShareID != nil}}
 	}
-	return HoldsOf(d)
+	return HoldsOf(d.As(device.ShareID != nil, device.ConsumedCapacity))
 }
 
 // HoldsOf are the holds of a device; whoever hands GPUs out by another way takes the same ones.

@@ -88,6 +88,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		return nil, err
 	}
 	defer unlock()
+	first := k.hold(claim)
 	var made []specs.ContainerEdits
 	if err = k.prepare(ctx, p); err == nil {
 		made, err = p.containerEdits(k.options.Capabilities, k.options.MPSDir)
@@ -95,6 +96,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if err != nil {
 		if !p.intended {
 			k.forgetSharing(claim.UID) // no record, so no unprepare will come
+			if first {
+				k.release(claim.UID)
+			}
 		}
 		return nil, err
 	}
@@ -108,6 +112,7 @@ func (p *preparation) find() error {
 		if d == nil {
 			return draplugin.Refuse("DeviceUnknown", "device %s of pool %s is not on this node any more: delete the claim (or its pod), and the scheduler chooses another", allocated.Device, allocated.Pool)
 		}
+		d = d.As(allocated.ShareID != nil, allocated.ConsumedCapacity)
 		s, err := configure(d, allocated.Configs)
 		if err != nil {
 			return err

@@ -23,7 +23,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 		for _, device := range record.Devices {
 			held[device.Device] = true
 			if !device.AdminAccess {
-				k.recovered(device.Device, record.UID)
+				k.recovered(device, record.UID)
 			}
 		}
 		kept, err := decode(record)
@@ -118,27 +118,36 @@ func (k *Kind) layOut() {
 
 // offer makes the pool anew and puts the hardware in the place of what was known.
 func (k *Kind) offer(h *Hardware) {
+	h.Offer.Held = k.holdings()
 	h.Pool = devices.NewPool(h.Node, h.Offer)
+	// A pool is made for every change; what is wrong with it is said once.
+	problems := fmt.Sprint(h.Pool.Problems)
 	for _, problem := range h.Pool.Problems {
-		k.options.Report("MIGDeviceNotOffered", problem.Error())
+		if problems != k.reported {
+			k.options.Report("GPUFormNotOffered", problem.Error())
+		}
 	}
+	k.reported = problems
 	for name, d := range k.appeared(h.Pool) {
 		k.options.Appeared(name, d)
 	}
 	k.Replace(h)
 }
 
-// recovered notes a claim on a device that is not to be seen.
-func (k *Kind) recovered(device string, claim types.UID) {
-	if k.Hardware().Pool.Device(device) != nil {
-		return
-	}
+// recovered notes that a claim holds a device, which may not be to be seen.
+func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
+	device, shared := held.Device, held.ShareID != ""
+	seen := k.Hardware().Pool.Device(device) != nil
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.held[claim] = append(k.held[claim], devices.Held{Device: device, Shared: shared})
+	if seen {
+		return
+	}
 	if k.unseen[device] == nil {
 		k.unseen[device] = map[types.UID]bool{}
 	}
-	k.unseen[device][claim] = true
+	k.unseen[device][claim] = shared
 }
 
 // appeared are the devices, by the names that claims hold them by, that pool is the first to show. Their claims share the GPU in the ordinary way
@@ -154,7 +163,8 @@ func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 		}
 		appeared[name] = d
 		delete(k.unseen, name)
-		for claim := range claims {
+		for claim, shared := range claims {
+			appeared[name] = d.As(shared, nil)
 			if _, said := k.sharing[d.GPU.UUID][claim]; !said && d.Form != devices.MIG {
 				k.noteLocked(d.GPU.UUID, claim, ordinary())
 			}

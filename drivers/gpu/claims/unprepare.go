@@ -45,6 +45,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 		k.LayOut()
 		k.options.Changed()
 	}
+	k.release(record.UID)
 	return nil
 }
 

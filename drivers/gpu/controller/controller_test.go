@@ -33,7 +33,7 @@ func published(t *testing.T, node string, n int, profiles ...devices.Profile) []
 		t.Fatal(err)
 	}
 	var out []client.Object
-	for i, s := range devices.NewPool(found, devices.Options{Profiles: profiles}).Slices(nil) {
+	for i, s := range devices.NewPool(found, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}, Profiles: profiles}).Slices(nil) {
 		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + string(rune('a'+i))}, Spec: resourceapi.ResourceSliceSpec{
 			Driver: devices.Driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: devices.PoolName(node)}, Devices: s.Devices, SharedCounters: s.SharedCounters,
 		}})

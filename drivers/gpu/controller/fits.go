@@ -42,13 +42,8 @@ func serves(p *v1alpha1.VGPUProfile, d resourceapi.Device) bool {
 	return len(p.Spec.ProductNames) == 0 || slices.Contains(p.Spec.ProductNames, text(d, devices.AttrProductName))
 }
 
-// gpu is what tells one GPU's devices from another's: the counter set that they draw on.
-func gpu(d resourceapi.Device) string {
-	if len(d.ConsumesCounters) == 0 {
-		return d.Name
-	}
-	return d.ConsumesCounters[0].CounterSet
-}
+// gpu is what tells one GPU's devices from another's.
+func gpu(d resourceapi.Device) string { return devices.GPUOf(d.Name) }
 
 func gpusOf(all []resourceapi.Device) int32 {
 	seen := map[string]bool{}

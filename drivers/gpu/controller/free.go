@@ -128,6 +128,9 @@ func (n *nodeDevices) free() int32 {
 				total++
 			}
 		default:
+			if slices.Contains(n.inUse[set], d.Name) {
+				continue // placements that cannot overlap draw on no memory slices
+			}
 			if n.slots == nil {
 				n.slots = map[string]map[string]bool{}
 			}

@@ -20,6 +20,9 @@ import (
 
 const gib = 1 << 30
 
+// flexible offers every form at once.
+var flexible = devices.Forms{Mode: devices.ModeFlexible}
+
 // a100 is an A100-40 as its driver lists it.
 func a100(minor int) *inventory.GPU {
 	p := func(name string, number, id, most, slices, memMiB, sm, ce, dec, jpeg, ofa, size int, starts ...int) inventory.Profile {
@@ -166,7 +169,7 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 
 // TestEveryPairOfFormsOnOneGPU allocates every device after every other one of the same GPU and compares with what the hardware allows.
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
-	pool := devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
+	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible, Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
 	for _, first := range pool.Devices() {
 		for _, second := range pool.Devices() {
 			s := newScheduler(t, pool)
@@ -198,7 +201,7 @@ func mayStandTogether(a, b *devices.Device) bool {
 }
 
 func TestOtherGPUsAreNotAffected(t *testing.T) {
-	pool := devices.NewPool(node(a100(0), a100(1)), devices.Options{})
+	pool := devices.NewPool(node(a100(0), a100(1)), devices.Options{Forms: flexible})
 	s := newScheduler(t, pool)
 	for _, step := range []struct {
 		ask  ask
@@ -218,7 +221,7 @@ func TestOtherGPUsAreNotAffected(t *testing.T) {
 }
 
 func TestSharesStopWhereTheGPUIsFull(t *testing.T) {
-	pool := devices.NewPool(node(a100(0)), devices.Options{})
+	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible})
 	for _, c := range []struct {
 		name string
 		asks []ask
@@ -261,7 +264,7 @@ func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.profile.Name = "slices"
-			pool := devices.NewPool(node(a100(0)), devices.Options{Profiles: []devices.Profile{c.profile}})
+			pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible, Profiles: []devices.Profile{c.profile}})
 			stepsFit(t, pool)
 			s := newScheduler(t, pool)
 			got := 0
@@ -303,7 +306,7 @@ func repeat(a ask, n int) []ask {
 }
 
 func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
-	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{}))
+	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: flexible}))
 	results, ok := s.allocate(ask{form: "shared", memory: "10Gi", cores: "30"}, ask{form: "shared", memory: "20Gi", cores: "50"})
 	if !ok {
 		t.Fatal("refused")
@@ -322,7 +325,7 @@ func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
 // TestSevenSmallestFillTheGPU shows that the counters allow everything the hardware does.
 func TestEveryProfileFitsAsOftenAsTheHardwareAllows(t *testing.T) {
 	gpu := a100(0)
-	pool := devices.NewPool(node(gpu), devices.Options{})
+	pool := devices.NewPool(node(gpu), devices.Options{Forms: flexible})
 	for _, p := range gpu.MIG.Profiles {
 		t.Run(p.Name, func(t *testing.T) {
 			s := newScheduler(t, pool)

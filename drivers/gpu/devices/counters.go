@@ -1,7 +1,10 @@
 package devices
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -13,17 +16,30 @@ import (
 // counterSetName is the counter set of one GPU.
 func counterSetName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
 
-// engines are the counters beside memory, with each profile's share of them.
-var engines = []struct {
+// engine is a part of a GPU beside its memory slices that MIG placements share.
+type engine struct {
 	counter string
 	of      func(inventory.Profile) int
-}{
+}
+
+// engines are all of them.
+var engines = []engine{
 	{"multiprocessors", func(p inventory.Profile) int { return p.Multiprocessors }},
 	{"copy-engines", func(p inventory.Profile) int { return p.CopyEngines }},
 	{"decoders", func(p inventory.Profile) int { return p.Decoders }},
 	{"encoders", func(p inventory.Profile) int { return p.Encoders }},
 	{"jpeg-engines", func(p inventory.Profile) int { return p.JPEGEngines }},
 	{"ofa-engines", func(p inventory.Profile) int { return p.OFAEngines }},
+}
+
+// total is how much of an engine a GPU has: what the largest combination of one profile may hold, since NVML says how many instances of a profile fit on an
+// empty GPU.
+func (e engine) total(g *inventory.GPU) int {
+	total := 0
+	for _, p := range g.MIG.Profiles {
+		total = max(total, e.of(p)*max(p.MaxInstances, 1))
+	}
+	return total
 }
 
 func memorySlice(i int) string { return fmt.Sprintf("memory-slice-%d", i) }
@@ -50,30 +66,105 @@ func counter(value int64) resourceapi.Counter {
 	return resourceapi.Counter{Value: *resource.NewQuantity(value, resource.DecimalSI)}
 }
 
-// counterSet is everything a GPU has. An engine's total is what the largest combination of one profile may hold: NVML says how many instances of
-// a profile fit on an empty GPU.
-func counterSet(g *inventory.GPU) resourceapi.CounterSet {
-	counters := map[string]resourceapi.Counter{"memory": {Value: bytesOf(g.MemoryBytes)}}
-	if g.MIG != nil {
-		for _, e := range engines {
-			total := 0
-			for _, p := range g.MIG.Profiles {
-				total = max(total, e.of(p)*max(p.MaxInstances, 1))
-			}
-			if total > 0 {
-				counters[e.counter] = counter(int64(total))
-			}
+// wholeCounter is the one counter of a GPU that is offered in several forms, none of them MIG: whoever has one form of it has the GPU.
+const wholeCounter = "gpu"
+
+// exclusive says whether some of a GPU's devices exclude each other in ways that a scheduler has to be told by counters. A GPU that is one device, or whose
+// devices are MIG placements that can all stand at once, needs none.
+func exclusive(all []*Device) bool {
+	if len(all) < 2 {
+		return false
+	}
+	var placements []inventory.Placement
+	for _, d := range all {
+		if d.Form != MIG {
+			return true
 		}
-		for i := range g.MIG.MemorySlices {
-			counters[memorySlice(i)] = counter(1)
-		}
-		for _, p := range g.MIG.Profiles {
-			if limited(p) && len(counters) < resourceapi.ResourceSliceMaxCountersPerCounterSet {
-				counters[profileSlots(p)] = counter(int64(p.MaxInstances))
-			}
+		placements = append(placements, d.Placement)
+	}
+	slices.SortFunc(placements, func(a, b inventory.Placement) int { return cmp.Compare(a.Start, b.Start) })
+	if disjoint(placements) < len(placements) {
+		return true
+	}
+	return len(scarce(all[0].GPU, all)) > 0
+}
+
+// counterSet is what the devices of a GPU draw on: its memory slices, and beside them only what memory slices alone would let be handed out twice. The
+// scheduler compares every counter of every set of a node for each device that it looks at.
+func counterSet(g *inventory.GPU, all []*Device) resourceapi.CounterSet {
+	counters := map[string]resourceapi.Counter{}
+	set := resourceapi.CounterSet{Name: counterSetName(g), Counters: counters}
+	if !slices.ContainsFunc(all, func(d *Device) bool { return d.Form == MIG }) {
+		counters[wholeCounter] = counter(1)
+		return set
+	}
+	for i := range g.MIG.MemorySlices {
+		counters[memorySlice(i)] = counter(1)
+	}
+	for name, total := range scarce(g, all) {
+		if len(counters) < resourceapi.ResourceSliceMaxCountersPerCounterSet {
+			counters[name] = counter(int64(total))
 		}
 	}
-	return resourceapi.CounterSet{Name: counterSetName(g), Counters: counters}
+	return set
+}
+
+// scarce are the counters that placements need beside memory slices, with their totals: those of the profiles of which the hardware allows fewer instances than
+// have room (1g.5gb+me: one), and those of the engines that would still run out.
+func scarce(g *inventory.GPU, all []*Device) map[string]int {
+	out, capped := map[string]int{}, map[int]int{}
+	for _, d := range all {
+		if d.Form == MIG && limited(d.Profile) {
+			capped[d.Profile.ID] = d.Profile.MaxInstances
+			out[profileSlots(d.Profile)] = d.Profile.MaxInstances
+		}
+	}
+	for _, e := range engines {
+		if total := e.total(g); most(all, e.of, capped) > total {
+			out[e.counter] = total
+		}
+	}
+	return out
+}
+
+// most is how much of an engine the MIG placements among devices would take that can stand side by side, by their memory slices and by how many instances of
+// the profiles in capped there may be.
+func most(all []*Device, of func(inventory.Profile) int, capped map[int]int) int {
+	byStart, end := map[int][]*Device{}, 0
+	for _, d := range all {
+		if d.Form == MIG {
+			byStart[d.Placement.Start] = append(byStart[d.Placement.Start], d)
+			end = max(end, d.Placement.Start+d.Placement.Size)
+		}
+	}
+	left, known := maps.Clone(capped), map[string]int{}
+	var from func(start int) int
+	from = func(start int) int {
+		if start >= end {
+			return 0
+		}
+		key := fmt.Sprint(start, left)
+		if best, ok := known[key]; ok {
+			return best
+		}
+		best := from(start + 1)
+		for _, d := range byStart[start] {
+			n, isCapped := left[d.Profile.ID]
+			if isCapped && n == 0 {
+				continue
+			}
+			if isCapped {
+				left[d.Profile.ID]--
+			}
+			best = max(best, of(d.Profile)+from(start+d.Placement.Size))
+			if isCapped {
+				left[d.Profile.ID]++
+			}
+		}
+		known[key] = best
+		return best
+	}
+	return from(0)
 }
 
 // multiprocessors are all that MIG can hand out of a GPU.
@@ -85,35 +176,26 @@ func multiprocessors(g *inventory.GPU) int {
 	return most
 }
 
-// wholeDraw takes every counter of a GPU.
-func wholeDraw(set resourceapi.CounterSet) []resourceapi.DeviceCounterConsumption {
-	all := make(map[string]resourceapi.Counter, len(set.Counters))
-	for name, c := range set.Counters {
-		all[name] = c
-	}
-	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: all}}
-}
-
-// partitionDraw takes a placement's engines and memory slices. The memory counter is bounded by the share of the memory slices that a placement
-// covers: drivers round an instance's memory up for some profiles, and two that fit side by side must not be refused for the rounding.
-func partitionDraw(g *inventory.GPU, p inventory.Profile, at inventory.Placement) []resourceapi.DeviceCounterConsumption {
-	memory := p.MemoryBytes
-	if slices := g.MIG.MemorySlices; slices > 0 {
-		memory = min(memory, g.MemoryBytes/uint64(slices)*uint64(at.Size)) //nolint:gosec // counts of slices are small and positive
-	}
-	counters := map[string]resourceapi.Counter{"memory": {Value: bytesOf(memory)}}
-	for _, e := range engines {
-		if n := e.of(p); n > 0 {
-			counters[e.counter] = counter(int64(n))
+// draw is what a device takes of its GPU's counters: a placement its memory slices and engines, every other form all there is.
+func draw(set resourceapi.CounterSet, d *Device) []resourceapi.DeviceCounterConsumption {
+	counters := make(map[string]resourceapi.Counter, len(set.Counters))
+	take := func(name string, n int) {
+		if _, counted := set.Counters[name]; counted && n > 0 {
+			counters[name] = counter(int64(n))
 		}
 	}
-	for i := range at.Size {
-		counters[memorySlice(at.Start+i)] = counter(1)
+	if d.Form != MIG {
+		maps.Copy(counters, set.Counters)
+	} else {
+		for i := range d.Placement.Size {
+			take(memorySlice(d.Placement.Start+i), 1)
+		}
+		for _, e := range engines {
+			take(e.counter, e.of(d.Profile))
+		}
+		take(profileSlots(d.Profile), 1)
 	}
-	if limited(p) {
-		counters[profileSlots(p)] = counter(1)
-	}
-	return []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetName(g), Counters: counters}}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters}}
 }
 
 // IsMemorySlice says whether a counter stands for one memory slice of a GPU: two placements that both draw on it overlap.

@@ -1,9 +1,12 @@
-// Package devices turns a node's GPUs into the devices of one DRA pool: the whole GPU, each MIG placement and the shareable form, all drawing
-// on the GPU's counter set, so that the scheduler itself cannot hand one GPU out in two forms.
+// Package devices turns a node's GPUs into the devices of one DRA pool, in the forms that somebody wants (Forms). A GPU with one form is one device without
+// counters. Where a GPU has several, they draw on its counter set, so that the scheduler itself cannot hand one GPU out in two forms.
 //
-// What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the shareable form (read from
+// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its memory and so has it
+// whole; claims that ask for memory share it, as far as memory and cores go.
+//
+// What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the form Shared (read from
 // structured/internal/incubating, and tried in this package's tests): the first allocation takes the device's counters, later ones skip the
-// counter check, and however many stand, the device's counters are subtracted once. So the shareable form takes every counter of its GPU: from
+// counter check, and however many stand, the device's counters are subtracted once. So the form Shared takes every counter of its GPU: from
 // its first share to its last no other form of that GPU can be allocated, and among the shares the capacities memory and cores decide.
 package devices
 
@@ -37,6 +40,42 @@ type Device struct {
 
 // Name is the device's name in the pool.
 func (d *Device) Name() string { return d.API.Name }
+
+// Describe names the device's form in a word or two: whole, shareable, shares, shares of a VGPUProfile, MIG and its profile.
+func (d *Device) Describe() string {
+	switch {
+	case d.Form == MIG:
+		return "MIG " + d.Profile.Name
+	case d.Form == Whole && d.multiple():
+		return string(ModeShareable)
+	case d.Form == Whole:
+		return string(ModeWhole)
+	}
+	if a := d.API.Attributes[AttrVGPUProfile]; a.StringValue != nil {
+		return "shares of " + *a.StringValue
+	}
+	return "shares"
+}
+
+// multiple says whether several claims may have the device at once.
+func (d *Device) multiple() bool {
+	return d.API.AllowMultipleAllocations != nil && *d.API.AllowMultipleAllocations
+}
+
+// As is the device as one claim has it, by what the claim consumes: a GPU of ModeShareable is whole to a claim that consumes all of its memory, and shared
+// to any other. Any other device is what it is.
+func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource.Quantity) *Device {
+	if d.Form != Whole || !shared {
+		return d
+	}
+	memory, known := consumed[CapMemory]
+	if known && memory.Cmp(bytesOf(d.GPU.MemoryBytes&^(shareStep-1))) >= 0 {
+		return d
+	}
+	share := *d
+	share.Form = Shared
+	return &share
+}
 
 // maxText is the API's limit on a string attribute.
 const maxText = resourceapi.DeviceAttributeMaxValueLength
@@ -106,12 +145,12 @@ func bytesOf(value uint64) resource.Quantity {
 	return *resource.NewQuantity(int64(value), resource.BinarySI) //nolint:gosec // a GPU's memory is far below 2^63 bytes
 }
 
-// whole is the GPU for one claim alone. It draws on every counter.
-func whole(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption) *Device {
+// whole is the GPU for one claim alone.
+func whole(n *inventory.Node, g *inventory.GPU) *Device {
 	a := common(n, g, Whole)
 	a.text(AttrUUID, g.UUID)
 	return &Device{Form: Whole, GPU: g, API: resourceapi.Device{
-		Name: WholeName(g), Attributes: a, ConsumesCounters: draw,
+		Name: WholeName(g), Attributes: a,
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapMemory: {Value: bytesOf(g.MemoryBytes)}},
 	}}
 }
@@ -140,9 +179,9 @@ func (p Profile) fits(g *inventory.GPU) bool {
 }
 
 // profiled is the shareable form as a profile cuts it: what a request without capacities gets is one share of the profile, so that its extended
-// resource counts shares. Like the plain form it draws on every counter, so a GPU has shares of one profile at a time.
-func profiled(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, p Profile) *Device {
-	d := shared(n, g, draw, p.Share.of(g))
+// resource counts shares. A GPU has shares of one profile at a time.
+func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
+	d := shared(n, g, p.Share.of(g))
 	d.API.Name = ProfileName(g, p.Name)
 	attributes(d.API.Attributes).text(AttrVGPUProfile, p.Name)
 	if p.Split > 0 {
@@ -163,7 +202,7 @@ func (s Share) of(g *inventory.GPU) Share {
 		s.Memory = g.MemoryBytes / 10
 	}
 	if s.Cores == 0 {
-		s.Cores = 10
+		s.Cores = defaultCores
 	}
 	return s
 }
@@ -171,8 +210,11 @@ func (s Share) of(g *inventory.GPU) Share {
 // shareStep is the grain of a share's memory.
 const shareStep = 1 << 20
 
-// shared is the GPU cut by memory and cores. It draws on every counter, once for all its shares (see the package's comment).
-func shared(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, share Share) *Device {
+// defaultCores is the percentage of a GPU's cores of a share that asks for none.
+const defaultCores = 10
+
+// shared is the GPU cut by memory and cores.
+func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 	a := common(n, g, Shared)
 	a.text(AttrUUID, g.UUID)
 	total := g.MemoryBytes &^ (shareStep - 1)
@@ -181,7 +223,7 @@ func shared(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounte
 	one, full := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(100, resource.DecimalSI)
 	mib, all := bytesOf(shareStep), bytesOf(total)
 	return &Device{Form: Shared, GPU: g, API: resourceapi.Device{
-		Name: SharedName(g), Attributes: a, ConsumesCounters: draw, AllowMultipleAllocations: ptr.To(true),
+		Name: SharedName(g), Attributes: a, AllowMultipleAllocations: ptr.To(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			CapMemory: {Value: all, RequestPolicy: &resourceapi.CapacityRequestPolicy{
 				Default:    ptr.To(bytesOf(memory)),
@@ -193,6 +235,17 @@ func shared(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounte
 			}},
 		},
 	}}
+}
+
+// shareable is the GPU as ModeShareable offers it, under the name and with the type of a whole GPU. A claim without capacities consumes the default of
+// memory, which is all of it, and so excludes every other. The smallest share has a MiB and a percent: a share of nothing would count for nothing.
+func shareable(n *inventory.Node, g *inventory.GPU) *Device {
+	total := g.MemoryBytes &^ (shareStep - 1)
+	d := shared(n, g, Share{Memory: total, Cores: defaultCores})
+	d.Form = Whole
+	d.API.Name = WholeName(g)
+	attributes(d.API.Attributes).text(AttrType, string(Whole))
+	return d
 }
 
 // mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which nobody changes: a node of eight GPUs has some two
@@ -218,9 +271,9 @@ func mouldOf(n *inventory.Node, g *inventory.GPU, p inventory.Profile) mould {
 	}}
 }
 
-// partition is one placement of a MIG profile. It draws on its engines and on the memory slices it covers.
+// partition is one placement of a MIG profile.
 func (m mould) partition(g *inventory.GPU, p inventory.Profile, at inventory.Placement) *Device {
 	return &Device{Form: MIG, GPU: g, Profile: p, Placement: at, API: resourceapi.Device{
-		Name: MIGName(g, p, at.Start), Attributes: m.attributes, ConsumesCounters: partitionDraw(g, p, at), Capacity: m.capacity,
+		Name: MIGName(g, p, at.Start), Attributes: m.attributes, Capacity: m.capacity,
 	}}
 }

@@ -66,6 +66,16 @@ const (
 // WholeName is the device name of a whole GPU.
 func WholeName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
 
+// GPUOf is what the names of one GPU's devices have in common: gpu-<minor>.
+func GPUOf(device string) string {
+	minor, ok := strings.CutPrefix(device, "gpu-")
+	if !ok {
+		return device
+	}
+	minor, _, _ = strings.Cut(minor, "-")
+	return "gpu-" + minor
+}
+
 // SharedName is the device name of a GPU's shareable form.
 func SharedName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d-shared", g.Minor) }
 

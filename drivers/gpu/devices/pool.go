@@ -11,18 +11,31 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
+// TaintWithdrawn is the key of the taint on a device that claims still share, and whose GPU is to be offered in another form once they end.
+const TaintWithdrawn = "gpufabric.io/form-withdrawn"
+
 // Pool is every device of a node, by name.
 type Pool struct {
+	node    *inventory.Node
+	options Options
 	devices map[string]*Device
 	// order is the order of publication: by GPU, and within a GPU whole, shared, then MIG by size. The allocator takes the first that fits.
 	order []*Device
 	sets  []resourceapi.CounterSet
+	// withdrawn are the devices that are there for the claims that share them, and for no other.
+	withdrawn map[string]bool
+	// Settling are the GPUs, by UUID, that keep a form which is not offered any more until the claims that hold it end.
+	Settling map[string]bool
 	// Problems are devices that could not be offered.
 	Problems []error
 }
 
 // Options say how a node's GPUs are offered.
 type Options struct {
+	// Forms are the forms in which they are offered.
+	Forms Forms
+	// Held are the devices that claims hold: they stay published, whatever Forms say.
+	Held []Held
 	// Share is what a share of a GPU gets that asks for nothing; the zero value is a tenth of the GPU.
 	Share Share
 	// Profiles are the named ways to cut the node's GPUs into shares.
@@ -32,6 +45,13 @@ type Options struct {
 	Static map[string][]Instance
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
+}
+
+// Held is a device that a claim holds.
+type Held struct {
+	Device string
+	// Shared says that other claims may hold the device too.
+	Shared bool
 }
 
 // Instance is a MIG instance that stands: a GPU instance with one compute instance that fills it.
@@ -44,63 +64,217 @@ type Instance struct {
 
 // NewPool lays out the devices of a node.
 func NewPool(n *inventory.Node, o Options) *Pool {
-	p := &Pool{devices: map[string]*Device{}}
+	p := &Pool{node: n, options: o, devices: map[string]*Device{}, withdrawn: map[string]bool{}, Settling: map[string]bool{}}
 	for _, g := range n.GPUs {
-		set := counterSet(g)
-		p.sets = append(p.sets, set)
 		if instances, ok := o.Static[g.UUID]; ok {
-			p.addStatic(n, g, instances)
+			p.offer(g, p.static(g, instances))
 			continue
 		}
-		if g.CanBeWhole() {
-			p.addWhole(n, g, wholeDraw(set), o)
+		wanted := p.wanted(g)
+		if kept := p.kept(g, wanted); kept != nil {
+			p.Settling[g.UUID] = true
+			wanted = kept
 		}
-		if !g.CanBeCut() || o.NoMIG {
-			if !g.CanBeWhole() {
-				p.Problems = append(p.Problems, fmt.Errorf("%s is in MIG mode without instances, and GPUs are not cut on demand: nothing of it is offered; make instances by a "+
-					"MIGLayout or nvidia-smi mig, or switch the mode off (nvidia-smi -i %d -mig 0) and reset the GPU", g.UUID, g.Index))
-			}
-			continue
-		}
-		for _, profile := range bySize(g.MIG.Profiles) {
-			m := mouldOf(n, g, profile)
-			for _, at := range profile.Placements {
-				p.add(m.partition(g, profile, at))
-			}
-		}
+		p.offer(g, wanted)
 	}
 	return p
 }
 
-// addWhole offers the forms of a GPU that is not divided.
-func (p *Pool) addWhole(n *inventory.Node, g *inventory.GPU, draw []resourceapi.DeviceCounterConsumption, o Options) {
-	p.add(whole(n, g, draw))
-	p.add(shared(n, g, draw, o.Share.of(g)))
-	for _, profile := range o.Profiles {
-		if profile.fits(g) {
-			p.add(profiled(n, g, draw, profile))
-		}
+// wanted are the devices of a GPU that Forms ask for, as far as its MIG mode lets it have them: a GPU whose mode only a reset changes has the forms of its mode.
+func (p *Pool) wanted(g *inventory.GPU) []*Device {
+	all := p.asked(g)
+	if g.CanBeWhole() {
+		return all
 	}
+	all = slices.DeleteFunc(all, func(d *Device) bool { return d.Form != MIG })
+	if len(all) == 0 {
+		p.problem("%s is in MIG mode without instances, and form %s has no MIG instances that could be made: nothing of it is offered; make instances by a MIGLayout or "+
+			"nvidia-smi mig, offer it in form mig, or switch the mode off (nvidia-smi -i %d -mig 0) and reset the GPU", g.UUID, p.options.Forms, g.Index)
+	}
+	return all
 }
 
-// addStatic offers the instances that stand, and nothing else of that GPU.
-func (p *Pool) addStatic(n *inventory.Node, g *inventory.GPU, instances []Instance) {
+// asked are the devices of a GPU that Forms ask for.
+func (p *Pool) asked(g *inventory.GPU) []*Device {
+	n, o := p.node, p.options
+	var shares []*Device
+	for _, profile := range o.Profiles {
+		if profile.fits(g) {
+			shares = append(shares, profiled(n, g, profile))
+		}
+	}
+	switch o.Forms.mode() {
+	case ModeFlexible:
+		return slices.Concat([]*Device{whole(n, g), shared(n, g, o.Share.of(g))}, shares, p.placements(g, p.cuttable(g)))
+	case ModeProfiles:
+		if len(shares) > 0 {
+			return shares
+		}
+		p.problem("%s is offered whole: form %s, and no VGPUProfile of mode Software fits it", g.UUID, ModeProfiles)
+	case ModeMIG:
+		if placements := p.placements(g, p.named(g)); len(placements) > 0 {
+			return slices.Concat(shares, placements)
+		}
+	case ModeShareable:
+		if g.MemoryBytes >= shareStep {
+			return slices.Concat([]*Device{shareable(n, g)}, shares)
+		}
+		p.problem("%s is offered whole: form %s, and the driver does not say how much memory it has", g.UUID, ModeShareable)
+	case ModeWhole:
+	}
+	return slices.Concat([]*Device{whole(n, g)}, shares)
+}
+
+// cuttable are the profiles that a GPU may be cut by on demand.
+func (p *Pool) cuttable(g *inventory.GPU) []inventory.Profile {
+	if !g.CanBeCut() || p.options.NoMIG {
+		return nil
+	}
+	return bySize(g.MIG.Profiles)
+}
+
+// named are the profiles of a GPU that ModeMIG names.
+func (p *Pool) named(g *inventory.GPU) []inventory.Profile {
+	if p.options.NoMIG {
+		p.problem("%s is offered whole: form %s, and --mig=static lets nothing be cut on demand", g.UUID, p.options.Forms)
+		return nil
+	}
+	if g.MIG != nil && !g.CanBeCut() {
+		p.problem("%s is offered whole: form %s, and its MIG mode is off until it is reset (nvidia-smi -i %d -mig 1, then a reset)", g.UUID, p.options.Forms, g.Index)
+		return nil
+	}
+	found, missing := p.options.Forms.profiles(g)
+	if len(missing) > 0 {
+		has := "it cannot be cut"
+		if g.MIG != nil {
+			var names []string
+			for _, profile := range g.MIG.Profiles {
+				names = append(names, profile.Name)
+			}
+			has = "it has " + strings.Join(names, ", ")
+		}
+		then := "the others are offered"
+		if len(found) == 0 {
+			then = "it is offered whole"
+		}
+		p.problem("%s (%s) has no MIG profile %s: %s; %s", g.UUID, g.ProductName, strings.Join(missing, ", "), has, then)
+	}
+	return found
+}
+
+func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Device {
+	var out []*Device
+	for _, profile := range profiles {
+		m := mouldOf(p.node, g, profile)
+		for _, at := range profile.Placements {
+			out = append(out, m.partition(g, profile, at))
+		}
+	}
+	return out
+}
+
+// kept are the devices of a GPU that claims hold, where one of them is not among those that are wanted; else nil. Nothing else of the GPU is offered until
+// they end: what is wanted may exclude them, and the scheduler could not know.
+func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
+	var kept []*Device
+	foreign := false
+	for _, h := range p.options.Held {
+		if !of(g, h.Device) || slices.ContainsFunc(kept, func(d *Device) bool { return d.Name() == h.Device }) {
+			continue
+		}
+		if i := slices.IndexFunc(wanted, func(d *Device) bool { return d.Name() == h.Device && (d.multiple() || !h.Shared) }); i >= 0 {
+			kept = append(kept, wanted[i])
+			continue
+		}
+		d := p.possible(g, h)
+		if d == nil {
+			continue
+		}
+		foreign = true
+		kept = append(kept, d)
+	}
+	if !foreign {
+		return nil
+	}
+	for _, d := range kept {
+		if d.multiple() {
+			p.withdrawn[d.Name()] = true
+		}
+	}
+	return kept
+}
+
+// of says whether a device is one of a GPU's, by its name.
+func of(g *inventory.GPU, device string) bool {
+	rest, ok := strings.CutPrefix(device, WholeName(g))
+	return ok && (rest == "" || rest[0] == '-')
+}
+
+// possible is a device that a GPU could be offered as, nil where it cannot.
+func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
+	n := p.node
+	switch {
+	case h.Device == WholeName(g) && h.Shared && g.MemoryBytes >= shareStep:
+		return shareable(n, g)
+	case h.Device == WholeName(g):
+		return whole(n, g)
+	case h.Device == SharedName(g):
+		return shared(n, g, p.options.Share.of(g))
+	case strings.HasPrefix(h.Device, SharedName(g)+"-"):
+		for _, profile := range p.options.Profiles {
+			if profile.fits(g) && ProfileName(g, profile.Name) == h.Device {
+				return profiled(n, g, profile)
+			}
+		}
+		// A share of a profile that is not known (yet, or any more): what it may use stands in its claim.
+		d := shared(n, g, p.options.Share.of(g))
+		d.API.Name = h.Device
+		return d
+	}
+	for _, profile := range p.cuttable(g) {
+		for _, at := range profile.Placements {
+			if MIGName(g, profile, at.Start) == h.Device {
+				return mouldOf(n, g, profile).partition(g, profile, at)
+			}
+		}
+	}
+	return nil
+}
+
+// static are the instances that stand on a GPU: nothing else of it is offered.
+func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
+	var out []*Device
 	for _, i := range instances {
 		profile, ok := g.MIG.Profile(i.ProfileID)
 		at := slices.IndexFunc(profile.Placements, func(at inventory.Placement) bool { return at.Start == i.Start })
 		if !ok || at < 0 {
-			p.Problems = append(p.Problems, fmt.Errorf("%s: a MIG instance of profile %d at %d stands there, which NVML does not list among its profiles and placements; it is not offered", g.UUID, i.ProfileID, i.Start))
+			p.problem("%s: a MIG instance of profile %d at %d stands there, which NVML does not list among its profiles and placements; it is not offered", g.UUID, i.ProfileID, i.Start)
 			continue
 		}
-		d := mouldOf(n, g, profile).partition(g, profile, profile.Placements[at])
+		d := mouldOf(p.node, g, profile).partition(g, profile, profile.Placements[at])
 		d.Static = !i.Held
-		p.add(d)
+		out = append(out, d)
 	}
+	return out
 }
 
-func (p *Pool) add(d *Device) {
-	p.devices[d.Name()] = d
-	p.order = append(p.order, d)
+func (p *Pool) problem(format string, args ...any) {
+	p.Problems = append(p.Problems, fmt.Errorf(format, args...))
+}
+
+// offer publishes devices of one GPU, with counters where the scheduler could otherwise hand two of them out that exclude each other.
+func (p *Pool) offer(g *inventory.GPU, all []*Device) {
+	if _, settling := p.Settling[g.UUID]; !settling && exclusive(all) {
+		set := counterSet(g, all)
+		p.sets = append(p.sets, set)
+		for _, d := range all {
+			d.API.ConsumesCounters = draw(set, d)
+		}
+	}
+	for _, d := range all {
+		p.devices[d.Name()] = d
+		p.order = append(p.order, d)
+	}
 }
 
 // bySize puts small profiles first, so that a request that any profile satisfies takes the smallest, and those with extras after those without.
@@ -121,44 +295,44 @@ func bySize(profiles []inventory.Profile) []inventory.Profile {
 	return sorted
 }
 
-// Device finds a device by name, nil where the pool has none. A share of a profile that is not known (yet, or any more) is a share all the same:
-// what it may use stands in its claim.
+// Device finds a device by name, nil where the node can have none of that name. One that is not published is found all the same: a claim may have been
+// allocated it a moment before its form was withdrawn, and the node's ledger decides whether the claim can still have it.
 func (p *Pool) Device(name string) *Device {
 	if d := p.devices[name]; d != nil {
 		return d
 	}
-	gpu, _, shared := strings.Cut(name, "-shared-")
-	if !shared {
-		return nil
+	for _, g := range p.node.GPUs {
+		if _, static := p.options.Static[g.UUID]; !static && of(g, name) {
+			return p.possible(g, Held{Device: name})
+		}
 	}
-	return p.devices[gpu+"-shared"]
+	return nil
 }
 
-// Devices are all devices in the order of publication.
+// Published says whether a device of that name is published.
+func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
+
+// Devices are all published devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }
 
-// Slices lays the pool out in ResourceSlices: counter sets first (at most 8 a slice), then each GPU's devices in slices of their own (at most 64
-// devices a slice, since they draw on counters). taints are added to the devices they name.
+// Slices lays the pool out in as few ResourceSlices as the API allows: counter sets, where there are any, at most 8 a slice, then the devices, at most 64 a
+// slice, which is the limit for those with counters or taints (a taint must not lay a node's slices out anew). taints are added to the devices they name.
 func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	for sets := range slices.Chunk(p.sets, resourceapi.ResourceSliceMaxCounterSets) {
 		out = append(out, resourceslice.Slice{SharedCounters: sets})
 	}
-	for from := 0; from < len(p.order); {
-		to := from
-		for to < len(p.order) && p.order[to].GPU == p.order[from].GPU {
-			to++
-		}
-		for chunk := range slices.Chunk(p.order[from:to], resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
-			slice := resourceslice.Slice{Devices: make([]resourceapi.Device, 0, len(chunk))}
-			for _, d := range chunk {
-				api := d.API
-				api.Taints = taints[d.Name()]
-				slice.Devices = append(slice.Devices, api)
+	for chunk := range slices.Chunk(p.order, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
+		slice := resourceslice.Slice{Devices: make([]resourceapi.Device, 0, len(chunk))}
+		for _, d := range chunk {
+			api := d.API
+			api.Taints = taints[d.Name()]
+			if p.withdrawn[d.Name()] {
+				api.Taints = append(slices.Clone(api.Taints), resourceapi.DeviceTaint{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 			}
-			out = append(out, slice)
+			slice.Devices = append(slice.Devices, api)
 		}
-		from = to
+		out = append(out, slice)
 	}
 	return out
 }

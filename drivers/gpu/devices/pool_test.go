@@ -17,7 +17,7 @@ func TestTheAPIAcceptsTheLayout(t *testing.T) {
 	for i := range 16 {
 		gpus = append(gpus, a100(i))
 	}
-	pool := devices.NewPool(node(gpus...), devices.Options{})
+	pool := devices.NewPool(node(gpus...), devices.Options{Forms: flexible})
 	names := map[string]bool{}
 	counters := map[string]map[string]resourceapi.Counter{}
 	slices := pool.Slices(nil)
@@ -65,7 +65,7 @@ func TestTheAPIAcceptsTheLayout(t *testing.T) {
 
 func TestStaticInstancesAreAllThatIsOfferedOfTheirGPU(t *testing.T) {
 	a, b := a100(0), a100(1)
-	pool := devices.NewPool(node(a, b), devices.Options{Static: map[string][]devices.Instance{
+	pool := devices.NewPool(node(a, b), devices.Options{Forms: flexible, Static: map[string][]devices.Instance{
 		a.UUID: {{ProfileID: 19, Start: 2}, {ProfileID: 9, Start: 4}, {ProfileID: 77, Start: 0}},
 	}})
 	var got []string
@@ -88,7 +88,7 @@ func TestStaticInstancesAreAllThatIsOfferedOfTheirGPU(t *testing.T) {
 func TestAttributesOfAWholeGPU(t *testing.T) {
 	g := a100(5)
 	g.Clique, g.NVLinkDomain, g.AddressingMode, g.Place.Switch = "c0ffee.3", "c0ffee", "ATS", "0000:0a:00.0"
-	d := devices.NewPool(node(g), devices.Options{}).Device("gpu-5")
+	d := devices.NewPool(node(g), devices.Options{Forms: flexible}).Device("gpu-5")
 	for name, want := range map[resourceapi.QualifiedName]string{
 		"type": "gpu", "uuid": g.UUID, "productName": "NVIDIA A100-SXM4-40GB", "brand": "Nvidia", "architecture": "Ampere",
 		"cudaComputeCapability": "8.0.0", "driverVersion": "570.158.1", "cudaDriverVersion": "12.8.0", "addressingMode": "ATS",

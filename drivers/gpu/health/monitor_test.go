@@ -172,7 +172,7 @@ func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
 func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "b1")
 	f := Fault{GPU: b.node.GPUs[0].UUID, Kind: ECC, Code: 95, Fatal: true, Placement: &inventory.Placement{Start: 4, Size: 4}, Since: b.now}
-	taints := Taints([]Fault{f}, devices.NewPool(b.node, devices.Options{}).Devices())
+	taints := Taints([]Fault{f}, devices.NewPool(b.node, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}}).Devices())
 	for name, want := range map[string]bool{
 		"gpu-0": true, "gpu-0-shared": true, "gpu-0-mig-3g20gb-9-4": true, "gpu-0-mig-1g5gb-19-6": true, "gpu-0-mig-7g40gb-0-0": true,
 		"gpu-0-mig-3g20gb-9-0": false, "gpu-0-mig-1g5gb-19-3": false, "gpu-1": false,

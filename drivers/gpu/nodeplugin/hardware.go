@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/forms"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/legacy"
 	"gpufabric.io/drivers/gpu/partition"
@@ -20,6 +21,11 @@ func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
 	offer, err := p.options.offer()
 	if err != nil {
 		return nil, err
+	}
+	offer.Forms = p.options.formsConfig.Default
+	if last, ok := p.lastForms(); ok {
+		offer.Forms = last
+		p.wish.set(forms.Answer{Forms: last, Reason: "LastRun", By: "the role's last run"})
 	}
 	node, err := p.inventory(ctx)
 	if err != nil {

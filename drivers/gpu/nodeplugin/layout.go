@@ -87,7 +87,7 @@ func (p *plugin) applyAgain() {
 
 // view is the node's view of the API.
 func (p *plugin) view() selection.Node {
-	return selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.dynamic}
+	return selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.dynamic, Self: p.self}
 }
 
 // applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.

@@ -9,6 +9,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/forms"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/node/options"
 )
@@ -22,6 +23,8 @@ type Options struct {
 	CDIHookProgram string
 	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
 	ContainerEdits string
+	// Forms says in JSON (package forms) in which forms the GPUs of which nodes are offered; empty: whole.
+	Forms string
 	// MIG says whether GPUs may be cut on demand: dynamic, or static (only what an administrator made is offered).
 	MIG string
 	// UnknownMIG says what becomes of MIG instances that belong to no claim when the plugin starts: keep or remove.
@@ -39,6 +42,8 @@ type Options struct {
 	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
 	DevicePlugin []string
 	ShareCores   int64
+
+	formsConfig forms.Config // what Forms says, once it is valid
 }
 
 // Bind adds the flags to a flag set, with defaults from the environment.
@@ -51,6 +56,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
+	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": {...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients can fill it")
@@ -71,6 +77,10 @@ func (o *Options) Validate() error {
 			}
 		}
 		errs = append(errs, fmt.Errorf("--%s %q: allowed are %v", flag, value, allowed))
+	}
+	var err error
+	if o.formsConfig, err = forms.Parse(o.Forms); err != nil {
+		errs = append(errs, fmt.Errorf("--forms %s: %w", o.Forms, err))
 	}
 	oneOf("mig", o.MIG, "dynamic", "static")
 	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")

@@ -16,7 +16,7 @@
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
 //   - resource.k8s.io resourceclaims: get
 //   - resource.k8s.io resourceclaims/status: get, patch, update, and resourceclaims/driver: associated-node:patch, associated-node:update
-//   - core nodes: get, list, watch (its own)
+//   - core nodes: get, list, watch, and nodes/status: patch (its own, and of its status the condition GPUForms alone)
 //   - gpufabric.io miglayouts and vgpuprofiles: get, list, watch; miglayouts/status: patch
 //   - core and events.k8s.io events: create, patch, update
 package nodeplugin
@@ -39,6 +39,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -48,6 +49,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
@@ -119,6 +121,9 @@ type plugin struct {
 	monitor *health.Monitor
 	health  *healthServer
 	given   given
+	// wish says which forms the GPUs are to be offered in, self is the node as the API has it.
+	wish wish
+	self cache.SharedIndexInformer
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
@@ -252,6 +257,7 @@ func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objec
 	measured := metrics.New(devices.Driver)
 	measured.Registry.MustRegister(o.Files)
 	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured, dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
+		wish: wish{known: make(chan struct{})}, self: selection.Self(client, o.NodeName),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
 
@@ -301,6 +307,7 @@ func (p *plugin) run(ctx context.Context) error {
 		return err
 	}
 	p.changed()
+	wg.Go(func() { p.self.RunWithContext(ctx) })
 	wg.Go(func() { p.publishChanges(ctx, cancel) })
 	wg.Go(func() {
 		if err := p.monitor.Run(ctx); err != nil {
@@ -309,7 +316,7 @@ func (p *plugin) run(ctx context.Context) error {
 		}
 	})
 	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records()) })
-	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followLayouts, p.followProfiles} {
+	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followForms, p.followLayouts, p.followProfiles} {
 		wg.Go(func() {
 			if err := part(ctx); err != nil {
 				cancel(err)

@@ -2,8 +2,11 @@ package nodeplugin
 
 import (
 	"context"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/health"
@@ -20,15 +23,29 @@ func (p *plugin) changed() {
 // publishChanges publishes the node's devices whenever they changed, until ctx ends. The first time waits for the API server; claims of the
 // kubelet are served meanwhile.
 func (p *plugin) publishChanges(ctx context.Context, fail context.CancelCauseFunc) {
+	select {
+	case <-p.wish.known: // Offered in another form first, a GPU could be given away in it.
+	case <-ctx.Done():
+		return
+	}
+	var told *corev1.NodeCondition
+	var retry <-chan time.Time
 	for {
 		select {
 		case <-p.dirty:
+			if err := p.publish(); err != nil && ctx.Err() == nil {
+				fail(err)
+				return
+			}
+		case <-retry:
 		case <-ctx.Done():
 			return
 		}
-		if err := p.publish(); err != nil && ctx.Err() == nil {
-			fail(err)
-			return
+		retry = nil
+		var err error
+		if told, err = p.tellForms(ctx, told); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "The forms of the node's GPUs are not told")
+			retry = time.After(conditionRetry)
 		}
 	}
 }

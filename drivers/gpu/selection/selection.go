@@ -4,6 +4,7 @@ package selection
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -29,15 +30,63 @@ type Node struct {
 	Name    string
 	Core    kubernetes.Interface
 	Dynamic dynamic.Interface
+	// Self is the node's own object, which whoever made it (with Self) runs; nil: each Watch watches the node by itself.
+	Self cache.SharedIndexInformer
+}
+
+// Self watches one node's object.
+func Self(core kubernetes.Interface, name string) cache.SharedIndexInformer {
+	return informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTweakListOptions(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+	})).Core().V1().Nodes().Informer()
+}
+
+// Labels calls changed with the node's labels when they are first known and whenever they change, until ctx ends. A node that is not there has none. n.Self
+// must be set.
+func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
+	wake := make(chan struct{}, 1)
+	note := func() {
+		select {
+		case wake <- struct{}{}:
+		default: // it will be looked at anyway
+		}
+	}
+	registration, err := n.Self.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { note() }, UpdateFunc: func(any, any) { note() }, DeleteFunc: func(any) { note() },
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = n.Self.RemoveEventHandler(registration) }()
+	if !cache.WaitFor(ctx, "", n.Self.HasSyncedChecker()) {
+		return nil
+	}
+	var last labels.Set
+	for first := true; ; {
+		now := labels.Set{}
+		if object, found, _ := n.Self.GetStore().GetByKey(n.Name); found {
+			now = object.(*corev1.Node).Labels
+		}
+		if first || !maps.Equal(now, last) {
+			first, last = false, now
+			changed(now)
+		}
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they change, until
 // ctx ends. selector gives an object's selector; none selects every node. Without the kind's CRD there are no objects, and Watch waits for it.
 func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector, changed func([]T)) error {
 	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, nil).Informer()
-	nodes := informers.NewSharedInformerFactoryWithOptions(n.Core, 0, informers.WithTweakListOptions(func(l *metav1.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", n.Name).String()
-	})).Core().V1().Nodes().Informer()
+	nodes := n.Self
+	if nodes == nil {
+		nodes = Self(n.Core, n.Name)
+	}
 	err := objects.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsNotFound(err) {
 			klog.FromContext(ctx).V(2).Info("The API server does not know the kind; waiting for its CRD", "kind", kind.Resource)
@@ -63,7 +112,9 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 		synced = append(synced, registration.HasSyncedChecker(), informer.HasSyncedChecker())
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { nodes.RunWithContext(ctx) })
+	if n.Self == nil {
+		wg.Go(func() { nodes.RunWithContext(ctx) })
+	}
 	wg.Go(func() { objects.RunWithContext(ctx) })
 	wg.Go(func() { // The events of the first lists may all come before both lists count as whole.
 		if cache.WaitFor(ctx, "", synced...) {

@@ -28,6 +28,8 @@ import (
 	"strconv"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -82,6 +84,8 @@ type Device struct {
 	Device   string   `json:"device"`
 	// ShareID is set for a share of a device that several claims hold.
 	ShareID types.UID `json:"shareID,omitempty"`
+	// ConsumedCapacity is what the claim has of a device that several claims hold, as quantities. Records of before it was kept lack it.
+	ConsumedCapacity map[resourceapi.QualifiedName]resource.Quantity `json:"consumedCapacity,omitempty"`
 	// AdminAccess marks a device that is looked at, not held.
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// CDIDeviceIDs are qualified CDI names ("vendor/class=name").

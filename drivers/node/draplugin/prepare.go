@@ -214,7 +214,7 @@ func (p *Plugin) current(record claimstate.Record) bool {
 func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
 	record := claimstate.Record{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, BootID: p.bootID}
 	for _, device := range claim.Devices {
-		entry := claimstate.Device{Requests: []string{device.Request}, Pool: device.Pool, Device: device.Device, AdminAccess: device.Admin()}
+		entry := claimstate.Device{Requests: []string{device.Request}, Pool: device.Pool, Device: device.Device, AdminAccess: device.Admin(), ConsumedCapacity: device.ConsumedCapacity}
 		if device.ShareID != nil {
 			entry.ShareID = *device.ShareID
 		}

@@ -67,7 +67,7 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 			continue
 		}
 		allocated := AllocatedDevice{DeviceRequestAllocationResult: resourceapi.DeviceRequestAllocationResult{
-			Driver: p.config.Driver, Pool: device.Pool, Device: device.Device,
+			Driver: p.config.Driver, Pool: device.Pool, Device: device.Device, ConsumedCapacity: device.ConsumedCapacity,
 		}}
 		if device.ShareID != "" {
 			allocated.ShareID = &device.ShareID

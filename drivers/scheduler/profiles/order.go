@@ -2,9 +2,9 @@ package profiles
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -32,7 +32,7 @@ func (s share) part() float64 {
 	return min(float64(s.used)/float64(s.total), 1)
 }
 
-// usage are the GPUs of those nodes on which something is given away, by node and counter set.
+// usage are the GPUs of those nodes on which something is given away, by node and GPU.
 type usage map[string]map[string]share
 
 // percent is the mean part of a node's memory that is given away, over the GPUs that pods without tolerations may have; 0 for a node that is not in the account.
@@ -49,8 +49,9 @@ func (u usage) percent(node string) int64 {
 	return int64(math.Round(100 * sum / count))
 }
 
-// order shows all ResourceSlices with those of the GPU driver's pools in the policy's order, and what is given away of their GPUs. The allocator goes by the
-// slices' names, so the slices of GPUs that come first are shown under names that come first. A pool of which nothing is given away stays as it is.
+// order shows all ResourceSlices with the devices of the GPU driver's pools in the policy's order, and what is given away of their GPUs. The allocator goes by
+// the slices' names and in each by the devices' places, so the devices of GPUs that come first are shown in the first places. A pool of which nothing is given
+// away stays as it is.
 func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedState, policy cards.Policy) ([]*resourceapi.ResourceSlice, usage) {
 	taken := given(allocated)
 	pools := map[string][]int{} // indices of slices with devices, by pool
@@ -62,20 +63,23 @@ func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedStat
 	shown, nodes := slices.Clone(all), usage{}
 	for pool, indices := range pools {
 		gpus := map[string]share{}
+		slices.SortFunc(indices, func(a, b int) int { return cmp.Compare(all[a].Name, all[b].Name) })
+		var devices []resourceapi.Device
 		for _, i := range indices {
 			measure(all[i], taken[pool], gpus)
+			devices = append(devices, all[i].Spec.Devices...)
 		}
 		nodes[ptr.Deref(all[indices[0]].Spec.NodeName, "")] = gpus
-		slices.SortFunc(indices, func(a, b int) int {
-			x, y := gpus[counterSet(&all[a].Spec.Devices[0])].part(), gpus[counterSet(&all[b].Spec.Devices[0])].part()
+		slices.SortStableFunc(devices, func(a, b resourceapi.Device) int {
+			x, y := gpus[gpuOf(a.Name)].part(), gpus[gpuOf(b.Name)].part()
 			if policy != cards.Spread {
 				x, y = y, x
 			}
-			return cmp.Or(cmp.Compare(x, y), cmp.Compare(all[a].Name, all[b].Name))
+			return cmp.Compare(x, y)
 		})
-		for rank, i := range indices {
-			slice := *all[i] // shares the devices, which nobody changes
-			slice.Name = fmt.Sprintf("%04d-%s", rank, slice.Name)
+		for _, i := range indices {
+			slice := *all[i]
+			slice.Spec.Devices, devices = devices[:len(all[i].Spec.Devices):len(all[i].Spec.Devices)], devices[len(all[i].Spec.Devices):]
 			shown[i] = &slice
 		}
 	}
@@ -111,16 +115,16 @@ func given(allocated *structured.AllocatedState) map[string]map[string]int64 {
 	return out
 }
 
-// measure adds a slice's devices to the account of their GPUs. The driver publishes a slice a GPU, so one GPU's devices follow one another.
+// measure adds a slice's devices to the account of their GPUs. One GPU's devices follow one another.
 func measure(slice *resourceapi.ResourceSlice, taken map[string]int64, gpus map[string]share) {
 	all := slice.Spec.Devices
 	for from := 0; from < len(all); {
-		set := counterSet(&all[from])
-		gpu := gpus[set]
-		for ; from < len(all) && counterSet(&all[from]) == set; from++ {
+		name := gpuOf(all[from].Name)
+		gpu := gpus[name]
+		for ; from < len(all) && gpuOf(all[from].Name) == name; from++ {
 			gpu.add(&all[from], taken)
 		}
-		gpus[set] = gpu
+		gpus[name] = gpu
 	}
 }
 
@@ -138,10 +142,12 @@ func (s *share) add(d *resourceapi.Device, taken map[string]int64) {
 	})
 }
 
-// counterSet is what tells one GPU's devices from another's.
-func counterSet(d *resourceapi.Device) string {
-	if len(d.ConsumesCounters) == 0 {
-		return d.Name
+// gpuOf is what the names of one GPU's devices have in common: gpu-<minor>, before the next dash.
+func gpuOf(device string) string {
+	minor, ok := strings.CutPrefix(device, "gpu-")
+	if !ok {
+		return device
 	}
-	return d.ConsumesCounters[0].CounterSet
+	minor, _, _ = strings.Cut(minor, "-")
+	return "gpu-" + minor
 }

@@ -51,12 +51,25 @@ func allocated(pool string, given map[string]int64) *structured.AllocatedState {
 	return state
 }
 
+// gpus are the GPUs in the order in which the allocator comes to them, by letters.
+func gpus(slices []*resourceapi.ResourceSlice) string {
+	var out []string
+	for _, slice := range slices {
+		for _, d := range slice.Spec.Devices {
+			if letter := string("abc"[d.Name[len("gpu-")]-'0']); len(out) == 0 || out[len(out)-1] != letter {
+				out = append(out, letter)
+			}
+		}
+	}
+	return strings.Join(out, " ")
+}
+
 func TestGPUsStandInThePolicysOrder(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		policy cards.Policy
 		given  map[string]int64
-		want   string // the GPUs' own slice names, as the allocator comes to them
+		want   string // the GPUs, as the allocator comes to them
 	}{
 		{"nothing is given away", cards.Spread, nil, "a b c"},
 		{"binpack goes where most is", cards.Binpack, map[string]int64{"gpu-1-shared": 10, "gpu-2-shared": 20}, "c b a"},
@@ -75,17 +88,20 @@ func TestGPUsStandInThePolicysOrder(t *testing.T) {
 			}
 			sorted := slices.Clone(shown[:3])
 			slices.SortFunc(sorted, func(a, b *resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
-			var got []string
-			for _, slice := range sorted {
-				got = append(got, slice.Name[strings.LastIndex(slice.Name, "-")+1:])
-			}
-			if s := strings.Join(got, " "); s != test.want {
+			if s := gpus(sorted); s != test.want {
 				t.Errorf("the allocator comes to %s, want %s", s, test.want)
 			}
-			for i, name := range []string{"a", "b", "c"} {
-				if all[i].Name != name {
-					t.Errorf("the informer's slice %s is now named %s", name, all[i].Name)
-				}
+			if s := gpus(all[:3]); s != "a b c" {
+				t.Errorf("the informer's slices have the GPUs %s now", s)
+			}
+			// The same where all GPUs stand in one slice, as the driver publishes them now.
+			one := all[0].DeepCopy()
+			for _, slice := range all[1:3] {
+				one.Spec.Devices = append(one.Spec.Devices, slice.Spec.Devices...)
+			}
+			shown, _ = order([]*resourceapi.ResourceSlice{one}, allocated("n-gpu", test.given), test.policy)
+			if s := gpus(shown); s != test.want {
+				t.Errorf("in one slice the allocator comes to %s, want %s", s, test.want)
 			}
 		})
 	}

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"maps"
+
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
@@ -21,7 +23,7 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 	left := inv.countersLeft()
 	free := map[string]int64{}
 	for _, d := range inv.Devices {
-		if d.Driver != r.Driver || (r.Type != "" && d.Text("type") != r.Type) || (r.Profile != "" && d.Text("profile") != r.Profile) {
+		if d.Driver != r.Driver || !d.is(r.Type) || (r.Profile != "" && d.Text("profile") != r.Profile) {
 			continue
 		}
 		if _, known := free[d.Node]; !known {
@@ -30,13 +32,16 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 		if len(d.Troubles()) > 0 {
 			continue
 		}
-		shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		shared := d.multiple()
 		counters := left[poolKey{d.Driver, d.Pool}]
 		switch {
 		case len(d.Claims) > 0 && !shared, len(d.Claims) == 0 && !counters.covers(d.ConsumesCounters):
 			continue
-		case shared && len(r.Capacity) > 0:
-			n := d.sharesLeft(r.Capacity)
+		case shared:
+			n := d.sharesLeft(d.filled(r.Capacity))
+			if len(r.Capacity) == 0 {
+				n = min(n, 1)
+			}
 			if n > 0 && len(d.Claims) == 0 {
 				counters.draw(d.ConsumesCounters)
 			}
@@ -49,6 +54,34 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 		}
 	}
 	return free
+}
+
+// is says whether a device can serve a request for a type. A GPU that several claims may have (its type is gpu) serves requests for shares too.
+func (d *Device) is(kind string) bool {
+	own := d.Text("type")
+	return kind == "" || own == kind || kind == "shared" && own == "gpu" && d.multiple()
+}
+
+func (d *Device) multiple() bool {
+	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+}
+
+// filled is what a request takes of each capacity: what it asks for, else the capacity's default, else all there is.
+func (d *Device) filled(asked map[resourcev1.QualifiedName]int64) map[resourcev1.QualifiedName]int64 {
+	size := maps.Clone(asked)
+	if size == nil {
+		size = map[resourcev1.QualifiedName]int64{}
+	}
+	for name, c := range d.Capacity {
+		if _, named := size[name]; named {
+			continue
+		}
+		size[name] = c.Value.Value()
+		if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
+			size[name] = c.RequestPolicy.Default.Value()
+		}
+	}
+	return size
 }
 
 // sharesLeft counts how many more shares of a size the device has room for.

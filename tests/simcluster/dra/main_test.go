@@ -27,7 +27,7 @@ func run(m *testing.M) int {
 	ctx := context.Background()
 	up, err := fixture.Up(ctx, fixture.Options{Nodes: nodes, Mode: fabric.Mode(os.Getenv("SIMCLUSTER_CONTAINERS")), Values: map[string]any{
 		"computeDomains": map[string]any{"enabled": false},
-		"gpus":           map[string]any{"enabled": true},
+		"gpus":           map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
 		// The seed's ConfigMap stands in kube-system, and its pods ask for an extended resource.
 		"rdma": map[string]any{"enabled": true, "namespace": "kube-system", "devicePlugin": false, "extendedResources": []any{"rdma/hca_shared_devices_a"}},
 	}})

@@ -50,7 +50,7 @@ func run(m *testing.M) int {
 	up, err := fixture.Up(context.Background(), fixture.Options{
 		// Only processes can be killed without a last word.
 		Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: nodeGrace, RestartBackoff: 200 * time.Millisecond, Proxy: true,
-		Values: map[string]any{"gpus": map[string]any{"enabled": true}},
+		Values: map[string]any{"gpus": map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}}},
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)

@@ -1,0 +1,112 @@
+package devices
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// Mode is one word for the forms in which a GPU is offered.
+type Mode string
+
+// The modes. A scheduler looks at every device and every counter of a node for each pod that it places there, so each mode beyond Whole has a price that
+// every pod of the cluster pays (docs/scheduling.md has the figures).
+const (
+	// ModeWhole offers the whole GPU, to one claim at a time, and draws on no counters.
+	ModeWhole Mode = "whole"
+	// ModeShareable offers one device that a plain claim has whole, and that claims which ask for memory share. It draws on no counters.
+	ModeShareable Mode = "shareable"
+	// ModeMIG offers the placements of named MIG profiles, and nothing else. It draws on counters where placements exclude each other.
+	ModeMIG Mode = "mig"
+	// ModeProfiles offers the shares of the VGPUProfiles that select the node, and nothing else.
+	ModeProfiles Mode = "profiles"
+	// ModeFlexible offers everything at once: whole, shared, and every placement of every MIG profile, all drawing on the GPU's counters.
+	ModeFlexible Mode = "flexible"
+)
+
+// Modes are all modes, in the order in which messages name them.
+func Modes() []Mode {
+	return []Mode{ModeWhole, ModeShareable, ModeMIG, ModeProfiles, ModeFlexible}
+}
+
+// Forms say in which forms the GPUs of a node are offered. The zero value is ModeWhole.
+type Forms struct {
+	Mode Mode `json:"form"`
+	// MIGProfiles are the MIG profiles of ModeMIG, as NVML names them ("1g.10gb", "1g.10gb+me"); no other mode has any.
+	MIGProfiles []string `json:"migProfiles,omitempty"`
+}
+
+// ParseForms reads Forms as a label's value has them: a mode, and for mig the profiles after it, all joined by "_". A label cannot hold the plus sign of
+// "1g.10gb+me": there a dash stands for it.
+func ParseForms(text string) (Forms, error) {
+	words := strings.Split(text, "_")
+	f := Forms{Mode: Mode(words[0]), MIGProfiles: words[1:]}
+	if len(f.MIGProfiles) == 0 {
+		f.MIGProfiles = nil
+	}
+	return f, f.Validate()
+}
+
+// Validate says what is wrong with the forms, nil where nothing is. Whether a GPU has the profiles only its node knows.
+func (f Forms) Validate() error {
+	switch {
+	case !slices.Contains(Modes(), f.mode()):
+		return fmt.Errorf("form %q: allowed are %s", f.Mode, joined(Modes(), ", "))
+	case f.Mode == ModeMIG && len(f.MIGProfiles) == 0:
+		return fmt.Errorf("form mig names no MIG profile: name at least one, such as 1g.10gb (nvidia-smi mig -lgip lists them)")
+	case f.Mode != ModeMIG && len(f.MIGProfiles) > 0:
+		return fmt.Errorf("form %s with the MIG profiles %s: only form mig has profiles", f.mode(), strings.Join(f.MIGProfiles, ", "))
+	}
+	for i, name := range f.MIGProfiles {
+		if name == "" || slices.Contains(f.MIGProfiles[:i], name) {
+			return fmt.Errorf("MIG profile %q: must be a name, and stand there once", name)
+		}
+	}
+	return nil
+}
+
+// Equal says whether both offer the same.
+func (f Forms) Equal(o Forms) bool {
+	return f.mode() == o.mode() && slices.Equal(f.MIGProfiles, o.MIGProfiles)
+}
+
+// String writes the forms as ParseForms reads them.
+func (f Forms) String() string {
+	return strings.NewReplacer("+", "-").Replace(strings.Join(append([]string{string(f.mode())}, f.MIGProfiles...), "_"))
+}
+
+func (f Forms) mode() Mode {
+	if f.Mode == "" {
+		return ModeWhole
+	}
+	return f.Mode
+}
+
+// profiles are the profiles of a GPU that the forms name, smallest first, and the names that the GPU does not have.
+func (f Forms) profiles(g *inventory.GPU) (found []inventory.Profile, missing []string) {
+	for _, name := range f.MIGProfiles {
+		i := -1
+		if g.MIG != nil {
+			i = slices.IndexFunc(g.MIG.Profiles, func(p inventory.Profile) bool { return plain(p.Name) == plain(name) })
+		}
+		if i < 0 {
+			missing = append(missing, name)
+			continue
+		}
+		found = append(found, g.MIG.Profiles[i])
+	}
+	return bySize(found), missing
+}
+
+// plain writes a profile's name as a label can hold it.
+func plain(profile string) string { return strings.ReplaceAll(profile, "+", "-") }
+
+func joined[T ~string](words []T, separator string) string {
+	texts := make([]string, len(words))
+	for i, w := range words {
+		texts[i] = string(w)
+	}
+	return strings.Join(texts, separator)
+}

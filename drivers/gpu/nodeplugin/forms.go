@@ -1,6 +1,7 @@
 package nodeplugin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/forms"
 	"gpufabric.io/drivers/gpu/selection"
+	"gpufabric.io/drivers/node/atomicfile"
 )
 
 // FormsCondition is the condition of a Node that says in which forms its GPUs are offered, by whose word, and what keeps one from its form.
@@ -88,6 +90,18 @@ func (p *plugin) lastForms() (f devices.Forms, ok bool) {
 	return f, true
 }
 
+// keepForms writes the forms down for the next start.
+func (p *plugin) keepForms(f devices.Forms) error {
+	raw, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(p.stateFile(formsFile)); err == nil && bytes.Equal(old, raw) {
+		return nil
+	}
+	return atomicfile.Writer{}.Write(p.stateFile(formsFile), raw, 0o600)
+}
+
 // followForms offers the GPUs in the forms that the node's labels and the chart ask for, until ctx ends.
 func (p *plugin) followForms(ctx context.Context) error {
 	told := make(chan labels.Set)
@@ -146,10 +160,8 @@ func (p *plugin) applyForms(ctx context.Context, node labels.Set) {
 		klog.FromContext(ctx).Info("The node's GPUs change their forms", "from", before.String(), "to", answer.String(), "by", answer.By)
 		p.kind.SetForms(answer.Forms)
 	}
-	if raw, err := json.Marshal(answer.Forms); err == nil {
-		if err := p.writer.Write(p.stateFile(formsFile), raw, 0o600); err != nil {
-			klog.FromContext(ctx).Error(err, "The node's forms are not kept for the next start")
-		}
+	if err := p.keepForms(answer.Forms); err != nil {
+		klog.FromContext(ctx).Error(err, "The node's forms are not kept for the next start")
 	}
 	p.wish.set(answer)
 	p.changed()

@@ -43,6 +43,9 @@ rules:
 // configure writes every component's files and decides its arguments.
 func (c *ControlPlane) configure(ports ports) error {
 	dir := func(name string) string { return filepath.Join(c.options.Dir, name) }
+	if c.options.SchedulerProfiling {
+		c.scheduler = ports.scheduler
+	}
 	users := map[string]string{ // kubeconfig to user
 		"controller-manager.kubeconfig": "system:kube-controller-manager",
 		"scheduler.kubeconfig":          "system:kube-scheduler",
@@ -134,7 +137,11 @@ clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
 	if err := os.WriteFile(dir("scheduler.yaml"), []byte(scheduler), 0o600); err != nil {
 		return fmt.Errorf("write the scheduler's configuration: %w", err)
 	}
-	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=0"}, c.gates()...)
+	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=" + strconv.Itoa(c.scheduler)}, c.gates()...)
+	if c.scheduler > 0 {
+		c.arguments["kube-scheduler"] = append(c.arguments["kube-scheduler"], "--bind-address=127.0.0.1", "--cert-dir="+dir("scheduler-certificate"),
+			"--client-ca-file="+c.authority.CertFile(), "--authentication-kubeconfig="+dir("scheduler.kubeconfig"), "--authorization-kubeconfig="+dir("scheduler.kubeconfig"))
+	}
 	return nil
 }
 

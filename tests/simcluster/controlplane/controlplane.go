@@ -43,6 +43,8 @@ type Options struct {
 	NodeGrace time.Duration
 	// FeatureGates are passed to every component, e.g. {"DRADeviceTaintRules": true}.
 	FeatureGates map[string]bool
+	// SchedulerProfiling has the scheduler serve /debug/pprof where Scheduler says.
+	SchedulerProfiling bool
 	// APIs are served besides those that the API server serves by itself, e.g. "scheduling.k8s.io/v1alpha2".
 	APIs []string
 }
@@ -54,6 +56,7 @@ type ControlPlane struct {
 	server    string // the API server's URL
 	processes map[string]*process.Process
 	arguments map[string][]string
+	scheduler int // the port that the scheduler serves on; 0: none
 }
 
 // Start brings the control plane up and returns when it serves. On an error, what it started is stopped again.
@@ -131,6 +134,17 @@ func (c *ControlPlane) Restart(ctx context.Context, name string) error {
 		return err
 	}
 	return c.awaitServer(ctx)
+}
+
+// Scheduler is how the administrator reaches the scheduler's own port, which Options.SchedulerProfiling opens.
+func (c *ControlPlane) Scheduler() *rest.Config {
+	config, err := c.Admin()
+	if err != nil {
+		return &rest.Config{}
+	}
+	config.Host = fmt.Sprintf("https://127.0.0.1:%d", c.scheduler)
+	config.CAFile, config.CAData, config.Insecure = "", nil, true // its certificate is one that it makes for itself
+	return config
 }
 
 // Kubeconfig is the path of the administrator's kubeconfig.

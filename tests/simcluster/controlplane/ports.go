@@ -6,7 +6,7 @@ import (
 )
 
 type ports struct {
-	apiServer, etcd, etcdPeer int
+	apiServer, etcd, etcdPeer, scheduler int
 }
 
 // choosePorts takes the API server's port as asked (0: any) and free ones for the rest. A port is free when chosen; what
@@ -18,8 +18,8 @@ func choosePorts(apiServer int) (ports, error) {
 			l.Close() //nolint:errcheck // it only held the port
 		}
 	}()
-	chosen := make([]int, 3)
-	for i, wanted := range []int{apiServer, 0, 0} {
+	chosen := make([]int, 4)
+	for i, wanted := range []int{apiServer, 0, 0, 0} {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", wanted))
 		if err != nil {
 			if wanted != 0 {
@@ -30,5 +30,5 @@ func choosePorts(apiServer int) (ports, error) {
 		listeners = append(listeners, l)
 		chosen[i] = l.Addr().(*net.TCPAddr).Port
 	}
-	return ports{apiServer: chosen[0], etcd: chosen[1], etcdPeer: chosen[2]}, nil
+	return ports{apiServer: chosen[0], etcd: chosen[1], etcdPeer: chosen[2], scheduler: chosen[3]}, nil
 }

@@ -1,0 +1,311 @@
+package scheduling
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+// other is the driver of devices that have nothing to do with GPUs.
+const other = "other.example.com"
+
+// Names of the DeviceClasses that claims ask for.
+const (
+	classWhole = "gpu.nvidia.com"
+	classShare = "gpu-share.gpufabric.io"
+	classMIG   = "mig.nvidia.com"
+	classOther = other
+)
+
+// Row is one way to publish a cluster's GPUs, and what pods ask for.
+type Row struct {
+	// Name is a short word for files and flags, Title what the table says.
+	Name, Title string
+	// class is what each pod's claim asks one device of; empty: pods have no claim. memory is what it asks of the device's capacity.
+	class, memory string
+	// unit is the form of the devices that fill a node before the measurement: those that a claim would have.
+	unit devices.Form
+	// publish lays out the slices of a node, by its number.
+	publish func(m *Machine, node int) []pool
+}
+
+// pool is one resource pool of a node.
+type pool struct {
+	driver, name string
+	slices       []resourceslice.Slice
+}
+
+// Rows are all there are.
+func Rows() []Row {
+	none := func(*Machine, int) []pool { return nil }
+	forms := func(text string) func(*Machine, int) []pool {
+		return func(m *Machine, _ int) []pool { return m.ours(text) }
+	}
+	beside := func(publish func(*Machine, int) []pool) func(*Machine, int) []pool {
+		return func(m *Machine, node int) []pool { return append(publish(m, node), m.others()) }
+	}
+	return []Row{
+		{Name: "none", Title: "pods without claims", publish: none},
+		{Name: "public-whole", Title: "whole GPUs, as the public driver publishes them", class: classWhole, unit: devices.Whole,
+			publish: func(m *Machine, _ int) []pool { return m.public(false) }},
+		{Name: "whole", Title: "`whole`, the default", class: classWhole, unit: devices.Whole, publish: forms("whole")},
+		{Name: "shareable", Title: "`shareable`, a plain claim a pod", class: classWhole, unit: devices.Whole, publish: forms("shareable")},
+		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole, publish: forms("shareable")},
+		{Name: "mig", Title: "`mig` of 1g.10gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb")},
+		{Name: "mig-two", Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb_3g.40gb")},
+		{Name: "flexible", Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole, publish: forms("flexible")},
+		{Name: "public-mig", Title: "the public driver's with dynamic MIG, a whole GPU a pod", class: classWhole, unit: devices.Whole,
+			publish: func(m *Machine, _ int) []pool { return m.public(true) }},
+		{Name: "one-flexible", Title: "`whole`, and one node `flexible`", class: classWhole, unit: devices.Whole, publish: func(m *Machine, node int) []pool {
+			if node == 0 {
+				return m.ours("flexible")
+			}
+			return m.ours("whole")
+		}},
+		{Name: "other", Title: "another driver's devices, no GPUs published", class: classOther, unit: "other", publish: beside(none)},
+		{Name: "other-whole", Title: "another driver's devices beside `whole`", class: classOther, unit: "other", publish: beside(forms("whole"))},
+		{Name: "other-flexible", Title: "another driver's devices beside `flexible`", class: classOther, unit: "other", publish: beside(forms("flexible"))},
+	}
+}
+
+// Machine is what is known of a node's GPUs.
+type Machine struct {
+	node *inventory.Node
+	laid map[string][]pool // what was laid out, which is the same for every node
+}
+
+// NewMachine reads the GPUs of a fake node.
+func NewMachine(ctx context.Context, name string) (*Machine, error) {
+	p, err := profile.Load(name)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.MkdirTemp("", "scheduling")
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for a fake node: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(root) }()
+	if err := tree.Render(ctx, tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		return nil, err
+	}
+	lib := nvmlstate.New(root)
+	lib.Init()
+	defer lib.Shutdown()
+	locate, err := inventory.Locator(ctx, filepath.Join(root, "sys"))
+	if err != nil {
+		return nil, err
+	}
+	node, err := inventory.Reader{NVML: lib, Locate: locate}.Read()
+	if err != nil {
+		return nil, err
+	}
+	return &Machine{node: node, laid: map[string][]pool{}}, nil
+}
+
+// once lays out what is the same for every node.
+func (m *Machine) once(key string, layOut func() []pool) []pool {
+	if _, done := m.laid[key]; !done {
+		m.laid[key] = layOut()
+	}
+	return slices.Clone(m.laid[key])
+}
+
+// ours is what gpu-plugin publishes.
+func (m *Machine) ours(text string) []pool {
+	return m.once(text, func() []pool {
+		forms, err := devices.ParseForms(text)
+		if err != nil {
+			panic(err) // a mistake in this file
+		}
+		return []pool{{driver: devices.Driver, name: "gpu", slices: devices.NewPool(m.node, devices.Options{Forms: forms}).Slices(nil)}}
+	})
+}
+
+// others are eight devices of another driver.
+func (m *Machine) others() pool {
+	return m.once("others", func() []pool {
+		var slice resourceslice.Slice
+		for i := range 8 {
+			slice.Devices = append(slice.Devices, resourceapi.Device{Name: fmt.Sprintf("device-%d", i)})
+		}
+		return []pool{{driver: other, name: "other", slices: []resourceslice.Slice{slice}}}
+	})[0]
+}
+
+// public has the shape of what the public driver (kubernetes-sigs/dra-driver-nvidia-gpu) publishes on Kubernetes 1.35 and later: whole GPUs in one slice, or with
+// DynamicMIG a slice of counter sets and a slice for each GPU, whose devices all draw on a counter for every capacity and every memory slice (its
+// cmd/gpu-kubelet-plugin/driver.go, generateSplitResourceSlices, and partitions.go). The driver itself is not run: its start takes seconds a node.
+func (m *Machine) public(dynamicMIG bool) []pool {
+	return m.once(fmt.Sprint("public", dynamicMIG), func() []pool {
+		all := devices.NewPool(m.node, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}}).Devices()
+		byGPU := map[string][]resourceapi.Device{}
+		totals := map[string]map[string]resourceapi.Counter{}
+		for _, d := range all {
+			if d.Form == devices.Shared || d.Form == devices.MIG && !dynamicMIG {
+				continue
+			}
+			gpu := devices.WholeName(d.GPU)
+			api := *d.API.DeepCopy()
+			api.ConsumesCounters = nil
+			for _, ours := range []resourceapi.QualifiedName{devices.AttrPCIeSwitch, devices.AttrNUMANode, devices.AttrCliqueID, devices.AttrNVLinkDomain} {
+				delete(api.Attributes, ours)
+			}
+			if dynamicMIG && d.Form == devices.MIG {
+				delete(api.Capacity, devices.CapCores)
+				api.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: gpu + "-counter-set", Counters: publicDraw(d)}}
+				if totals[gpu] == nil {
+					totals[gpu] = map[string]resourceapi.Counter{}
+				}
+				for name, c := range api.ConsumesCounters[0].Counters {
+					if most, ok := totals[gpu][name]; !ok || most.Value.Cmp(c.Value) < 0 {
+						totals[gpu][name] = c
+					}
+				}
+			}
+			byGPU[gpu] = append(byGPU[gpu], api)
+		}
+		if !dynamicMIG {
+			var one resourceslice.Slice
+			for _, gpu := range slices.Sorted(maps.Keys(byGPU)) {
+				one.Devices = append(one.Devices, byGPU[gpu]...)
+			}
+			return []pool{{driver: devices.Driver, name: "public", slices: []resourceslice.Slice{one}}}
+		}
+		counters := resourceslice.Slice{}
+		out := []resourceslice.Slice{{}}
+		for _, gpu := range slices.Sorted(maps.Keys(byGPU)) {
+			set := resourceapi.CounterSet{Name: gpu + "-counter-set", Counters: totals[gpu]}
+			counters.SharedCounters = append(counters.SharedCounters, set)
+			byGPU[gpu][0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: set.Counters}}
+			slices.SortFunc(byGPU[gpu], func(a, b resourceapi.Device) int { return compare(a.Name, b.Name) })
+			out = append(out, resourceslice.Slice{Devices: byGPU[gpu]})
+		}
+		out[0] = counters
+		return []pool{{driver: devices.Driver, name: "public", slices: out}}
+	})
+}
+
+func compare(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// publicDraw is a counter for each capacity of a placement, and one for each of its memory slices.
+func publicDraw(d *devices.Device) map[string]resourceapi.Counter {
+	out := map[string]resourceapi.Counter{}
+	for name, counter := range map[resourceapi.QualifiedName]string{
+		devices.CapMemory: "memory", devices.CapMultiprocessors: "multiprocessors", devices.CapCopyEngines: "copy-engines", devices.CapDecoders: "decoders",
+		devices.CapEncoders: "encoders", devices.CapJPEGEngines: "jpeg-engines", devices.CapOFAEngines: "ofa-engines",
+	} {
+		out[counter] = resourceapi.Counter{Value: d.API.Capacity[name].Value}
+	}
+	for i := range d.Placement.Size {
+		out[fmt.Sprintf("memory-slice-%d", d.Placement.Start+i)] = resourceapi.Counter{Value: *resource.NewQuantity(1, resource.BinarySI)}
+	}
+	return out
+}
+
+// slicesOf are the objects of a node's pools.
+func slicesOf(node string, pools []pool) []*resourceapi.ResourceSlice {
+	var out []*resourceapi.ResourceSlice
+	for _, p := range pools {
+		for i, s := range p.slices {
+			out = append(out, &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%03d", node, p.name, i)},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver: p.driver, NodeName: ptr.To(node), Devices: s.Devices, SharedCounters: s.SharedCounters,
+					Pool: resourceapi.ResourcePool{Name: node + "-" + p.name, Generation: 1, ResourceSliceCount: int64(len(p.slices))},
+				},
+			})
+		}
+	}
+	return out
+}
+
+// unit is a device that a claim can have beside all other units of its node.
+type unit struct {
+	driver, pool, device string
+	// consumed is what a plain claim consumes of it, where several may have it.
+	consumed map[resourceapi.QualifiedName]resource.Quantity
+}
+
+// units are the devices of a node of which claims can have all at once, in the row's form.
+func (r Row) units(m *Machine, node int) []unit {
+	var out []unit
+	for _, p := range r.publish(m, node) {
+		taken := map[string]bool{} // memory slices
+		for _, s := range p.slices {
+			for _, d := range s.Devices {
+				form := devices.Form("other")
+				if kind := d.Attributes[devices.AttrType].StringValue; kind != nil {
+					form = devices.Form(*kind)
+				}
+				if form != r.unit || (p.driver == other) != (r.unit == "other") || overlaps(d, taken) {
+					continue
+				}
+				u := unit{driver: p.driver, pool: p.name, device: d.Name}
+				if ptr.Deref(d.AllowMultipleAllocations, false) {
+					u.consumed = map[resourceapi.QualifiedName]resource.Quantity{}
+					for name, c := range d.Capacity {
+						u.consumed[name] = *c.RequestPolicy.Default
+					}
+				}
+				out = append(out, u)
+			}
+		}
+	}
+	return out
+}
+
+// overlaps takes a MIG placement's memory slices, or says that one is taken.
+func overlaps(d resourceapi.Device, taken map[string]bool) bool {
+	var mine []string
+	for _, draw := range d.ConsumesCounters {
+		for name := range draw.Counters {
+			if devices.IsMemorySlice(name) {
+				mine = append(mine, draw.CounterSet+name)
+			}
+		}
+	}
+	if slices.ContainsFunc(mine, func(name string) bool { return taken[name] }) {
+		return true
+	}
+	for _, name := range mine {
+		taken[name] = true
+	}
+	return false
+}
+
+// allocation gives a claim some units of a node.
+func allocation(node string, units []unit) *resourceapi.AllocationResult {
+	out := &resourceapi.AllocationResult{}
+	for i, u := range units {
+		r := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: u.driver, Pool: node + "-" + u.pool, Device: u.device}
+		if u.consumed != nil {
+			r.ShareID, r.ConsumedCapacity = ptr.To(types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i))), u.consumed
+		}
+		out.Devices.Results = append(out.Devices.Results, r)
+	}
+	return out
+}

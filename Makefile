@@ -127,6 +127,11 @@ bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10;
 bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 
+.PHONY: bench-scheduling
+bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 64 to 1,008 nodes (NODES="64 256 1008" ROUNDS=3; about two hours).
+	cd tests/simcluster && dir=$$(mktemp -d) && GOWORK=off $(GO) run ./cmd/simcluster bench-scheduling --dir $$dir --nodes "$(or $(NODES),64 256 1008)" --rounds $(or $(ROUNDS),3) --out $(CURDIR)/docs; \
+	rc=$$?; rm -rf $$dir; exit $$rc
+
 .PHONY: lint
 lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
 	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \

@@ -1,4 +1,5 @@
-// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as it does.
+// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as version 550.163.01 does (Debian's
+// package nvidia-cuda-mps, which runs without a GPU): what it does not take it passes over in silence, and its client succeeds.
 // It shares nothing; it keeps what it is told, and its server is a process that waits.
 package mps
 
@@ -123,9 +124,12 @@ func (d *Daemon) do(words []string) string {
 		if pid, err := strconv.Atoi(argument(1)); err == nil && d.servers[pid] != nil {
 			return "ACTIVE\n"
 		}
-		return "Server not found\n"
+		return fmt.Sprintf("Server %s not found\n", argument(1))
 	case "get_client_list":
-		return ""
+		if pid, err := strconv.Atoi(argument(1)); err == nil && d.servers[pid] != nil {
+			return ""
+		}
+		return fmt.Sprintf("Server %s not found\n", argument(1))
 	case "set_default_active_thread_percentage":
 		return d.setPercentage(argument(1))
 	case "get_default_active_thread_percentage":
@@ -134,31 +138,52 @@ func (d *Daemon) do(words []string) string {
 		if pid, err := strconv.Atoi(argument(1)); err == nil && d.servers[pid] != nil {
 			return d.perServer[pid] + "\n"
 		}
-		return "Server not found\n"
+		return fmt.Sprintf("Server %s not found\n", argument(1))
 	case "set_default_device_pinned_mem_limit":
-		if argument(2) == "" {
-			return "Invalid argument: a device and a limit such as 0 2G are wanted\n"
-		}
-		d.limits[words[1]] = words[2]
+		d.setLimit(argument(1), argument(2))
 		return ""
 	case "get_default_device_pinned_mem_limit":
 		if v, ok := d.limits[argument(1)]; ok {
 			return v + "\n"
 		}
-		return "unlimited\n"
-	case "quit":
+		return ""
+	case "quit": // and -t SECONDS
 		d.quit()
 		return ""
 	}
-	return fmt.Sprintf("Unknown command: %s\n", words[0])
+	return fmt.Sprintf("Unknown command %q\n", words[0])
+}
+
+// setLimit takes a limit in mebibytes or, with a G, gibibytes. Whole gibibytes are kept as such, rounded down; one that is no limit leaves none. A device that is
+// named by its UUID takes the first device's limit away.
+func (d *Daemon) setLimit(device, limit string) {
+	n, err := strconv.Atoi(device)
+	if err != nil {
+		delete(d.limits, "0")
+		return
+	}
+	if n < 0 || n > 63 {
+		return
+	}
+	delete(d.limits, device)
+	number, unit := strings.TrimRight(limit, "MG"), strings.TrimLeft(limit, "0123456789")
+	n, err = strconv.Atoi(number)
+	switch {
+	case err != nil || n <= 0:
+	case unit == "G":
+		d.limits[device] = number + "G"
+	case n >= 1024:
+		d.limits[device] = strconv.Itoa(n/1024) + "G"
+	default:
+		d.limits[device] = number + "M"
+	}
 }
 
 func (d *Daemon) setPercentage(text string) string {
 	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || v <= 0 || v > 100 {
-		return "Invalid argument: a percentage above 0 and up to 100 is wanted\n"
+	if err == nil && v > 0 && v <= 100 { // else it answers with what it had
+		d.percentage = strconv.FormatFloat(v, 'f', 1, 64)
 	}
-	d.percentage = strconv.FormatFloat(v, 'f', 1, 64)
 	return d.percentage + "\n"
 }
 
@@ -184,7 +209,7 @@ func (d *Daemon) start() string {
 func (d *Daemon) shutdown(pid string) string {
 	n, err := strconv.Atoi(pid)
 	if err != nil || d.servers[n] == nil {
-		return "Server not found\n"
+		return fmt.Sprintf("Server %s not found\n", pid)
 	}
 	end(d.servers[n])
 	delete(d.servers, n)

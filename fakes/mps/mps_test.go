@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -48,17 +50,77 @@ func send(t *testing.T, pipe, commands string) string {
 	return out.String()
 }
 
+// exchanges are what the real daemon is told, and what it answers.
+func exchanges() []struct{ say, want string } {
+	return []struct{ say, want string }{
+		{"get_default_active_thread_percentage\n", "100.0\n"},
+		{"set_default_active_thread_percentage 0\n", "100.0\n"},
+		{"set_default_active_thread_percentage 101\n", "100.0\n"},
+		{"set_default_active_thread_percentage 30\nget_default_active_thread_percentage\n", "30.0\n30.0\n"},
+		{"set_default_active_thread_percentage x\n", "30.0\n"},
+		{"set_default_device_pinned_mem_limit 0 10240M\nget_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1\n", "10G\n"},
+		{"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0\n", "1000M\n"},
+		{"set_default_device_pinned_mem_limit 0 2\nget_default_device_pinned_mem_limit 0\n", "2M\n"},
+		{"set_default_device_pinned_mem_limit 0 1025M\nget_default_device_pinned_mem_limit 0\n", "1G\n"},
+		{"set_default_device_pinned_mem_limit GPU-abc 1G\nset_default_device_pinned_mem_limit 99 1G\nget_default_device_pinned_mem_limit 99\nget_default_device_pinned_mem_limit 0\n", ""},
+		{"set_default_device_pinned_mem_limit 0 0M\nget_default_device_pinned_mem_limit 0\n", ""},
+		{"get_server_list\n", ""},
+		{"get_server_status 12\nshutdown_server 12\nget_client_list 12\n", "Server 12 not found\nServer 12 not found\nServer 12 not found\n"},
+		{"dance\n", "Unknown command \"dance\"\n"},
+	}
+}
+
+// The real one is run where tests/nvidia-programs has fetched it; it needs no GPU.
+func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
+	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
+	if cache, err := os.UserCacheDir(); directory == "" && err == nil {
+		directory = filepath.Join(cache, "gpufabric/nvidia")
+	}
+	found, err := filepath.Glob(filepath.Join(directory, "nvidia-cuda-mps_550*/usr/bin/nvidia-cuda-mps-control"))
+	if err != nil || len(found) == 0 {
+		t.Skipf("nvidia-cuda-mps_550 is not below %s: run tests/nvidia-programs (it needs apt and a Debian mirror)", directory)
+	}
+	pipe, log := t.TempDir(), t.TempDir()
+	control := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), found[0], args...)
+		cmd.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+pipe, "CUDA_MPS_LOG_DIRECTORY="+log, "CUDA_VISIBLE_DEVICES=GPU-abc")
+		return cmd
+	}
+	daemon := control("-f")
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = daemon.Process.Kill() // it may have quit
+		_ = daemon.Wait()         // killed is what it is to be
+	})
+	say := func(commands string) (string, error) {
+		cmd := control()
+		cmd.Stdin = strings.NewReader(commands)
+		out, err := cmd.Output()
+		return string(out), err
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := say("get_server_list\n"); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the daemon does not answer")
+		}
+	}
+	for _, c := range exchanges() {
+		if got, err := say(c.say); err != nil || got != c.want {
+			t.Errorf("%q: %q, %v; want %q", c.say, got, err, c.want)
+		}
+	}
+	if _, err := say("quit -t 5\n"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheControlDaemonAnswersAsTheRealOne(t *testing.T) {
 	pipe, done := daemon(t)
-	for _, c := range []struct{ say, want string }{
-		{"get_default_active_thread_percentage\n", "100.0\n"},
-		{"set_default_active_thread_percentage 30\nget_default_active_thread_percentage\n", "30.0\n30.0\n"},
-		{"set_default_active_thread_percentage 0\n", "Invalid argument: a percentage above 0 and up to 100 is wanted\n"},
-		{"set_default_device_pinned_mem_limit 0 10G\n", ""},
-		{"get_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1\n", "10G\nunlimited\n"},
-		{"get_server_list\n", ""},
-		{"dance\n", "Unknown command: dance\n"},
-	} {
+	for _, c := range exchanges() {
 		if got := send(t, pipe, c.say); got != c.want {
 			t.Errorf("%q: %q; want %q", c.say, got, c.want)
 		}

@@ -24,9 +24,10 @@ const system = "gpufabric-system"
 
 func benchCommand(dir *string) *cobra.Command {
 	var sizes, out string
+	var roles bool
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the drivers at several sizes and write OUT/scale.md, OUT/scale.json and OUT/scale.svg",
+		Short: "Measure the drivers at several sizes and write OUT/scale.md, OUT/scale.json and OUT/scale.svg, or OUT/scale-roles.md",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var nodes []int
@@ -44,7 +45,7 @@ func benchCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			results, err := bench.Run(cmd.Context(), bench.Options{
+			options := bench.Options{
 				Nodes: nodes, Dir: *dir,
 				Up: func(ctx context.Context, n int) error {
 					flags := upFlags{nodes: n, profile: "gb200-nvl72", mode: string(fabric.Sampled), audit: []string{system}}
@@ -52,7 +53,15 @@ func benchCommand(dir *string) *cobra.Command {
 				},
 				Down:     func() error { _, err := cluster.Remove(*dir); return err },
 				Progress: func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) },
-			})
+			}
+			if roles {
+				results, err := bench.RunRoles(cmd.Context(), options)
+				if writeErr := writeRoles(cmd, out, machine, results, err); err == nil {
+					err = writeErr
+				}
+				return err
+			}
+			results, err := bench.Run(cmd.Context(), options)
 			// What was measured before a size failed is written all the same.
 			if writeErr := writeBench(cmd, out, machine, results, err); err == nil {
 				err = writeErr
@@ -61,6 +70,7 @@ func benchCommand(dir *string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes, in whole racks of 18")
+	cmd.Flags().BoolVar(&roles, "roles", false, "measure all roles on every node instead of compute domains, and write OUT/scale-roles.md")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
 	return cmd
 }
@@ -107,4 +117,26 @@ func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result,
 		return fmt.Errorf("write the results: %w", err)
 	}
 	return bench.Plot(filepath.Join(out, "scale.svg"), results)
+}
+
+// writeRoles writes the report of all roles; failed is what kept a size from being measured, if something did.
+func writeRoles(cmd *cobra.Command, out, machine string, results []bench.RolesResult, failed error) error {
+	if len(results) == 0 {
+		return nil
+	}
+	var table strings.Builder
+	if err := bench.ReportRoles(&table, results); err != nil {
+		return err
+	}
+	if failed != nil {
+		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
+	}
+	fmt.Fprint(cmd.OutOrStdout(), table.String())
+	header := "# Scale, all roles\n\nWritten by `make bench-scale`; do not edit. compute-domain-plugin, gpu-plugin, rdma-plugin and vgpu-plugin on every node of a\n" +
+		"simulated cluster of GB200 racks (4 GPUs and 4 NICs a node, all GPUs handed to vgpu-plugin) on one machine: the drivers as goroutines, but\n" +
+		"the controller and the first node's as processes, which is where the memory is read.\n\n" + machine + "\n\n"
+	if err := os.WriteFile(filepath.Join(out, "scale-roles.md"), []byte(header+table.String()), 0o644); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
 }

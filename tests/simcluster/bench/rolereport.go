@@ -1,0 +1,68 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// ReportRoles writes the table of what was measured with all roles on every node, then the requests by account, verb and resource.
+func ReportRoles(w io.Writer, results []RolesResult) error {
+	var b strings.Builder
+	b.WriteString("| |")
+	for _, r := range results {
+		fmt.Fprintf(&b, " %d nodes |", r.Nodes)
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---:|", len(results)) + "\n")
+	row := func(name, format string, of func(RolesResult) float64) {
+		fmt.Fprintf(&b, "| %s |", name)
+		for _, r := range results {
+			fmt.Fprintf(&b, " "+format+" |", of(r))
+		}
+		b.WriteString("\n")
+	}
+	perNode := func(of func(RolesResult) int) func(RolesResult) float64 {
+		return func(r RolesResult) float64 { return float64(of(r)) / float64(r.Nodes) }
+	}
+	row("nodes Ready (s)", "%.1f", func(r RolesResult) float64 { return r.Up })
+	row("chart installed to every slice published and every plugin ready (s)", "%.1f", func(r RolesResult) float64 { return r.Published })
+	for _, driver := range Drivers() {
+		row(driver+": slices a node", "%.2f", perNode(func(r RolesResult) int { return r.Driver[driver].Slices }))
+		row(driver+": devices a node", "%.1f", perNode(func(r RolesResult) int { return r.Driver[driver].Devices }))
+		row(driver+": bytes of JSON a node", "%.0f", perNode(func(r RolesResult) int { return r.Driver[driver].Bytes }))
+	}
+	for _, component := range Components() {
+		row(component+", resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory[component] })
+	}
+	row("API server, resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory["kube-apiserver"] })
+	row("idle requests a node and minute, watches and leases apart", "%.3f", func(r RolesResult) float64 { return sum(r.Idle) / float64(r.Nodes) / (r.IdleTime / 60) })
+	for _, action := range []struct {
+		name string
+		of   func(RolesResult) Action
+	}{
+		{"install", func(r RolesResult) Action { return r.Install }},
+		{"rollout of all plugins at once", func(r RolesResult) Action { return r.Rollout }},
+		{"all plugins' pods deleted at once", func(r RolesResult) Action { return r.AllAtOnce }},
+		{"1 % of GPUs fail in a minute", func(r RolesResult) Action { return r.Health }},
+	} {
+		row(action.name+": all back (s)", "%.1f", func(r RolesResult) float64 { return action.of(r).Seconds })
+		row(action.name+": writes a node, Events apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Writes)) }))
+		row(action.name+": Events a node", "%.2f", perNode(func(r RolesResult) int { return action.of(r).Events }))
+		row(action.name+": reads a node, watches apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Reads)) }))
+		row(action.name+": our requests in the busiest second", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).Busiest) })
+		row(action.name+": slices written", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesChanged) })
+		row(action.name+": slices deleted", "%.0f", func(r RolesResult) float64 { return float64(action.of(r).SlicesGone) })
+	}
+	row("pods with claims during the restarts", "%.0f", func(r RolesResult) float64 { return float64(r.Pods) })
+	row("of these touched", "%.0f", func(r RolesResult) float64 { return float64(len(r.Rollout.Touched) + len(r.AllAtOnce.Touched)) })
+	row("GPUs that failed", "%.0f", func(r RolesResult) float64 { return float64(r.Faults) })
+	row("a GPU's failure to its taint in the API server, median (s)", "%.2f", func(r RolesResult) float64 { return quantile(r.Noticed, 0.5) })
+	row("a GPU's failure to its taint in the API server, p99 (s)", "%.2f", func(r RolesResult) float64 { return quantile(r.Noticed, 0.99) })
+	for _, r := range results {
+		fmt.Fprintf(&b, "\n%d nodes. Idle for %.0f s: %s.\nInstall: writes %s; reads %s.\nRollout: writes %s; reads %s.\nAll at once: writes %s; reads %s.\nHealth: writes %s.\nTouched: %s.\n",
+			r.Nodes, r.IdleTime, listed(r.Idle), listed(r.Install.Writes), listed(r.Install.Reads), listed(r.Rollout.Writes), listed(r.Rollout.Reads),
+			listed(r.AllAtOnce.Writes), listed(r.AllAtOnce.Reads), listed(r.Health.Writes), orNothing(append(r.Rollout.Touched, r.AllAtOnce.Touched...)))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

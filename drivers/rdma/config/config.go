@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,8 +29,43 @@ const maxBytes = 1 << 20
 type Config struct {
 	// Rescan is periodicUpdateInterval: how often devices are discovered anew besides by events; 0: by events only.
 	Rescan time.Duration
-	// Pools are the entries of configList.
+	// Pools are the entries of configList that can be served.
 	Pools []v1alpha1.RDMAPoolConfig
+	// Entries are the places of Pools in configList.
+	Entries []int
+}
+
+// Keep adds pools of an earlier configuration that have no successor here: an entry with mistakes takes nothing from the node.
+func (c *Config) Keep(earlier *Config) {
+	for i, old := range earlier.Pools {
+		if !slices.ContainsFunc(c.Pools, func(p v1alpha1.RDMAPoolConfig) bool { return p.Resource() == old.Resource() }) {
+			c.Pools, c.Entries = append(c.Pools, old), append(c.Entries, earlier.Entries[i])
+		}
+	}
+}
+
+// sound returns the configuration without its entries that have mistakes; nil: the document itself has one, or nothing is left.
+func (c *Config) sound(problems Error) *Config {
+	mistaken := make(map[int]bool)
+	for _, p := range problems {
+		rest, found := strings.CutPrefix(p.Path, "configList[")
+		number, _, closed := strings.Cut(rest, "]")
+		i, err := strconv.Atoi(number)
+		if !found || !closed || err != nil {
+			return nil
+		}
+		mistaken[i] = true
+	}
+	kept := &Config{Rescan: c.Rescan}
+	for i, p := range c.Pools {
+		if !mistaken[i] {
+			kept.Pools, kept.Entries = append(kept.Pools, p), append(kept.Entries, i)
+		}
+	}
+	if len(kept.Pools) == 0 {
+		return nil
+	}
+	return kept
 }
 
 // Problem is one mistake in a file.
@@ -69,7 +105,7 @@ func (e Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Parse reads a config.json. The error is an Error with every mistake in it.
+// Parse reads a config.json. The error is an Error with every mistake in it; where only entries of configList have some, the other entries come with it.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, Error{{Message: fmt.Sprintf("%d octets are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
@@ -83,7 +119,10 @@ func Parse(data []byte) (*Config, error) {
 	r.validate(config)
 	if len(r.problems) > 0 {
 		slices.SortStableFunc(r.problems, func(a, b Problem) int { return a.Line - b.Line })
-		return nil, r.problems
+		return config.sound(r.problems), r.problems
+	}
+	for i := range config.Pools {
+		config.Entries = append(config.Entries, i)
 	}
 	return config, nil
 }

@@ -41,11 +41,11 @@ func TestTheSeedsConfigurationsAreRead(t *testing.T) {
 		name, text string
 		want       *config.Config
 	}{
-		{"the rdma-devices ConfigMap", configMap.Data["config.json"], &config.Config{Rescan: 300 * time.Second, Pools: []v1alpha1.RDMAPoolConfig{{
+		{"the rdma-devices ConfigMap", configMap.Data["config.json"], &config.Config{Rescan: 300 * time.Second, Entries: []int{0}, Pools: []v1alpha1.RDMAPoolConfig{{
 			ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000,
 			Selectors: &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}, DeviceIDs: []string{"1021"}, IfNames: []string{"ibp3s0"}},
 		}}}},
-		{"the NicClusterPolicy's devicePlugin section", policy.Spec.DevicePlugin.Config, &config.Config{Rescan: 60 * time.Second, Pools: []v1alpha1.RDMAPoolConfig{{
+		{"the NicClusterPolicy's devicePlugin section", policy.Spec.DevicePlugin.Config, &config.Config{Rescan: 60 * time.Second, Entries: []int{0}, Pools: []v1alpha1.RDMAPoolConfig{{
 			ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, Devices: []string{"ens2f0"},
 		}}}},
 	} {
@@ -213,6 +213,29 @@ func TestWhatIsNotAllowed(t *testing.T) {
 				t.Errorf("got:\n%v\nwant:\n%s", err, strings.Join(test.want, "\n"))
 			}
 		})
+	}
+}
+
+func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
+	first, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ens1"]}, {"resourceName": "b", "rdmaHcaMax": 5, "devices": ["ens2"]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": -5, "devices": ["ens1"]}, {"resourceName": "b", "rdmaHcaMax": 7, "devices": ["ens2"]}]}`))
+	if err == nil || !strings.Contains(err.Error(), "configList[0].rdmaHcaMax") || next == nil {
+		t.Fatalf("got %v, %v", next, err)
+	}
+	if len(next.Pools) != 1 || next.Pools[0].ResourceName != "b" || next.Pools[0].RDMAHCAMax != 7 || next.Entries[0] != 1 {
+		t.Errorf("served are %+v at %v", next.Pools, next.Entries)
+	}
+	next.Keep(first)
+	if len(next.Pools) != 2 || next.Pools[1].ResourceName != "a" || next.Pools[1].RDMAHCAMax != 5 || next.Entries[1] != 0 {
+		t.Errorf("with what was served before: %+v at %v", next.Pools, next.Entries)
+	}
+	for _, text := range []string{`{"configList": [{"resourceName": "a b"}]}`, `{"configList": [{"resourceName": "a", "devices": ["ens1"]}], "extra": 1}`} {
+		if served, err := config.Parse([]byte(text)); served != nil || err == nil {
+			t.Errorf("%s: %+v, %v", text, served, err)
+		}
 	}
 }
 

@@ -45,6 +45,14 @@ func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, err
 				"network: Exclusive moves the whole of %s, and %s is without its port %d: put all ports into one pool", p.HCA.Name, d.Device, port.Number)
 		}
 	}
+	for _, port := range p.HCA.Ports {
+		for _, net := range port.Nets {
+			if net.Bond != "" {
+				return exclusive.Device{}, draplugin.Refuse("NotExclusive",
+					"network: Exclusive moves the interfaces of %s, and %s is in %s: the kernel moves no bond to another network namespace", p.HCA.Name, net.Name, net.Bond)
+			}
+		}
+	}
 	return exclusive.Device{RDMA: p.HCA.Name, Nets: p.HCA.Nets()}, nil
 }
 

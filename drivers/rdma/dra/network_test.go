@@ -80,6 +80,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 		name    string
 		claim   *draplugin.Claim
 		ports   []int
+		bond    string
 		unready error
 		err     string
 	}{
@@ -87,6 +88,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 		{name: "a share of an HCA", claim: exclusiveClaim(parameters, true, "a"), ports: []int{1, 2}, err: "hca is shared"},
 		{name: "one of two ports", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1}, err: "without its port 2"},
 		{name: "two pods", claim: exclusiveClaim(parameters, false, "a", "b"), ports: []int{1, 2}, err: "2 pods share the claim"},
+		{name: "an interface of a bond", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, bond: "bond0", err: "ens1 is in bond0"},
 		{name: "no runtime", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"), err: "--nri-socket"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -98,6 +100,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			pods := &networks{unready: test.unready}
+			hca.Ports[0].Nets[0].Bond = test.bond
 			kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
 			prepared, err := kind.Prepare(t.Context(), test.claim)

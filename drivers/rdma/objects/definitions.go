@@ -12,7 +12,7 @@ func Definitions(file *config.Config, pools []Pool) []pool.Definition {
 	var definitions []pool.Definition
 	if file != nil {
 		for i, c := range file.Pools {
-			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("config.json configList[%d]", i)})
+			definitions = append(definitions, pool.Definition{RDMAPoolConfig: c, Source: fmt.Sprintf("config.json configList[%d]", file.Entries[i])})
 		}
 	}
 	for i := range pools {

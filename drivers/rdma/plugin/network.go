@@ -24,16 +24,25 @@ var _ dra.PodNetworks = &podNetworks{}
 
 // newPodNetworks makes it; records are the prepared claims.
 func newPodNetworks(o Options) (*podNetworks, error) {
-	links := o.Links
-	if links == nil {
-		links = exclusive.Netlink{Sysfs: o.SysfsRoot}
-	}
-	mover, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), links, atomicfile.Writer{})
+	mover, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), o.links(), atomicfile.Writer{})
 	if err != nil {
 		return nil, err
 	}
 	return &podNetworks{socket: o.RuntimeSocket, mover: mover, hook: &exclusive.Hook{Mover: mover, Nodes: o.deviceNodes().NRI}}, nil
 }
+
+// links are the kernel's.
+func (o *Options) links() exclusive.Links {
+	if o.Links != nil {
+		return o.Links
+	}
+	return exclusive.Netlink{Sysfs: o.SysfsRoot}
+}
+
+// notOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open only what is in
+// its network namespace, where units of device plugins and shared claims do not go.
+const notOpened = "the node's RDMA devices are in exclusive mode: a pod with a network of its own cannot open what it is given here; " +
+	"use claims with network: Exclusive, or host networking, or set the mode back with \"rdma system set netns shared\""
 
 // Ready implements dra.PodNetworks.
 func (n *podNetworks) Ready() error {

@@ -57,6 +57,7 @@ type plugin struct {
 	file      *config.Config // the last good one
 	fileError error          // of the newest, where that is no good
 	devices   *inventory.Inventory
+	exclusive bool // the kernel's RDMA subsystem is in exclusive mode, as the last discovery found it
 	selection *pool.Selection
 	served    map[string]*servedPool // by resource
 	objects   []objects.Pool         // the RDMAPools that select the node
@@ -79,8 +80,9 @@ type fileContent struct {
 }
 
 type discovery struct {
-	devices *inventory.Inventory
-	err     error
+	devices   *inventory.Inventory
+	exclusive bool
+	err       error
 }
 
 // Run serves until ctx ends. An error means that it cannot serve at all; bad configuration, damaged devices and a missing kubelet are waited out.
@@ -167,7 +169,7 @@ func (p *plugin) loop(ctx context.Context) error {
 				log.Error(d.err, "Discovery failed; what was found before stays")
 				break
 			}
-			p.devices = d.devices
+			p.devices, p.exclusive = d.devices, d.exclusive
 			p.apply(ctx)
 			if p.verbs != nil {
 				p.verbs.set(ctx, p.devices)
@@ -202,6 +204,12 @@ func (p *plugin) takeFile(ctx context.Context, f fileContent) {
 	case errors.Is(f.err, os.ErrNotExist) && p.file == nil:
 		p.fileError = nil
 		log.Info("There is no configuration file; pools come from RDMAPools only", "file", p.ConfigFile)
+	case f.config != nil:
+		if p.file != nil {
+			f.config.Keep(p.file)
+		}
+		p.file = f.config
+		log.Error(f.err, "Entries of the configuration cannot be used; the others are, and what was served before stays", "pools", len(f.config.Pools))
 	case p.file != nil:
 		log.Error(f.err, "The configuration cannot be used; the last good one stays")
 	default:
@@ -241,7 +249,9 @@ func (p *plugin) discoverer(ctx context.Context) {
 		} else {
 			pause = firstRetry
 		}
-		send(ctx, p.found, discovery{devices, err})
+		exclusive, modeErr := p.links().Exclusive()
+		// A kernel without RDMA has no mode.
+		send(ctx, p.found, discovery{devices, exclusive && modeErr == nil, err})
 	}
 }
 

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,6 +74,9 @@ func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
 	}
 	if len(selected.Members) == 0 {
 		troubles = p.refusals(selected.Resource())
+	}
+	if p.exclusive && len(selected.Members) > 0 && (p.DevicePlugin || !selected.Exclusive()) {
+		troubles = slices.Insert(troubles, 0, notOpened)
 	}
 	entry.Message = joined(troubles)
 	return entry

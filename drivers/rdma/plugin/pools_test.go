@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/objects"
 )
 
@@ -166,4 +167,21 @@ func TestTheKubeletIsServedWhileTheAPIServerIsAway(t *testing.T) {
 	n.kubelet.AwaitAllocatable("rdma/rail_1", 40)
 	n.tree.Write(first+"/ports/1/state", "1: DOWN")
 	n.kubelet.AwaitAllocatable(shared, 500)
+}
+
+// exclusiveLinks are those of a node in exclusive mode.
+type exclusiveLinks struct{ exclusive.Netlink }
+
+func (exclusiveLinks) Exclusive() (bool, error) { return true, nil }
+
+func TestSharedUnitsOfANodeInExclusiveModeAreReported(t *testing.T) {
+	n := newNode(t)
+	n.two()
+	a := newAPI(n)
+	n.options.Links = exclusiveLinks{}
+	n.start()
+	a.lists <- []objects.Pool{object("rail-0", "rail0", 8, "ibp94s0")}
+	a.await(t, "rail-0", "word of the mode", func(entry *v1alpha1.RDMAPoolNode) bool {
+		return entry != nil && strings.Contains(entry.Message, "are in exclusive mode") && strings.Contains(entry.Message, "network: Exclusive")
+	})
 }

@@ -168,6 +168,9 @@ func (p *plugin) tell(ctx context.Context) {
 			names[i] = m.HCA.Name
 		}
 		say(false, "Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
+		if p.exclusive && len(selected.Members) > 0 && (p.DevicePlugin || !selected.Exclusive()) {
+			say(true, "A pool's units cannot be opened", "resource", selected.Resource(), "reason", notOpened)
+		}
 		for _, conflict := range selected.Conflicts {
 			say(false, "Two pools claim one device", "pool", selected.Source, "device", conflict)
 		}

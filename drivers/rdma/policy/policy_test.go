@@ -242,7 +242,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": null, "nvPeerDriver": null, "sriovDevicePlugin": {"image": "x"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
 		await(t, c, name, "ignored sections", func(s mellanox.NicClusterPolicyStatus) bool {
-			return state(s, sectionPools).State == mellanox.StateIgnore && state(s, sectionPeer).State == mellanox.StateIgnore &&
+			return s.State == mellanox.StateNotReady && strings.Contains(s.Reason, "sriovDevicePlugin") && state(s, sectionPools).State == mellanox.StateIgnore && state(s, sectionPeer).State == mellanox.StateIgnore &&
 				strings.Contains(state(s, "state-sriovDevicePlugin").Message, "is not served")
 		})
 		deadline := time.Now().Add(patience)
@@ -257,6 +257,20 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
+	})
+	t.Run("the shared device plugin of later releases is served, and fields that are not are named", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"sriovDevicePlugin": null,
+			"ofedDriver": {"upgradePolicy": {"autoUpgrade": true}, "livenessProbe": {"periodSeconds": 30}},
+			"rdmaSharedDevicePlugin": {"image": "k8s-rdma-shared-dev-plugin", "repository": "nvcr.io/nvidia/mellanox", "version": "v1.5.3",
+				"config": "{\"configList\": [{\"resourceName\": \"rail_a\", \"devices\": [\"ens2f0\"]}, {\"resourceName\": \"a b\"}]}"}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch, &client.PatchOptions{
+			Raw: &metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict}, // as kubectl asks
+		}))
+		await(t, c, name, "pool, and names of what is not served", func(s mellanox.NicClusterPolicyStatus) bool {
+			err := c.Get(t.Context(), client.ObjectKey{Name: name + "-rail-a"}, &v1alpha1.RDMAPool{})
+			return err == nil && s.State == mellanox.StateError && strings.Contains(state(s, sectionPools).Message, "spec.rdmaSharedDevicePlugin.config") &&
+				state(s, "state-ofedDriver").Message == "not served: ofedDriver.livenessProbe, ofedDriver.upgradePolicy"
+		})
 	})
 	t.Run("a second policy is told that it does not count", func(t *testing.T) {
 		must(t, c.Create(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "second"}}))

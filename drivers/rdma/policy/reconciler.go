@@ -196,7 +196,7 @@ func (r *reconciler) nodes(ctx context.Context) ([]metav1.PartialObjectMetadata,
 	return list.Items, nil
 }
 
-// unknownSections are sections of later releases, which are kept in the object and not served.
+// unknownSections are sections of later releases, and fields of them, which are kept in the object and not served.
 func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicClusterPolicy) ([]section, error) {
 	raw := &unstructured.Unstructured{}
 	raw.SetGroupVersionKind(mellanox.SchemeGroupVersion().WithKind("NicClusterPolicy"))
@@ -209,10 +209,9 @@ func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicCluster
 	}
 	var sections []section
 	for _, name := range slices.Sorted(maps.Keys(spec)) {
-		if name != "ofedDriver" && name != "devicePlugin" && name != "nvPeerDriver" {
-			sections = append(sections, section{AppliedState: mellanox.AppliedState{
-				Name: "state-" + name, State: mellanox.StateIgnore, Message: "the section " + name + " is not served: known are ofedDriver, devicePlugin and nvPeerDriver",
-			}})
+		if message := unserved(name, spec[name]); message != "" {
+			// The policy asks for it and does not get it, so it is never ready.
+			sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady, Message: message}})
 		}
 	}
 	return sections, nil

@@ -30,24 +30,36 @@ func absent(name string) section {
 // pools makes an RDMAPool of each entry of the device plugin's configuration.
 func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPool) section {
 	s := absent(sectionPools)
-	if p.Spec.DevicePlugin == nil {
+	field, plugin := "devicePlugin", p.Spec.DevicePlugin
+	if plugin == nil {
+		field, plugin = "rdmaSharedDevicePlugin", p.Spec.RDMASharedDevicePlugin
+	}
+	if plugin == nil {
 		return s
 	}
-	parsed, err := config.Parse([]byte(p.Spec.DevicePlugin.Config))
+	parsed, err := config.Parse([]byte(plugin.Config))
 	if err != nil {
-		// The pools of the last good configuration stay.
-		for i := range made {
-			s.objects = append(s.objects, newPool(made[i].Name, made[i].Spec))
+		// The pools of the last good configuration stay, but for those that the sound entries replace.
+		sound := make(map[string]bool)
+		if parsed != nil {
+			for n, name := range poolNames(p.Name, parsed.Pools) {
+				s.objects = append(s.objects, poolOf(name, parsed.Pools[n]))
+				sound[name] = true
+			}
 		}
-		s.State, s.Message = mellanox.StateError, "spec.devicePlugin.config has mistakes: "+problems(err)
+		for i := range made {
+			if !sound[made[i].Name] {
+				s.objects = append(s.objects, newPool(made[i].Name, made[i].Spec))
+			}
+		}
+		s.State, s.Message = mellanox.StateError, "spec."+field+".config has mistakes: "+problems(err)
 		return s
 	}
 	var waiting []string
 	names := poolNames(p.Name, parsed.Pools)
 	for n, c := range parsed.Pools {
 		name := names[n]
-		selector := &metav1.LabelSelector{MatchLabels: map[string]string{labelNIC: "true"}}
-		s.objects = append(s.objects, newPool(name, v1alpha1.RDMAPoolSpec{NodeSelector: selector, RDMAPoolConfig: c}))
+		s.objects = append(s.objects, poolOf(name, c))
 		i := slices.IndexFunc(made, func(m v1alpha1.RDMAPool) bool { return m.Name == name })
 		switch {
 		case i < 0:
@@ -83,6 +95,12 @@ func poolNames(policy string, pools []v1alpha1.RDMAPoolConfig) []string {
 		}
 	}
 	return names
+}
+
+// poolOf is the RDMAPool of an entry, for every node with a NIC.
+func poolOf(name string, c v1alpha1.RDMAPoolConfig) *v1alpha1.RDMAPool {
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{labelNIC: "true"}}
+	return newPool(name, v1alpha1.RDMAPoolSpec{NodeSelector: selector, RDMAPoolConfig: c})
 }
 
 func newPool(name string, spec v1alpha1.RDMAPoolSpec) *v1alpha1.RDMAPool {

@@ -59,12 +59,18 @@ type NicClusterPolicySpec struct {
 	// DevicePlugin makes an RDMAPool of each entry of its configuration. Its image is not used: the rdma-plugin serves the pools.
 	// +optional
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
+	// RDMASharedDevicePlugin is DevicePlugin as later releases name it. Where a policy has both, DevicePlugin counts.
+	// +optional
+	RDMASharedDevicePlugin *DevicePluginSpec `json:"rdmaSharedDevicePlugin,omitempty"`
 	// NVPeerDriver is the module that gives GPU memory to a NIC, on nodes with both.
 	// +optional
 	NVPeerDriver *NVPeerDriverSpec `json:"nvPeerDriver,omitempty"`
 }
 
-// ImageSpec names an image: repository/image:version.
+// ImageSpec names an image: repository/image:version. Fields of later releases (probes, upgradePolicy, imagePullSecrets) are kept, and reported where they
+// are not served.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type ImageSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\-]+$`
 	Image string `json:"image"`
@@ -75,6 +81,8 @@ type ImageSpec struct {
 }
 
 // DevicePluginSpec is the shared RDMA device plugin.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type DevicePluginSpec struct {
 	ImageSpec `json:",inline"`
 	// Config is a config.json.
@@ -82,6 +90,8 @@ type DevicePluginSpec struct {
 }
 
 // NVPeerDriverSpec is the peer memory driver.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type NVPeerDriverSpec struct {
 	ImageSpec `json:",inline"`
 	// GPUDriverSourcePath is where nodes have the GPU driver's sources: /run/nvidia/driver.

@@ -142,6 +142,11 @@ func (in *NicClusterPolicySpec) DeepCopyInto(out *NicClusterPolicySpec) {
 		*out = new(DevicePluginSpec)
 		**out = **in
 	}
+	if in.RDMASharedDevicePlugin != nil {
+		in, out := &in.RDMASharedDevicePlugin, &out.RDMASharedDevicePlugin
+		*out = new(DevicePluginSpec)
+		**out = **in
+	}
 	if in.NVPeerDriver != nil {
 		in, out := &in.NVPeerDriver, &out.NVPeerDriver
 		*out = new(NVPeerDriverSpec)

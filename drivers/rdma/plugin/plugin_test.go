@@ -198,27 +198,28 @@ func TestAPodWithSeveralUnitsGetsSeveralHCAs(t *testing.T) {
 
 func TestAPortThatGoesDownTakesItsHCAsUnitsAndComesBack(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		down func(*sysfstest.Tree, string)
-		up   func(*sysfstest.Tree, string)
+		name     string
+		ethernet bool // an IPoIB interface's carrier is not its port's
+		down     func(*sysfstest.Tree, string)
+		up       func(*sysfstest.Tree, string)
 	}{
 		{
-			"by its state",
+			"by its state", false,
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "1: DOWN") },
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "4: ACTIVE") },
 		},
 		{
-			"by its physical state",
+			"by its physical state", false,
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/phys_state", "2: Polling") },
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/phys_state", "5: LinkUp") },
 		},
 		{
-			"by its interface's carrier",
+			"by its interface's carrier", true,
 			func(tree *sysfstest.Tree, _ string) { tree.Write("class/net/ibp59s0/carrier", "0") },
 			func(tree *sysfstest.Tree, _ string) { tree.Write("class/net/ibp59s0/carrier", "1") },
 		},
 		{
-			"by a state that is garbage",
+			"by a state that is garbage", false,
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "?") },
 			func(tree *sysfstest.Tree, device string) { tree.Write(device+"/ports/1/state", "4: ACTIVE") },
 		},
@@ -227,6 +228,10 @@ func TestAPortThatGoesDownTakesItsHCAsUnitsAndComesBack(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			first, _ := n.two()
+			if test.ethernet {
+				n.tree.Write(first+"/ports/1/link_layer", "Ethernet")
+				n.tree.Write("class/net/ibp59s0/type", "1")
+			}
 			n.start()
 			n.kubelet.AwaitAllocatable(shared, 1000)
 			begin := time.Now()

@@ -13,7 +13,10 @@ import (
 
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/fakes/fault"
+	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"
 )
 
@@ -144,5 +147,55 @@ func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 		if !hostDaemon(sysfs) {
 			t.Errorf("%s: not seen", hierarchy)
 		}
+	}
+}
+
+// The three are told apart on fakes that say what real nodes do: a driver that is not loaded leaves PCI as it is; a compute tray of a rack says "in progress"
+// until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever (#1263, #1264 of NVIDIA's DRA driver).
+func TestFakeNodesInEachStateOfTheirFabricAreToldApart(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile, state string
+		unloaded       bool
+		want           nvml.FabricState
+		kind           string
+	}{
+		"a tray that has joined":        {profile: "gb200-nvl72", want: nvml.Joined},
+		"a tray that is joining":        {profile: "gb200-nvl72", state: "in-progress", want: nvml.Joining},
+		"a tray that has not begun":     {profile: "gb200-nvl72", state: "not-started", want: nvml.Joining},
+		"a tray without its driver":     {profile: "gb200-nvl72", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
+		"a board":                       {profile: "b200-hgx", want: nvml.NoFabric},
+		"a board with FABRIC_MODE=1":    {profile: "b200-hgx", state: "in-progress", want: nvml.NoFabric},
+		"a board without its driver":    {profile: "b200-hgx", unloaded: true, want: nvml.NoFabric, kind: problemNoDriver},
+		"a machine with cards in slots": {profile: "l40s-8", want: nvml.NoFabric},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := profile.Load(c.profile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			root := t.TempDir()
+			if err := tree.Render(t.Context(), tree.Options{Profile: p, Nodes: 1, Root: root}); err != nil {
+				t.Fatal(err)
+			}
+			if c.state != "" {
+				if err := fault.Apply(root, "clique-change", fault.Arguments{"state": c.state}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.unloaded {
+				if err := os.Remove(state.Path(root)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sysfs := filepath.Join(root, "sys")
+			reader := &fabricReader{
+				library: nvmlstate.New(root), last: newLastFabric(t.TempDir()), hostDaemon: func() bool { return hostDaemon(sysfs) },
+				board: func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(sysfs)) },
+			}
+			if got := reader.read(t.Context()); got.state != c.want || got.problemKind != c.kind {
+				t.Errorf("%+v; want %s, %q", got, c.want, c.kind)
+			}
+			reader.close(t.Context())
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -335,7 +336,7 @@ func (g gpu) migDevices() []migDevice {
 // change makes a change of one GPU, as the only writer on the node, and reads the state anew.
 func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
 	if !c.file.Administered() {
-		return errors.New("Insufficient Permissions") //nolint:staticcheck // NVML's words
+		return fmt.Errorf("insufficient permissions: root and the owner of the node's state may change this: %w", os.ErrPermission)
 	}
 	err := c.file.Update(func(b *state.Body) error {
 		b.Sweep(b.GPUs[g.index])

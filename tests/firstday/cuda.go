@@ -101,11 +101,11 @@ func compareCUDA(ctx context.Context, m *machine) result {
 		return refused(err)
 	}
 	if said.UUID != gpu.UUID || said.Name != gpu.ProductName || said.Devices != 1 {
-		return result{state: failed, text: fmt.Sprintf("CUDA_VISIBLE_DEVICES=%s gives %d devices, the first %s (%s); NVML says %s", gpu.UUID, said.Devices, said.Name, said.UUID,
-			gpu.ProductName)}
+		return result{state: failed, text: fmt.Sprintf("CUDA_VISIBLE_DEVICES=%s gives %d devices, the first %s (%s); NVML says %s", gpu.UUID,
+			said.Devices, said.Name, said.UUID, gpu.ProductName)}
 	}
-	return fine("%d of %d entry points have stand-ins, all by the right name; %s, CUDA %d.%d, %d MiB where NVML says %d", len(ours), len(theirs), said.Name, said.Driver/1000,
-		said.Driver%1000/10, said.Memory>>20, gpu.MemoryBytes>>20)
+	return fine("%d of %d entry points have stand-ins, all by the right name; %s, CUDA %d.%d, %d MiB where NVML says %d", len(ours), len(theirs),
+		said.Name, said.Driver/1000, said.Driver%1000/10, said.Memory>>20, gpu.MemoryBytes>>20)
 }
 
 // askCUDA runs a client to its end.

@@ -33,7 +33,8 @@ func registerEvents(_ context.Context, m *machine) (res result) {
 			without = append(without, fmt.Sprintf("GPU %d supports no XID events (types %#x, %v)", g.Index, supported, r))
 			continue
 		}
-		if r := g.Handle.RegisterEvents(supported&(nvml.EventTypeXidCriticalError|nvml.EventTypeDoubleBitEccError|nvml.EventTypeSingleBitEccError), set); r != nvml.SUCCESS {
+		const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccError
+		if r := g.Handle.RegisterEvents(supported&wanted, set); r != nvml.SUCCESS {
 			return refused(fmt.Errorf("register the events of GPU %d: %w", g.Index, r))
 		}
 	}
@@ -88,12 +89,16 @@ func readLinks(_ context.Context, m *machine) result {
 }
 
 // readFabric asks for the multi-node NVLink fabric.
-func readFabric(_ context.Context, m *machine) result {
-	d, err := hardware.Open(m.library0())
+func readFabric(_ context.Context, m *machine) (res result) {
+	d, err := hardware.Open(m.anyLibrary())
 	if err != nil {
 		return refused(err)
 	}
-	defer d.Close()
+	defer func() {
+		if err := d.Close(); err != nil && res.state == ok {
+			res = refused(err)
+		}
+	}()
 	fabric, err := d.Fabric()
 	if err != nil {
 		return refused(err)
@@ -110,8 +115,8 @@ func readFabric(_ context.Context, m *machine) result {
 	return fine("every GPU is in clique %s", clique)
 }
 
-// library0 is the library, started or not: opening it says what is wrong.
-func (m *machine) library0() nvml.Interface {
+// anyLibrary is the library, started or not: opening it says what is wrong.
+func (m *machine) anyLibrary() nvml.Interface {
 	if m.library != nil {
 		return m.library
 	}

@@ -58,7 +58,8 @@ func fake(t *testing.T, name string) (root string, p *profile.Profile) {
 		t.Fatal(err)
 	}
 	build := filepath.Join(checkout, "fakes/build")
-	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(build, "lib"), Tools: filepath.Join(build, "fakefabric")}); err != nil {
+	err = tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(build, "lib"), Tools: filepath.Join(build, "fakefabric")})
+	if err != nil {
 		t.Fatalf("%v (`make fakes` builds the libraries)", err)
 	}
 	return root, p

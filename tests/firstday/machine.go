@@ -58,7 +58,7 @@ var errNoNVML = errors.New("NVML did not start, see the steps driver and invento
 
 func (m *machine) close() {
 	if m.library != nil {
-		m.library.Shutdown()
+		_ = m.library.Shutdown() // the process ends
 	}
 }
 

@@ -26,8 +26,9 @@ func main() {
 		os.Exit(client(os.Args[2:]))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(status)
 }
 
 // run is the program: 0 where no step failed, 1 where one did, 2 where it was called wrongly.
@@ -43,7 +44,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	dev := flags.String("dev", "/dev", "the directory with the driver's device nodes, where the driver root has none of its own")
 	proc := flags.String("proc", "/proc", "where the kernel's proc is")
 	sys := flags.String("sys", "/sys", "where the kernel's sysfs is")
-	standIn := flags.String("stand-in", filepath.Join(filepath.Dir(self), "../fakes/build/lib/libcuda.so.1"), "this project's stand-in for libcuda, as `make fakes` builds it")
+	standIn := flags.String("stand-in", filepath.Join(filepath.Dir(self), "../fakes/build/lib/libcuda.so.1"),
+		"this project's stand-in for libcuda, as 'make fakes' builds it")
 	out := flags.String("out", "", "a directory to write the recorded profile and nvidia-smi's answers to; empty: nothing is written")
 	if err := flags.Parse(args); err != nil {
 		return 2

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,6 +52,20 @@ func (m *machine) partition(g *inventory.GPU) (res result) {
 	if r != nvml.SUCCESS {
 		return refused(fmt.Errorf("ask GPU %d for its MIG mode: %w", g.Index, r))
 	}
+	// The driver's nvidia-modprobe makes capability nodes and never removes one.
+	caps := filepath.Join(m.at.Dev.Path, "nvidia-caps/nvidia-cap*")
+	before, _ := filepath.Glob(caps) // the pattern is a good one
+	defer func() {
+		after, _ := filepath.Glob(caps)
+		for _, node := range after {
+			if slices.Contains(before, node) {
+				continue
+			}
+			if err := os.Remove(node); err != nil && res.state == ok {
+				res = refused(fmt.Errorf("the capability node %s is left: %w", node, err))
+			}
+		}
+	}()
 	if current == nvml.DEVICE_MIG_DISABLE {
 		defer func() {
 			if err := restoreMode(g, current, pending); err != nil && (res.state == ok || res.state == absent) {

@@ -32,7 +32,8 @@ func setTimeSlice(ctx context.Context, m *machine) (res result) {
 		return refused(err)
 	}
 	defer func() {
-		if _, err := m.ask(context.WithoutCancel(ctx), "nvidia-smi", "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(before)); err != nil && res.state == ok {
+		_, err := m.ask(context.WithoutCancel(ctx), "nvidia-smi", "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(before))
+		if err != nil && res.state == ok {
 			res = refused(fmt.Errorf("GPU %d does not go back to time slice %s: %w", gpu.Index, sliceWords[before], err))
 		}
 	}()

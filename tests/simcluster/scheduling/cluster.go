@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -432,15 +433,22 @@ func (c *cluster) clean(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the claims: %w", err)
 	}
+	// A pod that is bound while it is deleted may take its claim's finalizer along.
+	gone := func(err error) error {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
 	err = each(claims.Items, func(claim resourceapi.ResourceClaim) error {
 		// The controller manager would take the finalizer off.
 		if len(claim.Finalizers) > 0 {
 			none := []byte(`{"metadata":{"finalizers":null}}`)
-			if _, err := c.client.ResourceV1().ResourceClaims(namespace).Patch(ctx, claim.Name, types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
+			if _, err := c.client.ResourceV1().ResourceClaims(namespace).Patch(ctx, claim.Name, types.MergePatchType, none, metav1.PatchOptions{}); gone(err) != nil {
 				return err
 			}
 		}
-		return c.client.ResourceV1().ResourceClaims(namespace).Delete(ctx, claim.Name, now)
+		return gone(c.client.ResourceV1().ResourceClaims(namespace).Delete(ctx, claim.Name, now))
 	})
 	if err != nil {
 		return fmt.Errorf("delete the claims: %w", err)

@@ -88,12 +88,23 @@ static bool beside_self(char *path)
 	return in_root(root, path);
 }
 
+/*
+ * The driver's files are those of the machine, or of a container, and its device nodes lie in /dev. Every client opens /dev/nvidiactl first
+ * (open-gpu-kernel-modules, kernel-open/common/inc/nv-linux.h: NV_CONTROL_DEVICE_MINOR is 255), and is told that no driver is loaded where it is
+ * not there. A container has the nodes that its runtime gave it when it was started.
+ */
+static bool control_node(void)
+{
+	struct stat node;
+	return stat("/dev/nvidiactl", &node) == 0 && S_ISCHR(node.st_mode);
+}
+
 static bool locate(char *path)
 {
 	const char *root = getenv("FAKEFABRIC_ROOT");
 	if (root && *root)
 		return in_root(root, path);
-	return beside_self(path) || in_root(FALLBACK_ROOT, path);
+	return beside_self(path) || (control_node() && in_root(FALLBACK_ROOT, path));
 }
 
 static long file_size(int fd)

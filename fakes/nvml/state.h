@@ -6,7 +6,8 @@
 
 #include "state_layout.h"
 
-/* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric. */
+/* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric, which needs
+ * /dev/nvidiactl as a driver does. */
 bool ff_state_open(void);
 
 /* ff_state_pin finds the file once for everything this thread does until ff_state_unpin. */

@@ -78,8 +78,19 @@ func (e *environment) run(t *testing.T, parts []part) {
 	}
 }
 
-// become swaps the workers' hardware and installs the drivers on it; they are removed again when the test ends.
+// become swaps the workers' hardware and installs the drivers on it, pointed at where the fake lies; they are removed again when the test ends.
 func (e *environment) become(t *testing.T, machine string, values ...string) {
+	t.Helper()
+	e.equip(t, machine)
+	arguments := []string{"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml")}
+	for _, value := range values {
+		arguments = append(arguments, "--set", value)
+	}
+	e.install(t, arguments...)
+}
+
+// equip swaps the workers' hardware.
+func (e *environment) equip(t *testing.T, machine string) {
 	t.Helper()
 	must(t, e.Equip(t.Context(), e.printer, machine))
 	for _, node := range e.Workers() {
@@ -88,11 +99,11 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 			return strings.Contains(out, `"`+machine+`"`), out, err
 		})
 	}
-	arguments := []string{"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", "3m",
-		"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "crds.keep=false"}
-	for _, value := range values {
-		arguments = append(arguments, "--set", value)
-	}
+}
+
+// install installs the drivers until the test ends.
+func (e *environment) install(t *testing.T, arguments ...string) {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
@@ -104,7 +115,8 @@ func (e *environment) become(t *testing.T, machine string, values ...string) {
 			t.Errorf("remove the drivers' namespace: %v", err)
 		}
 	})
-	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(e.root, "charts/gpufabric")}, arguments...)...)
+	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(e.root, "charts/gpufabric"),
+		"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", "3m", "--set", "crds.keep=false"}, arguments...)...)
 	if err != nil {
 		pods, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "pods", "--output", "wide")
 		events, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "events", "--field-selector", "type=Warning")

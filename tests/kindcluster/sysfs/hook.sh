@@ -1,6 +1,7 @@
 #!/bin/bash
-# A createContainer hook of a node's base OCI spec: a container that may only read /sys sees the fake node's, where the node has one. It runs in the
-# container's mount namespace before the root changes, with the container's state on stdin; nothing that it mounts reaches the node.
+# A createContainer hook of a node's base OCI spec: a container sees the fake node's hardware in its /sys and /proc, where the node has one, as it would
+# see a real kernel's. It runs in the container's mount namespace before the root changes, with the container's state on stdin; nothing that it mounts
+# reaches the node.
 #
 # The new /sys is put together from directories: those that the fake tree has come from it, the rest (fs with the cgroups, module, power) are the
 # kernel's. One bind of the tree onto /sys would hide /sys/fs/cgroup, and the kernel's sysfs takes no directories to mount single devices on.
@@ -8,12 +9,27 @@ set -o errexit -o nounset -o pipefail
 # Programs are the node's; the container's PATH means nothing here.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-tree=/var/lib/fakefabric/sys # charts/fake-hardware, value root
+fake=/var/lib/fakefabric      # charts/fake-hardware, value root
+kernel=/run/fabric-kernel     # what layout/place.sh has placed, where hardware lies where it lies on a real node
+tree=$fake/sys
 bundle=$(jq -r .bundle)
 [[ -d $tree/class ]] || exit 0
-# A privileged container manages the node, and one that mounts (a part of) /sys itself has said which one it wants: both keep what they have.
-jq -e 'any(.mounts[]; .destination == "/sys" and .type == "sysfs" and (.options | index("ro")))
-	and all(.mounts[]; (.destination | startswith("/sys/") | not) or .destination == "/sys/fs/cgroup")' "$bundle/config.json" >/dev/null || exit 0
+config=$bundle/config.json
+# A container that mounts (a part of) /sys itself has said which one it wants.
+own_sys() { jq -e 'all(.mounts[]; (.destination == "/sys" and .type == "sysfs") or (.destination | startswith("/sys") | not) or .destination == "/sys/fs/cgroup")' "$config" >/dev/null; }
+may_write() { jq -e 'any(.mounts[]; .destination == "/sys" and .type == "sysfs" and (.options | index("ro") | not))' "$config" >/dev/null; }
+
+if [[ -d $kernel ]]; then
+	mount --bind "$kernel/devices" "$bundle/rootfs/proc/devices"
+	mount --rbind "$kernel/driver" "$bundle/rootfs/proc/driver"
+	# The state of a driver is the kernel's: whoever has its device nodes and its library reaches it from any root.
+	mkdir -p "$bundle/rootfs$fake"
+	mount --rbind "$fake" "$bundle/rootfs$fake"
+	may_write || mount -o remount,bind,ro "$bundle/rootfs$fake"
+elif may_write; then
+	exit 0 # a privileged container manages the node, and keeps what it has
+fi
+own_sys || exit 0
 
 sys=$bundle/rootfs/sys
 stage=$bundle/sys

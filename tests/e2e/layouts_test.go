@@ -1,0 +1,121 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"gpufabric.io/tests/kindcluster"
+)
+
+// driverDelay is how long after the plugins a late driver arrives: several of the plugins' looks for one, which come every 10 s.
+const driverDelay = 25 * time.Second
+
+// TestLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
+func TestLayouts(t *testing.T) {
+	e := newEnvironment(t)
+	rdma := []string{"rdma.enabled=true", "rdma.namespace=kube-system"}
+	for _, machine := range []struct {
+		name, profile string
+		// placed is where the driver lies; late: it comes when the plugins are there already.
+		placed kindcluster.Layout
+		late   bool
+		values []string
+		before string
+		parts  []part
+	}{
+		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, append(rdma, "gpus.enabled=true"), "rdma-devices-configmap.yaml", []part{
+			{"every role runs", testRolesRun},
+			{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
+			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
+			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
+			{"the driver's program works in a pod", testProgramInPod},
+		}},
+		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, append(rdma, "gpus.enabled=true"), "rdma-devices-configmap.yaml", []part{
+			{"every role runs", testRolesRun},
+			{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
+			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
+			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
+			{"the driver's program works in a pod", testProgramInPod},
+		}},
+		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", []part{
+			{"every role runs", testRolesRun},
+			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
+		}},
+	} {
+		t.Run(machine.name, func(t *testing.T) {
+			if machine.before != "" {
+				e.apply(t, e.file(t, "examples/manifests/"+machine.before))
+			}
+			e.equip(t, machine.profile)
+			t.Cleanup(func() { must(t, e.Place(context.WithoutCancel(t.Context()), kindcluster.LayoutMoved)) })
+			must(t, e.Place(t.Context(), kindcluster.LayoutKernel))
+			if !machine.late {
+				must(t, e.Place(t.Context(), machine.placed))
+			}
+			var arguments []string
+			for _, value := range machine.values {
+				arguments = append(arguments, "--set", value)
+			}
+			e.install(t, arguments...)
+			if machine.late {
+				// Nothing but time makes a driver late.
+				time.Sleep(driverDelay)
+				e.waitsForDriver(t)
+				must(t, e.Place(t.Context(), machine.placed))
+			}
+			e.run(t, machine.parts)
+		})
+	}
+}
+
+// waitsForDriver looks at plugins on nodes whose driver is not there yet: they run, and say what they wait for.
+func (e *environment) waitsForDriver(t *testing.T) {
+	t.Helper()
+	testRolesRun(t, e)
+	log := e.kubectl(t, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=gpu-plugin", "--prefix")
+	if waiting := strings.Count(log, "waiting for the NVIDIA driver"); waiting < len(e.Workers()) {
+		t.Errorf("%d of %d GPU plugins say that they wait for the driver:\n%s", waiting, len(e.Workers()), log)
+	}
+}
+
+// testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on.
+func testRolesRun(t *testing.T, e *environment) {
+	for _, namespace := range []string{"gpufabric-system", "kube-system"} {
+		out := e.kubectl(t, "--namespace", namespace, "get", "pods", "--selector", "app.kubernetes.io/name=gpufabric", "--output",
+			`jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+		for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
+			if line != "" && !strings.HasSuffix(line, " Running 0") {
+				t.Errorf("%s: %s, want it to run without a restart", namespace, line)
+			}
+		}
+		if namespace == "gpufabric-system" && strings.TrimSpace(out) == "" {
+			t.Error("no pod of the chart runs")
+		}
+	}
+}
+
+// testProgramInPod asks the driver's own program inside a pod, which finds its library through what CDI put there.
+func testProgramInPod(t *testing.T, e *environment) {
+	const manifest = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: smi}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: smi}
+spec:
+  restartPolicy: Never
+  containers: [{name: main, image: %q, command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: smi}]
+`
+	e.apply(t, fmt.Sprintf(manifest, "ubuntu:22.04"))
+	e.kubectl(t, "wait", "pod/smi", "--for=condition=Ready", "--timeout=120s")
+	if list := e.kubectl(t, "exec", "smi", "--", "nvidia-smi", "-L"); strings.Count(list, "GPU ") != 1 {
+		t.Errorf("nvidia-smi -L says\n%s\nwant one GPU", list)
+	}
+}

@@ -1,0 +1,130 @@
+#!/bin/bash
+# place.sh host|driver-container|kernel|none: puts the fake node at /var/lib/fakefabric where real hardware lies, in this node's mount namespace, or takes
+# it away. It stands for the kernel and for the driver's installer; a kind node has neither.
+#
+#   kernel            the PCI functions and the RDMA devices are there, NVIDIA's driver is not: /sys, /dev/infiniband
+#   host              besides, the driver as a distribution's package installs it: /usr/lib/x86_64-linux-gnu, /usr/bin, /dev/nvidia*
+#   driver-container  besides, the driver as its container shows it: all below /run/nvidia/driver, device nodes too
+#
+# Containers see this kernel through mount-fake-sysfs.sh, which the node's base OCI spec runs; those that are there already see its /proc change.
+set -o errexit -o nounset -o pipefail
+
+root=/var/lib/fakefabric # charts/fake-hardware, value root
+kernel=/run/fabric-kernel
+placed=/run/fabric-placed # what was put on the node, a file or directory a line
+
+remember() { echo "$1" >>"$placed"; }
+
+# remove takes everything away, the newest first.
+remove() {
+	[[ -e $placed ]] || return 0
+	tac "$placed" | while read -r path; do
+		while mountpoint --quiet "$path"; do umount --lazy "$path"; done
+		case $path in
+		/sys | /proc/*) ;;
+		/run/nvidia/driver) rmdir "$path" ;;
+		*) rm --recursive --force -- "$path" ;;
+		esac
+	done
+	rm -f "$placed"
+}
+
+# show_kernel makes the tables that a kernel would keep, without NVIDIA's driver. A real file is rewritten in place, since containers have it mounted.
+show_kernel() {
+	mkdir -p "$kernel/driver"
+	remember "$kernel"
+	cat /proc/devices >"$kernel/devices"
+	mount --bind "$kernel/devices" /proc/devices
+	remember /proc/devices
+	mount --bind "$kernel/driver" /proc/driver
+	remember /proc/driver
+
+	mkdir -p "$kernel/sys"
+	mount -t tmpfs -o mode=755,nosuid,nodev,noexec sys "$kernel/sys"
+	remember "$kernel/sys"
+	for dir in /sys/*/ "$root"/sys/*/; do
+		name=$(basename "$dir")
+		[[ ! -e $kernel/sys/$name ]] || continue
+		mkdir "$kernel/sys/$name"
+		if [[ -d $root/sys/$name ]]; then
+			mount -o bind,ro,nosuid,nodev,noexec "$root/sys/$name" "$kernel/sys/$name"
+		else
+			mount --rbind "/sys/$name" "$kernel/sys/$name"
+		fi
+		remember "$kernel/sys/$name"
+	done
+	# The processors and their memory are the ones that the kubelet runs on.
+	if [[ -d $kernel/sys/devices/system ]]; then
+		mount --rbind /sys/devices/system "$kernel/sys/devices/system"
+		remember "$kernel/sys/devices/system"
+	fi
+	mount --rbind "$kernel/sys" /sys
+	remember /sys
+	if [[ -d $root/dev/infiniband ]]; then
+		cp --archive "$root/dev/infiniband" /dev/infiniband
+		remember /dev/infiniband
+	fi
+}
+
+# load_driver shows what NVIDIA's modules add to /proc. Their tables are read where the fake keeps them, since MIG changes them.
+load_driver() {
+	cat "$root/proc/devices" >"$kernel/devices"
+	local table
+	for table in "$root"/proc/driver/*; do
+		ln --symbolic --force --no-dereference "$table" "$kernel/driver/$(basename "$table")"
+	done
+}
+
+# nodes makes the device nodes that nvidia-modprobe makes at boot in a directory: none of MIG capabilities and none of IMEX channels, which are made by
+# who uses them.
+nodes() {
+	local node
+	for node in "$root"/dev/nvidia*; do
+		[[ -c $node ]] || continue
+		cp --archive "$node" "$1/$(basename "$node")"
+		remember "$1/$(basename "$node")"
+	done
+}
+
+# files copies the driver's files, links as links.
+files() {
+	local file
+	mkdir -p "$1" "$2"
+	for file in "$root"/driver/usr/lib64/*; do
+		cp --archive "$file" "$1/"
+		remember "$1/$(basename "$file")"
+	done
+	for file in "$root"/driver/usr/bin/*; do
+		cp --archive "$file" "$2/"
+		remember "$2/$(basename "$file")"
+	done
+}
+
+case ${1:-} in
+kernel)
+	remove
+	show_kernel
+	;;
+host)
+	[[ -d $kernel ]] || show_kernel
+	files /usr/lib/x86_64-linux-gnu /usr/bin
+	nodes /dev
+	load_driver
+	;;
+driver-container)
+	[[ -d $kernel ]] || show_kernel
+	mkdir -p /run/nvidia/driver
+	remember /run/nvidia/driver
+	# A mount, as the driver container makes it, so that it has to reach containers that are there already.
+	mount -t tmpfs -o mode=755 driver /run/nvidia/driver
+	files /run/nvidia/driver/usr/lib/x86_64-linux-gnu /run/nvidia/driver/usr/bin
+	mkdir /run/nvidia/driver/dev
+	load_driver
+	nodes /run/nvidia/driver/dev
+	;;
+none) remove ;;
+*)
+	echo "usage: place.sh kernel|host|driver-container|none" >&2
+	exit 2
+	;;
+esac

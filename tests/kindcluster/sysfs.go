@@ -25,9 +25,10 @@ func (s containerSys) Execute(ctx context.Context) error {
 		if err := writeFile(ctx, node, sysHookPath, sysHook); err != nil {
 			return err
 		}
-		// containerd reads the spec when it starts; its containers outlive it.
+		// containerd reads the spec when it starts; its containers outlive it. kind's own hook there, which gives every pod a product name of kind's, is
+		// replaced: it takes the node's /sys, which a fake one may hide, for the container's.
 		if _, err := docker.Script(ctx, node, `chmod +x "$HOOK"
-jq '.hooks.createContainer += [{"path": $ENV.HOOK}]' /etc/containerd/cri-base.json >/etc/containerd/cri-base.json.new
+jq '.hooks.createContainer = [{"path": $ENV.HOOK}]' /etc/containerd/cri-base.json >/etc/containerd/cri-base.json.new
 mv /etc/containerd/cri-base.json.new /etc/containerd/cri-base.json
 systemctl restart containerd`, "HOOK="+sysHookPath); err != nil {
 			return err

@@ -19,7 +19,8 @@ remember() { echo "$1" >>"$placed"; }
 remove() {
 	[[ -e $placed ]] || return 0
 	tac "$placed" | while read -r path; do
-		while mountpoint --quiet "$path"; do umount --lazy "$path"; done
+		# Once: below what was mounted on /sys lies the node's own.
+		! mountpoint --quiet "$path" || umount --lazy "$path"
 		case $path in
 		/sys | /proc/*) ;;
 		/run/nvidia/driver) rmdir "$path" ;;
@@ -27,6 +28,13 @@ remove() {
 		esac
 	done
 	rm -f "$placed"
+}
+
+# graft mounts a directory with all that is mounted below it. What is unmounted there later stays where it came from: the node's cgroups do.
+graft() {
+	mount --rbind "$1" "$2"
+	mount --make-rslave "$2"
+	remember "$2"
 }
 
 # show_kernel makes the tables that a kernel would keep, without NVIDIA's driver. A real file is rewritten in place, since containers have it mounted.
@@ -49,17 +57,16 @@ show_kernel() {
 		if [[ -d $root/sys/$name ]]; then
 			mount -o bind,ro,nosuid,nodev,noexec "$root/sys/$name" "$kernel/sys/$name"
 		else
-			mount --rbind "/sys/$name" "$kernel/sys/$name"
+			graft "/sys/$name" "$kernel/sys/$name"
+			continue
 		fi
 		remember "$kernel/sys/$name"
 	done
 	# The processors and their memory are the ones that the kubelet runs on.
 	if [[ -d $kernel/sys/devices/system ]]; then
-		mount --rbind /sys/devices/system "$kernel/sys/devices/system"
-		remember "$kernel/sys/devices/system"
+		graft /sys/devices/system "$kernel/sys/devices/system"
 	fi
-	mount --rbind "$kernel/sys" /sys
-	remember /sys
+	graft "$kernel/sys" /sys
 	if [[ -d $root/dev/infiniband ]]; then
 		cp --archive "$root/dev/infiniband" /dev/infiniband
 		remember /dev/infiniband

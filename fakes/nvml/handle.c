@@ -69,6 +69,30 @@ unsigned int ff_gpu_count(void)
 	return ff_state_gpus(&count) ? count : 0;
 }
 
+/* Whether this process can open a GPU. */
+static bool visible(unsigned int gpu)
+{
+	uint32_t minor;
+	return ff_state_copy(ff_gpu_offset(gpu) + offsetof(struct ff_gpu, core) + offsetof(struct ff_core, minor), &minor, sizeof minor) && ff_state_opens(minor);
+}
+
+unsigned int ff_visible_before(unsigned int gpu)
+{
+	unsigned int count = 0;
+	for (unsigned int i = 0; i < gpu; i++)
+		count += visible(i);
+	return count;
+}
+
+bool ff_visible(unsigned int index, unsigned int *gpu)
+{
+	unsigned int all = ff_gpu_count();
+	for (*gpu = 0; *gpu < all; ++*gpu)
+		if (visible(*gpu) && index-- == 0)
+			return true;
+	return false;
+}
+
 nvmlReturn_t ff_device(nvmlDevice_t device, struct ff_target *t)
 {
 	size_t i;

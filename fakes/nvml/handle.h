@@ -31,6 +31,10 @@ bool ff_ci_place(nvmlComputeInstance_t handle, unsigned int *gpu, unsigned int *
 /* How many GPUs the node has. */
 unsigned int ff_gpu_count(void);
 
+/* ff_visible gives the GPU that has an index among those that this process can open; ff_visible_before counts them below a GPU. */
+bool ff_visible(unsigned int index, unsigned int *gpu);
+unsigned int ff_visible_before(unsigned int gpu);
+
 /* Copies the node's model, or fails as above. */
 nvmlReturn_t ff_model(struct ff_model *model);
 

@@ -27,7 +27,7 @@ nvmlReturn_t impl_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 	TARGET(ff_device);
 	if (t.mig)
 		return ff_mig_index(&t, index);
-	*index = t.gpu;
+	*index = ff_visible_before(t.gpu);
 	return NVML_SUCCESS;
 }
 

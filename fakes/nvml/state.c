@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define FALLBACK_ROOT "/var/lib/fakefabric"
+#define KERNEL_ROOT "/proc/driver/fakefabric" /* see state.KernelRoot */
 
 /* One mapped file. A replaced mapping stays until the library is unloaded, since another thread may still be reading it. */
 struct mapping {
@@ -42,6 +43,7 @@ static bool client;
 
 static void hold_client(struct mapping *m);
 static char state_path[PATH_MAX];
+static bool machine; /* the driver is the machine's own, so its device nodes are in /dev */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The directory that this library was loaded from, found without dladdr, whose symbol version would keep the library out of older images. */
@@ -104,7 +106,18 @@ static bool locate(char *path)
 	const char *root = getenv("FAKEFABRIC_ROOT");
 	if (root && *root)
 		return in_root(root, path);
-	return beside_self(path) || (control_node() && in_root(FALLBACK_ROOT, path));
+	if (beside_self(path))
+		return true;
+	machine = control_node() && (in_root(FALLBACK_ROOT, path) || in_root(KERNEL_ROOT, path));
+	return machine;
+}
+
+bool ff_state_opens(uint32_t minor)
+{
+	char path[32];
+	struct stat node;
+	snprintf(path, sizeof path, "/dev/nvidia%u", minor);
+	return !machine || (stat(path, &node) == 0 && S_ISCHR(node.st_mode));
 }
 
 static long file_size(int fd)

@@ -6,9 +6,16 @@
 
 #include "state_layout.h"
 
-/* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric, which needs
- * /dev/nvidiactl as a driver does. */
+/* ff_state_open finds and maps the state file: FAKEFABRIC_ROOT, else the root that this library lies in, else /var/lib/fakefabric or
+ * /proc/driver/fakefabric, which need /dev/nvidiactl as a driver does. */
 bool ff_state_open(void);
+
+/*
+ * ff_state_opens tells whether this process can open a GPU, by the minor of its device node. Where the driver is the machine's own a GPU without its node in
+ * /dev is not there for NVML: a container sees the GPUs whose nodes it was given, with indices of their own
+ * (docs.nvidia.com/datacenter/cloud-native/container-toolkit: NVIDIA_VISIBLE_DEVICES).
+ */
+bool ff_state_opens(uint32_t minor);
 
 /* ff_state_pin finds the file once for everything this thread does until ff_state_unpin. */
 void ff_state_pin(void);

@@ -98,7 +98,11 @@ nvmlReturn_t impl_nvmlDeviceGetCount_v2(unsigned int *count)
 {
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	return ff_state_gpus(count) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+	unsigned int all;
+	if (!ff_state_gpus(&all))
+		return NVML_ERROR_UNKNOWN;
+	*count = ff_visible_before(all);
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t impl_nvmlDeviceGetCount(unsigned int *count)
@@ -108,12 +112,13 @@ nvmlReturn_t impl_nvmlDeviceGetCount(unsigned int *count)
 
 nvmlReturn_t impl_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-	if (!device || index >= ff_gpu_count())
+	unsigned int gpu;
+	if (!device || !ff_visible(index, &gpu))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	struct ff_target t;
-	nvmlReturn_t r = ff_device(ff_gpu_handle(index), &t);
+	nvmlReturn_t r = ff_device(ff_gpu_handle(gpu), &t);
 	if (r == NVML_SUCCESS)
-		*device = ff_gpu_handle(index);
+		*device = ff_gpu_handle(gpu);
 	return r;
 }
 
@@ -129,7 +134,7 @@ static nvmlReturn_t find(bool (*match)(const struct ff_core *core, const void *w
 	for (unsigned int i = 0; i < count; i++) {
 		struct ff_target t;
 		nvmlReturn_t r = ff_device(ff_gpu_handle(i), &t);
-		if ((r == NVML_SUCCESS || r == NVML_ERROR_GPU_IS_LOST) && match(&t.core, wanted)) {
+		if ((r == NVML_SUCCESS || r == NVML_ERROR_GPU_IS_LOST) && ff_state_opens(t.core.minor) && match(&t.core, wanted)) {
 			if (r == NVML_SUCCESS)
 				*device = ff_gpu_handle(i);
 			return r;

@@ -15,6 +15,6 @@ func runSMI(args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now(), Getenv: os.Getenv}
+	c := smi.Command{Root: root, Stdout: stdout, Now: time.Now(), Getenv: os.Getenv, Opens: state.Opens(root)}
 	return c.Run(args)
 }

@@ -123,7 +123,7 @@ func (c *Command) changeOn(g gpu, o migOptions) error {
 
 // fresh looks at the GPU in the newest view of the state.
 func (c *Command) fresh(g gpu) gpu {
-	return gpu{GPU: c.body.GPUs[g.index], model: &c.body.Node.Model, index: g.index}
+	return gpu{GPU: c.body.GPUs[g.place], model: &c.body.Node.Model, index: g.index, place: g.place}
 }
 
 func profileName(p *state.MIGProfile) string { return state.String(p.Name[:]) }

@@ -27,6 +27,8 @@ type Command struct {
 	Now time.Time
 	// Getenv, where it is set, makes nvidia-smi stand in for one under a limiter: see share.
 	Getenv func(string) string
+	// Opens tells whether this process can open a GPU, by the minor of its device node; nil: it can open all.
+	Opens func(minor uint32) bool
 
 	file *state.File
 	body *state.Body
@@ -202,7 +204,8 @@ func (c *Command) read() (err error) {
 type gpu struct {
 	*state.GPU
 	model *state.Model
-	index int
+	// index counts the GPUs that can be opened, place all of the node's.
+	index, place int
 	// limit is the container's share of the memory in bytes; 0: all of it.
 	limit uint64
 }
@@ -248,8 +251,13 @@ func (g gpu) utilisation(now time.Time) uint32 {
 // selected gives the GPUs with those indexes, UUIDs, serials or PCI addresses; none means all that are not lost.
 func (c *Command) selected(ids []string) ([]gpu, error) {
 	var all []gpu
+	index := -1
 	for i, g := range c.body.GPUs {
-		x := gpu{GPU: g, model: &c.body.Node.Model, index: i}
+		if c.Opens != nil && !c.Opens(g.Core.Minor) {
+			continue
+		}
+		index++
+		x := gpu{GPU: g, model: &c.body.Node.Model, index: index, place: i}
 		wanted := len(ids) == 0 && g.Core.Lost == 0 || slices.ContainsFunc(ids, x.is)
 		if wanted && g.Core.Lost != 0 {
 			return nil, fmt.Errorf("unable to open GPU %s: GPU is lost", x.busID())
@@ -339,7 +347,7 @@ func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
 		return fmt.Errorf("insufficient permissions: root and the owner of the node's state may change this: %w", os.ErrPermission)
 	}
 	err := c.file.Update(func(b *state.Body) error {
-		b.Sweep(b.GPUs[g.index])
+		b.Sweep(b.GPUs[g.place])
 		return fn(&b.Node.Model, b.GPUs[g.index])
 	})
 	return errors.Join(err, c.read())

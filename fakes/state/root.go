@@ -7,11 +7,30 @@ import (
 	"strings"
 )
 
-// FallbackRoot is where the node lies when nothing says otherwise.
-const FallbackRoot = "/var/lib/fakefabric"
+const (
+	// FallbackRoot is where the node lies when nothing says otherwise.
+	FallbackRoot = "/var/lib/fakefabric"
+	// KernelRoot is where a node shows itself as a part of its kernel: whoever has a driver's files and device nodes reaches it from any root that has a /proc.
+	KernelRoot = "/proc/driver/fakefabric"
+)
+
+// Opens tells whether this process can open a GPU of the node at root, by the minor of its device node. Only where the driver is the machine's own
+// (FallbackRoot, with nothing that points there, or KernelRoot) are the nodes those in /dev; elsewhere, and as nil, every GPU can be opened. See ff_state_opens.
+func Opens(root string) func(minor uint32) bool {
+	if root != FallbackRoot && root != KernelRoot || os.Getenv("FAKEFABRIC_ROOT") != "" {
+		return nil
+	}
+	if exe, err := os.Executable(); err == nil && strings.HasPrefix(exe, FallbackRoot+"/") {
+		return nil
+	}
+	return func(minor uint32) bool {
+		info, err := os.Stat(fmt.Sprintf("/dev/nvidia%d", minor))
+		return err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+}
 
 // FindRoot gives the node that this program belongs to: FAKEFABRIC_ROOT's, else the one whose driver/usr/bin the program was started
-// from, else the one at FallbackRoot. The libraries look in the same order.
+// from, else the one at FallbackRoot, else the one at KernelRoot. The libraries look in the same order.
 func FindRoot() (string, error) {
 	if root := os.Getenv("FAKEFABRIC_ROOT"); root != "" {
 		if _, err := os.Stat(Path(root)); err != nil {
@@ -19,9 +38,9 @@ func FindRoot() (string, error) {
 		}
 		return root, nil
 	}
-	candidates := []string{FallbackRoot}
+	candidates := []string{FallbackRoot, KernelRoot}
 	if exe, err := os.Executable(); err == nil {
-		candidates = []string{filepath.Join(filepath.Dir(exe), "../../.."), FallbackRoot}
+		candidates = append([]string{filepath.Join(filepath.Dir(exe), "../../..")}, candidates...)
 	}
 	for _, root := range candidates {
 		if _, err := os.Stat(Path(root)); err == nil {

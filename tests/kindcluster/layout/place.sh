@@ -22,9 +22,8 @@ remove() {
 		# Once: below what was mounted on /sys lies the node's own.
 		! mountpoint --quiet "$path" || umount --lazy "$path"
 		case $path in
-		/sys | /proc/*) ;;
-		/run/nvidia/driver) rmdir "$path" ;;
-		*) rm --recursive --force -- "$path" ;;
+		/sys | /proc/* | "$kernel"/*) ;; # mount points, of which those in $kernel go with it
+		*) rm --recursive --force --one-file-system -- "$path" ;;
 		esac
 	done
 	rm -f "$placed"
@@ -39,13 +38,15 @@ graft() {
 
 # show_kernel makes the tables that a kernel would keep, without NVIDIA's driver. A real file is rewritten in place, since containers have it mounted.
 show_kernel() {
-	mkdir -p "$kernel/driver"
+	mkdir -p "$kernel/driver/fakefabric"
 	remember "$kernel"
+	# The state of a driver is the kernel's: programs reach it wherever their root is.
+	mount --bind "$root" "$kernel/driver/fakefabric"
+	remember "$kernel/driver/fakefabric"
 	cat /proc/devices >"$kernel/devices"
 	mount --bind "$kernel/devices" /proc/devices
 	remember /proc/devices
-	mount --bind "$kernel/driver" /proc/driver
-	remember /proc/driver
+	graft "$kernel/driver" /proc/driver
 
 	mkdir -p "$kernel/sys"
 	mount -t tmpfs -o mode=755,nosuid,nodev,noexec sys "$kernel/sys"
@@ -78,7 +79,7 @@ load_driver() {
 	cat "$root/proc/devices" >"$kernel/devices"
 	local table
 	for table in "$root"/proc/driver/*; do
-		ln --symbolic --force --no-dereference "$table" "$kernel/driver/$(basename "$table")"
+		ln --symbolic --force --no-dereference "fakefabric/proc/driver/$(basename "$table")" "$kernel/driver/$(basename "$table")"
 	done
 }
 

@@ -9,9 +9,8 @@ set -o errexit -o nounset -o pipefail
 # Programs are the node's; the container's PATH means nothing here.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-fake=/var/lib/fakefabric      # charts/fake-hardware, value root
+tree=/var/lib/fakefabric/sys # charts/fake-hardware, value root
 kernel=/run/fabric-kernel     # what layout/place.sh has placed, where hardware lies where it lies on a real node
-tree=$fake/sys
 bundle=$(jq -r .bundle)
 [[ -d $tree/class ]] || exit 0
 config=$bundle/config.json
@@ -21,11 +20,8 @@ may_write() { jq -e 'any(.mounts[]; .destination == "/sys" and .type == "sysfs" 
 
 if [[ -d $kernel ]]; then
 	mount --bind "$kernel/devices" "$bundle/rootfs/proc/devices"
+	# What a driver's clients change there, a real driver lets its device nodes guard.
 	mount --rbind "$kernel/driver" "$bundle/rootfs/proc/driver"
-	# The state of a driver is the kernel's: whoever has its device nodes and its library reaches it from any root.
-	mkdir -p "$bundle/rootfs$fake"
-	mount --rbind "$fake" "$bundle/rootfs$fake"
-	may_write || mount -o remount,bind,ro "$bundle/rootfs$fake"
 elif may_write; then
 	exit 0 # a privileged container manages the node, and keeps what it has
 fi

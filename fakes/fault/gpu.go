@@ -3,6 +3,8 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -280,6 +282,23 @@ func migMode(c *change) error {
 		return err
 	}
 	return tree.SyncMIG(c.root, b)
+}
+
+func driverVersion(c *change) error {
+	version := c.args["version"]
+	if major, rest, ok := strings.Cut(version, "."); !ok || major == "" || rest == "" || len(version) > 20 || strings.Trim(version, "0123456789.") != "" {
+		return fmt.Errorf("version is %q; one like 535.261.03 is wanted", version)
+	}
+	path := filepath.Join(c.root, "proc/driver/nvidia/version")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return refuse("the node has no driver")
+	}
+	return c.file.Update(func(b *state.Body) error {
+		before := state.String(b.Node.DriverVersion[:])
+		state.SetString(b.Node.DriverVersion[:], version)
+		return c.replace(path, strings.Replace(string(text), before, version, 1))
+	})
 }
 
 func uvm(loaded bool) func(*change) error {

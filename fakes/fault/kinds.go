@@ -34,6 +34,8 @@ func Kinds() []Kind {
 			{Name: "busy", Summary: "true or false", Default: "true"}}, migBusy},
 		{"mig-mode", "the machine comes up with another MIG mode: as a change and a reset of the GPU leave it, whoever has the GPU open", []Parameter{gpuParameter,
 			{Name: "enabled", Summary: "true or false", Default: "true"}}, migMode},
+		{"driver-version", "kernel modules of another version are loaded than the driver's files are of", []Parameter{
+			{Name: "version", Summary: "e.g. 535.261.03", Required: true}}, driverVersion},
 		{"uvm-unload", "the module nvidia-uvm is not loaded: its major and its nodes are gone", nil, uvm(false)},
 		{"uvm-load", "the module nvidia-uvm is loaded again, and its nodes are made", nil, uvm(true)},
 		{"delay", "an NVML function takes longer", []Parameter{

@@ -101,6 +101,14 @@ static bool control_node(void)
 	return stat("/dev/nvidiactl", &node) == 0 && S_ISCHR(node.st_mode);
 }
 
+bool ff_library_version(char *version, size_t size)
+{
+	char self[PATH_MAX] = "", absolute[PATH_MAX];
+	dl_iterate_phdr(find_self, self);
+	const char *so = self[0] && realpath(self, absolute) ? strstr(absolute, ".so.") : NULL;
+	return so && strchr(so + 4, '.') && snprintf(version, size, "%s", so + 4) < (int)size;
+}
+
 static bool locate(char *path)
 {
 	const char *root = getenv("FAKEFABRIC_ROOT");

@@ -21,6 +21,10 @@ bool ff_state_opens(uint32_t minor);
 void ff_state_pin(void);
 void ff_state_unpin(void);
 
+/* ff_library_version writes the full version in this library's file name (libnvidia-ml.so.550.163.01): the driver that it was installed with. False where
+ * the name has none. */
+bool ff_library_version(char *version, size_t size);
+
 /* ff_state_delays is how many functions are slow, in the pinned file. */
 uint32_t ff_state_delays(void);
 

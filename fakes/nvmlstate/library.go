@@ -7,6 +7,7 @@ package nvmlstate
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -72,11 +73,27 @@ func (l *library) InitWithFlags(uint32) nvml.Return {
 	if err := l.refresh(); err != nil {
 		return nvml.ERROR_DRIVER_NOT_LOADED
 	}
+	if !l.ofThisDriver() {
+		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
+	}
 	if l.inits == 0 && l.file.HoldAsClient() != nil {
 		return nvml.ERROR_UNKNOWN
 	}
 	l.inits++
 	return nvml.SUCCESS
+}
+
+// ofThisDriver says whether the node's libnvidia-ml.so.1 is of the version of the kernel's modules, by its file's name; l.mu is held. A node without
+// libraries has none of another version.
+func (l *library) ofThisDriver() bool {
+	file, err := filepath.EvalSymlinks(filepath.Join(l.root, "driver/usr/lib64/libnvidia-ml.so.1"))
+	_, version, found := strings.Cut(filepath.Base(file), ".so.")
+	if err != nil || !found || !strings.Contains(version, ".") {
+		return true
+	}
+	same := false
+	l.file.Peek(func(b *state.Body) { same = state.String(b.Node.DriverVersion[:]) == version })
+	return same
 }
 
 // refresh opens the state file unless the one that is open is the newest; l.mu is held.

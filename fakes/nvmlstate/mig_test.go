@@ -1,6 +1,7 @@
 package nvmlstate_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/mig"
 	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"
 )
@@ -183,6 +185,31 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 		d, _ := c.DeviceGetHandleByIndex(1)
 		if activation, _ := d.SetMigMode(nvml.DEVICE_MIG_ENABLE); pending && activation != nvml.ERROR_RESET_REQUIRED {
 			t.Errorf("%s: activation %v for the only client", name, activation)
+		}
+	}
+}
+
+// nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH. That the C library does so too is tested in nvml/nvmltest.
+func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
+	p, err := profile.Load("t4-edge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	full := "libnvidia-ml.so." + p.Driver.Version
+	libraries := filepath.Join(root, "driver/usr/lib64")
+	if err := errors.Join(os.WriteFile(filepath.Join(libraries, full), nil, 0o755), os.Symlink(full, filepath.Join(libraries, "libnvidia-ml.so.1"))); err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[string]nvml.Return{"535.261.03": nvml.ERROR_LIB_RM_VERSION_MISMATCH, p.Driver.Version: nvml.SUCCESS} {
+		if err := fault.Apply(root, "driver-version", fault.Arguments{"version": version}); err != nil {
+			t.Fatal(err)
+		}
+		if r := nvmlstate.New(root).Init(); r != want {
+			t.Errorf("modules of %s: Init: %v, want %v", version, r, want)
 		}
 	}
 }

@@ -14,19 +14,19 @@ const awaitPause = 10 * time.Second
 // Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. told gets in words what is
 // waited for, once for each reason. The error is that of ctx.
 func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func(message string)) error {
-	last := nvml.SUCCESS
+	last := ""
 	for {
 		code := lib.Init()
 		if code == nvml.SUCCESS {
 			return nil
 		}
-		if code != last {
-			message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel module loaded?)", driverRoot, describe(code))
-			if l, ok := lib.(*located); ok && l.unprepared != nil {
-				message += "; it may lack device nodes: " + l.unprepared.Error()
-			}
+		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel module loaded?)", driverRoot, describe(code))
+		if l, ok := lib.(*located); ok {
+			message = l.explain(message)
+		}
+		if message != last {
 			told(message)
-			last = code
+			last = message
 		}
 		select {
 		case <-time.After(awaitPause):

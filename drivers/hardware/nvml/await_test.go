@@ -79,12 +79,55 @@ func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 
 // counted is a library that counts how often it was started.
 type counted struct {
+	lacking string
 	nvml.Interface
 	running int
 }
 
 func (c *counted) Init() nvml.Return     { c.running++; return nvml.SUCCESS }
 func (c *counted) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
+
+// Extensions is what symbols are looked up by.
+func (c *counted) Extensions() nvml.ExtendedInterface { return symbols{lacking: c.lacking} }
+
+func (c *counted) SystemGetDriverVersion() (string, nvml.Return) { return "450.80.02", nvml.SUCCESS }
+
+// symbols has every symbol but one.
+type symbols struct {
+	nvml.ExtendedInterface
+	lacking string
+}
+
+func (s symbols) LookupSymbol(name string) error {
+	if name == s.lacking {
+		return errors.New("undefined symbol")
+	}
+	return nil
+}
+
+// A call of a function that the library lacks ends the process (go-nvml binds lazily), so it is not started at all.
+func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := &counted{lacking: "nvmlDeviceGetMPSComputeRunningProcesses"}
+		lib := &located{open: func(string) nvml.Interface { return old }}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var told []string
+		if err := Await(ctx, lib, "/", func(message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) || !strings.Contains(told[0], "later driver") {
+			t.Errorf("told %q, want once the version, the function that is missing and what to do", told)
+		}
+		if old.running != 0 {
+			t.Errorf("started %d times more than stopped", old.running)
+		}
+		old.lacking = "" // another driver was installed
+		if err := Await(t.Context(), lib, "/", func(string) {}); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 func TestALibraryThatRunsStaysWhenSomebodyStartsAndStopsItBesides(t *testing.T) {
 	var opened []*counted

@@ -4,6 +4,7 @@ package nvml
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -32,6 +33,53 @@ type located struct {
 	started int
 	// unprepared says which device nodes could not be made for the library.
 	unprepared error
+	// tooOld says what the library lacks that the roles call.
+	tooOld error
+}
+
+// needed are functions that the roles call without asking first whether the library has them: one that it lacks would end the process (go-nvml binds when
+// a function is called). What old drivers had already is not among them.
+func needed() []string {
+	return []string{
+		"nvmlDeviceGetArchitecture", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses",
+		"nvmlDeviceGetFieldValues", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetBrand", "nvmlDeviceSetComputeMode",
+		"nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+		"nvmlSystemGetCudaDriverVersion", "nvmlEventSetWait",
+	}
+}
+
+// lacks says which of the needed functions a library that was started has not.
+func lacks(lib nvml.Interface) error {
+	var missing []string
+	for _, name := range needed() {
+		if lib.Extensions().LookupSymbol(name) != nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	version, code := lib.SystemGetDriverVersion()
+	if code != nvml.SUCCESS {
+		version = "of unknown version"
+	}
+	return fmt.Errorf("the driver %s is too old: its %s has no %s; install a later driver", version, libraryName, strings.Join(missing, ", "))
+}
+
+// explain adds to a message what the files on the node tell of the reason.
+func (l *located) explain(message string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.tooOld != nil {
+		return "waiting for the NVIDIA driver: " + l.tooOld.Error()
+	}
+	if why := l.search.Explain(); why != "" {
+		message += "; " + why
+	}
+	if l.unprepared != nil {
+		message += "; it may lack device nodes: " + l.unprepared.Error()
+	}
+	return message
 }
 
 // Init loads the library from where it lies now, and starts it; one that runs already is started once more.
@@ -45,10 +93,17 @@ func (l *located) Init() nvml.Return {
 		l.Interface = l.open(path(at))
 	}
 	code := l.Interface.Init()
-	if code == nvml.SUCCESS {
-		l.started++
+	if code != nvml.SUCCESS {
+		return code
 	}
-	return code
+	if l.started == 0 {
+		if l.tooOld = lacks(l.Interface); l.tooOld != nil {
+			_ = l.Interface.Shutdown() // it was started a moment ago
+			return nvml.ERROR_FUNCTION_NOT_FOUND
+		}
+	}
+	l.started++
+	return nvml.SUCCESS
 }
 
 // Shutdown takes one Init back.
@@ -104,6 +159,8 @@ func describe(code nvml.Return) string {
 		return "the GPU has fallen off the bus"
 	case nvml.ERROR_FUNCTION_NOT_FOUND:
 		return "the installed driver is too old for this call"
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return "the library is of another version than the kernel's modules, as after an upgrade without a reboot"
 	case nvml.ERROR_NO_PERMISSION:
 		return "no permission"
 	default:

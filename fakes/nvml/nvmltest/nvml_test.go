@@ -87,3 +87,20 @@ func TestAProgramsLongNameLeavesTheTraceWhole(t *testing.T) {
 		t.Errorf("%d calls, %d damaged lines, %v; want the three calls", len(calls), damaged, err)
 	}
 }
+
+// nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH (18).
+func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
+	root, cmd := client(t, "written", "nvmlDeviceGetPciInfo_v3")
+	if err := fault.Apply(root, "driver-version", fault.Arguments{"version": "535.261.03"}); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "trace")
+	cmd.Env = append(os.Environ(), "FAKEFABRIC_TRACE="+file)
+	if err := cmd.Run(); err == nil {
+		t.Error("the client was served")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(text), "\tnvmlInit_v2\t18\t") {
+		t.Errorf("the trace has no nvmlInit_v2 that ended with 18: %s, %v", text, err)
+	}
+}

@@ -44,6 +44,11 @@ static nvmlReturn_t memory(nvmlDevice_t device, nvmlMemory_v2_t *m)
 	struct ff_process list[FF_MAX_PROCESSES];
 	uint64_t all, reserved, used;
 	TARGET(ff_device);
+	uint32_t integrated;
+	if (!FF_MODEL(integrated, &integrated))
+		return NVML_ERROR_UNKNOWN;
+	if (integrated) /* it has the machine's memory: see package profile */
+		return NVML_ERROR_NOT_SUPPORTED;
 	if ((r = total(&t, &all, &reserved)) != NVML_SUCCESS || (r = processes(&t, list, &used)) != NVML_SUCCESS)
 		return r;
 	if (used > all - reserved)

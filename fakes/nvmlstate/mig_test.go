@@ -189,6 +189,20 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 	}
 }
 
+// NVIDIA's DGX Spark user guide, known issues: memory usage is not supported on the integrated GPU.
+func TestMemoryOfAnIntegratedGPUIsNotTold(t *testing.T) {
+	c, g := both(t, "gb10-spark")
+	for name, l := range map[string]nvml.Interface{"C": c, "Go": g} {
+		d, _ := l.DeviceGetHandleByIndex(0)
+		if _, r := d.GetMemoryInfo(); r != nvml.ERROR_NOT_SUPPORTED {
+			t.Errorf("%s: GetMemoryInfo: %v", name, r)
+		}
+		if _, r := d.GetMemoryInfo_v2(); r != nvml.ERROR_NOT_SUPPORTED {
+			t.Errorf("%s: GetMemoryInfo_v2: %v", name, r)
+		}
+	}
+}
+
 // nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH. That the C library does so too is tested in nvml/nvmltest.
 func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
 	p, err := profile.Load("t4-edge")

@@ -14,6 +14,9 @@ type memory struct{ total, reserved, used uint64 }
 
 func (d *device) memory(function string) (memory, nvml.Return) {
 	return get(d, function, anyLive, func(p part) (memory, nvml.Return) {
+		if p.model.Integrated != 0 {
+			return memory{}, nvml.ERROR_NOT_SUPPORTED
+		}
 		m := memory{total: p.model.MemoryTotal, reserved: p.model.MemoryReserved, used: p.gpu.Core.MemoryUsed}
 		if d.isMIG {
 			gp, _, ok := p.profiles()

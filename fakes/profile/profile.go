@@ -125,6 +125,9 @@ type GPUModel struct {
 	Temperature Temperature `yaml:"temperature"`
 	// Coherent is true where the GPU's memory is a NUMA node of the host's (NVLink C2C).
 	Coherent bool `yaml:"coherent"`
+	// Integrated is true for a GPU that is part of a system on a chip and has the machine's memory: NVML then says that memory information is not supported
+	// (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the integrated GPU).
+	Integrated bool `yaml:"integrated"`
 	// MIG is absent where the model cannot be partitioned.
 	MIG *MIG `yaml:"mig"`
 }

@@ -21,7 +21,7 @@ func load(t testing.TB, name string) *profile.Profile {
 }
 
 func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
-	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only", "sriov", "t4-edge"}
+	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb10-spark", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only", "sriov", "t4-edge"}
 	if diff := cmp.Diff(want, profile.Names()); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
 	}

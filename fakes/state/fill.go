@@ -85,7 +85,7 @@ func fillModel(m *Model, p *profile.Profile) {
 	m.PCISubsystem = uint32(g.Subsystem().Device)<<16 | uint32(g.Subsystem().Vendor)
 	m.MemoryTotal, m.MemoryReserved, m.BAR1Total = mib(g.MemoryMiB), mib(g.ReservedMiB), mib(g.BAR1MiB)
 	m.MemoryBusBits, m.Multiprocessors, m.Cores = uint32(g.MemoryBusBits), uint32(g.Multiprocessors), uint32(g.Cores)
-	m.ECC, m.Coherent = flag(g.ECC), flag(g.Coherent)
+	m.ECC, m.Coherent, m.Integrated = flag(g.ECC), flag(g.Coherent), flag(g.Integrated)
 	m.AddressingMode = map[string]uint32{"HMM": 1, "ATS": 2}[g.AddressingMode]
 	m.PCIeGeneration, m.PCIeWidth = uint32(g.PCIe.Generation), uint32(g.PCIe.Width)
 	m.PowerDefault, m.PowerMin, m.PowerMax = milli(g.Power.DefaultWatts), milli(g.Power.MinWatts), milli(g.Power.MaxWatts)

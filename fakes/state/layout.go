@@ -125,7 +125,7 @@ type Model struct {
 	MIGSlices       uint32
 	MIGMemorySlices uint32
 	MIGProfileCount uint32
-	Reserved        uint32
+	Integrated      uint32 // 1: a part of a system on a chip, with the machine's memory; NVML does not tell of its memory
 	MIGProfiles     [MaxMIGProfiles]MIGProfile
 }
 

@@ -150,9 +150,16 @@ func whole(n *inventory.Node, g *inventory.GPU) *Device {
 	a := common(n, g, Whole)
 	a.text(AttrUUID, g.UUID)
 	return &Device{Form: Whole, GPU: g, API: resourceapi.Device{
-		Name: WholeName(g), Attributes: a,
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapMemory: {Value: bytesOf(g.MemoryBytes)}},
+		Name: WholeName(g), Attributes: a, Capacity: ownMemory(g),
 	}}
+}
+
+// ownMemory is the capacity memory of a GPU that has memory of its own; others, which are part of a system on a chip, have none to count.
+func ownMemory(g *inventory.GPU) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	if g.MemoryBytes == 0 {
+		return nil
+	}
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapMemory: {Value: bytesOf(g.MemoryBytes)}}
 }
 
 // Share says what a share of a GPU may ask for.
@@ -222,7 +229,7 @@ func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 	cores := min(max(share.Cores, 1), 100)
 	one, full := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(100, resource.DecimalSI)
 	mib, all := bytesOf(shareStep), bytesOf(total)
-	return &Device{Form: Shared, GPU: g, API: resourceapi.Device{
+	d := &Device{Form: Shared, GPU: g, API: resourceapi.Device{
 		Name: SharedName(g), Attributes: a, AllowMultipleAllocations: ptr.To(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			CapMemory: {Value: all, RequestPolicy: &resourceapi.CapacityRequestPolicy{
@@ -235,6 +242,10 @@ func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 			}},
 		},
 	}}
+	if g.MemoryBytes == 0 {
+		delete(d.API.Capacity, CapMemory) // its shares divide cores alone
+	}
+	return d
 }
 
 // shareable is the GPU as ModeShareable offers it, under the name and with the type of a whole GPU. A claim without capacities consumes the default of

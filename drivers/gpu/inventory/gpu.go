@@ -38,7 +38,7 @@ type GPU struct {
 	PCIDevice uint32
 	// Place is where the GPU sits on the PCI bus.
 	Place Place
-	// MemoryBytes is the frame buffer's total.
+	// MemoryBytes is the frame buffer's total; 0 for a GPU that has none of its own (an integrated one).
 	MemoryBytes uint64
 	// Clique is ClusterUUID.CliqueID of the NVLink fabric, empty off a fabric (NVML fabric info).
 	Clique string

@@ -13,7 +13,7 @@ import (
 func (r Reader) Outdated(n *Node) bool {
 	for _, index := range n.Missing {
 		if handle, ret := r.NVML.DeviceGetHandleByIndex(index); ret == nvml.SUCCESS {
-			if _, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS {
+			if _, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED {
 				return true
 			}
 		}
@@ -47,7 +47,7 @@ func (g *GPU) Answers() bool {
 
 func lost(g *GPU) bool {
 	_, ret := g.Handle.GetMemoryInfo()
-	return ret != nvml.SUCCESS
+	return ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED
 }
 
 // Keeping is a newer reading of n with those of its GPUs that could not be read again: a GPU that is lost is still this node's, and claims

@@ -73,10 +73,13 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 		return nil, fmt.Errorf("%s: its minor number: %w", g.UUID, ret)
 	}
 	memory, ret := handle.GetMemoryInfo()
-	if ret != nvml.SUCCESS {
+	switch ret {
+	case nvml.SUCCESS:
+		g.MemoryBytes = memory.Total
+	case nvml.ERROR_NOT_SUPPORTED: // an integrated GPU, which has the machine's memory
+	default:
 		return nil, fmt.Errorf("%s: its memory: %w", g.UUID, ret)
 	}
-	g.MemoryBytes = memory.Total
 
 	var missing []error
 	note := func(what string, err error) {

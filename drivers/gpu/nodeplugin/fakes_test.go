@@ -80,6 +80,9 @@ func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
 				{name: "gpu-0"},
 				{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi", "cores": "10"}},
 			}
+			if p.GPUs.Model.Integrated {
+				forms[1].capacity = map[string]string{"cores": "10"} // it has no memory of its own to share
+			}
 			if mig != "" {
 				forms = append(forms, device{name: mig})
 			}

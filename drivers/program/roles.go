@@ -32,6 +32,8 @@ func roles() []func(host.Host) *cobra.Command {
 		daemon.Command,
 		gpu.Command,
 		mpskeeper.Command,
+		gpu.DrainCommand,
+		gpu.UndrainCommand,
 		rdma.Command,
 		vgpu.Command,
 		vgpu.MonitorCommand,

@@ -170,7 +170,7 @@ func (g gpu) model() profile.GPUModel {
 	architecture, _, _ := strings.Cut(strings.ToLower(g.Architecture), " ")
 	m := profile.GPUModel{
 		Name: g.Name, Architecture: architecture, Brand: strings.ToLower(g.Brand), PCIID: pciID(g.PCI.Device), SubsystemID: pciID(g.PCI.Subsystem),
-		MemoryMiB: int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)),
+		MemoryMiB: int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
 		ECC:            g.hasECC(),
 		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
 		PCIe:        profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
@@ -202,6 +202,9 @@ func borrow(p *profile.Profile) {
 		}
 		m, from := &p.GPUs.Model, q.GPUs.Model
 		m.MIG, m.Multiprocessors, m.Cores, m.MemoryBusBits, m.BAR1MiB = from.MIG, from.Multiprocessors, from.Cores, from.MemoryBusBits, from.BAR1MiB
+		if m.Integrated {
+			m.MemoryMiB = from.MemoryMiB
+		}
 		m.Coherent, m.InfoROM, m.Clocks.IdleMHz, m.Temperature.MaxGPU = from.Coherent, from.InfoROM, from.Clocks.IdleMHz, from.Temperature.MaxGPU
 		m.ComputeCapability = cmp.Or(m.ComputeCapability, from.ComputeCapability)
 		p.GPUs.NVLink = q.GPUs.NVLink

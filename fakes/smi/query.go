@@ -166,6 +166,9 @@ func (g gpu) fabricItem() item {
 
 func (g gpu) memoryItem() item {
 	m := g.model
+	if m.Integrated != 0 { // NVML does not tell of its memory
+		return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", "N/A"), line("Reserved", "reserved", "N/A"), line("Used", "used", "N/A"), line("Free", "free", "N/A"))
+	}
 	return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", mebibytes(m.MemoryTotal)), line("Reserved", "reserved", mebibytes(m.MemoryReserved)),
 		line("Used", "used", mebibytes(g.used())), line("Free", "free", mebibytes(m.MemoryTotal-m.MemoryReserved-g.used())))
 }

@@ -71,6 +71,9 @@ func (c *Command) summarise(g gpu) summary {
 	s.celsius, s.pstate = fmt.Sprint(g.Core.Temperature), fmt.Sprintf("P%d", g.Core.PerformanceState)
 	s.watts, s.cap = fmt.Sprint((g.Core.Power+500)/1000), fmt.Sprint(g.Core.PowerLimit/1000)
 	s.memory = fmt.Sprintf("%dMiB / %6dMiB", g.used()>>20, g.total()>>20)
+	if g.model.Integrated != 0 {
+		s.memory = "Not Supported"
+	}
 	s.util = fmt.Sprintf("%d%%", g.utilisation(c.Now))
 	s.computeMode = []string{"Default", "E. Thread", "Prohibited", "E. Process"}[g.Core.ComputeMode&3]
 	if g.model.MIGProfileCount > 0 {

@@ -139,6 +139,8 @@ type plugin struct {
 	// bus knows which GPUs came to the machine, restart ends the run for them.
 	bus     *bus
 	restart context.CancelCauseFunc
+	// draining keeps new claims off the GPUs.
+	draining atomic.Bool
 	// lacking is what was last told of what containers go without.
 	lacking atomic.Pointer[string]
 	// dirty holds a token while what is published is not what there is.
@@ -162,8 +164,11 @@ type starter struct {
 	enter func(enclosure, program string, args ...string) *exec.Cmd
 	// change changes each plugin before it runs.
 	change func(*plugin)
-	// current is the plugin that runs.
-	current atomic.Pointer[plugin]
+	// current is the plugin that runs, interrupt ends its run.
+	current   atomic.Pointer[plugin]
+	interrupt atomic.Pointer[context.CancelCauseFunc]
+	// drains knows whether the GPUs are to be left alone.
+	drains *drains
 }
 
 func (s *starter) run(ctx context.Context) error {
@@ -199,12 +204,22 @@ func (s *starter) run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
+	s.drains = newDrains(o.StateDir)
+	wg.Go(func() {
+		if err := s.control(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "gpufabric drain cannot be served")
+			s.current.Load().report("DrainNotServed", err.Error())
+		}
+	})
 	for ; ; p = next() {
+		if err := s.hold(ctx, p); err != nil {
+			return ended(ctx) // told to end while it was drained
+		}
 		err := s.once(ctx, p)
 		if cause := ended(ctx); cause != nil {
 			return cause // it says more than what was interrupted by it
 		}
-		if !errors.Is(err, errPluggedIn) {
+		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) {
 			return err
 		}
 	}
@@ -221,6 +236,12 @@ func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
 
 // once runs one plugin on an NVML of its own.
 func (s *starter) once(ctx context.Context, p *plugin) error {
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	s.interrupt.Store(&interrupt)
+	if s.drains.isWanted() {
+		return errDrained // while this run was started
+	}
 	waited := false
 	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(message string) {
 		klog.FromContext(ctx).Info(message)
@@ -234,7 +255,11 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		p.bus.settle() // The driver that came has taken its GPUs, and NVML knows them.
 	}
 	defer func() { _ = s.lib.Shutdown() }()
-	return p.run(ctx)
+	err = p.run(ctx)
+	if cause := ended(ctx); cause != nil {
+		return cause
+	}
+	return err
 }
 
 // ended is why ctx ended, nil where somebody told the role to end.

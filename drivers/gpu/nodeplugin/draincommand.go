@@ -1,0 +1,157 @@
+package nodeplugin
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/drivers/program/host"
+)
+
+// DrainCommand is the subcommand drain.
+func DrainCommand(h host.Host) *cobra.Command {
+	var stateDir, procRoot string
+	var patience time.Duration
+	cmd := &cobra.Command{
+		Use:   "drain",
+		Short: "Have this node's gpu-plugin let go of its GPUs, so that they can be reset or their driver unloaded",
+		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node (taint ` + DrainTaint + `),
+claims that stand are waited for and named, then the plugin closes NVML and stays away until gpufabric undrain. What else has the GPUs open is named as far as
+it can be seen from here. Interrupted while it waits, it leaves everything as it was.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+			defer cancel()
+			if err := order(ctx, stateDir, "drain", h.Out()); err != nil {
+				return err
+			}
+			for _, line := range openedBy(procRoot, os.Getpid()) {
+				if _, err := fmt.Fprintln(h.Out(), line); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	drainFlags(cmd, &stateDir)
+	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc: programs that have a GPU open are looked for there")
+	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
+	return cmd
+}
+
+// UndrainCommand is the subcommand undrain.
+func UndrainCommand(h host.Host) *cobra.Command {
+	var stateDir string
+	cmd := &cobra.Command{
+		Use:   "undrain",
+		Short: "Have this node's gpu-plugin hand out its GPUs again after gpufabric drain",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return order(cmd.Context(), stateDir, "undrain", h.Out()) },
+	}
+	drainFlags(cmd, &stateDir)
+	return cmd
+}
+
+func drainFlags(cmd *cobra.Command, stateDir *string) {
+	cmd.Flags().StringVar(stateDir, "state-dir", "/var/lib/gpufabric/"+role, "the plugin's --state-dir on this node")
+}
+
+// order gives an order to the role of a state directory, and writes its answers out.
+func order(ctx context.Context, stateDir, what string, out io.Writer) error {
+	path := filepath.Join(stateDir, controlSocket)
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? One that does not run holds no GPU)", what, path, err)
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if _, err := fmt.Fprintln(conn, what); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	for lines := bufio.NewScanner(conn); lines.Scan(); {
+		line := lines.Text()
+		if why, failed := strings.CutPrefix(line, "failed: "); failed {
+			return fmt.Errorf("%s: %s", what, why)
+		}
+		if line == "done" {
+			return nil
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: given up: %w", what, context.Cause(ctx))
+	}
+	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
+}
+
+// openedBy says in sentences which programs have a device node of the driver open, but for one.
+func openedBy(procRoot string, self int) []string {
+	entries, err := os.ReadDir(procRoot)
+	if err != nil {
+		return []string{fmt.Sprintf("what else has the GPUs open is not known: %v", err)}
+	}
+	var out []string
+	hidden := 0
+	for _, e := range entries {
+		if e.Name() == fmt.Sprint(self) || strings.Trim(e.Name(), "0123456789") != "" {
+			continue
+		}
+		nodes, err := nodesOf(filepath.Join(procRoot, e.Name(), "fd"))
+		if err != nil {
+			hidden++
+			continue
+		}
+		if len(nodes) > 0 {
+			name, _ := os.ReadFile(filepath.Join(procRoot, e.Name(), "comm")) // without one the number has to do
+			out = append(out, fmt.Sprintf("process %s (%s) still has %s open", e.Name(), strings.TrimSpace(string(name)), strings.Join(nodes, ", ")))
+		}
+	}
+	slices.Sort(out)
+	if len(out) == 0 {
+		out = append(out, "no program that can be seen from here has a GPU open; in a pod those of other pods and of the node cannot be seen: fuser -v /dev/nvidia* on the node tells")
+	}
+	if hidden > 0 {
+		out = append(out, fmt.Sprintf("%d processes could not be looked at: run it as root", hidden))
+	}
+	return out
+}
+
+// nodesOf are the driver's device nodes among a process's open files.
+func nodesOf(directory string) ([]string, error) {
+	entries, err := os.ReadDir(directory)
+	if os.IsNotExist(err) {
+		return nil, nil // it has ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	var nodes []string
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(directory, e.Name()))
+		if err == nil && strings.HasPrefix(target, "/dev/nvidia") && !slices.Contains(nodes, target) {
+			nodes = append(nodes, target)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes, nil
+}
+
+// sortedWords sorts in place, and returns what it sorted.
+func sortedWords(words []string) []string {
+	slices.Sort(words)
+	return words
+}

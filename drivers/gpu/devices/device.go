@@ -252,7 +252,11 @@ func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 // memory, which is all of it, and so excludes every other. The smallest share has a MiB and a percent: a share of nothing would count for nothing.
 func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	total := g.MemoryBytes &^ (shareStep - 1)
-	d := shared(n, g, Share{Memory: total, Cores: defaultCores})
+	cores := int64(defaultCores)
+	if total == 0 {
+		cores = 100 // without memory of its own, a claim that asks for nothing excludes others by its cores
+	}
+	d := shared(n, g, Share{Memory: total, Cores: cores})
 	d.Form = Whole
 	d.API.Name = WholeName(g)
 	attributes(d.API.Attributes).text(AttrType, string(Whole))

@@ -333,7 +333,7 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	grants := map[string][]Grant{"uid-a": first("uid-a")}
-	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, device string) ([]*api.LinuxDevice, error) {
+	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, _ string) ([]*api.LinuxDevice, error) {
 		return []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs7", Type: "c", Major: 231, Minor: 199}}, nil
 	}}
 	a, stranger := sandbox("a", "uid-a", podA), sandbox("b", "uid-b", podB)

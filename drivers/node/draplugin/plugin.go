@@ -52,6 +52,8 @@ type Plugin struct {
 	ledger ledger.Ledger
 	report *reporter
 	helper *kubeletplugin.Helper
+	// published is what the helper was last given to publish.
+	published publication
 	// lock keeps a second plugin of this role out of the state directory.
 	lock io.Closer
 
@@ -120,6 +122,8 @@ func (p *Plugin) start() error {
 		return fmt.Errorf("register with the kubelet under %s: %w", p.config.Node.KubeletRoot, err)
 	}
 	p.helper = helper
+	p.published.send = helper.PublishResources
+	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
 	return nil
 }
@@ -191,7 +195,7 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 			klog.FromContext(p.ctx).Info("The first ResourceSlices are left to the controller", "err", err)
 		}
 	})
-	if err := p.helper.PublishResources(p.ctx, resources); err != nil {
+	if err := p.published.publish(p.ctx, resources); err != nil {
 		return fmt.Errorf("publish the devices of %s: %w", p.config.Driver, err)
 	}
 	return nil

@@ -101,7 +101,7 @@ func expectedDevices(n *node) map[string]device {
 	all := map[string]device{}
 	for _, g := range n.GPUs {
 		all[fmt.Sprintf("gpu-%d", g.Minor)] = device{UUID: g.UUID, Product: model.Name, Architecture: architecture,
-			Capability: model.ComputeCapability + ".0", Memory: fmt.Sprintf("%dMi", model.MemoryMiB), Driver: semantic(n.Profile.Driver.Version), PCI: g.Address.String()}
+			Capability: model.ComputeCapability + ".0", Memory: fmt.Sprintf("%dMi", toldMiB(model)), Driver: semantic(n.Profile.Driver.Version), PCI: g.Address.String()}
 	}
 	return all
 }

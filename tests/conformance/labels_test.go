@@ -50,7 +50,7 @@ func expectedLabels(n *profile.Node) map[string]string {
 	model := p.GPUs.Model
 	major, minor, _ := strings.Cut(model.ComputeCapability, ".")
 	want := map[string]string{
-		"gpu.count": fmt.Sprint(len(n.GPUs)), "gpu.product": strings.ReplaceAll(model.Name, " ", "-"), "gpu.memory": fmt.Sprint(model.MemoryMiB),
+		"gpu.count": fmt.Sprint(len(n.GPUs)), "gpu.product": strings.ReplaceAll(model.Name, " ", "-"), "gpu.memory": inMiB(model, "%d", ""),
 		"gpu.machine":       strings.ReplaceAll(p.Host.Product, " ", "-"),
 		"gpu.compute.major": major, "gpu.compute.minor": minor, "cuda.driver-version.full": p.Driver.Version,
 		"cuda.runtime-version.full": p.Driver.CUDA, "mig.capable": fmt.Sprint(model.MIG != nil),

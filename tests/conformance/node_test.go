@@ -196,3 +196,19 @@ func ask[T any](t *testing.T, n *node, library string) T {
 	}
 	return answer
 }
+
+// toldMiB is the memory that NVML tells of a GPU, in MiB: none of an integrated one, which has the machine's.
+func toldMiB(m profile.GPUModel) int64 {
+	if m.Integrated {
+		return 0
+	}
+	return m.MemoryMiB
+}
+
+// inMiB is the memory that NVML tells of a GPU in a program's form, or the program's words for a GPU that does not tell.
+func inMiB(m profile.GPUModel, form, untold string) string {
+	if m.Integrated {
+		return untold
+	}
+	return fmt.Sprintf(form, m.MemoryMiB)
+}

@@ -104,8 +104,12 @@ func showsTheTable(t *testing.T, s smi) {
 		}
 	}
 	// The column is too narrow for six digits in the older table.
-	if !regexp.MustCompile(fmt.Sprintf(`/ +%.5s`, fmt.Sprint(p.GPUs.Model.MemoryMiB))).MatchString(out) {
-		t.Errorf("no memory of %d MiB in:\n%s", p.GPUs.Model.MemoryMiB, out)
+	memory := fmt.Sprintf(`/ +%.5s`, fmt.Sprint(p.GPUs.Model.MemoryMiB))
+	if p.GPUs.Model.Integrated {
+		memory = `N/A`
+	}
+	if !regexp.MustCompile(memory).MatchString(out) {
+		t.Errorf("no memory (%s) in:\n%s", memory, out)
 	}
 }
 
@@ -137,7 +141,7 @@ func queriesTheProfile(t *testing.T, s smi) {
 	for _, g := range s.GPUs {
 		m := p.GPUs.Model
 		w := smiGPU{ID: busID(g.Address), Name: m.Name, Architecture: architectures[m.Architecture], UUID: g.UUID,
-			Serial: g.Serial, Minor: g.Minor, MIG: "N/A", Memory: fmt.Sprintf("%d MiB", m.MemoryMiB), Fabric: "N/A"}
+			Serial: g.Serial, Minor: g.Minor, MIG: "N/A", Memory: inMiB(m, "%d MiB", "N/A"), Fabric: "N/A"}
 		if m.MIG != nil {
 			w.MIG = "Disabled"
 		}
@@ -168,7 +172,7 @@ func answersQueryGPU(t *testing.T, s smi) {
 		if m.MIG != nil {
 			mode = "Disabled"
 		}
-		want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version, fmt.Sprint(m.MemoryMiB), mode,
+		want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version, inMiB(m, "%d", "[N/A]"), mode,
 			"Default", m.ComputeCapability, g.Serial}, ", "))
 	}
 	got := strings.Split(strings.TrimSpace(s.says(t, "--query-gpu="+strings.Join(fields, ","), "--format=csv,noheader,nounits")), "\n")

@@ -42,7 +42,7 @@ func expectedMachine(n *profile.Node) machine {
 	m := machine{Driver: p.Driver.Version, CUDA: p.Driver.CUDA}
 	for _, g := range n.GPUs {
 		e := gpu{Name: p.GPUs.Model.Name, UUID: g.UUID, Serial: g.Serial, Capability: p.GPUs.Model.ComputeCapability, Minor: g.Minor,
-			PCI: g.Address.String(), MemoryMiB: uint64(p.GPUs.Model.MemoryMiB), Cluster: n.ClusterUUID, Reachable: true}
+			PCI: g.Address.String(), MemoryMiB: uint64(toldMiB(p.GPUs.Model)), Cluster: n.ClusterUUID, Reachable: true}
 		if p.Fabric != nil {
 			e.Clique = p.Fabric.CliqueID
 		}
@@ -106,7 +106,9 @@ func askGPU(index int) (g gpu, err error) {
 	g.Minor, r = d.GetMinorNumber()
 	must("minor", r)
 	memory, r := d.GetMemoryInfo()
-	must("memory", r)
+	if r != nvml.ERROR_NOT_SUPPORTED { // an integrated GPU does not tell
+		must("memory", r)
+	}
 	g.MemoryMiB = memory.Total >> 20
 	major, minor, r := d.GetCudaComputeCapability()
 	must("compute capability", r)

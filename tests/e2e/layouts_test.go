@@ -13,9 +13,8 @@ import (
 // driverDelay is how long after the plugins a late driver arrives: several of the plugins' looks for one, which come every 10 s.
 const driverDelay = 25 * time.Second
 
-// TestLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
-func TestLayouts(t *testing.T) {
-	e := newEnvironment(t)
+// testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
+func (e *environment) testLayouts(t *testing.T) {
 	rdma := []string{"rdma.enabled=true", "rdma.namespace=kube-system"}
 	for _, machine := range []struct {
 		name, profile string
@@ -110,6 +109,7 @@ kind: Pod
 metadata: {name: smi}
 spec:
   restartPolicy: Never
+  terminationGracePeriodSeconds: 1
   containers: [{name: main, image: %q, command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]
   resourceClaims: [{name: gpu, resourceClaimTemplateName: smi}]
 `

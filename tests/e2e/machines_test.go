@@ -64,6 +64,7 @@ func TestMachines(t *testing.T) {
 		})
 		e.testExamples(t, machine.profile)
 	}
+	t.Run("default values", e.testLayouts)
 }
 
 // part is a test of its own on a cluster that others had before it and will have after.

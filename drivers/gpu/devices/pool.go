@@ -316,7 +316,7 @@ func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 func (p *Pool) Devices() []*Device { return p.order }
 
 // Slices lays the pool out in as few ResourceSlices as the API allows: counter sets, where there are any, at most 8 a slice, then the devices, at most 64 a
-// slice, which is the limit for those with counters or taints (a taint must not lay a node's slices out anew). taints are added to the devices they name.
+// slice, which is the limit for those with counters or taints (a taint must not change the layout of a node's slices). taints are added to the devices they name.
 func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	for sets := range slices.Chunk(p.sets, resourceapi.ResourceSliceMaxCounterSets) {

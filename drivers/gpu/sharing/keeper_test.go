@@ -26,7 +26,7 @@ func keep(t *testing.T, m *MPS) (end func()) {
 	return end
 }
 
-// again is an MPS as a process that is started anew has it.
+// again is an MPS as a process that was restarted has it.
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
 func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {

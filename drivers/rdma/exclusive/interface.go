@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface is a network interface as it was set up on the node: what to look for after it was moved, perhaps renamed or made anew by the kernel, and what
-// to give back to it. Settings below /proc/sys/net are not among it: the kernel makes them anew with each move.
+// Interface is a network interface as it was set up on the node: what to look for after it was moved, perhaps renamed or made again by the kernel, and what
+// to give back to it. Settings below /proc/sys/net are not among it: the kernel sets them to its defaults at each move.
 type Interface struct {
 	Name string `json:"name"`
 	// Parent is the PCI function that it is below; empty: it is known by its name alone.

@@ -36,7 +36,7 @@ func (m *Mover) Give(sandbox, pod, namespace string, grants []Grant) error {
 	defer m.mu.Unlock()
 	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
 	old, before, err := m.book.get(sandbox)
-	before = before || err != nil // A record that cannot be read is one, and is written anew.
+	before = before || err != nil // A record that cannot be read is one, and is written again.
 	if err := m.free(e); err != nil {
 		return err
 	}

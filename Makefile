@@ -136,7 +136,7 @@ bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 
 .PHONY: lint
 lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
 	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \
-	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run ./...); done; \
+	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
 	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults ./...); done
 	provider/generate-docs --check
 

@@ -51,7 +51,7 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", said) }()
 	b.taints("gpu-1", DrainTaint+"=:NoSchedule")
 	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
-	if problem := b.prepareWithin(500*time.Millisecond, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
+	if problem := b.prepareWithin(2*time.Second, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
 		// One that was allocated before the taint was seen may still come; it is waited for as well.
 		t.Errorf("a claim that came while the drain waits: %s", problem)
 	}

@@ -155,7 +155,7 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	first := share("first")
 	// The scheduler would not have done that; the node holds against it, also when it was started in between.
 	for range 2 {
-		if problem := b.prepareWithin(500*time.Millisecond, first); !strings.Contains(problem, "claim default/claim-whole") {
+		if problem := b.prepareWithin(2*time.Second, first); !strings.Contains(problem, "claim default/claim-whole") {
 			t.Errorf("a share beside a plain claim: %q", problem)
 		}
 		b.stop()
@@ -170,7 +170,7 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	b.mustPrepare(share("second"))
 	b.stop()
 	b.start()
-	if problem := b.prepareWithin(500*time.Millisecond, plain("late")); !strings.Contains(problem, "is held by") {
+	if problem := b.prepareWithin(2*time.Second, plain("late")); !strings.Contains(problem, "is held by") {
 		t.Errorf("a plain claim beside shares: %q", problem)
 	}
 }

@@ -326,7 +326,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 		"a MIG device":            b.claim("u3", nil, device{name: slice.Name()}),
 		"a share of another kind": b.claim("u4", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-3-shared", share: "s4"}),
 	} {
-		if problem := b.prepareWithin(500*time.Millisecond, c); !strings.Contains(problem, "is held by claim") && !strings.Contains(problem, "is shared by") {
+		if problem := b.prepareWithin(2*time.Second, c); !strings.Contains(problem, "is held by claim") && !strings.Contains(problem, "is shared by") {
 			t.Errorf("%s: got %q", name, problem)
 		}
 	}

@@ -120,7 +120,8 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"control_lock", "nvidia-cuda-mps-control.pid", "log"} {
-		if err := errors.Join(os.Remove(filepath.Join(pipe, name)), os.Symlink(kept, filepath.Join(pipe, name))); err != nil {
+		// One that the daemon has not made yet it makes through the link.
+		if err := errors.Join(os.RemoveAll(filepath.Join(pipe, name)), os.Symlink(kept, filepath.Join(pipe, name))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -186,14 +187,19 @@ func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 
 // ResumeMPS starts the control daemons of recorded claims again; they ended with the plugin's last run.
 func (k *Kind) ResumeMPS(ctx context.Context, records []claimstate.Record) {
+	// A claim whose daemon cannot start keeps no other from its own.
+	var claims sync.WaitGroup
+	defer claims.Wait()
 	for _, record := range records {
 		kept, err := decode(record)
 		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
 			continue
 		}
-		if err := k.options.MPS.Resume(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
-			k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
-		}
+		claims.Go(func() {
+			if err := k.options.MPS.Resume(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
+				k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
+			}
+		})
 	}
 }
 

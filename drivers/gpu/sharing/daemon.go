@@ -1,7 +1,6 @@
 package sharing
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +99,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	if d.settings.multiUser() {
 		args = append(args, multiUserFlag)
 	}
-	var out bytes.Buffer
+	var out tail
 	cmd, err := d.command(context.WithoutCancel(ctx), args...)
 	if err != nil {
 		return err
@@ -154,7 +153,9 @@ func last(err error, said string) error {
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("%w: %s", err, firstLine(said))
+	// In the foreground a daemon begins with a banner, and ends with why.
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	return fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 }
 
 // quitOld ends a daemon of an earlier run that may still be there.
@@ -209,7 +210,7 @@ func (d *daemon) configure(ctx context.Context) error {
 
 // tell sends one command to the daemon and returns the first line of its answer.
 func (d *daemon) tell(ctx context.Context, command string) (string, error) {
-	var out bytes.Buffer
+	var out tail
 	cmd, err := d.command(ctx)
 	if err != nil {
 		return "", err

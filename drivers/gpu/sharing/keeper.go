@@ -91,17 +91,40 @@ func (k Keeper) resume(ctx context.Context) {
 	if err != nil {
 		log.Error(err, "Claims of an earlier run not found")
 	}
+	// A claim whose daemon cannot start keeps no other from its own.
+	var claims sync.WaitGroup
+	defer claims.Wait()
 	for _, file := range files {
+		claims.Go(func() { k.resumeClaim(ctx, file) })
+	}
+}
+
+// resumePause lies between two attempts to start a daemon of an earlier run: nothing tells when what it lacks, such as the driver, is there.
+const resumePause = 10 * time.Second
+
+// resumeClaim starts the daemon that a file of settings stands for, again and again until it runs or nobody wants it any more.
+func (k Keeper) resumeClaim(ctx context.Context, file string) {
+	log := klog.FromContext(ctx).WithValues("file", file)
+	for {
 		var s Settings
 		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			return // the claim was given back
+		}
 		if err == nil {
 			err = json.Unmarshal(text, &s)
 		}
 		if err == nil {
 			err = k.MPS.Resume(ctx, types.UID(filepath.Base(filepath.Dir(file))), s)
 		}
-		if err != nil && ctx.Err() == nil {
-			log.Error(err, "MPS control daemon of an earlier run not started; the node plugin asks for it again", "file", file)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		log.Error(err, "MPS control daemon of an earlier run not started", "tryingAgainIn", resumePause)
+		select {
+		case <-time.After(resumePause):
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -210,7 +210,8 @@ func (a *Address) add(link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	parsed.Scope, parsed.Broadcast = a.Scope, net.ParseIP(a.Broadcast)
+	// The kernel takes the first four bytes of an IPv4 address: those of a net.IP of 16 are zero.
+	parsed.Scope, parsed.Broadcast = a.Scope, net.ParseIP(a.Broadcast).To4()
 	if a.Peer != "" {
 		if parsed.Peer, err = netlink.ParseIPNet(a.Peer); err != nil {
 			return err

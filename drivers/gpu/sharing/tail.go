@@ -1,0 +1,18 @@
+package sharing
+
+// tailBytes is how much of what a program says is kept: a daemon in the foreground says something about every client, for as long as it lives.
+const tailBytes = 4 << 10
+
+// tail keeps the end of what a program says.
+type tail struct{ said []byte }
+
+// Write takes all, and forgets what came before the last tailBytes.
+func (t *tail) Write(p []byte) (int, error) {
+	t.said = append(t.said, p[max(0, len(p)-tailBytes):]...)
+	if excess := len(t.said) - tailBytes; excess > 0 {
+		t.said = append(t.said[:0], t.said[excess:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string { return string(t.said) }

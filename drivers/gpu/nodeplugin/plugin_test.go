@@ -287,7 +287,7 @@ func (b *bench) unprepare(c *resourceapi.ResourceClaim) string {
 		{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)},
 	}})
 	if err != nil {
-		b.Fatal(err)
+		return err.Error()
 	}
 	return answer.Claims[string(c.UID)].Error
 }

@@ -113,7 +113,10 @@ func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured
 	}
 	template := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
-			map[string]any{"name": "channel", "exactly": map[string]any{"deviceClassName": "compute-domain-default-channel.nvidia.com"}}}}}}}}
+			map[string]any{"name": "channel", "exactly": map[string]any{"deviceClassName": "compute-domain-default-channel.nvidia.com"}}},
+			// The chart's policy takes no channel that says not of which domain it is.
+			"config": []any{map[string]any{"requests": []any{"channel"}, "opaque": map[string]any{"driver": "compute-domain.nvidia.com", "parameters": map[string]any{
+				"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainChannelConfig", "domainID": string(obj.GetUID())}}}}}}}}}
 	_, _ = templates.Create(ctx, template, metav1.CreateOptions{})
 	nodes := make([]any, len(d.Nodes))
 	for i, n := range d.Nodes {

@@ -130,8 +130,9 @@ func (m *machine) command(ctx context.Context, name string, args ...string) (*ex
 	return cmd, nil
 }
 
-// ask runs one of the driver's programs to its end.
-func (m *machine) ask(ctx context.Context, name string, args ...string) (string, error) {
+// smi runs nvidia-smi to its end.
+func (m *machine) smi(ctx context.Context, args ...string) (string, error) {
+	const name = "nvidia-smi"
 	cmd, err := m.command(ctx, name, args...)
 	if err != nil {
 		return "", err

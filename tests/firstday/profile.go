@@ -13,11 +13,11 @@ import (
 
 // compareProfile records the machine as a fake's profile, and says in what the fake of its model differs.
 func compareProfile(ctx context.Context, m *machine) result {
-	report, err := m.ask(ctx, "nvidia-smi", "-q", "-x")
+	report, err := m.smi(ctx, "-q", "-x")
 	if err != nil {
 		return refused(err)
 	}
-	capability, err := m.ask(ctx, "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+	capability, err := m.smi(ctx, "--query-gpu=compute_cap", "--format=csv,noheader")
 	if err != nil {
 		return refused(err)
 	}

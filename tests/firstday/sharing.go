@@ -32,13 +32,13 @@ func setTimeSlice(ctx context.Context, m *machine) (res result) {
 		return refused(err)
 	}
 	defer func() {
-		_, err := m.ask(context.WithoutCancel(ctx), "nvidia-smi", "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(before))
+		_, err := m.smi(context.WithoutCancel(ctx), "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(before))
 		if err != nil && res.state == ok {
 			res = refused(fmt.Errorf("GPU %d does not go back to time slice %s: %w", gpu.Index, sliceWords[before], err))
 		}
 	}()
 	for _, slice := range []int{1, 2, 3, 0} {
-		if _, err := m.ask(ctx, "nvidia-smi", "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(slice)); err != nil {
+		if _, err := m.smi(ctx, "compute-policy", "-i", gpu.UUID, "--set-timeslice", strconv.Itoa(slice)); err != nil {
 			return refused(err)
 		}
 		now, err := m.timeSlice(ctx, gpu)
@@ -56,7 +56,7 @@ func setTimeSlice(ctx context.Context, m *machine) (res result) {
 var policyLine = regexp.MustCompile(`(?m)^\|\s+\d+\s+Timeslice\s+(\w+)\s*\|`)
 
 func (m *machine) timeSlice(ctx context.Context, gpu *inventory.GPU) (int, error) {
-	out, err := m.ask(ctx, "nvidia-smi", "compute-policy", "-i", gpu.UUID, "-l")
+	out, err := m.smi(ctx, "compute-policy", "-i", gpu.UUID, "-l")
 	if err != nil {
 		return 0, err
 	}

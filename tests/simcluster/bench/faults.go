@@ -28,7 +28,6 @@ type sliceWatch struct {
 	running sync.WaitGroup
 
 	mu            sync.Mutex
-	synced        bool
 	changed, gone int
 	tainted       map[string]time.Time // by node: when a GPU was first seen with a taint of its health
 	told          chan struct{}        // holds a token when tainted grew

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -105,8 +106,10 @@ func NewMachine(ctx context.Context, name string) (*Machine, error) {
 		return nil, err
 	}
 	lib := nvmlstate.New(root)
-	lib.Init()
-	defer lib.Shutdown()
+	if code := lib.Init(); code != nvml.SUCCESS {
+		return nil, fmt.Errorf("start NVML of a fake node: %w", code)
+	}
+	defer func() { _ = lib.Shutdown() }()
 	locate, err := inventory.Locator(ctx, filepath.Join(root, "sys"))
 	if err != nil {
 		return nil, err

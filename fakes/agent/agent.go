@@ -29,8 +29,13 @@ type Options struct {
 	NodeName string
 	// Root is where the node's hardware is rendered.
 	Root string
-	// Listen is the address of /healthz and of the control endpoint (see control.go).
+	// Listen is the address of /healthz, which the kubelet asks.
 	Listen string
+	// Control is the address of the control endpoint (see control.go), which asks nobody who they are: an address of loopback, or empty for none.
+	Control string
+	// Sysfs is where the machine's own sysfs is mounted. Where it shows a GPU of NVIDIA's, Run refuses to begin, unless BesideGPUs is set.
+	Sysfs      string
+	BesideGPUs bool
 	// Tree gives LibraryDir, Tools and PlainDevices for renderings; the rest of it is set from the labels.
 	Tree tree.Options
 	// API reads nodes; see InCluster.
@@ -50,31 +55,52 @@ var errStarting = errors.New("the node's labels have not been read yet")
 
 // Run follows the node's labels until ctx ends.
 func Run(ctx context.Context, o Options) error {
+	if err := o.check(); err != nil {
+		return err
+	}
 	a := &agent{Options: o, problem: errStarting}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", o.Listen)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	health, control := http.NewServeMux(), http.NewServeMux()
+	health.HandleFunc("GET /healthz", a.health)
+	control.HandleFunc("GET /node", a.describe)
+	control.HandleFunc("GET /events", a.events)
+	control.HandleFunc("POST /events/{event}", a.inject)
+	stop, err := a.serve(ctx, &wg, o.Listen, health)
 	if err != nil {
 		return fmt.Errorf("listen for health checks: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", a.health)
-	mux.HandleFunc("GET /node", a.describe)
-	mux.HandleFunc("GET /events", a.events)
-	mux.HandleFunc("POST /events/{event}", a.inject)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { a.syncMIG(ctx) })
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	wg.Go(func() {
-		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			o.Log.Error("health checks are no longer answered", "error", err)
+	if o.Control != "" {
+		stop, err := a.serve(ctx, &wg, o.Control, control)
+		if err != nil {
+			return fmt.Errorf("listen for events to inject: %w", err)
 		}
-	})
-	defer func() { _ = server.Close() }() // answers under way may be cut
+		defer stop()
+	}
+	wg.Go(func() { a.syncMIG(ctx) })
 	a.follow(ctx)
 	return nil
+}
+
+// serve answers on the address until ctx ends or stop is called; requests under way may be cut.
+func (a *agent) serve(ctx context.Context, wg *sync.WaitGroup, address string, handler http.Handler) (stop func(), err error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	release := context.AfterFunc(ctx, func() { _ = server.Close() })
+	wg.Go(func() {
+		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			a.Log.Error("requests are no longer answered", "address", address, "error", err)
+		}
+	})
+	return func() {
+		release()
+		_ = server.Close()
+	}, nil
 }
 
 // follow renders for every state of the labels; when the API server cannot be reached it tries again, at most every 10 s.

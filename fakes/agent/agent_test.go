@@ -51,27 +51,38 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// start runs an agent against the server and gives its root and its address.
-func start(t *testing.T, labels map[string]string) (root, url string, change func(map[string]string)) {
+// fakeNode is an agent that runs: its root, and where it answers.
+type fakeNode struct {
+	root, health, control string
+	// change gives the Kubernetes node other labels.
+	change func(map[string]string)
+}
+
+// free gives an address of loopback that no one listens on.
+func free(t *testing.T) string {
 	t.Helper()
-	s := &apiServer{labels: labels, changes: make(chan map[string]string)}
-	server := httptest.NewServer(s)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	root = t.TempDir()
+	return l.Addr().String()
+}
+
+// start runs an agent against a server with a node of these labels.
+func start(t *testing.T, labels map[string]string) fakeNode {
+	t.Helper()
+	s := &apiServer{labels: labels, changes: make(chan map[string]string)}
+	server := httptest.NewServer(s)
+	o := agent.Options{NodeName: "node-a", Root: t.TempDir(), Listen: free(t), Control: free(t), Sysfs: t.TempDir(),
+		Tree: tree.Options{PlainDevices: true},
+		API:  &agent.API{Server: server.URL, Client: server.Client(), Token: func() (string, error) { return "secret", nil }},
+		Log:  slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() {
-		done <- agent.Run(ctx, agent.Options{NodeName: "node-a", Root: root, Listen: address, Tree: tree.Options{PlainDevices: true},
-			API: &agent.API{Server: server.URL, Client: server.Client(), Token: func() (string, error) { return "secret", nil }},
-			Log: slog.New(slog.DiscardHandler)})
-	}()
+	go func() { done <- agent.Run(ctx, o) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -79,7 +90,7 @@ func start(t *testing.T, labels map[string]string) (root, url string, change fun
 		}
 		server.Close()
 	})
-	return root, "http://" + address, func(l map[string]string) { s.changes <- l }
+	return fakeNode{o.Root, "http://" + o.Listen, "http://" + o.Control, func(l map[string]string) { s.changes <- l }}
 }
 
 func get(url string) (int, string) {
@@ -103,47 +114,47 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func TestTheAgentRendersWhatTheLabelsAskFor(t *testing.T) {
-	root, url, change := start(t, map[string]string{agent.LabelProfile: "gb200-nvl72", agent.LabelIndex: "1"})
-	eventually(t, "healthy", func() bool { code, _ := get(url + "/healthz"); return code == http.StatusOK })
-	r, err := tree.ReadRendered(root)
+	n := start(t, map[string]string{agent.LabelProfile: "gb200-nvl72", agent.LabelIndex: "1"})
+	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
+	r, err := tree.ReadRendered(n.root)
 	if err != nil || r.Profile != "gb200-nvl72" || r.Node != 1 {
 		t.Fatalf("%+v %v", r, err)
 	}
-	change(map[string]string{agent.LabelProfile: "rdma-only"})
-	eventually(t, "rendered anew", func() bool { r, err := tree.ReadRendered(root); return err == nil && r.Profile == "rdma-only" })
+	n.change(map[string]string{agent.LabelProfile: "rdma-only"})
+	eventually(t, "rendered again", func() bool { r, err := tree.ReadRendered(n.root); return err == nil && r.Profile == "rdma-only" })
 
-	change(map[string]string{agent.LabelProfile: "gb300", agent.LabelIndex: "x"})
+	n.change(map[string]string{agent.LabelProfile: "gb300", agent.LabelIndex: "x"})
 	eventually(t, "unhealthy, with both reasons", func() bool {
-		code, text := get(url + "/healthz")
+		code, text := get(n.health + "/healthz")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "gb200-nvl72") && strings.Contains(text, `"x"`)
 	})
-	change(map[string]string{})
-	eventually(t, "removed", func() bool { _, err := tree.ReadRendered(root); return os.IsNotExist(err) })
-	eventually(t, "healthy without hardware", func() bool { code, _ := get(url + "/healthz"); return code == http.StatusOK })
+	n.change(map[string]string{})
+	eventually(t, "removed", func() bool { _, err := tree.ReadRendered(n.root); return os.IsNotExist(err) })
+	eventually(t, "healthy without hardware", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 }
 
 func TestARestartedAgentLeavesTheHardwareAsItIs(t *testing.T) {
 	labels := map[string]string{agent.LabelProfile: "t4-edge"}
-	root, url, change := start(t, labels)
-	eventually(t, "healthy", func() bool { code, _ := get(url + "/healthz"); return code == http.StatusOK })
-	marker := filepath.Join(root, "sys/marker")
+	n := start(t, labels)
+	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
+	marker := filepath.Join(n.root, "sys/marker")
 	if err := os.WriteFile(marker, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// An unrelated label is no reason to render anew either.
-	change(map[string]string{agent.LabelProfile: "t4-edge", "other": "label"})
-	change(map[string]string{agent.LabelProfile: "t4-edge", agent.LabelIndex: "0"})
-	eventually(t, "taken up", func() bool { _, text := get(url + "/healthz"); return strings.Contains(text, "t4-edge 0") })
+	// An unrelated label is no reason to render again either.
+	n.change(map[string]string{agent.LabelProfile: "t4-edge", "other": "label"})
+	n.change(map[string]string{agent.LabelProfile: "t4-edge", agent.LabelIndex: "0"})
+	eventually(t, "taken up", func() bool { _, text := get(n.health + "/healthz"); return strings.Contains(text, "t4-edge 0") })
 	if _, err := os.Stat(marker); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestTheControlEndpointInjectsEvents(t *testing.T) {
-	root, url, _ := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
-	eventually(t, "healthy", func() bool { code, _ := get(url + "/healthz"); return code == http.StatusOK })
+	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
+	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
 	post := func(event, body string) (int, string) {
-		r, err := http.Post(url+"/events/"+event, "application/json", strings.NewReader(body)) //nolint:noctx // a test on loopback
+		r, err := http.Post(n.control+"/events/"+event, "application/json", strings.NewReader(body)) //nolint:noctx // a test on loopback
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,13 +176,62 @@ func TestTheControlEndpointInjectsEvents(t *testing.T) {
 			t.Errorf("%s %s: %d %s", c.event, c.body, code, text)
 		}
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "sys/class/infiniband/mlx5_0/ports/1/state")); err != nil || string(data) != "1: DOWN\n" {
+	if data, err := os.ReadFile(filepath.Join(n.root, "sys/class/infiniband/mlx5_0/ports/1/state")); err != nil || string(data) != "1: DOWN\n" {
 		t.Errorf("%q %v", data, err)
 	}
-	if code, text := get(url + "/events"); code != http.StatusOK || !strings.Contains(text, `"name":"xid"`) {
+	if code, text := get(n.control + "/events"); code != http.StatusOK || !strings.Contains(text, `"name":"xid"`) {
 		t.Errorf("%d %s", code, text)
 	}
-	if code, text := get(url + "/node"); code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("%q", "h100-hgx")) {
+	if code, text := get(n.control + "/node"); code != http.StatusOK || !strings.Contains(text, fmt.Sprintf("%q", "h100-hgx")) {
 		t.Errorf("%d %s", code, text)
+	}
+}
+
+func TestEventsAreTakenOnLoopbackAlone(t *testing.T) {
+	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
+	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
+	for _, path := range []string{"/node", "/events"} {
+		if code, text := get(n.health + path); code != http.StatusNotFound {
+			t.Errorf("the kubelet's port answers %s: %d %s", path, code, text)
+		}
+	}
+	for _, address := range []string{":8090", "0.0.0.0:8090", "[::]:8090", "10.1.2.3:8090", "localhost:8090", "8090"} {
+		err := agent.Run(t.Context(), agent.Options{Control: address, Sysfs: t.TempDir(), Listen: free(t)})
+		if err == nil || !strings.Contains(err.Error(), "loopback") {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
+	sysfs := t.TempDir()
+	add := func(address, vendor, class string) {
+		device := filepath.Join(sysfs, "bus/pci/devices", address)
+		if err := os.MkdirAll(device, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"vendor": vendor, "class": class} {
+			if err := os.WriteFile(filepath.Join(device, name), []byte(text+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// An NVIDIA audio function and another vendor's display are no reason.
+	add("0000:01:00.1", "0x10de", "0x040300")
+	add("0000:02:00.0", "0x1a03", "0x030000")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	run := func(beside bool) error {
+		return agent.Run(ended, agent.Options{Sysfs: sysfs, BesideGPUs: beside, Listen: "127.0.0.1:none", Log: slog.New(slog.DiscardHandler)})
+	}
+	if err := run(false); err == nil || !strings.Contains(err.Error(), "listen for health checks") {
+		t.Errorf("a machine without a GPU: %v", err)
+	}
+	add("0000:17:00.0", "0x10de", "0x030200")
+	if err := run(false); err == nil || !strings.Contains(err.Error(), "0000:17:00.0") || !strings.Contains(err.Error(), "--beside-gpus") {
+		t.Errorf("a machine with one: %v", err)
+	}
+	if err := run(true); err == nil || !strings.Contains(err.Error(), "listen for health checks") {
+		t.Errorf("told so: %v", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// The control endpoint does over HTTP what fakefabric inject does:
+// The control endpoint does over HTTP, on loopback alone, what fakefabric inject does:
 //
 //	GET  /node            what is rendered, as JSON
 //	GET  /events          the events there are, as JSON

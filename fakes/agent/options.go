@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// check refuses what would open the node to others, or put fake hardware beside real hardware without anybody having said so.
+func (o Options) check() error {
+	if o.Control != "" {
+		host, _, err := net.SplitHostPort(o.Control)
+		if err != nil {
+			return fmt.Errorf("control address %q: %w; an address of loopback is wanted, as in 127.0.0.1:8090", o.Control, err)
+		}
+		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who they are; "+
+				"listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
+		}
+	}
+	if o.BesideGPUs {
+		return nil
+	}
+	gpus, err := realGPUs(o.Sysfs)
+	if err != nil {
+		return fmt.Errorf("look for GPUs of this machine: %w", err)
+	}
+	if len(gpus) > 0 {
+		return fmt.Errorf("this machine has GPUs of NVIDIA's (%s): fake ones beside them would be handed out as if they were real; "+
+			"take the node out of the fakes' way, or say --beside-gpus (chart value besideGPUs) on a machine that is only for tests", strings.Join(gpus, ", "))
+	}
+	return nil
+}
+
+// realGPUs gives the PCI addresses of NVIDIA's display controllers: vendor 0x10de, base class 0x03 (PCI Code and ID Assignment Specification).
+// A machine without PCI has none.
+func realGPUs(sysfs string) ([]string, error) {
+	vendors, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/vendor"))
+	if err != nil {
+		return nil, err
+	}
+	var gpus []string
+	for _, file := range vendors {
+		device := filepath.Dir(file)
+		vendor, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		class, err := os.ReadFile(filepath.Join(device, "class"))
+		if err != nil {
+			return nil, err
+		}
+		if strings.TrimSpace(string(vendor)) == "0x10de" && strings.HasPrefix(string(class), "0x03") {
+			gpus = append(gpus, filepath.Base(device))
+		}
+	}
+	return gpus, nil
+}

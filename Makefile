@@ -5,7 +5,7 @@ SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-MODULES := drivers fakes provider tests
+MODULES := build drivers fakes provider tests
 # Others' programs that tests/conformance shows the fakes.
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
 ISOLATED := tests/e2e tests/simcluster tests/conformance tests/firstday drivers/scheduler
@@ -29,7 +29,7 @@ need = command -v $(1) >/dev/null 2>&1 || { echo "make $(or $(MAKECMDGOALS),$@) 
 # hook DIRECTORY,ENVIRONMENT: NVIDIA's nvidia-cdi-hook in the version of nvcdi that the drivers are built with. The container runtime runs it on the host, so it
 # brings its C library along; it loads no library, and so does not do what the linker warns of.
 HOOK := github.com/NVIDIA/nvidia-container-toolkit
-hook = cd tests/toolchain/modules/nvidia-container-toolkit && export GOWORK=off && \
+hook = cd build/toolchain/modules/nvidia-container-toolkit && export GOWORK=off && \
 	$(2) CGO_ENABLED=1 $(GO) build -trimpath -tags osusergo,netgo -o $(CURDIR)/$(1)/nvidia-cdi-hook \
 	-ldflags "-s -w -X $(HOOK)/internal/info.version=$$($(GO) list -m -f '{{.Version}}' $(HOOK)) -extldflags '-static -Wl,--no-warnings'" $(HOOK)/cmd/nvidia-cdi-hook && \
 	install -m 644 $$($(GO) list -m -f '{{.Dir}}' $(HOOK))/LICENSE $(CURDIR)/$(1)/nvidia-cdi-hook.LICENSE
@@ -64,8 +64,8 @@ test: build toolchain-sim ## Run every test that needs no Docker.
 # work (Helm, an API server), which -race makes four times as slow, and have a target of their own.
 .PHONY: test-modules
 test-modules: fakes toolchain-sim ## Run the tests of the four modules in go.work, but for the charts'.
-	@echo "== go test $(MODULES)"; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
-	$(GO) test -race -p 3 $(TESTFLAGS) ./provider/... ./drivers/... ./fakes/... $$($(GO) list ./tests/... | grep -v '^gpufabric.io/tests/charts$$')
+	@echo "== go test $(MODULES)"; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./build/cmd/toolchain terraform); \
+	$(GO) test -race -p 3 $(TESTFLAGS) ./provider/... ./drivers/... ./fakes/... ./build/... $$($(GO) list ./tests/... | grep -v '^gpufabric.io/tests/charts$$')
 
 .PHONY: test-sim
 test-sim: build toolchain-sim ## Run the tests on the simulated cluster.
@@ -78,7 +78,7 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 .PHONY: test-conformance
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.
 	@echo "== go test tests/firstday"; cd tests/firstday && GOWORK=off $(GO) test $(TESTFLAGS) ./...
-	@echo "== go test tests/conformance"; $(GO) run ./tests/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
+	@echo "== go test tests/conformance"; $(GO) run ./build/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: nvidia-programs
 nvidia-programs: ## Fetch the programs of NVIDIA's that Debian packages, for the tests that show the fakes to them (installs nothing).
@@ -113,7 +113,7 @@ test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated 
 
 .PHONY: bench
 bench: build toolchain-sim ## Measure what docs/measurements.md reports.
-	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./tests/cmd/toolchain terraform); \
+	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./build/cmd/toolchain terraform); \
 	for m in drivers fakes provider; do echo "== benchmarks of $$m"; (cd $$m && $(GO) test -run '^$$' -bench . -benchmem -benchtime $(or $(BENCHTIME),1s) -timeout 60m ./...); done
 	drivers/rdma/bench/compare.sh
 	drivers/gpu/bench/compare.sh
@@ -135,7 +135,7 @@ bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 
 
 .PHONY: lint
 lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
-	@set -e; lint=$$($(GO) run ./tests/cmd/toolchain golangci-lint); \
+	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
 	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults ./...); done
 	provider/generate-docs --check
@@ -174,14 +174,14 @@ isolated: ## Build each module by itself, with GOWORK=off.
 
 .PHONY: generate
 generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation.
-	@set -e; gen=$$($(GO) run ./tests/cmd/toolchain controller-gen); cd drivers && \
+	@set -e; gen=$$($(GO) run ./build/cmd/toolchain controller-gen); cd drivers && \
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
 	cp drivers/api/crds/*.yaml charts/gpufabric/files/crds/
 	provider/generate-docs
 
 .PHONY: images
 images: build cross ## Build the images for amd64 and arm64 into dist/.
-	$(GO) run ./tests/cmd/harness images
+	$(GO) run ./build/cmd/images
 
 .PHONY: charts
 charts: prerequisites toolchain-sim ## Render, lint and check the charts against the API's schemas.
@@ -189,11 +189,11 @@ charts: prerequisites toolchain-sim ## Render, lint and check the charts against
 
 .PHONY: toolchain
 toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, else built once into the cache.
-	$(GO) run ./tests/cmd/toolchain
+	$(GO) run ./build/cmd/toolchain
 
 .PHONY: toolchain-sim
 toolchain-sim:
-	@$(GO) run ./tests/cmd/toolchain etcd kube-apiserver kube-controller-manager kube-scheduler kubectl >/dev/null
+	@$(GO) run ./build/cmd/toolchain etcd kube-apiserver kube-controller-manager kube-scheduler kubectl >/dev/null
 
 .PHONY: clean
 clean: ## Remove what was built (the toolchain's cache stays).

@@ -54,7 +54,7 @@ require (
 	go.opentelemetry.io/proto/otlp v1.10.0 // indirect
 	golang.org/x/sync v0.22.0 // indirect
 	gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
-	gpufabric.io/tests v0.0.0 // indirect
+	gpufabric.io/build v0.0.0 // indirect
 	helm.sh/helm/v3 v3.21.4 // indirect
 	k8s.io/kms v0.36.3 // indirect
 	sigs.k8s.io/apiserver-network-proxy/konnectivity-client v0.34.0 // indirect
@@ -129,7 +129,7 @@ require (
 	k8s.io/component-helpers v0.36.3
 	k8s.io/controller-manager v0.36.3 // indirect
 	k8s.io/csi-translation-lib v0.0.0 // indirect
-	k8s.io/klog/v2 v2.140.0 // indirect
+	k8s.io/klog/v2 v2.140.0
 	k8s.io/kube-openapi v0.0.0-20260317180543-43fb72c5454a // indirect
 	k8s.io/kube-scheduler v0.0.0
 	k8s.io/kubelet v0.36.3 // indirect
@@ -141,9 +141,9 @@ require (
 )
 
 replace (
+	gpufabric.io/build => ../../build
 	gpufabric.io/drivers => ..
 	gpufabric.io/fakes => ../../fakes
-	gpufabric.io/tests => ../../tests
 	gpufabric.io/tests/simcluster => ../../tests/simcluster
 )
 

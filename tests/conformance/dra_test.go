@@ -25,8 +25,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/charts/apiserver"
-	"gpufabric.io/tests/repository"
 )
 
 // TestNVIDIAsDRADriverPublishesTheNode runs the plugins of NVIDIA's DRA driver on nodes of a real API server, one node a profile, and reads the

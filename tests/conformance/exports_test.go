@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 )
 
 // exports are the names that a library offers.

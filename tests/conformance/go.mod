@@ -7,6 +7,7 @@ require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/google/go-cmp v0.7.0
 	google.golang.org/grpc v1.83.1
+	gpufabric.io/build v0.0.0
 	gpufabric.io/fakes v0.0.0
 	gpufabric.io/tests v0.0.0
 	k8s.io/api v0.36.3
@@ -58,6 +59,7 @@ require (
 )
 
 replace (
+	gpufabric.io/build => ../../build
 	gpufabric.io/fakes => ../../fakes
 	gpufabric.io/tests => ..
 )

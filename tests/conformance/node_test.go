@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/toolchain"
 )
 
 // patience is how long a peer may take for what it does in a second on an idle machine.

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/build/filelock"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/steps"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/filelock"
 	"gpufabric.io/tests/kindcluster"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/steps"
 )
 
 const (

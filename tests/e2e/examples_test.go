@@ -12,8 +12,8 @@ import (
 
 	"github.com/gruntwork-io/terratest/modules/terraform"
 
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/toolchain"
 )
 
 // examplesOn are the directories of examples/terraform by the machine that fits each; the quickstart is the story of TestComputeDomainsFromTerraformToPod.

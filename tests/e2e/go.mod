@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/gruntwork-io/terratest v0.56.0
+	gpufabric.io/build v0.0.0
 	gpufabric.io/tests v0.0.0
 )
 
@@ -52,4 +53,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-replace gpufabric.io/tests => ../
+replace (
+	gpufabric.io/build => ../../build
+	gpufabric.io/tests => ../
+)

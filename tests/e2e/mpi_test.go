@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/toolchain"
 )
 
 // rank is what each rank of the stand-in for nvbandwidth says: where it runs, which GPU and which IMEX channel it may open.
@@ -47,7 +47,7 @@ func (e *environment) operator(t *testing.T) {
 	must(t, err)
 	must(t, e.ServeProgram(t.Context(), "mpioperator/mpi-operator:"+strings.TrimPrefix(toolchain.MPIOperator, "v"), tools["mpi-operator"]))
 
-	module := filepath.Join(e.root, "tests/toolchain/modules/mpi-operator")
+	module := filepath.Join(e.root, "build/toolchain/modules/mpi-operator")
 	inModule := func(args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), "go", args...)

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/toolchain"
 )
 
 // testSecondaryNetwork gives two pods on two nodes an interface of a second network by the real Multus and macvlan, and lets each ping the other there.
@@ -177,7 +177,7 @@ func (e *environment) multusObjects(t *testing.T) string {
 func moduleFiles(t *testing.T, e *environment, tools, module, pattern string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
-	cmd.Dir, cmd.Env = filepath.Join(e.root, "tests/toolchain/modules", tools), append(os.Environ(), "GOWORK=off")
+	cmd.Dir, cmd.Env = filepath.Join(e.root, "build/toolchain/modules", tools), append(os.Environ(), "GOWORK=off")
 	out, err := cmd.Output()
 	must(t, err)
 	var source struct{ Dir string }

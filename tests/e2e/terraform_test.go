@@ -12,7 +12,7 @@ import (
 	"github.com/gruntwork-io/terratest/modules/logger"
 	"github.com/gruntwork-io/terratest/modules/terraform"
 
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/toolchain"
 )
 
 // providerVersion is what the local mirror calls the provider that `make build` built.

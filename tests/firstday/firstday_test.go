@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/build/repository"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
-	"gpufabric.io/tests/repository"
 )
 
 // programVariable makes the test binary the program: NVML can be loaded once a process, and CUDA clients are processes of the program.

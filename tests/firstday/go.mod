@@ -5,9 +5,9 @@ go 1.26.0
 require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/go-logr/logr v1.4.3
+	gpufabric.io/build v0.0.0
 	gpufabric.io/drivers v0.0.0
 	gpufabric.io/fakes v0.0.0
-	gpufabric.io/tests v0.0.0-00010101000000-000000000000
 	tags.cncf.io/container-device-interface/specs-go v1.1.1
 )
 
@@ -30,7 +30,7 @@ require (
 )
 
 replace (
+	gpufabric.io/build => ../../build
 	gpufabric.io/drivers => ../../drivers
 	gpufabric.io/fakes => ../../fakes
-	gpufabric.io/tests => ..
 )

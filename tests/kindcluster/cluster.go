@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/kindcluster/registry"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/toolchain"
 )
 
 // DefaultName is the cluster that `make demo` and the end-to-end tests use.

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/steps"
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/steps"
+	"gpufabric.io/build/toolchain"
 )
 
 // How the chart fake-hardware is installed.

@@ -9,11 +9,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"gpufabric.io/build/images"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/steps"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/images"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/steps"
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/tests/kindcluster/standin"
 )
 
 // Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins for the
@@ -69,18 +70,18 @@ func (s serveStandIns) Execute(ctx context.Context) error {
 		return err
 	}
 	layers := map[string]v1.Layer{} // by the key of their recipe
-	for _, standIn := range images.StandIns() {
-		key := standIn.Base.Key()
+	for _, image := range standin.Images() {
+		key := image.Base.Key()
 		if layers[key] == nil {
-			if layers[key], err = images.BaseLayer(ctx, standIn.Base, filepath.Join(cache, "nodeimage")); err != nil {
+			if layers[key], err = standin.BaseLayer(ctx, image.Base, filepath.Join(cache, "nodeimage")); err != nil {
 				return err
 			}
 		}
-		image, err := standIn.Build(layers[key])
+		built, err := image.Build(layers[key])
 		if err != nil {
 			return err
 		}
-		if err := s.cluster.Registry.Push(ctx, standIn.Name, image); err != nil {
+		if err := s.cluster.Registry.Push(ctx, image.Name, built); err != nil {
 			return err
 		}
 	}

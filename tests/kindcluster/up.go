@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/steps"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/kindcluster/nodeimage"
 	"gpufabric.io/tests/kindcluster/registry"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/steps"
-	"gpufabric.io/tests/toolchain"
 )
 
 // Options say what cluster to bring up.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 )
 
 // page is one Markdown file.
@@ -34,7 +34,7 @@ func pages(t *testing.T, root string) []page {
 			return err
 		}
 		name := entry.Name()
-		if entry.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains([]string{"bin", "build", "dist", "logs"}, name)) {
+		if entry.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains([]string{"bin", "dist", "logs"}, name) || path == filepath.Join(root, "fakes/build")) {
 			return filepath.SkipDir
 		}
 		if entry.IsDir() || filepath.Ext(name) != ".md" {
@@ -82,7 +82,7 @@ var (
 	rule    = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):.*## `)
 	tests   = regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)\p{Lu}\w+)(\.\.\.)?`)
 	declare = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
-	path    = regexp.MustCompile(`^(?:\./)?((?:charts|docs|drivers|examples|fakes|provider|tests)/[^\s:]+)`)
+	path    = regexp.MustCompile(`^(?:\./)?((?:build|charts|docs|drivers|examples|fakes|provider|tests)/[^\s:]+)`)
 )
 
 // anchors are what a link into the page can name, as GitHub makes them of headings.

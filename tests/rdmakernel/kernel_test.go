@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"gpufabric.io/tests/filelock"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/filelock"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/toolchain"
 )
 
 var only = flag.String("guest.run", "", "run the guest's tests that match, as go test -run")

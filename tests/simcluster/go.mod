@@ -12,6 +12,7 @@ require (
 	golang.org/x/sync v0.22.0
 	golang.org/x/sys v0.48.0
 	gonum.org/v1/plot v0.16.0
+	gpufabric.io/build v0.0.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/client-go v0.36.3
 	k8s.io/dynamic-resource-allocation v0.36.3
@@ -130,7 +131,6 @@ require (
 	gopkg.in/yaml.v3 v3.0.1 // indirect
 	gpufabric.io/drivers v0.0.0
 	gpufabric.io/fakes v0.0.0
-	gpufabric.io/tests v0.0.0
 	k8s.io/api v0.36.3
 	k8s.io/apiextensions-apiserver v0.36.2 // indirect
 	k8s.io/apimachinery v0.36.3
@@ -156,9 +156,9 @@ require (
 )
 
 replace (
+	gpufabric.io/build => ../../build
 	gpufabric.io/drivers => ../../drivers
 	gpufabric.io/fakes => ../../fakes
-	gpufabric.io/tests => ..
 )
 
 replace (

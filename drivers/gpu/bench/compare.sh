@@ -4,7 +4,7 @@
 set -eu
 [ $# -eq 0 ] || { sed -n '2,/^set/s/^# //p' "$0" >&2; exit 2; } # it takes minutes, and no arguments
 cd "$(dirname "$0")/../../.."
-peer=$(go run ./tests/cmd/toolchain gpu-kubelet-plugin)
+peer=$(go run ./build/cmd/toolchain gpu-kubelet-plugin)
 cd tests/simcluster
 export CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}"
 GOWORK=off go run ./cmd/simcluster compare-gpu --peer "$peer"

@@ -24,7 +24,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/toolchain"
 )
 
 // adminToken is the password of the one user that the server knows, in the group system:masters.

@@ -6,14 +6,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpufabric.io/build/steps"
 	"gpufabric.io/tests/kindcluster"
-	"gpufabric.io/tests/steps"
 )
 
 func kindCommand() *cobra.Command {
 	command := &cobra.Command{Use: "kind", Short: "Bring the cluster up or down, equip its nodes, write its logs to files"}
 	name := command.PersistentFlags().String("name", kindcluster.DefaultName, "the cluster's name")
-	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name), kindHardware(name))
+	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name), kindImages(name), kindHardware(name))
 	return command
 }
 
@@ -63,6 +63,21 @@ func kindLogs(name *string) *cobra.Command {
 			}
 			fmt.Println(dir)
 			return nil
+		},
+	}
+}
+
+func kindImages(name *string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "images",
+		Short: "Push the project's images into the cluster's registry, with stand-ins for what cannot be pulled",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cluster, err := kindcluster.Find(*name)
+			if err != nil {
+				return err
+			}
+			return cluster.Serve(cmd.Context(), steps.NewPrinter(os.Stderr))
 		},
 	}
 }

@@ -27,6 +27,6 @@ func run() error {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(kindCommand(), imagesCommand())
+	root.AddCommand(kindCommand())
 	return root.ExecuteContext(ctx)
 }

@@ -11,10 +11,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/repository"
 	"gpufabric.io/tests/rootfs"
-	"gpufabric.io/tests/toolchain"
 )
 
 // storageClass stands where kind looks for its default: a class for volumes made by hand, because there is no provisioner to be had.
@@ -117,7 +117,7 @@ func kindBaseFiles(ctx context.Context) (string, error) {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "sigs.k8s.io/kind")
-	module := filepath.Join(root, "tests/toolchain/modules/kind")
+	module := filepath.Join(root, "build/toolchain/modules/kind")
 	cmd.Dir, cmd.Env = module, append(os.Environ(), "GOWORK=off")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("fetch kind's module: %w\n%s", err, said)

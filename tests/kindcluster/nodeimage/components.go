@@ -14,9 +14,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
-	"gpufabric.io/tests/images"
-	"gpufabric.io/tests/repository"
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/images"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/toolchain"
 )
 
 // sandboxImage is the pause image in kind's containerd configuration; kubeadm's list names a newer one.

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"gpufabric.io/build/steps"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/rootfs"
-	"gpufabric.io/tests/steps"
-	"gpufabric.io/tests/toolchain"
 )
 
 // Published is kind's own image for the Kubernetes version of these tests.

@@ -18,9 +18,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"gpufabric.io/build/images"
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/docker"
-	"gpufabric.io/tests/images"
-	"gpufabric.io/tests/repository"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/audit"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"

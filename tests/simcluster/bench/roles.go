@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/audit"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"gpufabric.io/tests/toolchain"
+	"gpufabric.io/build/toolchain"
 )
 
 // Binaries returns the paths of Programs, building from the module proxy what neither the PATH nor the cache has; progress

@@ -15,12 +15,12 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
+	"gpufabric.io/build/steps"
+	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/manifests"
-	"gpufabric.io/tests/steps"
-	"gpufabric.io/tests/toolchain"
 )
 
 // Nodes is a GB200 rack: 18 compute trays of four GPUs.
@@ -74,7 +74,7 @@ func (d *Demo) Run(ctx context.Context) error {
 	}
 	kubectl := "kubectl"
 	if _, err := exec.LookPath(kubectl); err != nil { // nothing before this needed one
-		kubectl = "$(go run ./tests/cmd/toolchain kubectl)"
+		kubectl = "$(go run ./build/cmd/toolchain kubectl)"
 	}
 	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
 		time.Since(begin).Seconds(), d.kubeconfig(), kubectl, d.Dir)

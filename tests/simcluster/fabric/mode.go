@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/simnode"
 )

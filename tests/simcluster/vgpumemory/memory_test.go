@@ -24,8 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"gpufabric.io/build/repository"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
-	"gpufabric.io/tests/repository"
 	"gpufabric.io/tests/simcluster/controlplane"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpufabric.io/tests/repository"
+	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/gpucompare"
 )
 

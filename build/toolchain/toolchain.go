@@ -1,0 +1,204 @@
+// Package toolchain provides the commands that tests run: from the PATH where their version fits, else built once from the Go module proxy into
+// a cache directory keyed by version. A build that was interrupted goes on where it stopped (Go's own build cache), a half-written command is
+// never seen (it is renamed into place when whole), and two builds at once wait for each other (a lock per tool).
+//
+// Each tool's dependencies are a module of their own under modules/, because they conflict with each other and with the project's.
+package toolchain
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"gpufabric.io/build/filelock"
+	"gpufabric.io/build/repository"
+)
+
+// CacheVariable names the environment variable that moves the cache.
+const CacheVariable = "GPUFABRIC_CACHE"
+
+// A build that is told to stop gets this long before it is killed.
+const stopPatience = 10 * time.Second
+
+// Toolchain finds and builds tools.
+type Toolchain struct {
+	Cache   string    // where built tools are kept: CACHE/NAME/VERSION-OS-ARCH/NAME
+	Modules string    // the directory with a module per group of tools
+	Log     io.Writer // progress, a line a tool; silent when nothing is built
+
+	// build makes one tool at the given path; tests replace it.
+	build func(ctx context.Context, t Tool, path string) error
+}
+
+// CacheRoot is the directory for everything that is costly to make and safe to delete: $GPUFABRIC_CACHE, else gpufabric under the user's cache directory.
+func CacheRoot() (string, error) {
+	if dir := os.Getenv(CacheVariable); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no cache directory: %w; set %s to one", err, CacheVariable)
+	}
+	return filepath.Join(dir, "gpufabric"), nil
+}
+
+// New returns the toolchain of this checkout; progress goes to log.
+func New(log io.Writer) (*Toolchain, error) {
+	cache, err := CacheRoot()
+	if err != nil {
+		return nil, err
+	}
+	root, err := repository.Root()
+	if err != nil {
+		return nil, err
+	}
+	t := &Toolchain{Cache: filepath.Join(cache, "toolchain"), Modules: filepath.Join(root, "build/toolchain/modules"), Log: log}
+	t.build = t.goBuild
+	return t, nil
+}
+
+// Ensure returns the path of each named tool, having built what was missing; progress goes to standard error. No names means all.
+func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
+	t, err := New(os.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	return t.Ensure(ctx, names...)
+}
+
+// Ensure returns the path of each named tool, having built what was missing. No names means all.
+func (c *Toolchain) Ensure(ctx context.Context, names ...string) (map[string]string, error) {
+	if len(names) == 0 {
+		names = Names()
+	}
+	var missing []Tool
+	paths := map[string]string{}
+	for _, name := range names {
+		tool, err := Lookup(name)
+		if err != nil {
+			return nil, err
+		}
+		path, err := c.find(ctx, tool)
+		if err != nil {
+			return nil, err
+		}
+		if path == "" {
+			missing = append(missing, tool)
+			continue
+		}
+		paths[name] = path
+	}
+	for i, tool := range missing {
+		line := progress{w: c.Log, prefix: fmt.Sprintf("[%d/%d] %s %s", i+1, len(missing), tool.Name, tool.Version)}
+		path, err := c.make(ctx, tool, line)
+		if err != nil {
+			return nil, err
+		}
+		paths[tool.Name] = path
+	}
+	return paths, nil
+}
+
+// find returns where the tool already is, or "".
+func (c *Toolchain) find(ctx context.Context, t Tool) (string, error) {
+	if path, _ := t.fromPath(ctx); path != "" {
+		return path, nil
+	}
+	path := c.place(t)
+	if _, err := os.Stat(path); err != nil {
+		if os.IsNotExist(err) {
+			return "", nil
+		}
+		return "", err
+	}
+	return path, nil
+}
+
+// place is where a built tool stands.
+func (c *Toolchain) place(t Tool) string {
+	return filepath.Join(c.Cache, t.Name, fmt.Sprintf("%s-%s-%s", t.Version, runtime.GOOS, runtime.GOARCH), t.binary)
+}
+
+// make builds the tool under its lock, unless another process just did.
+func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, error) {
+	path := c.place(t)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := filelock.Lock(ctx, filepath.Join(filepath.Dir(path), ".lock"), func() { line.say("another process builds it; waiting") })
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(path); err == nil {
+		line.say("built by another process")
+		return path, nil
+	}
+
+	line.start("building")
+	started := time.Now()
+	unfinished := path + ".unfinished"
+	if err := c.build(ctx, t, unfinished); err != nil {
+		line.end("failed")
+		return "", err
+	}
+	if err := os.Rename(unfinished, path); err != nil {
+		line.end("failed")
+		return "", err
+	}
+	line.end(fmt.Sprintf("%.0f s", time.Since(started).Seconds()))
+	return path, nil
+}
+
+// goBuild builds the tool from its module; without cgo where that can be, so that it runs in an image that has nothing else in it.
+func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
+	flags := "-s -w"
+	for _, setting := range t.settings {
+		flags += " -X " + setting
+	}
+	args := []string{"build", "-trimpath", "-ldflags", flags, "-o", path}
+	if t.tags != "" {
+		args = append(args, "-tags", t.tags)
+	}
+	cgo := "CGO_ENABLED=0"
+	if t.cgo {
+		cgo = "CGO_ENABLED=1"
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, t.main)...)
+	cmd.Dir = filepath.Join(c.Modules, t.module)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", cgo, "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = stopPatience
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("build %s %s: go %s in %s: %w\n%s", t.Name, t.Version, strings.Join(cmd.Args[1:], " "), cmd.Dir, err, tail(said.String(), 20))
+	}
+	return nil
+}
+
+// tail returns the last n lines of text.
+func tail(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// progress writes one tool's lines.
+type progress struct {
+	w      io.Writer
+	prefix string
+}
+
+func (p progress) say(what string)   { fmt.Fprintf(p.w, "%s: %s\n", p.prefix, what) }
+func (p progress) start(what string) { fmt.Fprintf(p.w, "%s: %s ... ", p.prefix, what) }
+func (p progress) end(how string)    { fmt.Fprintln(p.w, how) }

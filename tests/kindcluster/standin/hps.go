@@ -1,0 +1,17 @@
+package standin
+
+import (
+	_ "embed"
+
+	"gpufabric.io/build/images"
+)
+
+// training stands in for the program that the ACK job starts.
+//
+//go:embed wdl_8gpu_outbrain.py
+var training []byte
+
+// hps lays the job's program over Debian's Python, where the image that the seed hides has it.
+func hps() []images.File {
+	return []images.File{{Path: "/workspace/wdl_8gpu_outbrain.py", Content: training, Mode: 0o644}}
+}

@@ -59,6 +59,14 @@ type Prepared struct {
 	Edits []specs.ContainerEdits
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
 	Data any
+	// Warnings are what the claim's author should know of a claim that is prepared all the same: Events on the claim and its pods.
+	Warnings []Warning
+}
+
+// Warning is an Event of type Warning.
+type Warning struct {
+	Reason  string // a CamelCase word
+	Message string
 }
 
 // Claim is an allocated claim as this driver sees it.

@@ -144,6 +144,23 @@ func TestAClaimIsPreparedOnce(t *testing.T) {
 	}
 }
 
+func TestAWarningIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
+	b := newBench(t, t.TempDir(), atomicfile.Writer{})
+	b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
+		prepared, err := inject(ctx, claim)
+		prepared.Warnings = []Warning{{Reason: "PaintIsWet", Message: "do not touch"}}
+		return prepared, err
+	}
+	claim := claimOf("u1", "d0")
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p1"}}
+	for range 2 {
+		b.mustPrepare(t, claim)
+	}
+	if len(b.events.Events) != 2 || <-b.events.Events != "Warning PaintIsWet do not touch" {
+		t.Errorf("%d more Events", len(b.events.Events))
+	}
+}
+
 func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last, next := claimOf("u1", "d0"), claimOf("u2", "d0")

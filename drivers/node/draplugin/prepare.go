@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,6 +153,9 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 			err = errors.Join(err, p.unprepareDevices(ctx, record))
 		}
 		return claimstate.Record{}, err
+	}
+	for _, warning := range prepared.Warnings {
+		p.report.events(apiClaim, corev1.EventTypeWarning, warning.Reason, warning.Message)
 	}
 	record, _ = p.state.Get(claim.UID)
 	return record, nil

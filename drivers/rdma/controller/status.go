@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/rdma/exclusive"
 )
 
 // Reasons of the conditions.
@@ -19,6 +20,7 @@ const (
 	reasonWaiting    = "WaitingForNodes"   // no node has reported on this generation, or not all that did on an earlier one
 	reasonNoDevices  = "NoMatchingDevices" // nodes have reported, and none has a device
 	reasonDown       = "DevicesDown"       // a node has devices, and none of them can carry traffic
+	reasonClosed     = "ExclusiveMode"     // on a node, pods with a network of their own cannot open the pool's devices
 	reasonDegraded   = "SomeDevicesDown"   // every node has a healthy device, and some have others too
 	reasonHealthy    = "AllDevicesHealthy"
 	reasonConflict   = "ClaimedByOthers"
@@ -31,7 +33,7 @@ const named = 3
 // summarise makes the status, but for the nodes' entries, of what the nodes reported.
 func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(), Conditions: slices.Clone(p.Status.Conditions)}
-	var conflicts, down, none, late []string
+	var conflicts, down, none, late, closed []string
 	for _, n := range p.Status.Nodes {
 		if n.ObservedGeneration != p.Generation {
 			late = append(late, n.Name) // What it says is of an earlier spec.
@@ -47,6 +49,9 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 			fallthrough
 		default:
 			status.NodeCount++
+		}
+		if n.Closed {
+			closed = append(closed, n.Name)
 		}
 		for _, c := range n.Conflicts {
 			conflicts = append(conflicts, n.Name+": "+c)
@@ -78,6 +83,8 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 		set(v1alpha1.RDMAPoolReady, false, reasonNoDevices, fmt.Sprintf("no device matches on %s: %s", count(int32(len(none)), "node"), list(none)))
 	case len(down) > 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonDown, counts+"; none on "+list(down))
+	case len(closed) > 0:
+		set(v1alpha1.RDMAPoolReady, false, reasonClosed, fmt.Sprintf("%s; on %s (%s) %s", counts, count(int32(len(closed)), "node"), list(closed), exclusive.NotOpened))
 	case status.HealthyDevices < status.Devices:
 		set(v1alpha1.RDMAPoolReady, true, reasonDegraded, counts)
 	default:

@@ -15,6 +15,8 @@ func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 	entry := func(name string, generation int64, devices int32, conflicts ...string) v1alpha1.RDMAPoolNode {
 		return v1alpha1.RDMAPoolNode{Name: name, ObservedGeneration: generation, Devices: devices, HealthyDevices: devices, Units: devices, Conflicts: conflicts}
 	}
+	closed := entry("b", 2, 4)
+	closed.Closed = true
 	for _, test := range []struct {
 		name    string
 		nodes   []v1alpha1.RDMAPoolNode
@@ -29,6 +31,8 @@ func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 			"1 of 3 nodes reported on this generation: 4 of 4 devices can carry traffic, on 1 node; waiting for b; c", 4,
 		},
 		{"all have", []v1alpha1.RDMAPoolNode{entry("a", 2, 4), entry("b", 2, 4)}, metav1.ConditionTrue, reasonHealthy, "8 of 8 devices", 8},
+		{"one is in exclusive mode", []v1alpha1.RDMAPoolNode{entry("a", 2, 4), closed}, metav1.ConditionFalse, reasonClosed,
+			"8 of 8 devices can carry traffic, on 2 nodes; on 1 node (b) the node's RDMA devices are in exclusive mode", 8},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := &v1alpha1.RDMAPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 2}, Spec: v1alpha1.RDMAPoolSpec{

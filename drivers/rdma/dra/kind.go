@@ -100,6 +100,9 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 			prepared.Edits[i].Env = []string{"NCCL_IB_HCA==" + strings.Join(slices.Compact(list), ",")}
 		}
 	}
+	if len(moved) < len(claim.Devices) && k.pods.Closed() {
+		prepared.Warnings = []draplugin.Warning{{Reason: exclusive.ReasonNotOpened, Message: exclusive.NotOpened}}
+	}
 	if len(moved) > 0 {
 		if err := k.grant(claim, moved, prepared); err != nil {
 			return nil, err
@@ -110,12 +113,12 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 
 // Unprepare implements draplugin.Kind. Nothing outlives the container but a device in the pod's network, which is back when the pod's sandbox has
 // stopped; one that is not is taken back here.
-func (k *Kind) Unprepare(_ context.Context, record claimstate.Record) error {
+func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	grant, ok := GrantOf(record)
 	if !ok {
 		return nil
 	}
-	return k.pods.TakeFrom(grant.Claim, grant.PodUID)
+	return k.pods.TakeFrom(ctx, grant.Claim, grant.PodUID)
 }
 
 // Ports returns the ports that a device stands for; nil: there is no such device.

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 
@@ -15,8 +16,10 @@ import (
 type PodNetworks interface {
 	// Ready returns nil where devices can be moved, else what stands in the way and what to do.
 	Ready() error
+	// Closed says whether the node's devices are in exclusive mode, in which a pod with a network of its own opens only what was moved there.
+	Closed() bool
 	// TakeFrom takes back what a claim (namespace/name) gave to the pod with that UID.
-	TakeFrom(claim, podUID string) error
+	TakeFrom(ctx context.Context, claim, podUID string) error
 }
 
 // data is what is kept of a claim for the time after this process.

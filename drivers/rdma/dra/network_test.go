@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -27,12 +28,15 @@ import (
 // networks is a double of what moves devices.
 type networks struct {
 	unready error
+	closed  bool
 	taken   []string
 }
 
 func (n *networks) Ready() error { return n.unready }
 
-func (n *networks) TakeFrom(claim, podUID string) error {
+func (n *networks) Closed() bool { return n.closed }
+
+func (n *networks) TakeFrom(_ context.Context, claim, podUID string) error {
 	n.taken = append(n.taken, claim+" "+podUID)
 	return nil
 }
@@ -99,7 +103,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			pods := &networks{unready: test.unready}
+			pods := &networks{unready: test.unready, closed: true}
 			hca.Ports[0].Nets[0].Bond = test.bond
 			kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
@@ -123,6 +127,9 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 			if diff := cmp.Diff(want, got); !ok || diff != "" {
 				t.Error(ok, diff)
 			}
+			if len(prepared.Warnings) > 0 {
+				t.Errorf("warnings %v", prepared.Warnings)
+			}
 			if !slices.Contains(prepared.Edits[0].Env, "GPUFABRIC_RDMA_EXCLUSIVE_1_2=default/nic") {
 				t.Errorf("environment %v", prepared.Edits[0].Env)
 			}
@@ -130,5 +137,29 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 				t.Errorf("taken back %v, %v", pods.taken, err)
 			}
 		})
+	}
+}
+
+func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
+	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"}, Ports: []infiniband.Port{{Number: 1}}}}
+	dev := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dev, "infiniband/uverbs0"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, closed := range []bool{false, true} {
+		kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, &networks{closed: closed})
+		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
+		claim := exclusiveClaim(nil, true, "a")
+		claim.Devices[0].Configs = nil
+		prepared, err := kind.Prepare(t.Context(), claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(prepared.Warnings) == 1 && strings.Contains(prepared.Warnings[0].Message, "are in exclusive mode"); got != closed {
+			t.Errorf("exclusive mode %v: warnings %v", closed, prepared.Warnings)
+		}
 	}
 }

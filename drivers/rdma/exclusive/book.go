@@ -92,6 +92,23 @@ var errDamaged = errors.New("the record is damaged")
 // list returns every entry that can be read, and an error that names the others. Damaged ones are set aside for a person to look at, so that the
 // next list has no error: what they gave stays in its namespace until that ends, and the other pods' devices come and go.
 func (b *book) list() ([]entry, error) {
+	return b.each(func(path string, err error) error {
+		if !errors.Is(err, errDamaged) {
+			return err
+		}
+		aside := path + ".unreadable"
+		return errors.Join(fmt.Errorf("%w; it is set aside as %s", err, filepath.Base(aside)), os.Rename(path, aside))
+	})
+}
+
+// sound returns the entries that can be read, and changes nothing.
+func (b *book) sound() []entry {
+	entries, _ := b.each(func(string, error) error { return nil })
+	return entries
+}
+
+// each reads every entry; unread gets those that cannot be read, and returns what to report of them.
+func (b *book) each(unread func(path string, err error) error) ([]entry, error) {
 	files, err := os.ReadDir(b.dir)
 	if err != nil {
 		return nil, fmt.Errorf("list what pods were given: %w", err)
@@ -104,12 +121,8 @@ func (b *book) list() ([]entry, error) {
 		}
 		path := filepath.Join(b.dir, file.Name())
 		e, err := read(path)
-		if errors.Is(err, errDamaged) {
-			aside := path + ".unreadable"
-			err = errors.Join(fmt.Errorf("%w; it is set aside as %s", err, filepath.Base(aside)), os.Rename(path, aside))
-		}
 		if err != nil {
-			errs = append(errs, err)
+			errs = append(errs, unread(path, err))
 			continue
 		}
 		entries = append(entries, e)

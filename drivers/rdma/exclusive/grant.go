@@ -13,6 +13,14 @@ import (
 	"strings"
 )
 
+// NotOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open only what is in
+// its network namespace, where units of device plugins and shared claims do not go.
+const NotOpened = "the node's RDMA devices are in exclusive mode: a pod with a network of its own cannot open what it is given here; " +
+	"use claims with network: Exclusive, or host networking, or set the mode back with \"rdma system set netns shared\""
+
+// ReasonNotOpened is the reason of the Event on a pod that meets that.
+const ReasonNotOpened = "RDMADeviceNotInPodNetwork"
+
 // Device is an RDMA device with all of its network interfaces, by the names that they have on the node.
 type Device struct {
 	RDMA string   `json:"rdma"`

@@ -10,6 +10,9 @@ import (
 	"sync/atomic"
 
 	"github.com/containerd/nri/pkg/api"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 )
 
@@ -20,6 +23,8 @@ type Hook struct {
 	Grants func(podUID string) []Grant
 	// Nodes returns the device nodes of an RDMA device as they are now, wherever it is.
 	Nodes func(ctx context.Context, device string) ([]*api.LinuxDevice, error)
+	// Events writes Events on pods.
+	Events record.EventRecorder
 
 	connected atomic.Bool
 }
@@ -39,7 +44,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ [
 	for _, sandbox := range sandboxes {
 		live[sandbox.GetId()] = true
 	}
-	errs := []error{h.Mover.Keep(live)}
+	errs := []error{h.Mover.Keep(ctx, live)}
 	for _, sandbox := range sandboxes {
 		errs = append(errs, h.RunPodSandbox(ctx, sandbox))
 	}
@@ -53,7 +58,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ [
 
 // RunPodSandbox gives a pod its devices: its network namespace is there, its containers are not. An error keeps the pod from starting, and stands in its
 // Events.
-func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
+func (h *Hook) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	grants := h.Grants(sandbox.GetUid())
 	if len(grants) == 0 {
 		return nil
@@ -63,10 +68,37 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	if namespace == "" {
 		return nil // The pod is in the node's network, where the devices are.
 	}
-	if err := h.Mover.Give(sandbox.GetId(), pod, namespace, grants); err != nil {
+	missing, err := h.Mover.Give(ctx, sandbox.GetId(), pod, namespace, grants)
+	if len(missing) > 0 {
+		text := strings.Join(missing, "; ")
+		klog.FromContext(ctx).Info("A pod's RDMA interfaces are without some of their addresses or routes", "pod", pod, "missing", text)
+		h.Events.Event(reference(sandbox), corev1.EventTypeWarning, ReasonIncomplete, shortened(text))
+	}
+	if err != nil {
 		return fmt.Errorf("gpufabric rdma: %w", err)
 	}
 	return nil
+}
+
+// ReasonIncomplete is the reason of the Event on a pod whose interfaces lack some of the addresses or routes that they have on the node.
+const ReasonIncomplete = "RDMAInterfaceIncomplete"
+
+// reference is the pod of a sandbox, as Events name it.
+func reference(sandbox *api.PodSandbox) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: sandbox.GetNamespace(), Name: sandbox.GetName(), UID: types.UID(sandbox.GetUid()),
+	}
+}
+
+// maxEvent is as many bytes as the API server takes for an Event's message.
+const maxEvent = 1024
+
+func shortened(text string) string {
+	if len(text) <= maxEvent {
+		return text
+	}
+	const more = " ..."
+	return strings.ToValidUTF8(text[:maxEvent-len(more)], "") + more
 }
 
 // CreateContainer gives a container its device nodes, whose numbers have changed when the device came to the pod, and refuses one that would see a device
@@ -89,10 +121,25 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: the RDMA devices of claim %s were given to the network of another pod, and can be in one at a time; give each pod a claim of its own (a ResourceClaimTemplate does)",
 			container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), claim)
 	}
+	if adjustment.Linux == nil && h.closed(sandbox, container) {
+		h.Events.Event(reference(sandbox), corev1.EventTypeWarning, ReasonNotOpened, fmt.Sprintf("container %s: %s", container.GetName(), NotOpened))
+	}
 	if adjustment.Linux == nil {
 		return nil, nil, nil
 	}
 	return adjustment, nil, nil
+}
+
+// closed reports whether a container was given an RDMA device that its pod's network does not have: a unit of a device plugin, or a share of a claim.
+func (h *Hook) closed(sandbox *api.PodSandbox, container *api.Container) bool {
+	given := slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool {
+		return strings.HasPrefix(d.GetPath(), "/dev/infiniband/uverbs")
+	})
+	if !given || namespaceOf(sandbox) == "" {
+		return false
+	}
+	exclusively, err := h.Mover.Exclusive()
+	return exclusively && err == nil
 }
 
 // inject adds the device nodes of what was granted.
@@ -123,13 +170,13 @@ func (h *Hook) grant(podUID, claim string) *Grant {
 }
 
 // StopPodSandbox takes the devices back while the pod's network namespace is still there.
-func (h *Hook) StopPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
-	return h.Mover.Take(sandbox.GetId())
+func (h *Hook) StopPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
+	return h.Mover.Take(ctx, sandbox.GetId())
 }
 
 // RemovePodSandbox takes back what could not be taken before.
-func (h *Hook) RemovePodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
-	return h.Mover.Take(sandbox.GetId())
+func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
+	return h.Mover.Take(ctx, sandbox.GetId())
 }
 
 // Disconnected is called when the runtime is gone; until it is back, nothing is given.

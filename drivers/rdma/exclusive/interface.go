@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -155,16 +156,17 @@ func named(links []netlink.Link, name string) bool {
 	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == name })
 }
 
-// setUp gives the interface, which a move left down and bare in this thread's namespace, what it had: its name, unless another has it, and its settings. On
-// the node it gets all of its routes; in a pod a default route is left to the pod's own network, and no rules lead to other tables than the main one.
-func (i *Interface) setUp(place string, home bool) error {
+// setUp gives the interface, which a move left down and bare in this thread's namespace, what it had: its name, unless another has it, its settings, its
+// addresses and these routes. An address or a route that cannot be set is missing, in words: a namespace may be without IPv6, and a route may depend on
+// what is another interface's.
+func (i *Interface) setUp(place string, routes []Route) (missing []string, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return fmt.Errorf("list the interfaces in %s: %w", place, err)
+		return nil, fmt.Errorf("list the interfaces in %s: %w", place, err)
 	}
 	link := i.in(links)
 	if link == nil {
-		return nil // Its hardware went, or a pod removed it.
+		return nil, nil // Its hardware went, or a pod removed it.
 	}
 	a := link.Attrs()
 	fail := func(what string, err error) error {
@@ -172,37 +174,60 @@ func (i *Interface) setUp(place string, home bool) error {
 	}
 	if a.Name != i.Name && !named(links, i.Name) {
 		if err := errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, i.Name)); err != nil {
-			return fail("rename "+a.Name, err)
+			return nil, fail("rename "+a.Name, err)
 		}
 	}
 	if i.MTU > 0 && a.MTU != i.MTU {
 		if err := netlink.LinkSetMTU(link, i.MTU); err != nil {
-			return fail(fmt.Sprintf("set the MTU %d", i.MTU), err)
+			return nil, fail(fmt.Sprintf("set the MTU %d", i.MTU), err)
 		}
 	}
 	if i.Up {
 		if err := netlink.LinkSetUp(link); err != nil {
-			return fail("bring it up", err)
+			return nil, fail("bring it up", err)
 		}
 	}
-	var errs []error
 	for _, address := range i.Addresses {
 		if err := address.add(link); err != nil {
-			errs = append(errs, fail("add the address "+address.Address, err))
+			missing = append(missing, fmt.Sprintf("%s has no address %s in %s: %v", i.Name, address.Address, place, err))
 		}
+	}
+	if !i.Up {
+		return missing, nil
 	}
 	// Gateways are behind routes without one.
-	routes := slices.Clone(i.Routes)
-	slices.SortStableFunc(routes, func(a, b Route) int { return min(len(a.Gateway), 1) - min(len(b.Gateway), 1) })
-	for _, route := range routes {
-		if !i.Up || !home && (route.Table != unix.RT_TABLE_MAIN || route.isDefault()) {
-			continue
-		}
+	ordered := slices.Clone(routes)
+	slices.SortStableFunc(ordered, func(a, b Route) int { return min(len(a.Gateway), 1) - min(len(b.Gateway), 1) })
+	for _, route := range ordered {
 		if err := route.add(a.Index); err != nil {
-			errs = append(errs, fail("add the route to "+route.Destination, err))
+			missing = append(missing, fmt.Sprintf("%s has no route to %s in %s: %v", i.Name, route.Destination, place, err))
 		}
 	}
-	return errors.Join(errs...)
+	return missing, nil
+}
+
+// inPod are the routes that go to a pod with the interface. A default route is left to the pod's own network, and no rules lead to other tables than the
+// main one. A preferred source that is another interface's address is not in the pod: the kernel chooses one there.
+func (i *Interface) inPod() []Route {
+	var routes []Route
+	for _, route := range i.Routes {
+		if route.Table != unix.RT_TABLE_MAIN || route.isDefault() {
+			continue
+		}
+		if !i.has(route.Source) {
+			route.Source = ""
+		}
+		routes = append(routes, route)
+	}
+	return routes
+}
+
+// has reports whether the interface has an address.
+func (i *Interface) has(source string) bool {
+	return slices.ContainsFunc(i.Addresses, func(a Address) bool {
+		address, _, _ := strings.Cut(a.Address, "/")
+		return address == source
+	})
 }
 
 func (a *Address) add(link netlink.Link) error {

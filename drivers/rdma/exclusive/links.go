@@ -1,17 +1,20 @@
 package exclusive
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // Links are the kernel's links, as far as they move. A link that is where it shall be already is no error, so that every move can be repeated.
@@ -23,10 +26,13 @@ type Links interface {
 	Look(name string) (Interface, error)
 	GiveRDMA(device, namespace string) error
 	TakeRDMA(device, namespace string) error
-	// GiveInterface moves an interface to a pod, and sets it up there as it was on the node.
-	GiveInterface(i Interface, namespace string) error
-	// TakeInterface moves an interface back, and sets it up as it was.
-	TakeInterface(i Interface, namespace string) error
+	// GiveInterface moves an interface to a pod and sets it up there as it was on the node. What of its addresses and routes cannot be there is missing,
+	// in words: the pod works with the rest.
+	GiveInterface(i Interface, namespace string) (missing []string, err error)
+	// TakeInterface moves an interface back and sets it up as it was. Missing is what of its addresses and routes cannot be on the node any more.
+	TakeInterface(i Interface, namespace string) (missing []string, err error)
+	// Await waits, for a bounded time, until a namespace that has ended has given these interfaces back. For one that lives it does not wait.
+	Await(ctx context.Context, namespace string, interfaces []Interface)
 }
 
 // Netlink moves links of the running kernel. It needs CAP_NET_ADMIN here and in the namespaces, and CAP_SYS_ADMIN to enter them.
@@ -36,9 +42,9 @@ type Netlink struct {
 
 var _ Links = Netlink{}
 
-// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and tells nobody when an RDMA
-// device has come (not before Linux 6.12). A container runtime waits 2 s for an answer.
-const back, backInterval = time.Second, 20 * time.Millisecond
+// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and reports it by rtnetlink. A
+// container runtime waits 2 s for an answer (plugin_request_timeout of containerd's NRI).
+const back = time.Second
 
 // Exclusive implements Links.
 func (Netlink) Exclusive() (bool, error) {
@@ -125,48 +131,54 @@ func rdmaLink(device string) (*netlink.RdmaLink, error) {
 }
 
 // GiveInterface implements Links.
-func (Netlink) GiveInterface(i Interface, namespace string) error {
+func (Netlink) GiveInterface(i Interface, namespace string) ([]string, error) {
 	target, err := open(namespace)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer target.Close() //nolint:errcheck // read only
 	var there []netlink.Link
 	if err := within(target, func() (err error) { there, err = netlink.LinkList(); return err }); err != nil {
-		return fmt.Errorf("list the interfaces in %s: %w", namespace, err)
+		return nil, fmt.Errorf("list the interfaces in %s: %w", namespace, err)
 	}
 	if link := i.in(there); link != nil {
 		// A plugin that starts again finds what it gave. The pod may have set it up as it likes, unless a crash left it as a move leaves it.
 		if link.Attrs().Flags&unix.IFF_UP != 0 || !i.Up {
-			return nil
+			return nil, nil
 		}
 	} else if err := i.move(there, target); err != nil {
-		return fmt.Errorf("move the network interface %s to %s: %w", i.Name, namespace, err)
+		return nil, fmt.Errorf("move the network interface %s to %s: %w", i.Name, namespace, err)
 	}
-	return within(target, func() error { return i.setUp(namespace, false) })
+	var missing []string
+	err = within(target, func() (err error) {
+		missing, err = i.setUp("the pod", i.inPod())
+		return err
+	})
+	return missing, err
 }
 
 // TakeInterface implements Links.
-func (n Netlink) TakeInterface(i Interface, namespace string) error {
+func (n Netlink) TakeInterface(i Interface, namespace string) ([]string, error) {
 	home, err := netns.Get()
 	if err != nil {
-		return fmt.Errorf("open this process's network namespace: %w", err)
+		return nil, fmt.Errorf("open this process's network namespace: %w", err)
 	}
 	defer home.Close() //nolint:errcheck // read only
+	here, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's interfaces: %w", err)
+	}
 	target, err := open(namespace)
 	switch {
 	case ended(err):
-		if err := n.await(i); err != nil {
-			return err
+		if !n.home(&i, here) {
+			return nil, fmt.Errorf("the network interface %s of %s is not back on the node %v after its pod's network namespace ended: its settings wait for it",
+				i.Name, i.Parent, back)
 		}
 	case err != nil:
-		return err
+		return nil, err
 	default:
 		defer target.Close() //nolint:errcheck // read only
-		here, err := netlink.LinkList()
-		if err != nil {
-			return fmt.Errorf("list the node's interfaces: %w", err)
-		}
 		err = within(target, func() error {
 			there, err := netlink.LinkList()
 			if err != nil || i.in(there) == nil {
@@ -175,30 +187,59 @@ func (n Netlink) TakeInterface(i Interface, namespace string) error {
 			return i.move(here, home)
 		})
 		if err != nil {
-			return fmt.Errorf("take the network interface %s back from %s: %w", i.Name, namespace, err)
+			return nil, fmt.Errorf("take the network interface %s back from %s: %w", i.Name, namespace, err)
 		}
 	}
-	return i.setUp("the node", true)
+	return i.setUp("the node", i.Routes)
 }
 
-// await waits for an interface that comes back from a namespace that has ended. One whose hardware went does not come.
-func (n Netlink) await(i Interface) error {
-	for deadline := time.Now().Add(back); ; time.Sleep(backInterval) {
+// Await implements Links. Each link that comes to the node is an event of rtnetlink.
+func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Interface) {
+	if target, err := open(namespace); !ended(err) {
+		if err == nil {
+			_ = target.Close()
+		}
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, back)
+	defer cancel()
+	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
+	if err := netlink.LinkSubscribe(updates, done); err != nil {
+		klog.FromContext(ctx).Error(err, "rtnetlink does not report which interfaces come back; they are looked for once")
+		close(done)
+		return
+	}
+	// The library's goroutine ends at the next event after done, and must not wait for a reader until then.
+	defer func() {
+		close(done)
+		go func() {
+			for range updates { //nolint:revive // Emptied, so that the sender ends.
+			}
+		}()
+	}()
+	for {
 		here, err := netlink.LinkList()
-		if err != nil {
-			return fmt.Errorf("list the node's interfaces: %w", err)
+		if err == nil && !slices.ContainsFunc(interfaces, func(i Interface) bool { return !n.home(&i, here) }) {
+			return
 		}
-		if i.in(here) != nil || i.Parent == "" {
-			return nil
-		}
-		if _, err := os.Stat(filepath.Join(n.Sysfs, "bus/pci/devices", i.Parent)); n.Sysfs != "" && errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("the network interface %s of %s is not back on the node %v after its pod's network namespace ended: its settings wait for it",
-				i.Name, i.Parent, back)
+		select {
+		case <-ctx.Done():
+			return
+		case _, more := <-updates:
+			if !more {
+				return
+			}
 		}
 	}
+}
+
+// home reports whether an interface is among the node's links, or does not come: its hardware went, or it was known by its name alone.
+func (n Netlink) home(i *Interface, here []netlink.Link) bool {
+	if i.in(here) != nil || i.Parent == "" {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(n.Sysfs, "bus/pci/devices", i.Parent))
+	return n.Sysfs != "" && errors.Is(err, fs.ErrNotExist)
 }
 
 // within runs do in a thread of the network namespace target.

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -74,7 +75,7 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 	}
 	for _, step := range []struct {
 		name string
-		do   func(i Interface, namespace string) error
+		do   func(i Interface, namespace string) ([]string, error)
 		want string
 	}{
 		{"give", Netlink{}.GiveInterface, "pod"},
@@ -82,14 +83,14 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 		{"take", Netlink{}.TakeInterface, "node"},
 		{"take again", Netlink{}.TakeInterface, "node"},
 	} {
-		if err := step.do(gf0, pod); err != nil {
+		if _, err := step.do(gf0, pod); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		if got := in(t, pod); got != step.want {
 			t.Fatalf("%s: the interface is in the %s, want the %s", step.name, got, step.want)
 		}
 	}
-	if err := (Netlink{}).GiveInterface(Interface{Name: "gf9"}, pod); err == nil || !strings.Contains(err.Error(), "move the network interface gf9 to") {
+	if _, err := (Netlink{}).GiveInterface(Interface{Name: "gf9"}, pod); err == nil || !strings.Contains(err.Error(), "move the network interface gf9 to") {
 		t.Errorf("an interface that is nowhere: %v", err)
 	}
 	for name, path := range map[string]string{"no file": pod + "-gone", "a plain file": filepath.Join(filepath.Dir(pod), "plain")} {
@@ -98,11 +99,40 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := (Netlink{}).TakeInterface(gf0, path); err != nil {
+		if _, err := (Netlink{}).TakeInterface(gf0, path); err != nil {
 			t.Errorf("taking from a namespace that has ended (%s): %v", name, err)
 		}
-		if err := (Netlink{}).GiveInterface(gf0, path); err == nil {
+		if _, err := (Netlink{}).GiveInterface(gf0, path); err == nil {
 			t.Errorf("%s was taken for a namespace", name)
 		}
+	}
+}
+
+func TestInterfacesThatDoNotComeBackAreAwaitedTogether(t *testing.T) {
+	pod := namespaces(t)
+	sysfs := t.TempDir()
+	var away []Interface
+	for n := range 8 {
+		function := fmt.Sprintf("0000:%02x:00.0", n)
+		if err := os.MkdirAll(filepath.Join(sysfs, "bus/pci/devices", function), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		away = append(away, Interface{Name: fmt.Sprintf("ens%d", n), Parent: function})
+	}
+	links := Netlink{Sysfs: sysfs}
+	wait := func(what, namespace string, interfaces []Interface, least, most time.Duration) {
+		t.Helper()
+		began := time.Now()
+		links.Await(t.Context(), namespace, interfaces)
+		if took := time.Since(began); took < least || took > most {
+			t.Errorf("%s: it took %v, want %v to %v", what, took, least, most)
+		}
+	}
+	wait("eight of a namespace that has ended", pod+"-gone", away, back, back+back/2)
+	wait("a namespace that lives", pod, away, 0, back/2)
+	wait("an interface that is back", pod+"-gone", []Interface{{Name: "gf0"}}, 0, back/2)
+	wait("hardware that went", pod+"-gone", []Interface{{Name: "ens9", Parent: "0000:99:00.0"}}, 0, back/2)
+	if _, err := links.TakeInterface(away[0], pod+"-gone"); err == nil || !strings.Contains(err.Error(), "is not back on the node") {
+		t.Errorf("taking one that is not back: %v", err)
 	}
 }

@@ -1,10 +1,13 @@
 package exclusive
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
@@ -13,7 +16,9 @@ import (
 type Mover struct {
 	links Links
 
-	mu   sync.Mutex // Moves are rare and quick, and two sandboxes of one pod must not race for its devices.
+	// mu is held while links move, which is quick, and not while a namespace that has ended is waited for. Two sandboxes of one pod must not race for its
+	// devices.
+	mu   sync.Mutex
 	book *book
 }
 
@@ -30,58 +35,49 @@ func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, error)
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
 // Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given something before,
-// which a plugin that starts finds running, keeps with an error what it has.
-func (m *Mover) Give(sandbox, pod, namespace string, grants []Grant) error {
+// which a plugin that starts finds running, keeps with an error what it has. Missing are addresses and routes that the interfaces do not have in the pod,
+// in words.
+func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants []Grant) (missing []string, err error) {
+	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
+	m.await(ctx, func(other entry) bool { return other.Sandbox != sandbox && other.shares(e) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
 	old, before, err := m.book.get(sandbox)
 	before = before || err != nil // A record that cannot be read is one, and is written again.
-	if err := m.free(e); err != nil {
-		return err
+	if err := m.free(ctx, e); err != nil {
+		return nil, err
 	}
 	if e.Interfaces = old.Interfaces; !before {
 		if e.Interfaces, err = m.look(e); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := m.book.put(e); err != nil {
-		return err
+		return nil, err
 	}
-	var errs []error
-	for _, device := range e.devices() {
-		if err := m.give(e, device); err != nil {
-			errs = append(errs, fmt.Errorf("give %s to pod %s: %w", device, pod, err))
-			if !before {
-				return errors.Join(append(errs, m.takeAll(e))...)
-			}
-			// The pod may have renamed the interface, and works with it.
-		}
+	missing, err = m.giveAll(e)
+	if err != nil && !before {
+		return nil, errors.Join(err, m.takeAll(ctx, e))
 	}
-	return errors.Join(errs...)
+	// With an error the pod may have renamed the interface, and works with it.
+	return missing, err
 }
 
 // free refuses devices that another sandbox has. One of the same pod has ended: a pod has one sandbox at a time.
-func (m *Mover) free(e entry) error {
+func (m *Mover) free(ctx context.Context, e entry) error {
 	others, err := m.book.list()
 	if err != nil {
 		return err
 	}
 	for _, other := range others {
-		if other.Sandbox == e.Sandbox {
+		if other.Sandbox == e.Sandbox || !other.shares(e) {
 			continue
 		}
-		for _, device := range other.devices() {
-			if !slices.ContainsFunc(e.devices(), func(d Device) bool { return d.RDMA == device.RDMA }) {
-				continue
-			}
-			if other.Grants[0].PodUID != e.Grants[0].PodUID {
-				return fmt.Errorf("%s is in the network of pod %s: an RDMA device is in one pod's at a time", device.RDMA, other.Pod)
-			}
-			if err := m.takeAll(other); err != nil {
-				return err
-			}
-			break
+		if other.Grants[0].PodUID != e.Grants[0].PodUID {
+			return fmt.Errorf("%s is in the network of pod %s: an RDMA device is in one pod's at a time", other.common(e)[0].RDMA, other.Pod)
+		}
+		if err := m.takeAll(ctx, other); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -102,38 +98,81 @@ func (m *Mover) look(e entry) ([]Interface, error) {
 	return interfaces, nil
 }
 
-// give moves the RDMA device first: the kernel removes IPoIB's interfaces with it, and makes others on the node.
-func (m *Mover) give(e entry, device Device) error {
-	if err := m.links.GiveRDMA(device.RDMA, e.Namespace); err != nil {
-		return err
-	}
-	for _, i := range e.interfaces(device) {
-		if err := m.links.GiveInterface(i, e.Namespace); err != nil {
-			return err
+// giveAll moves the RDMA devices first: the kernel removes IPoIB's interfaces with them, and makes others on the node. A device that failed keeps its
+// interfaces where they are, and the others are given all the same.
+func (m *Mover) giveAll(e entry) (missing []string, err error) {
+	devices := e.devices()
+	errs := each(devices, func(d Device) error { return m.links.GiveRDMA(d.RDMA, e.Namespace) })
+	for n, device := range devices {
+		for _, i := range e.interfaces(device) {
+			if errs[n] != nil {
+				break
+			}
+			var without []string
+			without, errs[n] = m.links.GiveInterface(i, e.Namespace)
+			missing = append(missing, without...)
+		}
+		if errs[n] != nil {
+			errs[n] = fmt.Errorf("give %s to pod %s: %w", device, e.Pod, errs[n])
 		}
 	}
-	return nil
+	return missing, errors.Join(errs...)
+}
+
+// each does something with all devices at once: a driver takes its time to unregister an HCA and register it again, and one HCA does not wait for another.
+func each(devices []Device, do func(Device) error) []error {
+	errs := make([]error, len(devices))
+	var group sync.WaitGroup
+	for n, device := range devices {
+		group.Go(func() { errs[n] = do(device) })
+	}
+	group.Wait()
+	return errs
 }
 
 // Take moves back what a sandbox was given; a sandbox that was given nothing is no error.
-func (m *Mover) Take(sandbox string) error {
+func (m *Mover) Take(ctx context.Context, sandbox string) error {
+	m.await(ctx, func(e entry) bool { return e.Sandbox == sandbox })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, found, err := m.book.get(sandbox)
 	if err != nil || !found {
 		return err
 	}
-	return m.takeAll(e)
+	return m.takeAll(ctx, e)
 }
 
-// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA device comes first here, too: IPoIB's interfaces are
-// set up when it is back.
-func (m *Mover) takeAll(e entry) error {
-	var errs []error
-	for _, device := range e.devices() {
-		errs = append(errs, m.links.TakeRDMA(device.RDMA, e.Namespace))
+// await waits, without the lock, for the interfaces of all those entries at once: whoever takes them back afterwards finds them on the node.
+func (m *Mover) await(ctx context.Context, which func(entry) bool) {
+	m.mu.Lock()
+	entries := m.book.sound() // What cannot be read is reported by whoever needs it.
+	m.mu.Unlock()
+	var group sync.WaitGroup
+	for _, e := range entries {
+		if !which(e) {
+			continue
+		}
+		var interfaces []Interface
+		for _, device := range e.devices() {
+			interfaces = append(interfaces, e.interfaces(device)...)
+		}
+		group.Go(func() { m.links.Await(ctx, e.Namespace, interfaces) })
+	}
+	group.Wait()
+}
+
+// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA devices come first here, too: IPoIB's interfaces are
+// set up when they are back.
+func (m *Mover) takeAll(ctx context.Context, e entry) error {
+	devices := e.devices()
+	errs := each(devices, func(d Device) error { return m.links.TakeRDMA(d.RDMA, e.Namespace) })
+	for _, device := range devices {
 		for _, i := range e.interfaces(device) {
-			errs = append(errs, m.links.TakeInterface(i, e.Namespace))
+			missing, err := m.links.TakeInterface(i, e.Namespace)
+			errs = append(errs, err)
+			if len(missing) > 0 {
+				klog.FromContext(ctx).Error(nil, "An interface is back from a pod without all that it had", "pod", e.Pod, "missing", missing)
+			}
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -143,31 +182,39 @@ func (m *Mover) takeAll(e entry) error {
 }
 
 // Keep takes back what sandboxes other than live ones were given: those that ended while nobody watched.
-func (m *Mover) Keep(live map[string]bool) error {
+func (m *Mover) Keep(ctx context.Context, live map[string]bool) error {
+	return m.takeWhere(ctx, func(e entry) bool { return !live[e.Sandbox] })
+}
+
+// TakeFrom takes back what a claim gave, from whatever sandbox has it.
+func (m *Mover) TakeFrom(ctx context.Context, claim, podUID string) error {
+	return m.takeWhere(ctx, func(e entry) bool {
+		return slices.ContainsFunc(e.Grants, func(g Grant) bool { return g.Claim == claim && g.PodUID == podUID })
+	})
+}
+
+func (m *Mover) takeWhere(ctx context.Context, which func(entry) bool) error {
+	m.await(ctx, which)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	entries, err := m.book.list()
 	errs := []error{err}
 	for _, e := range entries {
-		if !live[e.Sandbox] {
-			errs = append(errs, m.takeAll(e))
+		if which(e) {
+			errs = append(errs, m.takeAll(ctx, e))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// TakeFrom takes back what a claim gave, from whatever sandbox has it.
-func (m *Mover) TakeFrom(claim, podUID string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	entries, err := m.book.list()
-	errs := []error{err}
-	for _, e := range entries {
-		if slices.ContainsFunc(e.Grants, func(g Grant) bool { return g.Claim == claim && g.PodUID == podUID }) {
-			errs = append(errs, m.takeAll(e))
-		}
-	}
-	return errors.Join(errs...)
+// shares reports whether two entries have a device in common.
+func (e entry) shares(other entry) bool { return len(e.common(other)) > 0 }
+
+// common are the devices that both entries have.
+func (e entry) common(other entry) []Device {
+	return slices.DeleteFunc(e.devices(), func(mine Device) bool {
+		return !slices.ContainsFunc(other.devices(), func(d Device) bool { return d.RDMA == mine.RDMA })
+	})
 }
 
 func (e entry) devices() []Device {

@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/record"
 
 	"gpufabric.io/drivers/node/atomicfile"
 )
@@ -28,10 +30,15 @@ type machine struct {
 	at     map[string]string
 	broken map[string]bool // links whose moves fail
 	setUp  map[string]bool // interfaces that have their addresses
+
+	missing  map[string][]string // what of interfaces cannot be set up
+	ended    map[string]bool     // namespaces whose interfaces never come back
+	awaiting chan string         // these, as they are waited for
+	mu       sync.Mutex
 }
 
 func newMachine(names ...string) *machine {
-	m := &machine{at: map[string]string{}, broken: map[string]bool{}, setUp: map[string]bool{}}
+	m := &machine{at: map[string]string{}, broken: map[string]bool{}, setUp: map[string]bool{}, awaiting: make(chan string)}
 	for _, name := range names {
 		m.at[name], m.setUp[name] = home, true
 	}
@@ -48,6 +55,8 @@ func (m *machine) Look(name string) (Interface, error) {
 }
 
 func (m *machine) move(name, from, to string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	switch {
 	case m.broken[name]:
 		return errors.New(name + " is busy")
@@ -66,18 +75,29 @@ func (m *machine) move(name, from, to string) error {
 func (m *machine) GiveRDMA(device, namespace string) error { return m.move(device, home, namespace) }
 func (m *machine) TakeRDMA(device, namespace string) error { return m.move(device, namespace, home) }
 
-func (m *machine) GiveInterface(i Interface, namespace string) error {
+func (m *machine) GiveInterface(i Interface, namespace string) ([]string, error) {
 	err := m.move(i.Name, home, namespace)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.setUp[i.Name] = i.Up
-	return err
+	return m.missing[i.Name], err
 }
 
-func (m *machine) TakeInterface(i Interface, namespace string) error {
+func (m *machine) TakeInterface(i Interface, namespace string) ([]string, error) {
 	err := m.move(i.Name, namespace, home)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.at[i.Name] == home {
 		m.setUp[i.Name] = i.Up
 	}
-	return err
+	return m.missing[i.Name], err
+}
+
+func (m *machine) Await(ctx context.Context, namespace string, _ []Interface) {
+	if m.ended[namespace] {
+		m.awaiting <- namespace
+		<-ctx.Done()
+	}
 }
 
 // away lists the links that are in pods, with their namespaces.
@@ -116,28 +136,28 @@ func first(pod string) []Grant {
 func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	m := newMover(t, t.TempDir(), kernel)
-	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+	if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]string{"mlx5_0": podA, "ens1": podA}, kernel.away()); diff != "" {
 		t.Error(diff)
 	}
-	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+	if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
 		t.Errorf("giving again: %v", err)
 	}
-	err := m.Give("b", "default/b", podB, first("uid-b"))
+	_, err := m.Give(t.Context(), "b", "default/b", podB, first("uid-b"))
 	if err == nil || !strings.Contains(err.Error(), "mlx5_0 is in the network of pod default/a") {
 		t.Errorf("another pod was given the same device: %v", err)
 	}
 	for range 2 { // Taking twice is taking once.
-		if err := m.Take("a"); err != nil {
+		if err := m.Take(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
 		t.Errorf("away %v, recorded %v", away, m.recorded(t))
 	}
-	if err := m.Give("b", "default/b", podB, first("uid-b")); err != nil {
+	if _, err := m.Give(t.Context(), "b", "default/b", podB, first("uid-b")); err != nil {
 		t.Errorf("the device is free again: %v", err)
 	}
 }
@@ -148,14 +168,14 @@ func TestInterfacesAreSetUpAfterEachMove(t *testing.T) {
 			kernel := newMachine("mlx5_0", net)
 			dir := t.TempDir()
 			grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{net}}}}}
-			if err := newMover(t, dir, kernel).Give("a", "default/a", podA, grants); err != nil {
+			if _, err := newMover(t, dir, kernel).Give(t.Context(), "a", "default/a", podA, grants); err != nil {
 				t.Fatal(err)
 			}
 			if kernel.at[net] != podA || !kernel.setUp[net] {
 				t.Errorf("in the pod: %s is at %s, set up: %v", net, kernel.at[net], kernel.setUp[net])
 			}
 			// Another process takes it back: what was set up is on disk.
-			if err := newMover(t, dir, kernel).Take("a"); err != nil {
+			if err := newMover(t, dir, kernel).Take(t.Context(), "a"); err != nil {
 				t.Fatal(err)
 			}
 			if kernel.at[net] != home || !kernel.setUp[net] {
@@ -175,7 +195,7 @@ func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newMover(t, dir, kernel)
-	if err := m.Take("a"); err != nil || len(kernel.away()) > 0 || len(m.recorded(t)) > 0 {
+	if err := m.Take(t.Context(), "a"); err != nil || len(kernel.away()) > 0 || len(m.recorded(t)) > 0 {
 		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded(t))
 	}
 }
@@ -186,11 +206,11 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	m := newMover(t, t.TempDir(), kernel)
 	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
 	kernel.at["mlx5_1"] = home
-	if err := m.Give("a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "ens2 is busy") {
+	if _, err := m.Give(t.Context(), "a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "ens2 is busy") {
 		t.Errorf("got %v", err)
 	}
 	delete(kernel.broken, "ens2") // Until then it is not known to be back, and the record stays.
-	if err := m.Take("a"); err != nil {
+	if err := m.Take(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
 	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
@@ -202,12 +222,12 @@ func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *tes
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()
 	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
-	if err := newMover(t, dir, kernel).Give("a", "default/a", podA, grants); err != nil {
+	if _, err := newMover(t, dir, kernel).Give(t.Context(), "a", "default/a", podA, grants); err != nil {
 		t.Fatal(err)
 	}
 	delete(kernel.at, "ens1")
 	kernel.at["net1"] = podA
-	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(string) []Grant { return grants }}
+	hook := &Hook{Events: record.NewFakeRecorder(10), Mover: newMover(t, dir, kernel), Grants: func(string) []Grant { return grants }}
 	if _, err := hook.Synchronize(t.Context(), []*api.PodSandbox{sandbox("a", "uid-a", podA)}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -227,11 +247,11 @@ func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	m := newMover(t, dir, kernel)
-	if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+	if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
 		t.Fatal(err)
 	}
 	kernel.broken["mlx5_0"] = true
-	if err := m.Take("a"); err == nil {
+	if err := m.Take(t.Context(), "a"); err == nil {
 		t.Error("a device that is busy was taken back")
 	}
 	if diff := cmp.Diff(map[string]string{"mlx5_0": podA}, kernel.away()); diff != "" {
@@ -239,7 +259,7 @@ func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
 	}
 	delete(kernel.broken, "mlx5_0")
 	// The process dies here; the next one finds the sandbox gone.
-	if err := newMover(t, dir, kernel).Keep(map[string]bool{"another": true}); err != nil {
+	if err := newMover(t, dir, kernel).Keep(t.Context(), map[string]bool{"another": true}); err != nil {
 		t.Fatal(err)
 	}
 	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
@@ -261,10 +281,10 @@ func TestACrashAtAnyStepOfTheRecordLosesNoDevice(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Give("a", "default/a", podA, first("uid-a")); err == nil {
+			if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err == nil {
 				t.Fatal("the crash was not noticed")
 			}
-			if err := newMover(t, dir, kernel).Keep(nil); err != nil {
+			if err := newMover(t, dir, kernel).Keep(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
 			if away := kernel.away(); len(away) > 0 {
@@ -287,22 +307,22 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 			kernel := newMachine("mlx5_0", "ens1")
 			dir := t.TempDir()
 			m := newMover(t, dir, kernel)
-			if err := m.Give("a", "default/a", podA, first("uid-a")); err != nil {
+			if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Keep(nil); err == nil || !strings.Contains(err.Error(), "bad.json") {
+			if err := m.Keep(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "bad.json") {
 				t.Errorf("got %v", err)
 			}
 			if away := kernel.away(); len(away) > 0 {
 				t.Errorf("away %v", away)
 			}
-			if err := m.Give("b", "default/b", podB, first("uid-b")); err != nil {
+			if _, err := m.Give(t.Context(), "b", "default/b", podB, first("uid-b")); err != nil {
 				t.Errorf("the next pod: %v", err)
 			}
-			if err := m.TakeFrom("default/nic-uid-b", "uid-b"); err != nil || len(kernel.away()) > 0 {
+			if err := m.TakeFrom(t.Context(), "default/nic-uid-b", "uid-b"); err != nil || len(kernel.away()) > 0 {
 				t.Errorf("the next pod's end: %v, away %v", err, kernel.away())
 			}
 			if kept, err := os.ReadFile(filepath.Join(dir, "bad.json.unreadable")); err != nil || string(kept) != content {
@@ -315,7 +335,7 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 func TestASandboxIDThatIsNoFileNameIsRefused(t *testing.T) {
 	m := newMover(t, t.TempDir(), newMachine("mlx5_0", "ens1"))
 	for _, id := range []string{"", "../a", "a/b", ".a", strings.Repeat("a", 200)} {
-		if err := m.Give(id, "default/a", podA, first("uid-a")); err == nil {
+		if _, err := m.Give(t.Context(), id, "default/a", podA, first("uid-a")); err == nil {
 			t.Errorf("%q was taken", id)
 		}
 	}
@@ -333,7 +353,8 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
 	grants := map[string][]Grant{"uid-a": first("uid-a")}
-	hook := &Hook{Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, _ string) ([]*api.LinuxDevice, error) {
+	events := record.NewFakeRecorder(10)
+	hook := &Hook{Events: events, Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, _ string) ([]*api.LinuxDevice, error) {
 		return []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs7", Type: "c", Major: 231, Minor: 199}}, nil
 	}}
 	a, stranger := sandbox("a", "uid-a", podA), sandbox("b", "uid-b", podB)
@@ -364,6 +385,15 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "default/nic-uid-a were given to the network of another pod") {
 		t.Errorf("another pod's container: %v", err)
 	}
+	unit := &api.Container{Name: "shares", Linux: &api.LinuxContainer{Devices: []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs1"}}}}
+	for _, pod := range []*api.PodSandbox{stranger, sandbox("host", "uid-host", "")} {
+		if adjustment, _, err := hook.CreateContainer(t.Context(), pod, unit); err != nil || adjustment != nil {
+			t.Errorf("a container with a device plugin's unit: %v, %v", adjustment, err)
+		}
+	}
+	if len(events.Events) != 1 || !strings.HasPrefix(<-events.Events, "Warning RDMADeviceNotInPodNetwork container shares: the node's RDMA devices are in exclusive mode") {
+		t.Errorf("of a pod with a network of its own and one in the node's there are %d more Events", len(events.Events))
+	}
 	if err := hook.StopPodSandbox(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
@@ -382,5 +412,53 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	expect("the plugin comes back and the pod is gone", map[string]string{})
 	if got := slices.Collect(maps.Keys(kernel.at)); len(got) != 2 {
 		t.Errorf("links %v", got)
+	}
+}
+
+func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1")
+	kernel.missing = map[string][]string{"ens1": {"ens1 has no address fd00::1/64 in the pod: permission denied", strings.Repeat("x", 2000)}}
+	events := record.NewFakeRecorder(10)
+	hook := &Hook{Mover: newMover(t, t.TempDir(), kernel), Events: events, Grants: first}
+	a := sandbox("a", "uid-a", podA)
+	if err := hook.RunPodSandbox(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	event := <-events.Events
+	if !strings.HasPrefix(event, "Warning RDMAInterfaceIncomplete ens1 has no address fd00::1/64 in the pod") || len(event) > 1100 {
+		t.Errorf("the pod's Event is %q", event)
+	}
+	if err := hook.StopPodSandbox(t.Context(), a); err != nil || len(kernel.away()) > 0 {
+		t.Errorf("taken back: %v, away %v", err, kernel.away())
+	}
+}
+
+func TestAnEndedNamespaceIsAwaitedWithoutHoldingUpOthers(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2", "mlx5_2", "ens3")
+	m := newMover(t, t.TempDir(), kernel)
+	give := func(sandbox, namespace string, devices ...Device) {
+		grants := []Grant{{Claim: "default/" + sandbox, PodUID: sandbox, Devices: devices}}
+		if _, err := m.Give(t.Context(), sandbox, "default/"+sandbox, namespace, grants); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give("a", podA, Device{RDMA: "mlx5_0", Nets: []string{"ens1"}})
+	give("b", podB, Device{RDMA: "mlx5_1", Nets: []string{"ens2"}})
+	kernel.ended = map[string]bool{podA: true, podB: true}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Keep(ctx, nil) }()
+	// Both are waited for at the same time.
+	if waited := []string{<-kernel.awaiting, <-kernel.awaiting}; waited[0] == waited[1] {
+		t.Errorf("waited for %v", waited)
+	}
+	// A third pod comes and goes meanwhile.
+	give("c", "/var/run/netns/cni-c", Device{RDMA: "mlx5_2", Nets: []string{"ens3"}})
+	if err := m.Take(t.Context(), "c"); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-ended; err != nil || len(kernel.away()) > 0 {
+		t.Errorf("in the end: %v, away %v", err, kernel.away())
 	}
 }

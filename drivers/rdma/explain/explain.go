@@ -17,6 +17,7 @@ import (
 
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/objects"
@@ -87,6 +88,8 @@ type Pool struct {
 	Devices  []string `json:"devices,omitempty"` // mlx5_0
 	// Conflicts are the devices that another pool has too, or has instead.
 	Conflicts []string `json:"conflicts,omitempty"`
+	// Closed says what a pod with a network of its own meets where the kernel's RDMA subsystem is in exclusive mode; empty: the pod opens what it gets.
+	Closed string `json:"closed,omitempty"`
 	// NotServed is why the plugin serves no such pool on this node; empty: it does.
 	NotServed string `json:"notServed,omitempty"`
 }
@@ -128,24 +131,35 @@ func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
 	if err != nil {
 		return err
 	}
-	answer := Explain(file, listing, found, o.sysfs)
+	exclusively, modeErr := exclusive.Netlink{}.Exclusive() // A kernel without RDMA has no mode.
+	answer := Explain(file, listing, found, Node{Sysfs: o.sysfs, Exclusive: exclusively && modeErr == nil})
 	if o.json {
 		encoder := json.NewEncoder(h.Out())
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(answer)
 	}
-	return answer.write(h.Out(), o.config)
+	return answer.Write(h.Out(), o.config)
 }
 
-// Explain says what became of each device and each pool. The health of ports is read under sysfs, once.
-func Explain(file *config.Config, listing *objects.Listing, found *inventory.Inventory, sysfs string) Answer {
+// Node is what of the node itself the answer depends on.
+type Node struct {
+	Sysfs     string // /sys: the health of ports is read there, once
+	Exclusive bool   // the kernel's RDMA subsystem is in exclusive mode
+}
+
+// Explain says what became of each device and each pool.
+func Explain(file *config.Config, listing *objects.Listing, found *inventory.Inventory, node Node) Answer {
 	definitions := objects.Definitions(file, listing.Pools)
 	selection := pool.Select(definitions, found)
-	answer := Answer{Devices: explainDevices(selection, found, sysfs)}
+	answer := Answer{Devices: explainDevices(selection, found, node.Sysfs)}
 	for _, d := range definitions {
 		p := Pool{Resource: d.Resource(), Source: d.Source, NotServed: selection.Refused[d.Source]}
 		if i := slices.IndexFunc(selection.Pools, func(selected pool.Pool) bool { return selected.Source == d.Source }); i >= 0 {
 			p.Conflicts = selection.Pools[i].Conflicts
+			const devicePlugin = true // The plugin's default: its units are never moved.
+			if node.Exclusive && selection.Pools[i].Closed(devicePlugin) {
+				p.Closed = exclusive.NotOpened
+			}
 			for _, m := range selection.Pools[i].Members {
 				p.Devices = append(p.Devices, m.HCA.Name)
 			}
@@ -183,8 +197,8 @@ func explainDevices(selection *pool.Selection, found *inventory.Inventory, sysfs
 	return devices
 }
 
-// write writes a table, a line for each device and each pool's answer, and below it what there is to say of the pools themselves.
-func (a *Answer) write(out io.Writer, file string) error {
+// Write writes a table, a line for each device and each pool's answer, and below it what there is to say of the pools themselves.
+func (a *Answer) Write(out io.Writer, file string) error {
 	served := slices.DeleteFunc(slices.Clone(a.Pools), func(p Pool) bool { return p.NotServed != "" })
 	if len(served) == 0 {
 		fmt.Fprintf(out, "No pool of %s and no RDMAPool is served here; the devices are listed without them.\n\n", file)
@@ -219,6 +233,9 @@ func (a *Answer) write(out io.Writer, file string) error {
 	for _, p := range a.Pools {
 		if p.NotServed != "" {
 			remarks = append(remarks, fmt.Sprintf("%s is not served: %s", p.Source, p.NotServed))
+		}
+		if p.Closed != "" {
+			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, p.Closed))
 		}
 		for _, conflict := range p.Conflicts {
 			remarks = append(remarks, fmt.Sprintf("%s (%s): %s", p.Source, p.Resource, conflict))

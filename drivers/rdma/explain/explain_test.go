@@ -11,7 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/explain"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/objects"
 )
 
 // run runs the command on a node of one InfiniBand HCA with a dead port, one RoCE HCA and a network card without RDMA, with a config.json.
@@ -105,5 +108,29 @@ func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	_, err = run(t, `{"configList": [{"resourceName": "a b"}]}`)
 	if err == nil || !strings.Contains(err.Error(), "configList[0].resourceName") || !strings.Contains(err.Error(), "configList[0].selectors") {
 		t.Errorf("with two mistakes: %v", err)
+	}
+}
+
+func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
+	tree := hardware(t)
+	found, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := config.Parse([]byte(two))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, exclusively := range []bool{false, true} {
+		answer := explain.Explain(parsed, &objects.Listing{}, found, explain.Node{Sysfs: tree.Sys, Exclusive: exclusively})
+		for _, p := range answer.Pools {
+			if closed := strings.Contains(p.Closed, "are in exclusive mode"); closed != exclusively {
+				t.Errorf("exclusive mode %v: %s is closed: %q", exclusively, p.Resource, p.Closed)
+			}
+		}
+		var out strings.Builder
+		if err := answer.Write(&out, "config.json"); err != nil || strings.Contains(out.String(), "(rdma/roce): the node's RDMA devices are in exclusive mode") != exclusively {
+			t.Errorf("exclusive mode %v: %v\n%s", exclusively, err, out.String())
+		}
 	}
 }

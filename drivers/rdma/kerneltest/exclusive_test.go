@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/record"
 
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/uverbs"
@@ -25,7 +26,8 @@ import (
 // pods is the exclusive mode as the plugin has it, with a container runtime that is the test.
 type pods struct {
 	*exclusive.Hook
-	dir string
+	dir    string
+	events <-chan string
 }
 
 func newPods(t *testing.T, dir string, grants ...exclusive.Grant) pods {
@@ -34,8 +36,9 @@ func newPods(t *testing.T, dir string, grants ...exclusive.Grant) pods {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pods{dir: dir, Hook: &exclusive.Hook{
-		Mover: mover, Grants: func(string) []exclusive.Grant { return grants }, Nodes: devnode.Roots{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
+	events := record.NewFakeRecorder(10)
+	return pods{dir: dir, events: events.Events, Hook: &exclusive.Hook{
+		Events: events, Mover: mover, Grants: func(string) []exclusive.Grant { return grants }, Nodes: devnode.Roots{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
 	}}
 }
 
@@ -271,6 +274,67 @@ func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 		return err == nil && back != nil && len(records) == 0
 	})
 	expectSetUp(t, near.name, onNode)
+}
+
+func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
+	near := find(t, switched)
+	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
+	virtualInterface(t, "storage0")
+	other, err := netlink.LinkByName("storage0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	storage, _ := netlink.ParseAddr("10.77.0.1/24")
+	if err := netlink.AddrAdd(other, storage); err != nil {
+		t.Fatal(err)
+	}
+	configure(t, near.name)
+	link, err := netlink.LinkByName(near.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A daemon of the node has a route through the NIC that prefers the address of another interface.
+	_, destination, _ := net.ParseCIDR("10.6.0.0/16")
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: destination, Gw: net.ParseIP("10.0.0.254"), Src: net.ParseIP("10.77.0.1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	onNode, err := setUp(near.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exclusively(t)
+	namespace, _ := namespace(t, "pod")
+	inside(t, namespace, func() error {
+		// As a cluster of IPv4 alone has its pods, by containerd or by the CNI.
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0))
+	})
+	p, s := newPods(t, t.TempDir(), grant("mlx5_0", near.name)), sandbox(namespace)
+	if err := p.RunPodSandbox(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	inside(t, namespace, func() error {
+		const want = "up true, MTU 1400, addresses [10.0.0.1/24], routes [10.6.0.0/16 via 10.0.0.254 table 254 10.9.0.0/16 via 10.0.0.254 table 254]"
+		if got, err := setUp(near.name); err != nil || got != want {
+			t.Errorf("in the pod: %s, %v; want %s", got, err, want)
+		}
+		return opens(p.container(t, s)[0])
+	})
+	select {
+	case event := <-p.events:
+		if !strings.Contains(event, "Warning RDMAInterfaceIncomplete "+near.name+" has no address fd00::1/64 in the pod") {
+			t.Errorf("the pod's Event is %q", event)
+		}
+	default:
+		t.Error("the pod has no Event")
+	}
+	if err := p.StopPodSandbox(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	expectSetUp(t, near.name, onNode)
+	if routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: destination}, netlink.RT_FILTER_DST); err != nil || len(routes) != 1 || routes[0].Src.String() != "10.77.0.1" {
+		t.Errorf("on the node the route is %v, %v", routes, err)
+	}
 }
 
 func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"k8s.io/client-go/tools/record"
+
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/runtimehook"
@@ -39,11 +41,6 @@ func (o *Options) links() exclusive.Links {
 	return exclusive.Netlink{Sysfs: o.SysfsRoot}
 }
 
-// notOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open only what is in
-// its network namespace, where units of device plugins and shared claims do not go.
-const notOpened = "the node's RDMA devices are in exclusive mode: a pod with a network of its own cannot open what it is given here; " +
-	"use claims with network: Exclusive, or host networking, or set the mode back with \"rdma system set netns shared\""
-
 // Ready implements dra.PodNetworks.
 func (n *podNetworks) Ready() error {
 	if n.socket == "" {
@@ -62,11 +59,20 @@ func (n *podNetworks) Ready() error {
 	return nil
 }
 
+// Closed implements dra.PodNetworks.
+func (n *podNetworks) Closed() bool {
+	exclusively, err := n.mover.Exclusive()
+	return exclusively && err == nil // A kernel without RDMA has no mode.
+}
+
 // TakeFrom implements dra.PodNetworks.
-func (n *podNetworks) TakeFrom(claim, podUID string) error { return n.mover.TakeFrom(claim, podUID) }
+func (n *podNetworks) TakeFrom(ctx context.Context, claim, podUID string) error {
+	return n.mover.TakeFrom(ctx, claim, podUID)
+}
 
 // run follows the container runtime until ctx ends. served holds the claims whose devices it moves.
-func (n *podNetworks) run(ctx context.Context, served *draplugin.Plugin) error {
+func (n *podNetworks) run(ctx context.Context, served *draplugin.Plugin, events record.EventRecorder) error {
+	n.hook.Events = events
 	n.hook.Grants = func(podUID string) []exclusive.Grant {
 		var grants []exclusive.Grant
 		for _, record := range served.Records() {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/pool"
 )
@@ -75,8 +76,9 @@ func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
 	if len(selected.Members) == 0 {
 		troubles = p.refusals(selected.Resource())
 	}
-	if p.exclusive && len(selected.Members) > 0 && (p.DevicePlugin || !selected.Exclusive()) {
-		troubles = slices.Insert(troubles, 0, notOpened)
+	if p.exclusive && selected.Closed(p.DevicePlugin) {
+		entry.Closed = !selected.Exclusive()
+		troubles = slices.Insert(troubles, 0, exclusive.NotOpened)
 	}
 	entry.Message = joined(troubles)
 	return entry

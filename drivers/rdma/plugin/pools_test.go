@@ -182,6 +182,6 @@ func TestSharedUnitsOfANodeInExclusiveModeAreReported(t *testing.T) {
 	n.start()
 	a.lists <- []objects.Pool{object("rail-0", "rail0", 8, "ibp94s0")}
 	a.await(t, "rail-0", "word of the mode", func(entry *v1alpha1.RDMAPoolNode) bool {
-		return entry != nil && strings.Contains(entry.Message, "are in exclusive mode") && strings.Contains(entry.Message, "network: Exclusive")
+		return entry != nil && entry.Closed && strings.Contains(entry.Message, "are in exclusive mode") && strings.Contains(entry.Message, "network: Exclusive")
 	})
 }

@@ -31,7 +31,7 @@ func (p *plugin) serveDRA(ctx context.Context, networks *podNetworks, started ch
 	defer served.Stop()
 	send(ctx, started, served)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return networks.run(ctx, served) })
+	group.Go(func() error { return networks.run(ctx, served, recorder) })
 	group.Go(func() error {
 		select {
 		case <-ctx.Done():

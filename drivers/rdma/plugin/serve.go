@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
@@ -168,8 +169,8 @@ func (p *plugin) tell(ctx context.Context) {
 			names[i] = m.HCA.Name
 		}
 		say(false, "Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
-		if p.exclusive && len(selected.Members) > 0 && (p.DevicePlugin || !selected.Exclusive()) {
-			say(true, "A pool's units cannot be opened", "resource", selected.Resource(), "reason", notOpened)
+		if p.exclusive && selected.Closed(p.DevicePlugin) {
+			say(true, "A pool's units cannot be opened", "resource", selected.Resource(), "reason", exclusive.NotOpened)
 		}
 		for _, conflict := range selected.Conflicts {
 			say(false, "Two pools claim one device", "pool", selected.Source, "device", conflict)

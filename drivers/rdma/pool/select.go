@@ -30,6 +30,12 @@ type Pool struct {
 	Conflicts []string
 }
 
+// Closed reports whether the pool hands out what a pod with a network of its own cannot open where the kernel's RDMA subsystem is in exclusive mode: units
+// of a device plugin, and shares. Whole HCAs by claims can go into the pod's network.
+func (p *Pool) Closed(devicePlugin bool) bool {
+	return len(p.Members) > 0 && (devicePlugin || !p.Exclusive())
+}
+
 // Member is an HCA of a pool.
 type Member struct {
 	HCA   *inventory.HCA

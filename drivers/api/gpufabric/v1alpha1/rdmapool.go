@@ -218,6 +218,10 @@ type RDMAPoolNode struct {
 	HealthyDevices int32 `json:"healthyDevices"`
 	// Units is how many units the kubelet may hand out now.
 	Units int32 `json:"units"`
+	// Closed: a pod with a network of its own cannot open what the pool gives it on this node, whose RDMA devices are in exclusive mode
+	// (rdma system set netns exclusive).
+	// +optional
+	Closed bool `json:"closed,omitempty"`
 	// Conflicts are the pools that claim a device of this pool on this node, and the devices.
 	// +optional
 	Conflicts []string `json:"conflicts,omitempty"`

@@ -25,6 +25,9 @@ const (
 	Whereabouts   = "v0.8.0" // the newest that the checksum database knows
 )
 
+// NodeImage is kind's own node image for that Kubernetes.
+const NodeImage = "kindest/node:" + Kubernetes
+
 // Peers are others' programs that tests run, unmodified, against our fakes; at these versions and no other.
 const (
 	NVIDIADRADriver      = "v0.5.0"
@@ -43,6 +46,9 @@ type Tool struct {
 	askVersion []string // arguments that make it print its version
 	static     bool     // goes into an image without libraries, so one linked against libc will not do
 	cgo        bool     // loads C libraries: built for this machine's libc
+
+	release release // the file that its project publishes; none: it is always built
+	minutes int     // that a build takes on two idle cores with nothing of it compiled; 0: less than one
 
 	module   string // directory under modules/
 	main     string // the main package
@@ -70,16 +76,20 @@ func catalogue() map[string]Tool {
 		"k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes,
 	}
 	exactly := span{version{1, 36, 3}, version{1, 36, 4}}
-	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet"} {
+	for name, minutes := range map[string]int{"kube-apiserver": 6, "kube-controller-manager": 6, "kube-scheduler": 4, "kube-proxy": 3, "kubelet": 5} {
 		add(Tool{Name: name, Version: Kubernetes, fits: exactly, askVersion: []string{"--version"}, static: true,
+			release: kubernetesRelease(name), minutes: minutes,
 			module: "kubernetes", main: "k8s.io/kubernetes/cmd/" + name, settings: stamps})
 	}
 	add(Tool{Name: "kubeadm", Version: Kubernetes, fits: exactly, askVersion: []string{"version", "-o", "short"}, static: true,
+		release: kubernetesRelease("kubeadm"), minutes: 4,
 		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubeadm", settings: stamps})
 	add(Tool{Name: "kubectl", Version: Kubernetes, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"version", "--client"}, static: true,
+		release: kubernetesRelease("kubectl"), minutes: 2,
 		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubectl", settings: stamps})
 
 	add(Tool{Name: "etcd", Version: Etcd, fits: span{version{3, 6, 8}, version{3, 7, 0}}, askVersion: []string{"--version"}, static: true,
+		release: githubRelease("etcd-io/etcd", "etcd-{version}-linux-{arch}.tar.gz", "SHA256SUMS", "etcd-{version}-linux-{arch}/etcd"), minutes: 1,
 		module: "etcd", main: "go.etcd.io/etcd/server/v3"})
 	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2"} {
 		add(Tool{Name: name, Version: Containerd, fits: span{version{2, 3, 4}, version{2, 4, 0}}, askVersion: []string{"--version"}, static: true,
@@ -87,21 +97,29 @@ func catalogue() map[string]Tool {
 			settings: []string{"github.com/containerd/containerd/v2/version.Version=" + Containerd}})
 	}
 	add(Tool{Name: "crictl", Version: CRITools, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"--version"}, static: true,
+		release: githubRelease("kubernetes-sigs/cri-tools", "crictl-{version}-linux-{arch}.tar.gz", "crictl-{version}-linux-{arch}.tar.gz.sha256", "crictl"), minutes: 2,
 		module: "crictl", main: "sigs.k8s.io/cri-tools/cmd/crictl", settings: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + CRITools}})
 	add(Tool{Name: "coredns", Version: CoreDNS, fits: span{version{1, 14, 3}, version{1, 15, 0}}, askVersion: []string{"-version"}, static: true,
-		module: "coredns", main: "github.com/coredns/coredns"})
+		minutes: 3,
+		module:  "coredns", main: "github.com/coredns/coredns"})
 
 	add(Tool{Name: "kind", Version: Kind, fits: span{version{0, 33, 0}, version{1, 0, 0}}, askVersion: []string{"version"},
-		module: "kind", main: "sigs.k8s.io/kind"})
+		release: githubRelease("kubernetes-sigs/kind", "kind-linux-{arch}", "kind-linux-{arch}.sha256sum", ""),
+		module:  "kind", main: "sigs.k8s.io/kind"})
 	add(Tool{Name: "helm", Version: Helm, fits: span{version{3, 21, 0}, version{4, 0, 0}}, askVersion: []string{"version", "--short"},
+		release: release{"https://get.helm.sh", "helm-{version}-linux-{arch}.tar.gz", "helm-{version}-linux-{arch}.tar.gz.sha256sum", "linux-{arch}/helm"}, minutes: 3,
 		module: "helm", main: "helm.sh/helm/v3/cmd/helm", settings: []string{"helm.sh/helm/v3/internal/version.version=" + Helm}})
 	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into nothing that ships.
 	add(Tool{Name: "terraform", Version: Terraform, fits: span{version{1, 14, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
+		release: release{"https://releases.hashicorp.com/terraform/{number}", "terraform_{number}_linux_{arch}.zip", "terraform_{number}_SHA256SUMS", "terraform"}, minutes: 3,
 		module: "terraform", main: "github.com/hashicorp/terraform", settings: []string{"github.com/hashicorp/terraform/version.dev=no"}})
 	add(Tool{Name: "tofu", Version: OpenTofu, fits: span{version{1, 8, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
+		release: githubRelease("opentofu/opentofu", "tofu_{number}_linux_{arch}.zip", "tofu_{number}_SHA256SUMS", "tofu"), minutes: 6,
 		module: "opentofu", main: "github.com/opentofu/opentofu/cmd/tofu", settings: []string{"github.com/opentofu/opentofu/version.dev=no"}})
 
 	add(Tool{Name: "golangci-lint", Version: GolangciLint, fits: span{version{2, 6, 0}, version{3, 0, 0}}, askVersion: []string{"version"},
+		release: githubRelease("golangci/golangci-lint", "golangci-lint-{number}-linux-{arch}.tar.gz", "golangci-lint-{number}-checksums.txt",
+			"golangci-lint-{number}-linux-{arch}/golangci-lint"), minutes: 8,
 		module: "golangci-lint", main: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"})
 	add(Tool{Name: "gotestsum", Version: Gotestsum, fits: span{version{1, 12, 0}, version{2, 0, 0}}, askVersion: []string{"--version"},
 		module: "gotestsum", main: "gotest.tools/gotestsum"})

@@ -33,7 +33,9 @@ func (t Tool) fromPath(ctx context.Context) (path, why string) {
 func (t Tool) refuse(ctx context.Context, path string) string {
 	ctx, cancel := context.WithTimeout(ctx, versionPatience)
 	defer cancel()
-	said, err := exec.CommandContext(ctx, path, t.askVersion...).CombinedOutput()
+	command := exec.CommandContext(ctx, path, t.askVersion...)
+	command.Env = append(os.Environ(), "CHECKPOINT_DISABLE=1") // terraform asks its maker for newer versions otherwise
+	said, err := command.CombinedOutput()
 	if err != nil {
 		return "does not say its version: " + err.Error()
 	}

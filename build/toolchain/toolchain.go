@@ -1,6 +1,7 @@
-// Package toolchain provides the commands that tests run: from the PATH where their version fits, else built once from the Go module proxy into
-// a cache directory keyed by version. A build that was interrupted goes on where it stopped (Go's own build cache), a half-written command is
-// never seen (it is renamed into place when whole), and two builds at once wait for each other (a lock per tool).
+// Package toolchain provides the commands that tests run. It takes, in this order: what is on the PATH where the version fits; what is in its cache, a
+// directory keyed by version; the file that the tool's project publishes, checked by the checksum beside it or by a lock; and only then it builds the tool
+// from its Go module. A build that was interrupted goes on where it stopped (Go's own build cache), a half-written command is never seen (it is renamed into
+// place when whole), and two processes that want the same tool wait for each other (a lock per tool).
 //
 // Each tool's dependencies are a module of their own under modules/, because they conflict with each other and with the project's.
 package toolchain
@@ -29,10 +30,12 @@ const stopPatience = 10 * time.Second
 
 // Toolchain finds and builds tools.
 type Toolchain struct {
-	Cache   string    // where built tools are kept: CACHE/NAME/VERSION-OS-ARCH/NAME
+	Cache   string    // where tools are kept: CACHE/NAME/VERSION-OS-ARCH/NAME
 	Modules string    // the directory with a module per group of tools
-	Log     io.Writer // progress, a line a tool; silent when nothing is built
+	Log     io.Writer // progress, a line a step; silent when nothing is missing
 
+	// sites are where published files come from; nil: from nowhere.
+	sites *sites
 	// build makes one tool at the given path; tests replace it.
 	build func(ctx context.Context, t Tool, path string) error
 }
@@ -61,10 +64,11 @@ func New(log io.Writer) (*Toolchain, error) {
 	}
 	t := &Toolchain{Cache: filepath.Join(cache, "toolchain"), Modules: filepath.Join(root, "build/toolchain/modules"), Log: log}
 	t.build = t.goBuild
-	return t, nil
+	t.sites, err = sitesFromEnvironment(t.lockFile())
+	return t, err
 }
 
-// Ensure returns the path of each named tool, having built what was missing; progress goes to standard error. No names means all.
+// Ensure returns the path of each named tool, having fetched or built what was missing; progress goes to standard error. No names means all.
 func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	t, err := New(os.Stderr)
 	if err != nil {
@@ -73,7 +77,7 @@ func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	return t.Ensure(ctx, names...)
 }
 
-// Ensure returns the path of each named tool, having built what was missing. No names means all.
+// Ensure returns the path of each named tool, having fetched or built what was missing. No names means all.
 func (c *Toolchain) Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	if len(names) == 0 {
 		names = Names()
@@ -121,30 +125,40 @@ func (c *Toolchain) find(ctx context.Context, t Tool) (string, error) {
 	return path, nil
 }
 
-// place is where a built tool stands.
+// place is where a fetched or built tool stands.
 func (c *Toolchain) place(t Tool) string {
 	return filepath.Join(c.Cache, t.Name, fmt.Sprintf("%s-%s-%s", t.Version, runtime.GOOS, runtime.GOARCH), t.binary)
 }
 
-// make builds the tool under its lock, unless another process just did.
+// make fetches or builds the tool under its lock, unless another process just did.
 func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, error) {
 	path := c.place(t)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := filelock.Lock(ctx, filepath.Join(filepath.Dir(path), ".lock"), func() { line.say("another process builds it; waiting") })
+	unlock, err := filelock.Lock(ctx, filepath.Join(filepath.Dir(path), ".lock"), func() { line.say("another process makes it; waiting") })
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
 	if _, err := os.Stat(path); err == nil {
-		line.say("built by another process")
+		line.say("made by another process")
 		return path, nil
 	}
 
-	line.start("building")
-	started := time.Now()
 	unfinished := path + ".unfinished"
+	if c.sites != nil && t.published() {
+		err := c.sites.fetch(ctx, t, unfinished, line)
+		if err == nil {
+			return path, os.Rename(unfinished, path)
+		}
+		if ctx.Err() != nil {
+			return "", err
+		}
+		line.say(fmt.Sprintf("not fetched, so it is built (%s=off does not try): %v", ReleasesVariable, err))
+	}
+	line.start(t.building())
+	started := time.Now()
 	if err := c.build(ctx, t, unfinished); err != nil {
 		line.end("failed")
 		return "", err
@@ -155,6 +169,14 @@ func (c *Toolchain) make(ctx context.Context, t Tool, line progress) (string, er
 	}
 	line.end(fmt.Sprintf("%.0f s", time.Since(started).Seconds()))
 	return path, nil
+}
+
+// building says what is done and about how long it takes.
+func (t Tool) building() string {
+	if t.minutes == 0 {
+		return "building (a minute on two idle cores)"
+	}
+	return fmt.Sprintf("building (up to %d min on two idle cores)", max(t.minutes, 1))
 }
 
 // goBuild builds the tool from its module; without cgo where that can be, so that it runs in an image that has nothing else in it.

@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -20,7 +21,7 @@ import (
 )
 
 // Published is kind's own image for the Kubernetes version of these tests.
-const Published = "kindest/node:" + toolchain.Kubernetes
+const Published = toolchain.NodeImage
 
 // Asking a registry whether it has the image may take this long; a machine without one says so much sooner.
 const registryPatience = 20 * time.Second
@@ -40,23 +41,36 @@ func Ensure(ctx context.Context, printer *steps.Printer) (Image, error) {
 	if docker.HasImage(ctx, own.Name) {
 		return own, nil
 	}
-	if docker.HasImage(ctx, Published) {
-		return Image{Name: Published, Published: true}, nil
+	published, err := locked()
+	if err != nil {
+		return Image{}, err
 	}
-	if reachable(ctx) {
-		if _, err := printer.Run(ctx, pull{}); err != nil {
+	if docker.HasImage(ctx, published) {
+		return Image{Name: published, Published: true}, nil
+	}
+	if os.Getenv(toolchain.ReleasesVariable) != "off" && reachable(ctx, published) {
+		if _, err := printer.Run(ctx, pull{published}); err != nil {
 			return Image{}, err
 		}
-		return Image{Name: Published, Published: true}, nil
+		return Image{Name: published, Published: true}, nil
 	}
-	fmt.Fprintf(printer, "%s cannot be pulled here; making a node image\n", Published)
+	fmt.Fprintf(printer, "%s cannot be pulled here; making a node image, which takes up to 15 min on two idle cores and keeps what it builds\n", published)
 	return own, build(ctx, printer, own.Name)
 }
 
-func reachable(ctx context.Context) bool {
+// locked is the published image, by its digest where the toolchain's lock has one.
+func locked() (string, error) {
+	digest, err := toolchain.LockedImage(Published)
+	if err != nil || digest == "" {
+		return Published, err
+	}
+	return Published + "@" + digest, nil
+}
+
+func reachable(ctx context.Context, published string) bool {
 	ctx, cancel := context.WithTimeout(ctx, registryPatience)
 	defer cancel()
-	_, err := docker.Run(ctx, "manifest", "inspect", Published)
+	_, err := docker.Run(ctx, "manifest", "inspect", published)
 	return err == nil
 }
 
@@ -68,7 +82,7 @@ func OwnName() string {
 	return "gpufabric/node:" + toolchain.Kubernetes + "-" + hex.EncodeToString(hash.Sum(nil)[:6])
 }
 
-// stopSignal makes systemd power off; it takes SIGTERM for a wish to be started anew.
+// stopSignal makes systemd power off; it takes SIGTERM for a wish to be started again.
 const stopSignal = "SIGRTMIN+3"
 
 // imageConfig is what the image says about itself, as in kind's Dockerfile.
@@ -79,12 +93,12 @@ var imageConfig = strings.Join([]string{
 }, "\n")
 
 // pull fetches kind's published image.
-type pull struct{}
+type pull struct{ image string }
 
-func (pull) Name() string { return "Pull " + Published }
+func (p pull) Name() string { return "Pull " + p.image + " (about 400 MB)" }
 
-func (pull) Execute(ctx context.Context) error {
-	_, err := docker.Run(ctx, "pull", "--quiet", Published)
+func (p pull) Execute(ctx context.Context) error {
+	_, err := docker.Run(ctx, "pull", "--quiet", p.image)
 	return err
 }
 

@@ -46,6 +46,7 @@ prerequisites:
 
 ##@ Everyday
 
+#shows:sim-demo
 .PHONY: demo
 demo: prerequisites simcluster ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
 	@tests/demo/run $(DEMO)
@@ -98,6 +99,7 @@ firstday-program: fakes
 rdma-kernel: prerequisites ## Run the RDMA code on Debian's kernel in an emulated machine (Debian 12 on amd64; needs neither root nor KVM).
 	@echo "== go test tests/rdmakernel"; cd tests && $(GO) test $(TESTFLAGS) -tags rdmakernel -v ./rdmakernel/
 
+#shows:fuzzing
 .PHONY: fuzz
 fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 	@tests/fuzz $(or $(FUZZTIME),15s)
@@ -107,10 +109,12 @@ kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 45m -v ./...
 
+#shows:sim-faults
 .PHONY: test-faults
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
 	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -timeout 60m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
 
+#shows:gpu-speed rdma-speed tf-speed fakes-speed
 .PHONY: bench
 bench: build toolchain-sim ## Measure what docs/measurements.md reports.
 	@set -e; export TF_ACC_TERRAFORM_PATH=$$($(GO) run ./build/cmd/toolchain terraform); \
@@ -123,22 +127,30 @@ bench-kind: build ## Measure bring-up, apply, pods and domains in kind (RUNS=10;
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -run TestFigures -runs $(or $(RUNS),10) -v .
 
+#shows:sim-scale sim-scale-roles
 .PHONY: bench-scale
 bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="18 72 288 1008").
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 	cd tests/simcluster && GOWORK=off $(GO) run ./cmd/simcluster bench --roles --nodes "$(or $(NODES),18 72 288 1008)" --out $(CURDIR)/docs
 
+#shows:gpu-scheduling
 .PHONY: bench-scheduling
 bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 64 to 1,008 nodes (NODES="64 256 1008" ROUNDS=3; about two hours).
 	cd tests/simcluster && dir=$$(mktemp -d) && GOWORK=off $(GO) run ./cmd/simcluster bench-scheduling --dir $$dir --nodes "$(or $(NODES),64 256 1008)" --rounds $(or $(ROUNDS),3) --out $(CURDIR)/docs; \
 	rc=$$?; rm -rf $$dir; exit $$rc
 
 .PHONY: lint
-lint: prerequisites ## Run golangci-lint over every module, and see that the provider's pages are those of its schemas.
+lint: prerequisites pages ## Run golangci-lint over every module, and check the pages: links, commands, reasons, what is generated.
 	@set -e; lint=$$($(GO) run ./build/cmd/toolchain golangci-lint); \
 	for m in $(MODULES); do echo "== golangci-lint $$m"; (cd $$m && $$lint run --build-tags rdmakernel ./...); done; \
 	for m in $(ISOLATED); do echo "== golangci-lint $$m"; (cd $$m && GOWORK=off $$lint run --build-tags faults ./...); done
 	provider/generate-docs --check
+
+# A few seconds: no program of others is built for it.
+.PHONY: pages
+pages: prerequisites ## Check every Markdown page: links, anchors, commands, walks, reasons, the matrix and its evidence.
+	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/
+	$(GO) run ./tests/cmd/evidence --check
 
 ##@ Building
 
@@ -158,6 +170,7 @@ simcluster: build ## Build the simulated cluster's command into bin/.
 fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
 	@$(MAKE) --no-print-directory -C fakes
 
+#shows:cross
 .PHONY: cross
 cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs gcc-aarch64-linux-gnu on amd64).
 	@$(call need,aarch64-linux-gnu-gcc,install the cross compiler (Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross))
@@ -168,16 +181,18 @@ cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs g
 	cd drivers/scheduler && GOWORK=off GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/arm64/gpufabric-scheduler ./cmd/gpufabric-scheduler
 	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
 
+#shows:cross
 .PHONY: isolated
 isolated: ## Build each module by itself, with GOWORK=off.
 	@set -e; for m in $(MODULES) $(ISOLATED); do echo "== GOWORK=off go build $$m"; (cd $$m && GOWORK=off $(GO) build -o /dev/null ./...); done
 
 .PHONY: generate
-generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation.
+generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation, docs/evidence.md.
 	@set -e; gen=$$($(GO) run ./build/cmd/toolchain controller-gen); cd drivers && \
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
 	cp drivers/api/crds/*.yaml charts/gpufabric/files/crds/
 	provider/generate-docs
+	$(GO) run ./tests/cmd/evidence
 
 .PHONY: images
 images: build cross ## Build the images for amd64 and arm64 into dist/.
@@ -187,6 +202,7 @@ images: build cross ## Build the images for amd64 and arm64 into dist/.
 charts: prerequisites toolchain-sim ## Render, lint and check the charts against the API's schemas.
 	@echo "== go test tests/charts"; cd tests && $(GO) test $(TESTFLAGS) ./charts/...
 
+#shows:toolchain
 .PHONY: toolchain
 toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, else built once into the cache.
 	$(GO) run ./build/cmd/toolchain

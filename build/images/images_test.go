@@ -1,3 +1,4 @@
+//shows:kind
 package images
 
 import (
@@ -208,6 +209,8 @@ func TestFakefabricFindsItsLibrariesBesideItself(t *testing.T) {
 }
 
 // The hook and what writes its arguments into CDI specs (nvcdi, in the drivers) are of one version.
+//
+//shows:gpu-hook
 func TestTheHookIsOfTheVersionThatTheDriversAreBuiltWith(t *testing.T) {
 	required := func(path string) string {
 		t.Helper()

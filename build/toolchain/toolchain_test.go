@@ -1,3 +1,4 @@
+//shows:toolchain
 package toolchain
 
 import (

@@ -1,3 +1,4 @@
+//shows:fakes-faults
 package agent_test
 
 import (

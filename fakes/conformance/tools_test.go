@@ -1,3 +1,4 @@
+//shows:fakes-clients fakes-tree
 package conformance
 
 import (

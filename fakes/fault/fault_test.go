@@ -1,3 +1,4 @@
+//shows:fakes-faults
 package fault_test
 
 import (

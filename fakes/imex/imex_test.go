@@ -243,6 +243,7 @@ func TestQuorum(t *testing.T) {
 	eventually(t, "READY", func() bool { return a.State() == imex.StateReady })
 }
 
+//shows:cd-recovery
 func TestADaemonThatFollowsADeadOneWaitsForItsPeers(t *testing.T) {
 	d := newDomain(t, "*.1", "*.2")
 	state := t.TempDir()

@@ -1,3 +1,4 @@
+//shows:fakes-imex
 package imex_test
 
 import (

@@ -71,6 +71,8 @@ func exchanges() []struct{ say, want string } {
 }
 
 // The real one is run where tests/nvidia-programs has fetched it; it needs no GPU.
+//
+//shows:fakes-cuda
 func TestTheRealControlDaemonAnswersAsWeSay(t *testing.T) {
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
 	if cache, err := os.UserCacheDir(); directory == "" && err == nil {

@@ -14,6 +14,8 @@ import (
 
 // TestADamagedStateNeverCrashesAClient writes random bytes into the mapped file, and cuts it, and then calls everything: whatever comes
 // back, the process must live. The file is made whole again each time, under the same mappings.
+//
+//shows:fakes-refusals
 func TestADamagedStateNeverCrashesAClient(t *testing.T) {
 	c, g := both(t, "a100-40")
 	for _, l := range []nvml.Interface{c, g} {
@@ -121,6 +123,8 @@ func callGetters(v reflect.Value, in reflect.Type) {
 }
 
 // TestADamagedProfileEndsNoCount has profiles of 32 slices, whose mask in a word of 32 bits is that of none.
+//
+//shows:fakes-refusals
 func TestADamagedProfileEndsNoCount(t *testing.T) {
 	c, g := both(t, "a100-40")
 	f, err := state.Open(sharedRoot)

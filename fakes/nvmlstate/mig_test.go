@@ -164,6 +164,8 @@ func enableMIG(t *testing.T, gpu int) {
 }
 
 // The answer to a change of mode: nvml.h, nvmlDeviceSetMigMode, and the MIG user guide's Deployment Considerations.
+//
+//shows:gpu-mig-modes
 func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 	for name, pending := range map[string]bool{"a100-40": true, "a30-4": true, "h100-hgx": false, "b200-hgx": false} {
 		c, g := both(t, name)
@@ -204,6 +206,8 @@ func TestMemoryOfAnIntegratedGPUIsNotTold(t *testing.T) {
 }
 
 // nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH. That the C library does so too is tested in nvml/nvmltest.
+//
+//shows:gpu-driver-trouble
 func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T) {
 	p, err := profile.Load("t4-edge")
 	if err != nil {
@@ -229,6 +233,8 @@ func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T)
 }
 
 // The kernel module makes no nodes; NVML does in its own /dev (mknod_helper in NVIDIA/nvidia-modprobe), and nothing takes them away again.
+//
+//shows:gpu-device-nodes
 func TestCapabilityNodesAppearOnlyInADevThatTheClientCanWrite(t *testing.T) {
 	c, writer := both(t, "h100-hgx")
 	reader := nvmlstate.New(sharedRoot, nvmlstate.ReadOnlyDev)

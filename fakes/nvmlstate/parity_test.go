@@ -60,6 +60,7 @@ func withGPUs(t *testing.T) []string {
 	return names
 }
 
+//shows:fakes-nvml
 func TestTheCAndTheGoLibraryAnswerAlike(t *testing.T) {
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {

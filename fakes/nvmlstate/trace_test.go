@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/fakes/trace"
 )
 
+//shows:fakes-trace
 func TestTheTraceNamesEveryCallAndEveryStub(t *testing.T) {
 	c, _ := both(t, "gb200-nvl72")
 	path := filepath.Join(t.TempDir(), "trace")

@@ -20,6 +20,7 @@ func load(t testing.TB, name string) *profile.Profile {
 	return p
 }
 
+//shows:fakes-profiles
 func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
 	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb10-spark", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only", "sriov", "t4-edge"}
 	if diff := cmp.Diff(want, profile.Names()); diff != "" {
@@ -107,6 +108,7 @@ func edit(t *testing.T, name, old, replacement string) []byte {
 	return []byte(strings.Replace(string(data), old, replacement, 1))
 }
 
+//shows:fakes-profiles
 func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 	for name, c := range map[string]struct{ old, replacement, want string }{
 		"an unknown key":                   {"  numa:\n", "  nuna: []\n  numa:\n", "t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},

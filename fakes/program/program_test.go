@@ -109,6 +109,7 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	}
 }
 
+//shows:fakes-refusals
 func TestCommandsFailWithASentence(t *testing.T) {
 	bare := t.TempDir()
 	if err := os.Mkdir(filepath.Join(bare, "bus"), 0o755); err != nil {

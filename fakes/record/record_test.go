@@ -1,3 +1,4 @@
+//shows:fakes-record
 package record_test
 
 import (

@@ -215,6 +215,7 @@ func enableMIG(t *testing.T, root string) {
 	run(t, root, "-i", "0", "--gpu-reset")
 }
 
+//shows:gpu-mig-modes
 func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
 	for _, name := range []string{"a100-40", "a30-4"} {
 		t.Run(name, func(t *testing.T) {
@@ -249,6 +250,7 @@ func TestAModeOfAmpereIsPendingUntilAResetThatNobodyBlocks(t *testing.T) {
 	}
 }
 
+//shows:gpu-mig-modes
 func TestAModeOfHopperAndLaterChangesAtOnce(t *testing.T) {
 	for _, name := range []string{"h100-hgx", "gb200-nvl72"} {
 		root := render(t, name)
@@ -331,6 +333,7 @@ func TestWhatAFailedCommandMadeShowsInTheTree(t *testing.T) {
 	}
 }
 
+//shows:fakes-refusals
 func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
 	root := render(t, "a100-40")
 	enableMIG(t, root)

@@ -1,3 +1,4 @@
+//shows:fakes-trace
 package trace_test
 
 import (

@@ -1,3 +1,4 @@
+//shows:fakes-tree
 package tree_test
 
 import (
@@ -109,6 +110,7 @@ func TestTheTreeTellsWhatTheProfileSays(t *testing.T) {
 	}
 }
 
+//shows:fakes-clients
 func TestPrometheusReadsEveryInfiniBandDevice(t *testing.T) {
 	for _, name := range profile.Names() {
 		root, n := render(t, name)
@@ -252,6 +254,8 @@ func TestANodeOutsideTheClusterIsRefused(t *testing.T) {
 }
 
 // TestSomebodyElsesDirectoriesStay holds the renderer back from what a mistyped --root leads to: /, a home directory with dev, a checkout.
+//
+//shows:fakes-refusals
 func TestSomebodyElsesDirectoriesStay(t *testing.T) {
 	for _, part := range []string{"sys", "proc", "dev", "driver"} {
 		root := t.TempDir()

@@ -1,3 +1,4 @@
+//shows:chart-checks
 package charts
 
 import (
@@ -26,6 +27,8 @@ type dashboard struct {
 
 // TestDashboardsAskForMetricsThatTheProgramHas keeps a panel from being empty for ever: every metric of ours that a dashboard asks
 // for is named in the drivers' source.
+//
+//shows:gpu-metrics
 func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	known := programMetrics(t)
 	// Every selector in these dashboards has braces.

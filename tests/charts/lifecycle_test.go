@@ -1,3 +1,4 @@
+//shows:chart-upgrade
 package charts
 
 import (

@@ -111,6 +111,7 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 	}
 }
 
+//shows:chart-rights chart-tenants gpu-refusals vgpu-limits
 func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")

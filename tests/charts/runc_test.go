@@ -62,6 +62,7 @@ func unstartable(pod corev1.PodTemplateSpec, container corev1.Container) []strin
 	return found
 }
 
+//shows:chart-runc
 func TestEveryContainerIsOneThatRuncCanStart(t *testing.T) {
 	for _, rendering := range renderings(t) {
 		for name, pod := range pods(t, rendering.objects) {
@@ -92,6 +93,8 @@ func TestWhatKeptEveryNodePluginFromStartingIsSeen(t *testing.T) {
 }
 
 // TestDefaultPathsFitBothLayouts holds what a pod has with default values against where drivers lie on real nodes.
+//
+//shows:chart-runc
 func TestDefaultPathsFitBothLayouts(t *testing.T) {
 	layouts := map[string][]string{
 		"driver on the host": {

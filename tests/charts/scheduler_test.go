@@ -26,6 +26,8 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 }
 
 // What the configuration means to the scheduler, drivers/scheduler tests with the program itself.
+//
+//shows:scheduler-placement
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
 		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true, "featureGates": map[string]any{"GenericWorkload": true, "GangScheduling": true}, "port": 10300, "replicas": 2}}

@@ -1,3 +1,4 @@
+//shows:chart-checks
 package charts
 
 import (

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
+//shows:chart-uninstall
 func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")

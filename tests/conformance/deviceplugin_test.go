@@ -1,3 +1,4 @@
+//shows:fakes-peers
 package conformance
 
 import (

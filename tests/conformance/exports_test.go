@@ -45,6 +45,7 @@ func built(t *testing.T, name string) string {
 	return filepath.Join(checkout, "fakes/build/lib", name)
 }
 
+//shows:fakes-cuda
 func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 	real := exports(t, nvidiaProgram(t, "libcuda1", "550", "usr/lib/*/nvidia/current/libcuda.so.1"))
 	ours := exports(t, built(t, "libcuda.so.1"))
@@ -59,6 +60,7 @@ func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 	}
 }
 
+//shows:fakes-nvml
 func TestTheFakeNVMLHasEveryNameOfNVIDIAs(t *testing.T) {
 	ours := exports(t, built(t, "libnvidia-ml.so.1"))
 	for version := range smiVersions {

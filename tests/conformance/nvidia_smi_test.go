@@ -56,6 +56,8 @@ func forEachSMI(t *testing.T, test func(*testing.T, smi)) {
 }
 
 // TestNvidiaSMI shows one node to the program for all of its commands, those that change something after the others.
+//
+//shows:fakes-nvidia-smi
 func TestNvidiaSMI(t *testing.T) {
 	forEachSMI(t, func(t *testing.T, s smi) {
 		for _, c := range []struct {
@@ -290,6 +292,7 @@ func showsProcesses(t *testing.T, s smi) {
 	}
 }
 
+//shows:fakes-nvidia-smi
 func TestNvidiaSMIMakesAndDestroysMIGDevices(t *testing.T) {
 	for version := range smiVersions {
 		t.Run(version, func(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 )
 
 // TestNvtopShowsEveryGPU takes nvtop's snapshot. It and its libraries are of a newer Debian than this machine may be, so it runs under that release's loader.
+//
+//shows:fakes-nvtop
 func TestNvtopShowsEveryGPU(t *testing.T) {
 	program := nvidiaProgram(t, "nvtop", "3.", "usr/bin/nvtop")
 	loader := nvidiaProgram(t, "libc6", "2.", "usr/lib/*/ld-linux-*.so.*")

@@ -21,6 +21,8 @@ const (
 
 // testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a node all of whose GPUs are
 // free, which they are when the tests beside this one have ended. The stand-in for its program opens all that it was given and says what that was.
+//
+//shows:rdma-dra rdma-seeds
 func testACKJob(t *testing.T, e *environment) {
 	const pods = "job-name=hps-benchmark"
 	e.apply(t, ackPool)

@@ -30,6 +30,8 @@ type computeDomain struct {
 }
 
 // testSeedManifest applies the manifest that the project was given, without changing a byte.
+//
+//shows:cd-form
 func testSeedManifest(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/imex-channel-injection.yaml"))
@@ -52,6 +54,8 @@ func testSeedManifest(t *testing.T, e *environment) {
 }
 
 // testTwoNodeDomain runs a pod on each worker with the claim template of the quickstart's domain.
+//
+//shows:cd-form
 func testTwoNodeDomain(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, member("member-a", e.Workers()[0])+"---\n"+member("member-b", e.Workers()[1]))
@@ -97,6 +101,8 @@ func testTwoNodeDomain(t *testing.T, e *environment) {
 }
 
 // testDeletion makes a domain by manifest, uses it on two nodes, deletes everything, and looks for what is left.
+//
+//shows:cd-deletion
 func testDeletion(t *testing.T, e *environment) {
 	e.apply(t, `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: short-lived},
 		spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: short-lived-channel}}}}`)

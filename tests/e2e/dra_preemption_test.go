@@ -19,6 +19,8 @@ const (
 )
 
 // testDRAPreempted fills a node with pods of lower priority, for each way to ask DRA for GPUs one, and has pods of higher priority come in both ways.
+//
+//shows:scheduler-preemption
 func testDRAPreempted(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: dra-low}, value: 10}

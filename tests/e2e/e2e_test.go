@@ -10,6 +10,8 @@ import (
 )
 
 // TestComputeDomainsFromTerraformToPod is one story, in order: each part stands on those before it.
+//
+//shows:chart-uninstall tf-destroy
 func TestComputeDomainsFromTerraformToPod(t *testing.T) {
 	e := newEnvironment(t)
 	stack := quickstart(t, e)
@@ -48,6 +50,8 @@ func TestComputeDomainsFromTerraformToPod(t *testing.T) {
 }
 
 // testPlainNode looks at the control plane, whose node plugin finds no fabric.
+//
+//shows:cd-form
 func testPlainNode(t *testing.T, e *environment) {
 	node := e.Nodes[0]
 	got := e.kubectl(t, "--namespace", "gpufabric-system", "get", "pods", "--selector", "app.kubernetes.io/component=compute-domain-plugin",
@@ -61,6 +65,8 @@ func testPlainNode(t *testing.T, e *environment) {
 }
 
 // testUpgradeAndRollback changes a value of the running release with plain Helm and takes the change back.
+//
+//shows:chart-upgrade
 func testUpgradeAndRollback(t *testing.T, e *environment) {
 	const release, namespace, daemonset = "gpufabric", "gpufabric-system", "daemonset/gpufabric-compute-domain-plugin"
 	helm := func(args ...string) {

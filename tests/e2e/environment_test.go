@@ -24,7 +24,7 @@ const (
 	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
 
 	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a minute while
-	// it goes through a new list of units (docs/status.md, vGPU, point 1).
+	// it goes through a new list of units (docs/limitations.md, shares for Volcano).
 	patience = 4 * time.Minute
 	interval = 500 * time.Millisecond
 )

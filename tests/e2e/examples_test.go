@@ -37,6 +37,8 @@ func (e *environment) examplesOn(machine string) []example {
 }
 
 // testExamples applies each example that fits the machine, looks at what came of it, and destroys it without remains.
+//
+//shows:tf-examples
 func (e *environment) testExamples(t *testing.T, machine string) {
 	for _, x := range e.examplesOn(machine) {
 		t.Run("example "+x.name+" on "+machine, func(t *testing.T) {
@@ -111,6 +113,8 @@ func (e *environment) turnInto(t *testing.T, machine string) {
 }
 
 // testRack proves the rack by the provider's actions: a ping over both nodes, and a restart of IMEX under a domain that runs.
+//
+//shows:tf-actions tf-examples
 func testRack(t *testing.T, e *environment, options *terraform.Options) {
 	const actions = `
 action "gpufabric_validate_fabric" "ping" {
@@ -167,6 +171,7 @@ spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [Re
 
 var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GPUs and channel0`)
 
+//shows:tf-actions tf-examples
 func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
 	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", "--timeout=120s")
 	log := e.kubectl(t, "logs", "--selector", "training-job=training", "--prefix")
@@ -202,6 +207,7 @@ func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 	})
 }
 
+//shows:rdma-secondary tf-examples
 func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 	for _, rail := range []string{"rail-0", "rail-1"} {
 		if got := e.kubectl(t, "get", "network-attachment-definitions", rail, "--output", `jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/resourceName}`); got != "rdma/hca_shared_devices_a" {
@@ -215,6 +221,8 @@ func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 }
 
 // testPlatform sees the layout stand: eight GPUs in halves.
+//
+//shows:gpu-mig tf-actions tf-examples
 func testPlatform(t *testing.T, e *environment, options *terraform.Options) {
 	eventually(t, "the layout to stand", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "miglayout", "inference", "--output", "jsonpath={.status}")
@@ -272,6 +280,8 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 }
 
 // testSlices asks for a slice by one line of limits, as the example's output says.
+//
+//shows:tf-examples vgpu-profile
 func testSlices(t *testing.T, e *environment, options *terraform.Options) {
 	resource := terraform.OutputMap(t, options, "resources")["small"]
 	e.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: slice}, spec: {terminationGracePeriodSeconds: 1,

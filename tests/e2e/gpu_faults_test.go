@@ -16,6 +16,8 @@ func pinned(manifest, node string) string {
 }
 
 // testGPUHealth breaks GPUs of a node while a pod holds one, and heals them.
+//
+//shows:gpu-health
 func testGPUHealth(t *testing.T, e *environment) {
 	const pod = "gpu-of-two-containers"
 	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-of-two-containers.yaml"), e.Workers()[0]))
@@ -60,6 +62,8 @@ func testGPUHealth(t *testing.T, e *environment) {
 }
 
 // testKilledInPrepare kills the plugin of a node while it makes MIG devices, each of which takes seconds there.
+//
+//shows:gpu-state
 func testKilledInPrepare(t *testing.T, e *environment) {
 	const pod = "mig-of-one-parent"
 	node := e.Workers()[1]
@@ -98,6 +102,8 @@ func (e *environment) hasten(t *testing.T, pod string) {
 }
 
 // testReboot plays what a reboot does to a node's GPUs and their claims. The node itself stays up: its boot is a file of the fake hardware.
+//
+//shows:gpu-reboot
 func testReboot(t *testing.T, e *environment) {
 	const pod, plugin = "mig-of-one-parent", "daemonset/gpufabric-gpu-plugin"
 	node := e.Workers()[1]

@@ -9,6 +9,8 @@ import (
 
 // TestGPUFigures measures pods with GPUs on one node of eight, each time beside the same pods without: what a user waits for, which is mostly the
 // kubelet's and the container runtime's work. It tries no other driver.
+//
+//shows:gpu-speed
 func TestGPUFigures(t *testing.T) {
 	if *runs == 0 {
 		t.Skip("skipped: a measurement, not a test; run it with -run TestGPUFigures -runs 5 (a minute a run)")

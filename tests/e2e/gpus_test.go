@@ -45,6 +45,7 @@ func (e *environment) smi(ctx context.Context, node string, args ...string) (str
 	return docker.Script(ctx, node, "/var/lib/fakefabric/driver/usr/bin/nvidia-smi "+strings.Join(args, " ")+" 2>&1 || true", "FAKEFABRIC_ROOT=/var/lib/fakefabric")
 }
 
+//shows:gpu-whole
 func testGPUEach(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-one.yaml"))
 	nodes := e.ready(t, "one-gpu-a", "one-gpu-b")
@@ -54,6 +55,7 @@ func testGPUEach(t *testing.T, e *environment) {
 	}
 }
 
+//shows:gpu-whole
 func testGPUOfTwoContainers(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-containers.yaml"))
 	e.ready(t, "gpu-of-two-containers")
@@ -63,6 +65,7 @@ func testGPUOfTwoContainers(t *testing.T, e *environment) {
 	}
 }
 
+//shows:gpu-whole
 func testGPUOfTwoPods(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/gpu-of-two-pods.yaml"))
 	nodes := e.ready(t, "gpu-of-two-pods-a", "gpu-of-two-pods-b")
@@ -79,6 +82,7 @@ func testGPUOfTwoPods(t *testing.T, e *environment) {
 	vanish(t, "the claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uid) })
 }
 
+//shows:gpu-share
 func testGPUShares(t *testing.T, e *environment) {
 	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-share.yaml"), e.Workers()[0]))
 	e.ready(t, "gpu-share-a", "gpu-share-b")
@@ -93,6 +97,7 @@ func testGPUShares(t *testing.T, e *environment) {
 	}
 }
 
+//shows:gpu-mig
 func testMIGOfOneParent(t *testing.T, e *environment) {
 	manifest := e.file(t, "examples/manifests/gpu-mig-of-one-parent.yaml")
 	e.apply(t, manifest)
@@ -125,6 +130,7 @@ func testMIGOfOneParent(t *testing.T, e *environment) {
 	})
 }
 
+//shows:gpu-mps gpu-time-slicing
 func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 	const pod = "time-slicing-and-mps"
 	e.apply(t, e.file(t, "examples/manifests/gpu-time-slicing-and-mps.yaml"))

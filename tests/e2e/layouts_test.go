@@ -14,6 +14,8 @@ import (
 const driverDelay = 25 * time.Second
 
 // testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
+//
+//shows:chart-defaults
 func (e *environment) testLayouts(t *testing.T) {
 	rdma := []string{"rdma.enabled=true", "rdma.namespace=kube-system"}
 	for _, machine := range []struct {

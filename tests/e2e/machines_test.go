@@ -138,6 +138,8 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 }
 
 // testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for (applied before), without changing a byte of either.
+//
+//shows:rdma-device-plugin rdma-seeds
 func testRDMAPods(t *testing.T, e *environment) {
 	for _, node := range e.Workers() {
 		eventually(t, node+" to have 1000 rdma/hca_shared_devices_a", func(ctx context.Context) (bool, string, error) {
@@ -164,6 +166,8 @@ func testRDMAPods(t *testing.T, e *environment) {
 }
 
 // testTrainingPod runs the seed's pod, which asks for nvidia.com/gpu: 1 as for any extended resource, without changing a byte.
+//
+//shows:gpu-whole
 func testTrainingPod(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/cuda-training-pod.yaml"))
 	e.kubectl(t, "wait", "pod/cuda-training", "--for=condition=Ready", "--timeout=120s")
@@ -179,6 +183,8 @@ func testTrainingPod(t *testing.T, e *environment) {
 }
 
 // testSharedGPU plays the scheduler's part for the seed's pod test1, which asks for 1024 units of 10 MiB of one GPU.
+//
+//shows:vgpu-shares
 func testSharedGPU(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	// A new pod's volume has the ConfigMap at once.

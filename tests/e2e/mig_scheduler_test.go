@@ -17,6 +17,8 @@ const migByScheduler = `
 
 // testOwnSchedulersSlots has our scheduler, which locks nodes here, choose slots on a node where another gave the slot [1-1] of the third GPU and an instance
 // without a slot of the first.
+//
+//shows:scheduler-mig
 func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []string) {
 	lock := func(ctx context.Context) (string, error) {
 		return e.Kubectl(ctx, nil, "get", "node", node, "--output", "jsonpath={.metadata.annotations.hamivgpu}")

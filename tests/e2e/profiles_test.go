@@ -19,6 +19,8 @@ const (
 )
 
 // testProfileSlices runs a VGPUProfile with its policy, by our own scheduler, from the object to the container, and limits it by a quota.
+//
+//shows:vgpu-profile
 func testProfileSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.apply(t, spreadProfile)
@@ -71,6 +73,8 @@ func testProfileSlices(t *testing.T, e *environment) {
 }
 
 // testProfileModes runs VGPUProfiles that choose among devices that are there anyway, by pods of one line: MIG devices and whole GPUs.
+//
+//shows:vgpu-profile
 func testProfileModes(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	const modes = `

@@ -47,6 +47,8 @@ func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted f
 }
 
 // testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet below a pod that holds a unit, and hands all the others to one pod.
+//
+//shows:rdma-device-plugin
 func testRDMAPool(t *testing.T, e *environment) {
 	all := func(n int) bool { return n == units }
 	for _, node := range e.Workers() {

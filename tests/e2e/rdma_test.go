@@ -9,6 +9,8 @@ import (
 )
 
 // testAlignedPair gives a pod a GPU and the nearest NIC by DRA, then takes the NIC's link away and gives it back.
+//
+//shows:rdma-alignment
 func testAlignedPair(t *testing.T, e *environment) {
 	const pod = "gpu-with-nic"
 	e.apply(t, e.file(t, "examples/manifests/rdma-gpu-aligned.yaml"))

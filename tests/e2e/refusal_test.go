@@ -8,6 +8,8 @@ import (
 )
 
 // testRefusals gives the API server domains that make no sense.
+//
+//shows:cd-refusals
 func testRefusals(t *testing.T, e *environment) {
 	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: bad},
 		spec: {numNodes: %d, channel: {resourceClaimTemplate: {name: %q}}}}`
@@ -25,6 +27,8 @@ func testRefusals(t *testing.T, e *environment) {
 }
 
 // testForeignNamespace lets a tenant ask for a channel of a domain that belongs to another namespace.
+//
+//shows:cd-refusals
 func testForeignNamespace(t *testing.T, e *environment) {
 	const tenant = "other-tenant"
 	uid := e.domain(t, "quickstart").Metadata.UID

@@ -8,6 +8,8 @@ import (
 
 // testNodesSysfs looks at /sys in a pod that asks for no device: its devices are the fake node's, its cgroup and processors the
 // ones that the pod runs on.
+//
+//shows:fakes-tree
 func testNodesSysfs(t *testing.T, e *environment) {
 	const pod = "reads-sys"
 	e.apply(t, `apiVersion: v1

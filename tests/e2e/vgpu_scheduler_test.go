@@ -9,6 +9,8 @@ import (
 )
 
 // testOwnScheduler installs gpufabric-scheduler under the name that the seed's pods and job write, and binds nothing itself.
+//
+//shows:scheduler-placement vgpu-seeds
 func testOwnScheduler(t *testing.T, e *environment) {
 	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
 	e.replace(t, "vgpu-plugin", e.Workers()[1])
@@ -39,12 +41,14 @@ func testOwnScheduler(t *testing.T, e *environment) {
 		{"two of the seed's pods", testSeedPods},
 		{"the seed's Volcano job, by a double of its controller", testVolcanoJob},
 		// The last, since it needs few units: those of pods that have ended stay a kubelet's until its next pod with any, and cost it time squared
-		// when a machine with other units comes (docs/status.md, vGPU, point 1).
+		// when a machine with other units comes (docs/limitations.md, shares for Volcano).
 		{"a quota counts slices", testSliceQuota},
 	})
 }
 
 // testSeedPods has the scheduler place two of the seed's pods.
+//
+//shows:vgpu-seeds
 func testSeedPods(t *testing.T, e *environment) {
 	seen := map[string]string{} // a pod's GPU
 	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
@@ -95,6 +99,8 @@ spec:
 }
 
 // testSlicePreempted has a pod of high priority want what is left of no GPU but what a pod of low priority has: the kubelet's sums would have room for it.
+//
+//shows:scheduler-preemption
 func testSlicePreempted(t *testing.T, e *environment) {
 	uuid := e.registered(t, e.Workers()[0], ",10,4914,NVIDIA-L40S,true,hami-core:")[5]
 	e.apply(t, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: vgpu-low}, value: 10}
@@ -116,6 +122,7 @@ func testSlicePreempted(t *testing.T, e *environment) {
 	e.kubectl(t, "delete", "pod/urgent", "pod/dear", "--timeout=60s")
 }
 
+//shows:scheduler-quota
 func testSliceQuota(t *testing.T, e *environment) {
 	uuid := e.registered(t, e.Workers()[0], ",10,4914,NVIDIA-L40S,true,hami-core:")[6]
 	e.apply(t, `{apiVersion: v1, kind: Namespace, metadata: {name: vgpu-limited}}

@@ -94,6 +94,8 @@ func (e *environment) scrape(ctx context.Context, pod string, port int) (string,
 }
 
 // testGPUSlices runs what containers with slices see, the monitor, a plugin that is away, and many pods after one another.
+//
+//shows:vgpu-limits vgpu-shares
 func testGPUSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
@@ -174,6 +176,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 
 // testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's geometries, and by size.
 // Our own scheduler then chooses among what is left.
+//
+//shows:vgpu-mig
 func testMIGSlots(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	uuids := e.registered(t, node, "NVIDIA-A100-SXM4-40GB,true,hami-core:") // what a machine before it registered may still stand

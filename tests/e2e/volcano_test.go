@@ -76,6 +76,8 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 }
 
 // testVolcanoJob runs the seed's Job without changing a byte, with doubles in the place of Volcano's CRD and controller and our scheduler under Volcano's name.
+//
+//shows:vgpu-seeds
 func testVolcanoJob(t *testing.T, e *environment) {
 	e.apply(t, volcanoJobCRD)
 	e.kubectl(t, "wait", "customresourcedefinition/jobs.batch.volcano.sh", "--for=condition=Established", "--timeout=60s")

@@ -156,6 +156,7 @@ func standing(t *testing.T, root string) string {
 	return text
 }
 
+//shows:first-day
 func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
 	for _, name := range profile.Names() {
 		p, err := profile.Load(name)
@@ -184,6 +185,7 @@ func TestItRunsToItsEndOnEveryFakeAndChangesNothing(t *testing.T) {
 	}
 }
 
+//shows:first-day
 func TestEachStepsFailureIsASentence(t *testing.T) {
 	lacks := func(paths ...string) func(*testing.T, string) {
 		return func(t *testing.T, root string) {
@@ -235,6 +237,7 @@ func TestEachStepsFailureIsASentence(t *testing.T) {
 	}
 }
 
+//shows:first-day
 func TestWhatAnotherUserMayNotDoIsNotPermitted(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)
@@ -266,6 +269,7 @@ func TestWhatAnotherUserMayNotDoIsNotPermitted(t *testing.T) {
 	}
 }
 
+//shows:first-day
 func TestAnInterruptedDayPutsBackWhatItChanged(t *testing.T) {
 	root, _ := fake(t, "h100-hgx")
 	before := standing(t, root)

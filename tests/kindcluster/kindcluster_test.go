@@ -1,3 +1,4 @@
+//shows:kind
 package kindcluster
 
 import (

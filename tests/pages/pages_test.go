@@ -60,6 +60,15 @@ func pages(t *testing.T, root string) []page {
 	return all
 }
 
+// text is the whole page.
+func (p page) text() string {
+	var out strings.Builder
+	for _, l := range p.lines {
+		out.WriteString(l.text + "\n")
+	}
+	return out.String()
+}
+
 func lines(content string) []line {
 	var out []line
 	code := false

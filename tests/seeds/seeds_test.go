@@ -1,3 +1,4 @@
+//shows:vgpu-seeds
 package seeds
 
 import (

@@ -36,6 +36,7 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	}
 }
 
+//shows:cd-daemon
 func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
 	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i"})
 	if err != nil {

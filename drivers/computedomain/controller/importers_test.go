@@ -37,6 +37,7 @@ func (c *cluster) hasDaemons(domain *v1beta1.ComputeDomain) bool {
 	return err == nil
 }
 
+//shows:cd-deletion
 func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	d, other := newDomain("d", 1), newDomain("e", 1)
 	c := newCluster(t, d, other)
@@ -68,6 +69,7 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	}
 }
 
+//shows:cd-deletion
 func TestADeletedDomainThatIsUsedForLongEndsAndSaysWhoIsHit(t *testing.T) {
 	d := newDomain("d", 1)
 	c := newCluster(t, d)
@@ -85,6 +87,7 @@ func TestADeletedDomainThatIsUsedForLongEndsAndSaysWhoIsHit(t *testing.T) {
 	}
 }
 
+//shows:cd-template
 func TestAChangedTemplateReachesARunningDomainWhenItsPodsNextStart(t *testing.T) {
 	d := newDomain("d", 2)
 	c := newCluster(t, d)
@@ -146,6 +149,7 @@ func (c *cluster) madeFrom(pod, template string) {
 	c.must(c.Update(c.t.Context(), &object))
 }
 
+//shows:cd-peers
 func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 	d := newDomain("d", 0)
 	c := newCluster(t, d)
@@ -170,6 +174,7 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 	}
 }
 
+//shows:cd-peers
 func TestADomainFromBeforeTheUpgradeKeepsTheNamesOfItsNodes(t *testing.T) {
 	d := newDomain("d", 2)
 	d.Status.Nodes = []v1beta1.ComputeDomainNode{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)}

@@ -102,6 +102,7 @@ func container(t *testing.T, root string, set *Set) string {
 	return dir
 }
 
+//shows:cd-libc
 func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
 	root := systemRoot(t)
 	set, err := Find(driver.Place{Path: root, Host: "/run/nvidia/driver"})

@@ -162,6 +162,7 @@ func TestANewPeerIsLookedUpWithoutARestart(t *testing.T) {
 	})
 }
 
+//shows:cd-peers
 func TestWhatADaemonReadsOnlyAtItsStartMakesANewOne(t *testing.T) {
 	for name, group := range map[string]Group{
 		"a 19th node":                      {Domain: "u", Clique: "c.1", Peers: []Peer{{Index: 18, Address: "10.0.0.19"}}},
@@ -230,6 +231,7 @@ func TestADaemonThatCannotStartIsTriedLessAndLessOften(t *testing.T) {
 	})
 }
 
+//shows:cd-peers
 func TestASecondSignalWaitsUntilTheDaemonHeedsIt(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
@@ -267,6 +269,7 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 	})
 }
 
+//shows:cd-replace
 func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeDaemon){
 		"it hangs":          func(d *fakeDaemon) { d.hang() },
@@ -313,6 +316,7 @@ func TestADaemonThatIsWellButNotReadyIsLeftAlone(t *testing.T) {
 	})
 }
 
+//shows:cd-replace
 func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
 	for _, takes := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second} {
 		supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
@@ -341,6 +345,7 @@ func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
 	}
 }
 
+//shows:cd-peers
 func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
 	for _, bind := range []string{"10.0.0.1", "fd00::1"} {
 		group := Group{Domain: "u", Clique: "c.1", Slots: 36, Peers: []Peer{{Index: 3, Address: bind}}}
@@ -361,6 +366,7 @@ func TestEverySlotHasAnAddressOfItsOwn(t *testing.T) {
 	}
 }
 
+//shows:cd-peers
 func TestDomainsAndCliquesHaveNamesOfTheirOwn(t *testing.T) {
 	names := map[string]bool{}
 	for _, group := range []Group{{Domain: "u", Clique: "c.1"}, {Domain: "u", Clique: "c.2"}, {Domain: "v", Clique: "c.1"}} {

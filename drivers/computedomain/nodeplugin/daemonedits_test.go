@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
+//shows:cd-daemon
 func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
@@ -51,6 +52,7 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	}
 }
 
+//shows:cd-recovery
 func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
@@ -78,6 +80,7 @@ func TestWhatADaemonKeptOutlivesItsPodWhileAJobOfTheDomainRuns(t *testing.T) {
 	}
 }
 
+//shows:cd-recovery
 func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	if result := n.prepare(t, daemonClaim(system)); result.Err != nil {
@@ -100,6 +103,7 @@ func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
 	}
 }
 
+//shows:cd-daemon
 func TestADaemonThatCannotRunHereIsRefusedInWords(t *testing.T) {
 	for name, c := range map[string]struct {
 		remove string

@@ -36,6 +36,7 @@ func libraryWith(start nvmllib.Return, version string, info nvmllib.GpuFabricInf
 	}
 }
 
+//shows:cd-fabric cd-old-driver
 func TestNoDriverNotJoinedAndNoFabricAreThreeThings(t *testing.T) {
 	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
 	inProgress := nvmllib.GpuFabricInfo{State: nvmllib.GPU_FABRIC_STATE_IN_PROGRESS}
@@ -108,6 +109,7 @@ func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
 	}
 }
 
+//shows:cd-fabric
 func TestPCIShowsWhetherNVLinkLeavesTheNode(t *testing.T) {
 	for name, want := range map[string]board{
 		"gb200-nvl72": {gpus: 4, multiNode: true},
@@ -135,6 +137,7 @@ func TestAMachineWithoutPCIHasNoGPUs(t *testing.T) {
 	}
 }
 
+//shows:cd-old-driver
 func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 	for _, hierarchy := range []string{"fs/cgroup", "fs/cgroup/systemd"} {
 		sysfs := t.TempDir()

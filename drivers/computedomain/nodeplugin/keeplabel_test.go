@@ -42,6 +42,7 @@ func (n *testNode) awaitLabel(t *testing.T, want string) {
 	}
 }
 
+//shows:cd-labels
 func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = 50 * time.Millisecond
@@ -64,6 +65,7 @@ func TestTheLabelFollowsTheClaimsOfTheNode(t *testing.T) {
 	n.awaitLabel(t, "")
 }
 
+//shows:cd-labels
 func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.settle = time.Millisecond
@@ -77,6 +79,7 @@ func TestTheLabelIsLeftAloneWhereClaimsAreNotKnown(t *testing.T) {
 	}
 }
 
+//shows:cd-labels
 func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	claim := daemonClaim(system)
@@ -99,6 +102,7 @@ func TestADaemonsClaimIsPreparedAgainWhenItsNodeIsInAnotherClique(t *testing.T) 
 	}
 }
 
+//shows:cd-fabric
 func TestAClaimWaitsForTheDriverAndGetsItsChannel(t *testing.T) {
 	n := newTestNode(t, fabric{known: true, state: nvml.NoFabric, problem: "the node has 4 NVIDIA GPUs", problemKind: problemNoDriver})
 	n.daemonIs(true)

@@ -28,6 +28,8 @@ func claim(name, device, memory string) *resourceapi.ResourceClaim {
 }
 
 // TestWhatIsFreeIsCountedBesideClaims is about two A100-40 of seven slots for 1g.5gb each, or two shares of 15 GiB.
+//
+//shows:vgpu-profile
 func TestWhatIsFreeIsCountedBesideClaims(t *testing.T) {
 	software := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware, Memory: quantity("15Gi"), Cores: 10}
 	mig := v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Memory: quantity("3000M")}

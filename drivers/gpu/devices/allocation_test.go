@@ -168,6 +168,8 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 }
 
 // TestEveryPairOfFormsOnOneGPU allocates every device after every other one of the same GPU and compares with what the hardware allows.
+//
+//shows:gpu-device-plugin
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible, Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
 	for _, first := range pool.Devices() {
@@ -220,6 +222,7 @@ func TestOtherGPUsAreNotAffected(t *testing.T) {
 	}
 }
 
+//shows:gpu-share
 func TestSharesStopWhereTheGPUIsFull(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible})
 	for _, c := range []struct {
@@ -305,6 +308,7 @@ func repeat(a ask, n int) []ask {
 	return out
 }
 
+//shows:gpu-share
 func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: flexible}))
 	results, ok := s.allocate(ask{form: "shared", memory: "10Gi", cores: "30"}, ask{form: "shared", memory: "20Gi", cores: "50"})

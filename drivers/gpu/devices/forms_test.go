@@ -1,3 +1,4 @@
+//shows:gpu-forms
 package devices_test
 
 import (
@@ -33,6 +34,8 @@ func eight() []*inventory.GPU {
 }
 
 // TestANodePublishesNoMoreThanItsFormsNeed bounds what the API server keeps and what a scheduler looks at, for a node of eight GPUs.
+//
+//shows:gpu-scheduling
 func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
 	ten := devices.Profile{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}}
 	for _, c := range []struct {

@@ -20,6 +20,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
+//shows:gpu-hook
 func TestTheHookIsPutOnTheHostWhole(t *testing.T) {
 	own, directory := filepath.Join(t.TempDir(), "nvidia-cdi-hook"), filepath.Join(t.TempDir(), "bin")
 	h := Hook{Own: own, Directory: directory}
@@ -79,6 +80,8 @@ int main(void) {
 `
 
 // The driver's files are mounted where they lie on the host, which may be where the container's loader does not look.
+//
+//shows:gpu-hook
 func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
 	gputest.NeedsMounts(t)
 	hook, err := filepath.Abs("../../../bin/nvidia-cdi-hook")

@@ -1,3 +1,4 @@
+//shows:gpu-forms
 package forms_test
 
 import (

@@ -54,6 +54,8 @@ func (b *bench) forms(gpu string) []string {
 }
 
 // Of a GPU whose MIG mode changes by a reset alone (the A100 and the A30) only the forms of its mode are offered, and no claim changes the mode.
+//
+//shows:gpu-mig-modes
 func TestAnAmpereGPUIsOfferedInItsModeAlone(t *testing.T) {
 	for name, partitioned := range map[string]string{"a100-40": "gpu-0-mig-1g5gb-19-3", "a30-4": "gpu-0-mig-1g6gb-14-3"} {
 		t.Run(name, func(t *testing.T) {

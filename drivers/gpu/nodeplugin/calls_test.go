@@ -9,6 +9,8 @@ import (
 )
 
 // The helper library fails such a call before the driver hears of it.
+//
+//shows:gpu-metrics
 func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	_, err := b.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "default", Name: "gone", Uid: "u1"}}})

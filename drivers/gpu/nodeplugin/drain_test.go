@@ -1,3 +1,4 @@
+//shows:gpu-drain
 package nodeplugin
 
 import (

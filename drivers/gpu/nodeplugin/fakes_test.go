@@ -33,6 +33,8 @@ func renderFake(t *testing.T, name string) string {
 }
 
 // TestEveryFakeNodesGPUsAreHandedOut publishes, prepares and gives back one device of each form on every machine there is a profile of.
+//
+//shows:gpu-whole
 func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {

@@ -176,6 +176,8 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 }
 
 // TestAFormThatIsHeldStaysUntilItsClaimsEnd is also the upgrade from the version that offered every form of every GPU.
+//
+//shows:gpu-forms
 func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
 	b := newBench(t, gputest.New(t, 4))
 	size := map[string]string{"memory": "1Gi", "cores": "10"}

@@ -18,6 +18,7 @@ import (
 
 const taken = "gpufabric.io/device-plugin=volcano:NoSchedule"
 
+//shows:vgpu-booking
 func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -101,6 +102,7 @@ func TestARestartHandsNothingBack(t *testing.T) {
 	}
 }
 
+//shows:gpu-device-plugin
 func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
 	m := gputest.New(t, 3)
 	m.GPUs[1].SetProcesses(1)
@@ -124,6 +126,7 @@ func TestAGPUOfAPluginThatIsGoneComesBackOnceNothingRunsOnIt(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
 }
 
+//shows:gpu-device-plugin
 func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	m := gputest.New(t, 2)
 	kubelet := kubelettest.New(t)
@@ -167,6 +170,7 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 1)
 }
 
+//shows:gpu-device-plugin
 func TestAGPUThatIsCountedOnTheNodeNoMoreComesBackOnceNothingRunsOnIt(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)
@@ -185,6 +189,7 @@ func TestAGPUThatIsCountedOnTheNodeNoMoreComesBackOnceNothingRunsOnIt(t *testing
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
 }
 
+//shows:gpu-device-plugin
 func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing.T) {
 	m := gputest.New(t, 2)
 	m.GPUs[1].SetProcesses(1)
@@ -205,6 +210,7 @@ func TestAGPUOfAPluginThatIsGoneIsCountedOnTheNodeOnceNothingRunsOnIt(t *testing
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
 }
 
+//shows:gpu-device-plugin
 func TestAGPUThatIsCountedOnTheNodeIsNeverDRAsThoughItWasLost(t *testing.T) {
 	const counted = "gpufabric.io/device-plugin=nvidia-com-gpu:NoSchedule"
 	m := gputest.New(t, 2)

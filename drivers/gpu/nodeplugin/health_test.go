@@ -1,3 +1,4 @@
+//shows:gpu-health
 package nodeplugin
 
 import (
@@ -219,6 +220,8 @@ func TestALostGPUEvictsItsPods(t *testing.T) {
 }
 
 // A lost GPU's pods are evicted, which they are only once their claims are given back. What cannot be set back on it a reset sets back.
+//
+//shows:gpu-state
 func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
 	m := gputest.New(t, 3)
 	mpsControl(t, m)
@@ -299,6 +302,7 @@ func (b *bench) deviceLike(prefix string) *devices.Device {
 	return nil
 }
 
+//shows:gpu-hotplug
 func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	inject := func(event string) {

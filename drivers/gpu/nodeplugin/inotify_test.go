@@ -12,6 +12,8 @@ import (
 )
 
 // Every way on which the role hears of files: the handover, the kubelet's restart and the MPS daemon's pipe.
+//
+//shows:node-inotify
 func TestTheGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return

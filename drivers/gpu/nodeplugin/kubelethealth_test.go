@@ -1,3 +1,4 @@
+//shows:gpu-health
 package nodeplugin
 
 import (

@@ -60,6 +60,7 @@ const twoLayouts = `{"version":"v1","mig-configs":{
 	"cut":[{"devices":[1],"mig-enabled":true,"mig-devices":{"3g.20gb":1,"1g.5gb":2}}],
 	"impossible":[{"devices":"all","mig-enabled":true,"mig-devices":{"7g.40gb":2}}]}}`
 
+//shows:gpu-mig
 func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -90,6 +91,7 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	}
 }
 
+//shows:gpu-mig
 func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for range 2 {
@@ -103,6 +105,8 @@ func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
 }
 
 // A reset, which every fatal fault ends with, takes a GPU's MIG instances.
+//
+//shows:gpu-mig
 func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 	for name, xid := range map[string]uint64{"fallen off the bus": 79, "its system processor did not answer": 119} {
 		t.Run(name, func(t *testing.T) {
@@ -126,6 +130,8 @@ func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 }
 
 // Instances that claims had made go with the claims: a layout that happens to be the same is not there yet.
+//
+//shows:gpu-mig
 func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -143,6 +149,8 @@ func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 }
 
 // What went before the hardware refused the rest is offered no more.
+//
+//shows:gpu-mig
 func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)
@@ -157,6 +165,7 @@ func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	b.taints("gpu-1", "") // nothing stands on it any more
 }
 
+//shows:gpu-mig
 func TestALayoutThatCannotBeHadSaysWhy(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	reports := b.reports

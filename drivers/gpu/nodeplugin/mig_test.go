@@ -46,6 +46,7 @@ func read(t *testing.T, g *gputest.GPU) *inventory.GPU {
 	return n.GPUs[0]
 }
 
+//shows:gpu-mig
 func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	g := b.machine.GPUs[1]
@@ -75,6 +76,7 @@ func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
 	}
 }
 
+//shows:gpu-mig
 func TestAHalfMadeMIGDeviceIsTakenBack(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	g := b.machine.GPUs[0]
@@ -92,6 +94,7 @@ func TestAHalfMadeMIGDeviceIsTakenBack(t *testing.T) {
 	}
 }
 
+//shows:gpu-mig
 func TestAnInstanceMadeBeforeACrashIsTakenOver(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	g := b.machine.GPUs[0]
@@ -158,6 +161,7 @@ func TestAnAdministratorsInstancesAreOfferedAndNeverRemoved(t *testing.T) {
 	}
 }
 
+//shows:gpu-mig
 func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[0], 9, 0)
@@ -181,6 +185,8 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 }
 
 // A GPU of which a claim has a part is not offered whole because GPUs are no longer to be cut.
+//
+//shows:gpu-mig
 func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
@@ -202,6 +208,8 @@ func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
 }
 
 // Nobody knows whose an instance is while a claim's record cannot be read.
+//
+//shows:gpu-mig
 func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
@@ -220,6 +228,8 @@ func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 
 // Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a restart, before
 // another claim, a MIGLayout or a device plugin can take the GPU.
+//
+//shows:gpu-mig
 func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {
 	m := gputest.New(t, 2)
 	administered(t, m.GPUs[1], 14, 0)

@@ -1,3 +1,4 @@
+//shows:gpu-mps
 package nodeplugin
 
 import (
@@ -118,6 +119,7 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 	b.mustPrepare(b.claim("next", nil, device{name: "gpu-0"}))
 }
 
+//shows:gpu-mps-keeper
 func TestAnMPSDaemonOutlivesTheRestartOfThePlugin(t *testing.T) {
 	m := gputest.New(t, 1)
 	told := mpsControl(t, m)

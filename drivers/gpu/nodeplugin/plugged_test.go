@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
+//shows:gpu-hotplug
 func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	m := gputest.New(t, 1)
 	told := mpsControl(t, m)

@@ -323,6 +323,7 @@ func nodes(e specs.ContainerEdits) string {
 	return strings.Join(out, " ")
 }
 
+//shows:gpu-cdi
 func TestAWholeGPUReachesItsContainer(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	c := b.claim("u1", nil, device{name: "gpu-1"})

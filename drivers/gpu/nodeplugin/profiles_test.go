@@ -12,6 +12,7 @@ func (b *bench) profile(name string, spec map[string]any) {
 	b.create("vgpuprofiles", "VGPUProfile", name, spec)
 }
 
+//shows:vgpu-profile
 func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi", "nodeSelector": map[string]any{"matchLabels": map[string]any{"x": "y"}}})

@@ -185,6 +185,7 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 	}
 }
 
+//shows:gpu-refusals
 func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for name, c := range map[string]struct {
@@ -261,6 +262,7 @@ func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken fu
 	return calls, broken
 }
 
+//shows:gpu-time-slicing
 func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls, broken := fickleSMI(t, m)
@@ -290,6 +292,8 @@ func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
 }
 
 // The public quickstart's gpu-test5 on nodes without nvidia-smi.
+//
+//shows:gpu-time-slicing
 func TestATimeSliceOnANodeWithoutNvidiaSMIIsRefusedAndThePodGoes(t *testing.T) {
 	m := gputest.New(t, 1)
 	if err := os.Remove(m.Path("driver/usr/bin/nvidia-smi")); err != nil {

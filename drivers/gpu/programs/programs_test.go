@@ -41,6 +41,8 @@ func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, 
 }
 
 // The C libraries are those of Debian 11 and 13; this machine's is neither, and neither is that of our image.
+//
+//shows:gpu-programs
 func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) {
 	gputest.NeedsMounts(t)
 	for _, c := range []struct {
@@ -108,6 +110,7 @@ func library(t *testing.T, root, loader string) {
 	}
 }
 
+//shows:gpu-programs
 func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
 	gputest.NeedsMounts(t)
 	root := compiled(t)
@@ -168,6 +171,7 @@ func enclosed(t *testing.T, s Share, script string) string {
 	return out
 }
 
+//shows:gpu-programs
 func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
 	shm, pipe := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shm, "mark"), "")

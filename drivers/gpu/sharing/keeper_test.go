@@ -29,6 +29,7 @@ func keep(t *testing.T, m *MPS) (end func()) {
 // again is an MPS as a process that was restarted has it.
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
+//shows:gpu-mps-keeper
 func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {
 	m, told := newMPS(t, "")
 	plugin := Kept{Dir: m.Dir}
@@ -70,6 +71,7 @@ func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {
 	}
 }
 
+//shows:gpu-mps-keeper
 func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
@@ -107,6 +109,8 @@ func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 }
 
 // A container whose processes are root can put anything into its pipe directory.
+//
+//shows:gpu-mps
 func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 	m, told := newMPS(t, "")
 	outside := t.TempDir()

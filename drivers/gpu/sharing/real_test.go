@@ -62,6 +62,7 @@ func settings(config v1beta1.MpsConfig) Settings {
 	return Settings{Devices: []string{"GPU-a", "GPU-b"}, Nodes: []string{"nvidia0", "nvidia1"}, Config: &config}
 }
 
+//shows:gpu-mps
 func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 	for _, libc := range []string{"libc6_2.31", "libc6_2.41"} {
 		t.Run(libc, func(t *testing.T) {
@@ -109,6 +110,8 @@ func TestWhatTheRealDaemonDoesNotTakeIsTold(t *testing.T) {
 }
 
 // The real daemon opens its lock and its process number's file through links, and truncates what they lead to: as root, on the host, were it not for its own root.
+//
+//shows:gpu-mps
 func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 	m := real(t, "libc6_2.41")
 	if err := m.Start(t.Context(), "u1", settings(v1beta1.MpsConfig{})); err != nil {
@@ -155,6 +158,7 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 	}
 }
 
+//shows:gpu-mps
 func TestTheRealDaemonOutlivesWhoAskedForIt(t *testing.T) {
 	m := real(t, "libc6_2.41")
 	end := keep(t, m)

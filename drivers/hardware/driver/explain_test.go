@@ -7,6 +7,7 @@ import (
 	"testing"
 )
 
+//shows:gpu-driver-trouble
 func TestWhatIsWrongWithADriverIsSaidInWords(t *testing.T) {
 	put := func(t *testing.T, path, text string) {
 		t.Helper()

@@ -217,6 +217,8 @@ func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
 }
 
 // In switchdev mode the representors of virtual functions are below the physical function with its own interface.
+//
+//shows:rdma-discovery
 func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 	tree := sysfstest.New(t)
 	device := tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0np0"}})
@@ -235,6 +237,8 @@ func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 }
 
 // The ports of a card that are bonded have one RDMA device, whose state the kernel takes from the bond.
+//
+//shows:rdma-discovery
 func TestALinkOfABondHasTheBondsCarrier(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Ethernet: true, Nets: []string{"ens2f0"}})
@@ -304,6 +308,7 @@ func TestStatusKeysAndCountersOfAPort(t *testing.T) {
 	}
 }
 
+//shows:rdma-refusals
 func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("node_guid", []byte("9c63:c003:00f2:1a40\n"))
 	f.Add("ports/1/state", []byte("4: ACTIVE\n"))

@@ -106,6 +106,8 @@ func (s symbols) LookupSymbol(name string) error {
 }
 
 // A call of a function that the library lacks ends the process (go-nvml binds lazily), so it is not started at all.
+//
+//shows:gpu-driver-trouble
 func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := &counted{lacking: "nvmlDeviceGetMPSComputeRunningProcesses"}

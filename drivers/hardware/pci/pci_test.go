@@ -275,6 +275,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+//shows:rdma-refusals
 func FuzzAttributesNeverStopAScan(f *testing.F) {
 	f.Add("modalias", []byte("pci:v000015B3d00001021sv000015B3sd00000041bc02sc07i00\n"))
 	f.Add("numa_node", []byte("-1\n"))

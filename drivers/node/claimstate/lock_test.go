@@ -9,6 +9,7 @@ import (
 	"testing"
 )
 
+//shows:gpu-state
 func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	first, err := Lock(t.Context(), dir)
@@ -36,6 +37,7 @@ func TestASecondProcessIsLockedOutAndTheFirstIsNamed(t *testing.T) {
 	_ = second.Close()
 }
 
+//shows:gpu-state
 func TestAFullDiskKeepsNobodyFromStarting(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/dev/full", filepath.Join(dir, lockFile)); err != nil {

@@ -86,6 +86,7 @@ func version1(content []byte) (Record, error) {
 	return record, err
 }
 
+//shows:gpu-state
 func TestAnUpgradeReadsWhatTheVersionBeforeWrote(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "u1.claim"), []byte(ofVersion1), 0o600); err != nil {
@@ -97,6 +98,7 @@ func TestAnUpgradeReadsWhatTheVersionBeforeWrote(t *testing.T) {
 	}
 }
 
+//shows:gpu-state
 func TestADowngradeReadsEveryRecordThatSaysNothingNew(t *testing.T) {
 	said, newer := sample(), sample()
 	newer.UID, newer.DataVersion = "u2", 1

@@ -1,3 +1,4 @@
+//shows:rdma-device-plugin
 package deviceplugin_test
 
 import (

@@ -14,6 +14,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
+//shows:gpu-metrics
 func TestAKubeletsCallIsMeasuredAndItsFailureCounted(t *testing.T) {
 	const prepare, unprepare = drapb.DRAPlugin_NodePrepareResources_FullMethodName, drapb.DRAPlugin_NodeUnprepareResources_FullMethodName
 	unreachable := errors.New("the API server is away")

@@ -1,3 +1,4 @@
+//shows:gpu-state
 package draplugin
 
 import (

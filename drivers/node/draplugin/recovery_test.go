@@ -52,6 +52,8 @@ func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 
 // A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare what it made of
 // it anew.
+//
+//shows:gpu-state
 func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 	for name, boot := range map[string]string{"in the same boot": "boot-1", "after a reboot": "boot-2"} {
 		t.Run(name, func(t *testing.T) {

@@ -44,6 +44,8 @@ func oneDevice(name string) resourceslice.DriverResources {
 
 // TestASliceThatTheKubeletRemovedComesBack runs the library's own controller: it updates a slice, and somebody removes that slice before the library has
 // forgotten its own write.
+//
+//shows:node-slices
 func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

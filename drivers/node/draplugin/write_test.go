@@ -44,6 +44,8 @@ func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 }
 
 // A pod whose claim's record cannot be read runs on, and its containers may start again.
+//
+//shows:gpu-state
 func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)

@@ -1,3 +1,4 @@
+//shows:node-inotify
 package filewatch_test
 
 import (

@@ -1,4 +1,6 @@
 // Package alignment_test allocates the example's GPU-with-NIC claims with the scheduler's own allocator, on every fake machine that has both.
+//
+//shows:rdma-alignment
 package alignment_test
 
 import (

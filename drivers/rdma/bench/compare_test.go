@@ -1,4 +1,6 @@
 // Package bench_test times discovery beside k8s-rdma-shared-dev-plugin's, on the same trees.
+//
+//shows:rdma-speed
 package bench_test
 
 import (

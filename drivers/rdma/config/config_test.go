@@ -113,6 +113,7 @@ func TestWhatIsAllowed(t *testing.T) {
 	}
 }
 
+//shows:rdma-refusals
 func TestWhatIsNotAllowed(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
@@ -216,6 +217,7 @@ func TestWhatIsNotAllowed(t *testing.T) {
 	}
 }
 
+//shows:rdma-refusals
 func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
 	first, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "rdmaHcaMax": 5, "devices": ["ens1"]}, {"resourceName": "b", "rdmaHcaMax": 5, "devices": ["ens2"]}]}`))
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 )
 
 // After an edit of the spec the reports of before are still there, until each node has come to it.
+//
+//shows:rdma-pool
 func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {
 	entry := func(name string, generation int64, devices int32, conflicts ...string) v1alpha1.RDMAPoolNode {
 		return v1alpha1.RDMAPoolNode{Name: name, ObservedGeneration: generation, Devices: devices, HealthyDevices: devices, Units: devices, Conflicts: conflicts}

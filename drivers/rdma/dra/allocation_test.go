@@ -113,6 +113,8 @@ func capacity(slots, bandwidth string) ask {
 }
 
 // TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor has claims of one kind after another until one finds no room.
+//
+//shows:rdma-dra
 func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}
 	tolerant := capacity("", "")

@@ -47,6 +47,8 @@ func at(bus int) sysfstest.Function {
 }
 
 // One device that the API server refuses costs every device of its slice.
+//
+//shows:rdma-dra
 func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
 	client := serve(t)
 	all := &v1alpha1.RDMASelectors{Vendors: []string{"15b3"}}

@@ -74,6 +74,7 @@ func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *dra
 	return claim
 }
 
+//shows:rdma-exclusive
 func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 	parameters := example(t)
 	hca := &inventory.HCA{Device: infiniband.Device{

@@ -218,6 +218,7 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()

@@ -1,3 +1,4 @@
+//shows:rdma-metrics
 package exporter
 
 import (

@@ -152,6 +152,8 @@ func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
 }
 
 // A port that carried traffic when its firmware stopped answering is read no more, so nothing would ever confirm that it is bad.
+//
+//shows:rdma-discovery
 func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, release := &ports{hang: map[string]chan struct{}{}}, make(chan struct{})

@@ -39,6 +39,8 @@ func entriesOf(t testing.TB, root string) []string {
 
 // FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is gone, cut short, or says something else. The other HCA is
 // served whatever happens, and the damaged one either is or is skipped with a reason.
+//
+//shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
 	for which := range uint16(90) { // as many as the tree has; each once removed, cut to nothing and to one octet, and with garbage
 		f.Add(which, uint8(0), []byte(nil))

@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
+//shows:rdma-discovery
 func TestDevicesBelowFunctionsAreFoundWithTheirPlaces(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -49,6 +50,7 @@ func TestDevicesBelowFunctionsAreFoundWithTheirPlaces(t *testing.T) {
 	}
 }
 
+//shows:rdma-discovery
 func TestVirtualFunctionsComeAndGo(t *testing.T) {
 	physical := find(t, virtuals)
 	file := "/sys/bus/pci/devices/" + physical.function + "/sriov_numvfs"
@@ -91,6 +93,8 @@ func TestVirtualFunctionsComeAndGo(t *testing.T) {
 }
 
 // What the kernel says of EFA's ports is Unknown (link_layer_show in drivers/infiniband/core/sysfs.c).
+//
+//shows:rdma-discovery
 func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 	far := find(t, farB)
 	add(t, "efa_0", far.function, "efa", 1, "-")
@@ -108,6 +112,8 @@ func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 }
 
 // A software device lies below /sys/devices/virtual, as do the interfaces of every pod.
+//
+//shows:rdma-discovery
 func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 	a, b := find(t, plainA), find(t, plainB)
 	up(t, a.name)
@@ -130,6 +136,8 @@ func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 }
 
 // A scalable function's device lies below an auxiliary device of the PCI function: .../0000:08:00.0/mlx5_core.sf.2/infiniband/mlx5_2.
+//
+//shows:rdma-discovery
 func TestAScalableFunctionIsOfItsPCIFunction(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)

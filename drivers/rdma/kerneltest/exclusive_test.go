@@ -169,6 +169,7 @@ func opens(node *api.LinuxDevice) error {
 	return device.Close()
 }
 
+//shows:rdma-exclusive
 func TestAPodHasItsDeviceWithAddressesAndTheNodeHasItBack(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_9", far.function, "ethernet", 1, far.name)
@@ -224,6 +225,7 @@ func gids(device string) string {
 	return strings.Join(all, " ")
 }
 
+//shows:rdma-exclusive
 func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	near, far := find(t, switched), find(t, farA)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -254,6 +256,7 @@ func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
+//shows:rdma-exclusive
 func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -276,6 +279,7 @@ func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	expectSetUp(t, near.name, onNode)
 }
 
+//shows:rdma-exclusive
 func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
@@ -337,6 +341,7 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")

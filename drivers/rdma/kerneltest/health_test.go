@@ -42,6 +42,7 @@ func TestAPortGoesDownAndUpWithItsLink(t *testing.T) {
 	}
 }
 
+//shows:rdma-events
 func TestEventsComeFromAnOpenDevice(t *testing.T) {
 	a := find(t, plainA)
 	up(t, a.name)
@@ -87,6 +88,8 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 }
 
 // An IPoIB interface has a carrier once a subnet manager let it join the broadcast group of its partition. The port carries RDMA before.
+//
+//shows:rdma-discovery
 func TestAnIPoIBInterfaceWithoutCarrierIsNoFailure(t *testing.T) {
 	far := find(t, farA)
 	add(t, "mlx5_0", far.function, "infiniband", 1, "-")

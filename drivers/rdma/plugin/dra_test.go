@@ -1,3 +1,4 @@
+//shows:rdma-dra
 package plugin_test
 
 import (
@@ -332,6 +333,8 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 
 // No event tells of new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find as many
 // changes, but not all six, each of which waits for the one before.
+//
+//shows:rdma-discovery
 func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {
 	n := newNode(t)
 	device := n.addHCA(0x3a, "0", sysfstest.HCA{})

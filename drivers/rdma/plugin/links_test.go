@@ -51,6 +51,8 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 }
 
 // The kernel tells of a link over rtnetlink; the devices are then discovered anew, long before the periodic discovery.
+//
+//shows:rdma-discovery
 func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 	namespace, links := network(t)
 	p := &plugin{ports: health.New(t.TempDir(), clock.RealClock{}), discover: make(chan struct{}, 1)}

@@ -355,6 +355,7 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 	n.kubelet.AwaitAllocatable(shared, 1000)
 }
 
+//shows:rdma-device-plugin
 func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
 	n := newNode(t)
 	n.two()

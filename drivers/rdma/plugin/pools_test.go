@@ -174,6 +174,7 @@ type exclusiveLinks struct{ exclusive.Netlink }
 
 func (exclusiveLinks) Exclusive() (bool, error) { return true, nil }
 
+//shows:rdma-exclusive
 func TestSharedUnitsOfANodeInExclusiveModeAreReported(t *testing.T) {
 	n := newNode(t)
 	n.two()

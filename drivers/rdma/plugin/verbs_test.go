@@ -1,3 +1,4 @@
+//shows:rdma-events
 package plugin_test
 
 import (

@@ -138,6 +138,7 @@ func names(t *testing.T, c client.Client) []string {
 	return list
 }
 
+//shows:rdma-policy
 func TestTheSeedsPolicyApplies(t *testing.T) {
 	c := serve(t)
 	addNode(t, c, "nic-a", "4.15.0-109-generic", false)

@@ -6,6 +6,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+//shows:rdma-policy
 func TestWhatAPolicyAsksForAndDoesNotGetIsNamed(t *testing.T) {
 	for _, test := range []struct{ name, section, content, want string }{
 		{"all of it is served", "ofedDriver", "{image: a, repository: b, version: c}", ""},

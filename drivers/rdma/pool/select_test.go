@@ -1,3 +1,4 @@
+//shows:rdma-selection
 package pool_test
 
 import (

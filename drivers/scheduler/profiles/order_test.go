@@ -1,3 +1,4 @@
+//shows:scheduler-placement
 package profiles
 
 import (

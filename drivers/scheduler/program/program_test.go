@@ -23,6 +23,8 @@ import (
 func gpu(n int) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", n) }
 
 // TestAgainstAControlPlane runs the scheduler with the chart's configuration and rights against a real API server and controllers.
+//
+//shows:scheduler-lock scheduler-mig scheduler-placement scheduler-preemption scheduler-quota
 func TestAgainstAControlPlane(t *testing.T) {
 	c := start(t)
 	for _, test := range []struct {

@@ -20,6 +20,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
+//shows:scheduler-lock
 func TestALockHoldsForFiveMinutes(t *testing.T) {
 	now := time.Date(2026, 11, 22, 2, 0, 0, 0, time.UTC)
 	for value, want := range map[string]bool{
@@ -102,6 +103,7 @@ func TestAnothersLockIsLeftAlone(t *testing.T) {
 	}
 }
 
+//shows:scheduler-lock
 func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 	p, client := locking(t, "")
 	client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -117,6 +119,8 @@ func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 }
 
 // The node's plugin took the lock off when it had served the pod: nothing is left to do when the pod goes.
+//
+//shows:scheduler-lock
 func TestALockThatWasTakenOffIsForgotten(t *testing.T) {
 	p, client := locking(t, "")
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {

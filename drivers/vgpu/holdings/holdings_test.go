@@ -1,3 +1,4 @@
+//shows:vgpu-booking
 package holdings
 
 import (

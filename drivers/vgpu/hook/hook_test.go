@@ -162,6 +162,7 @@ func TestCreateContainerLooksAgainWhereTheCacheIsOld(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestTheRuntimeIsAnsweredInTimeWhereTheAPIServerIsNot(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,0:;", "main")
 	h, w := setup(t, p)
@@ -306,6 +307,7 @@ func TestSharesOfAReplacedPodAreNotGivenToItsSuccessor(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
 	h, _ := setup(t, p)
@@ -346,6 +348,8 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 }
 
 // A directory that cannot be removed, or takes long, is no reason to give pods nothing: the runtime drops a plugin that fails or takes two seconds.
+//
+//shows:vgpu-limits
 func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 	h, _ := setup(t)
 	if err := os.WriteFile(h.Limiter.Containers, nil, 0o600); err != nil { // not even a directory

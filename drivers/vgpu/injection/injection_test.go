@@ -1,3 +1,4 @@
+//shows:vgpu-limits
 package injection
 
 import (

@@ -32,6 +32,7 @@ import (
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
+//shows:vgpu-shares
 func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
@@ -56,6 +57,7 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestAGPUThatDidNotAnswerAtTheStartIsSharedWhenItDoes(t *testing.T) {
 	machine := gputest.New(t, 2)
 	var back atomic.Bool
@@ -92,6 +94,7 @@ func modes(t *testing.T, text string) string {
 	return "--node-config=" + path
 }
 
+//shows:vgpu-mig
 func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	var uuids []string // the same on every such machine
 	for _, gpu := range gputest.New(t, 2).GPUs {
@@ -149,6 +152,7 @@ func TestNodesCountInTheLargestUnitThatOneOfThemNeeds(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestANodeFollowsTheClustersUnit(t *testing.T) {
 	n := start(t, "--namespace=gpufabric-system")
 	n.annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 1 MiB" })
@@ -166,6 +170,7 @@ func TestAMalformedUnitIsWrittenAnew(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestAfterTwoHundredPodsNobodyHoldsAnything(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)

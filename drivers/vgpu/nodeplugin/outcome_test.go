@@ -1,3 +1,4 @@
+//shows:vgpu-shares
 package nodeplugin
 
 import (
@@ -117,6 +118,7 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 	remembers(0)
 }
 
+//shows:scheduler-lock
 func TestOnlyThePodsOwnLockIsTakenOffTheNode(t *testing.T) {
 	const own, others = "2025-11-22T02:14:59Z", "2025-11-22T02:15:03Z"
 	for _, test := range []struct {
@@ -174,6 +176,8 @@ func TestAResultIsToldOnceTheAPIServerTakesIt(t *testing.T) {
 }
 
 // A Job's pod that has run to its end keeps its sandbox until somebody deletes it; schedulers give its instance to the next pod at once.
+//
+//shows:vgpu-mig
 func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) {
 	machine, state := gputest.New(t, 2), t.TempDir()
 	read, err := inventory.Reader{NVML: machine, Locate: func(busID string) (inventory.Place, error) { return inventory.Place{BusID: busID}, nil }}.Read()

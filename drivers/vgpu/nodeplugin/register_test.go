@@ -44,6 +44,7 @@ func register(ctx context.Context, api *fake.Clientset, after func(time.Duration
 	return ended
 }
 
+//shows:vgpu-shares
 func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testing.T) {
 	const refusals = 10
 	api, written := refusing(refusals)

@@ -1,3 +1,4 @@
+//shows:vgpu-monitor
 package region
 
 import (

@@ -70,6 +70,7 @@ func TestSmallestSaysWhyThereIsNone(t *testing.T) {
 	}
 }
 
+//shows:vgpu-shares
 func TestAFactorThatTheKubeletCannotCountInIsRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		factor int

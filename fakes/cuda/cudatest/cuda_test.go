@@ -1,3 +1,4 @@
+//shows:fakes-cuda
 package cudatest
 
 import (

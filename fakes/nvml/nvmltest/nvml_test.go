@@ -1,3 +1,4 @@
+//shows:fakes-nvml
 package nvmltest
 
 import (

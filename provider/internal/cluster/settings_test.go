@@ -1,3 +1,4 @@
+//shows:tf-auth
 package cluster
 
 import (

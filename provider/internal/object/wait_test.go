@@ -20,6 +20,8 @@ import (
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
 // A token without a known end expires in the middle of a wait: the request that finds out is rejected, and the next has a new one.
+//
+//shows:tf-waits
 func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
 	waits := map[string]func(context.Context, *fake.FakeDynamicClient) error{
 		"alone": func(ctx context.Context, client *fake.FakeDynamicClient) error {

@@ -15,6 +15,8 @@ import (
 
 // TestAgainstAPIServer runs every resource by a real Terraform against a real API server. One server serves all: each test keeps to
 // names of its own.
+//
+//shows:tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
 func TestAgainstAPIServer(t *testing.T) {
 	needTerraform(t)
 	rc := buildProvider(t)

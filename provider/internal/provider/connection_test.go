@@ -138,6 +138,8 @@ func notKubernetes(t *testing.T) string {
 }
 
 // TestProviderConfiguration tries provider blocks that name no usable cluster. No server is needed: all are refused before connecting.
+//
+//shows:tf-auth
 func TestProviderConfiguration(t *testing.T) {
 	needTerraform(t)
 	dir := t.TempDir()

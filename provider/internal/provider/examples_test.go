@@ -155,6 +155,8 @@ func exampleCopy(t *testing.T, directory string) string {
 
 // TestDocumentation checks that nothing that the provider offers lacks a page and an example. That the pages say what the schemas say is
 // checked by provider/generate-docs --check.
+//
+//shows:tf-docs
 func TestDocumentation(t *testing.T) {
 	server := providerserver.NewProtocol6(New("test")())()
 	all, err := server.GetProviderSchema(t.Context(), &tfprotov6.GetProviderSchemaRequest{})

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/statecheck"
 )
 
+//shows:tf-data
 func TestFunctions(t *testing.T) {
 	needTerraform(t)
 	const config = `{"configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}, {"resourceName": "b", "devices": ["ib0"]}]}`

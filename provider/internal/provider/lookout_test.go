@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/provider/internal/cluster"
 )
 
+//shows:tf-waits
 func TestLookout(t *testing.T) {
 	labels := map[string]string{"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "controller"}
 	controller := func(available int32) *appsv1.Deployment {

@@ -1,3 +1,4 @@
+//shows:tf-speed
 package provider
 
 import (

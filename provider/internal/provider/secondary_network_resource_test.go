@@ -1,3 +1,4 @@
+//shows:rdma-ipoib
 package provider
 
 import (

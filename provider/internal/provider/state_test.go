@@ -37,6 +37,8 @@ func texts(t *testing.T, schema *tfprotov6.Schema, state *tfprotov6.DynamicValue
 }
 
 // Every schema is at version 0. A state of version 0 that an older build wrote is read as it is: what was added since is null, what was dropped is left out.
+//
+//shows:tf-state
 func TestAStateOfVersion0IsRead(t *testing.T) {
 	server, schemas := schemasOf(t)
 	for name, schema := range schemas.ResourceSchemas {
@@ -57,6 +59,7 @@ func TestAStateOfVersion0IsRead(t *testing.T) {
 	}
 }
 
+//shows:tf-state
 func TestMoveState(t *testing.T) {
 	const kubernetes, helm = "registry.terraform.io/hashicorp/kubernetes", "registry.opentofu.org/hashicorp/helm"
 	manifest := func(apiVersion, kind, metadata string) string {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+//shows:tf-plans
 func TestCompareFindsWhatAnUpgradeTouches(t *testing.T) {
 	daemonSet := func(name, container, image string) string {
 		return fmt.Sprintf("---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: %[1]s}\nspec:\n  selector: {matchLabels: {app: %[1]s}}\n  template:\n    metadata: {labels: {app: %[1]s}}\n    spec: {containers: [{name: %[2]s, image: %[3]s}]}\n", name, container, image)

@@ -135,6 +135,7 @@ func TestDiffers(t *testing.T) {
 	}
 }
 
+//shows:tf-secrets
 func TestDriftTellsNoSecret(t *testing.T) {
 	r := &Release{Values: map[string]any{"login": map[string]any{"password": "s3cret"}, "port": 5}}
 	for _, c := range []struct{ name, kind, where, want string }{

@@ -43,6 +43,7 @@ func train(t *testing.T, root, hca string) (said string, err error) {
 	return string(out), err
 }
 
+//shows:rdma-seeds
 func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 	for _, hca := range []string{"=mlx5_3:1", ""} {
 		said, err := train(t, given(t), hca)
@@ -65,6 +66,7 @@ func TestTheTrainingOpensWhatItWasGiven(t *testing.T) {
 	}
 }
 
+//shows:rdma-seeds
 func TestTheTrainingEndsWhereThePodWasNotGivenWhatItAsksFor(t *testing.T) {
 	add := func(node string) func(*testing.T, string) {
 		return func(t *testing.T, root string) { write(t, filepath.Join(root, node), "") }

@@ -1,3 +1,4 @@
+//shows:sim
 package cluster_test
 
 import (

@@ -42,6 +42,7 @@ func TestAControllerKilledWhileADomainFormsFormsItAfterwards(t *testing.T) {
 	n.AwaitDomain("d", ready(size))
 }
 
+//shows:chart-rights
 func TestOurServiceAccountsAreAllowedWhatTheyAskFor(t *testing.T) {
 	forbidden := map[string]int{}
 	if err := audit.Requests(controlplane.AuditLog(shared.Dir), func(r audit.Request) {

@@ -1,3 +1,4 @@
+//shows:sim
 package dra
 
 import (

@@ -50,6 +50,8 @@ func TestAnExclusivePoolGivesEachPodANICOfItsOwn(t *testing.T) {
 }
 
 // No machine of ours has RDMA's exclusive mode, so what can be tried of the example is that its pod is told what the node lacks.
+//
+//shows:rdma-exclusive
 func TestTheExampleOfANICInThePodSaysWhatTheNodeLacks(t *testing.T) {
 	const example = "examples/manifests/rdma-exclusive.yaml"
 	t.Run("a device that is given whole", func(t *testing.T) {
@@ -97,6 +99,7 @@ func otherNICs(slice *resourceapi.ResourceSlice, whole bool) bool {
 	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return (d.AllowMultipleAllocations == nil) != whole })
 }
 
+//shows:rdma-dra
 func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
 	const resource = "rdma/hca_shared_devices_a"
 	n := shared.Namespace(t)

@@ -1,5 +1,6 @@
 //go:build faults
 
+//shows:sim-faults
 package faults
 
 import (

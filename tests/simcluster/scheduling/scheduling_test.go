@@ -8,6 +8,8 @@ import (
 )
 
 // TestEveryRowIsScheduledOnASmallCluster is the smallest run of the benchmark: it shows that each row's pods are bound, and takes no figure for fast or slow.
+//
+//shows:gpu-scheduling
 func TestEveryRowIsScheduledOnASmallCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a control plane; -short asks for none")

@@ -1,5 +1,7 @@
 // Package vgpumemory measures what vgpu-plugin has resident while pods come and go: the program, a process of its own, against a real API server and with
 // the container runtime's side of NRI and the kubelet's of the device plugin API as doubles.
+//
+//shows:vgpu-shares
 package vgpumemory
 
 import (

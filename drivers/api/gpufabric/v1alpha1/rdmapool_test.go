@@ -10,6 +10,8 @@ import (
 )
 
 // TestWhatAnRDMAPoolMayNotSay has the mistakes of a spec, and of each problem its path, then a part of what is said of it. config.json's have a table of their own, in rdma/config.
+//
+//shows:rdma-refusals
 func TestWhatAnRDMAPoolMayNotSay(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for _, test := range []struct {

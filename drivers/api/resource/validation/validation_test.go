@@ -1,3 +1,4 @@
+//shows:gpu-refusals
 package validation
 
 import (

@@ -1,3 +1,4 @@
+//shows:sim-demo
 package main
 
 import (

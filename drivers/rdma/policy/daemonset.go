@@ -55,6 +55,47 @@ type driver struct {
 	template string   // of the image's name; empty: DefaultImage
 	needs    []string // labels that a node must have as "true"
 	mounts   []mount
+	probes   probes
+	env      []corev1.EnvVar
+	grace    *int64 // seconds to end
+	upgrade  upgrade
+}
+
+// probes are a driver's; nil: none.
+type probes struct{ startup, liveness, readiness *mellanox.ProbeSpec }
+
+// Defaults of the network operator's probes, in seconds: https://docs.nvidia.com/networking/display/kubernetes2610/customizations/cr-full-example.html.
+const readinessDelay, readinessPeriod = 10, 30
+
+// startupFailures are how often the startup probe may fail: a driver is built for the node's kernel before it is loaded.
+const startupFailures = 60
+
+// probesOf are the probes that a section asks for.
+func probesOf(s *mellanox.OFEDDriverSpec) probes {
+	p := probes{startup: s.StartupProbe, liveness: s.LivenessProbe, readiness: s.ReadinessProbe}
+	if p.readiness == nil && upgradeOf(s.UpgradePolicy).automatic {
+		p.readiness = &mellanox.ProbeSpec{InitialDelaySeconds: readinessDelay, PeriodSeconds: readinessPeriod}
+	}
+	return p
+}
+
+// probe makes a container's probe, which is a command in it; nil: none is asked for.
+func probe(spec *mellanox.ProbeSpec, failures int32, command ...string) *corev1.Probe {
+	if spec == nil {
+		return nil
+	}
+	return &corev1.Probe{
+		ProbeHandler:        corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: command}},
+		InitialDelaySeconds: spec.InitialDelaySeconds, PeriodSeconds: spec.PeriodSeconds, FailureThreshold: failures,
+	}
+}
+
+// set gives a container its probes. The images of the driver leave /.driver-ready when they have loaded it.
+func (p probes) set(c *corev1.Container) {
+	loaded := []string{"grep", "-q", "^mlx5_core ", "/proc/modules"}
+	c.StartupProbe = probe(p.startup, startupFailures, "test", "-e", "/.driver-ready")
+	c.LivenessProbe = probe(p.liveness, 1, loaded...)
+	c.ReadinessProbe = probe(p.readiness, 1, loaded...)
 }
 
 // mount is a directory of the node that the driver's container sees at the same path.
@@ -112,6 +153,12 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	container := corev1.Container{
 		Name: d.kind, Image: Image(d.template, d.image, on.os, on.release, on.kernel, on.arch), ImagePullPolicy: corev1.PullIfNotPresent,
 		SecurityContext: &corev1.SecurityContext{Privileged: &privileged}, // It loads kernel modules.
+		Env:             d.env,
+	}
+	d.probes.set(&container)
+	var secrets []corev1.LocalObjectReference
+	for _, name := range d.image.ImagePullSecrets {
+		secrets = append(secrets, corev1.LocalObjectReference{Name: name})
 	}
 	var volumes []corev1.Volume
 	for _, m := range d.mounts {
@@ -127,14 +174,14 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: pod},
-			// A driver's container takes the node's NICs down when it restarts, so that is left to whoever drains the node.
+			// A driver's container takes the node's NICs down when it restarts, so that is left to whoever drains the node, unless the policy says otherwise.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: pod},
 				Spec: corev1.PodSpec{
 					HostNetwork: true, NodeSelector: selector, PriorityClassName: "system-node-critical",
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Containers:  []corev1.Container{container}, Volumes: volumes,
+					Containers:  []corev1.Container{container}, Volumes: volumes, ImagePullSecrets: secrets, TerminationGracePeriodSeconds: d.grace,
 				},
 			},
 		},

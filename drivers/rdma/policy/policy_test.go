@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/retry"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -119,12 +121,21 @@ func addNode(t *testing.T, c client.Client, name, kernel string, gpu bool) {
 // available makes every DaemonSet's status say that all its pods are.
 func available(t *testing.T, c client.Client) {
 	t.Helper()
+	// The controller may write a DaemonSet at the same time.
+	must(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error { return availableOnce(t, c) }))
+}
+
+func availableOnce(t *testing.T, c client.Client) error {
+	t.Helper()
 	var sets appsv1.DaemonSetList
 	must(t, c.List(t.Context(), &sets))
 	for i := range sets.Items {
-		sets.Items[i].Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, NumberAvailable: 1, NumberReady: 1, ObservedGeneration: sets.Items[i].Generation}
-		must(t, c.Status().Update(t.Context(), &sets.Items[i]))
+		sets.Items[i].Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, UpdatedNumberScheduled: 1, NumberAvailable: 1, NumberReady: 1, ObservedGeneration: sets.Items[i].Generation}
+		if err := c.Status().Update(t.Context(), &sets.Items[i]); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func names(t *testing.T, c client.Client) []string {
@@ -261,7 +272,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 	})
 	t.Run("the shared device plugin of later releases is served, and fields that are not are named", func(t *testing.T) {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"sriovDevicePlugin": null,
-			"ofedDriver": {"upgradePolicy": {"autoUpgrade": true}, "livenessProbe": {"periodSeconds": 30}},
+			"ofedDriver": {"upgradePolicy": {"autoUpgrade": true, "drain": {"enable": true}}, "forcePrecompiled": true},
 			"rdmaSharedDevicePlugin": {"image": "k8s-rdma-shared-dev-plugin", "repository": "nvcr.io/nvidia/mellanox", "version": "v1.5.3",
 				"config": "{\"configList\": [{\"resourceName\": \"rail_a\", \"devices\": [\"ens2f0\"]}, {\"resourceName\": \"a b\"}]}"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch, &client.PatchOptions{
@@ -270,8 +281,37 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		await(t, c, name, "pool, and names of what is not served", func(s mellanox.NicClusterPolicyStatus) bool {
 			err := c.Get(t.Context(), client.ObjectKey{Name: name + "-rail-a"}, &v1alpha1.RDMAPool{})
 			return err == nil && s.State == mellanox.StateError && strings.Contains(state(s, sectionPools).Message, "spec.rdmaSharedDevicePlugin.config") &&
-				state(s, "state-ofedDriver").Message == "not served: ofedDriver.livenessProbe, ofedDriver.upgradePolicy"
+				strings.HasPrefix(state(s, "state-ofedDriver").Message, "not served: ofedDriver.forcePrecompiled; upgradePolicy.drain is not served")
 		})
+	})
+	t.Run("probes, pull secrets and a rolling upgrade come to the DaemonSet", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"global": {"repository": "registry.example/doca", "imagePullSecrets": ["registry"]},
+			"ofedDriver": {"repository": null, "forcePrecompiled": null, "upgradePolicy": {"maxParallelUpgrades": 2, "drain": {"enable": false}},
+				"startupProbe": {"initialDelaySeconds": 10, "periodSeconds": 20}, "terminationGracePeriodSeconds": 300, "env": [{"name": "A", "value": "b"}]}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "DaemonSet with all of it", func(mellanox.NicClusterPolicyStatus) bool {
+			var d appsv1.DaemonSet
+			must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds"}, &d))
+			pod, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
+			container := pod.Containers[0]
+			return strings.HasPrefix(container.Image, "registry.example/doca/ofed-driver") && len(pod.ImagePullSecrets) == 1 && container.StartupProbe != nil &&
+				container.StartupProbe.PeriodSeconds == 20 && container.ReadinessProbe != nil && container.LivenessProbe == nil && len(container.Env) == 1 &&
+				*pod.TerminationGracePeriodSeconds == 300 && rolling != nil && rolling.MaxUnavailable.IntValue() == 2
+		})
+		await(t, c, name, "upgrade that ends", func(s mellanox.NicClusterPolicyStatus) bool {
+			available(t, c) // Each turn of a DaemonSet is a change that its controller observes.
+			return state(s, "state-ofedDriver").State == "" && state(s, sectionOFED).State == mellanox.StateReady
+		})
+	})
+	t.Run("an image without a repository is an error, and what runs stays", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"global": null}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "error", func(s mellanox.NicClusterPolicyStatus) bool {
+			return strings.Contains(state(s, sectionOFED).Message, "the image ofed-driver has no repository: give it here or in spec.global")
+		})
+		if got := names(t, c); len(got) != 2 {
+			t.Errorf("DaemonSets %v", got)
+		}
 	})
 	t.Run("a second policy is told that it does not count", func(t *testing.T) {
 		must(t, c.Create(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "second"}}))
@@ -279,6 +319,56 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			return s.State == mellanox.StateIgnore && strings.Contains(s.Reason, "example-nicclusterpolicy is older")
 		})
 	})
+}
+
+// TestEveryPublicShapeOfAPolicyIsAccepted has, of each policy, the sections that are not served, and whether its driver's pods wait for somebody.
+func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {
+	config := apiservertest.Start(t, "../../api/crds/mellanox.com_nicclusterpolicies.yaml")
+	c, err := client.New(config, client.Options{})
+	must(t, err)
+	content, err := os.ReadFile("testdata/policies.yaml")
+	must(t, err)
+	want := map[string]string{
+		"every-section":           "docaTelemetryService ibKubernetes nicConfigurationOperator nicFeatureDiscovery nvIpam ofedDriver secondaryNetwork sriovDevicePlugin",
+		"every-section-openshift": "nicFeatureDiscovery nvIpam ofedDriver sriovDevicePlugin",
+		"ipoib":                   "nvIpam ofedDriver secondaryNetwork",
+		"nvidia-ipam":             "nvIpam ofedDriver secondaryNetwork",
+		"host-device-openshift":   "nvIpam ofedDriver sriovDevicePlugin",
+		"openshift":               "",
+		"plain":                   "ofedDriver secondaryNetwork",
+		"global":                  "nvIpam ofedDriver secondaryNetwork",
+		"first-release":           "",
+	}
+	for _, text := range strings.Split(string(content), "\n---\n")[1:] {
+		policy := &unstructured.Unstructured{}
+		must(t, yaml.UnmarshalStrict([]byte(text), &policy.Object))
+		if err := c.Create(t.Context(), policy, client.FieldValidation(metav1.FieldValidationStrict)); err != nil {
+			t.Errorf("%s: %v", policy.GetName(), err)
+			continue
+		}
+		spec, _, _ := unstructured.NestedMap(policy.Object, "spec")
+		var missing []string
+		for _, section := range slices.Sorted(maps.Keys(spec)) {
+			if unserved(section, spec[section]) != "" {
+				missing = append(missing, section)
+			}
+		}
+		named, known := want[policy.GetName()]
+		if got := strings.Join(missing, " "); !known || got != named {
+			t.Errorf("%s: not served are %q, want %q", policy.GetName(), got, named)
+		}
+		delete(want, policy.GetName())
+		typed := &mellanox.NicClusterPolicy{}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(policy.Object, typed))
+		if typed.Spec.OFEDDriver != nil {
+			if image, err := inherit(typed.Spec.OFEDDriver.ImageSpec, typed.Spec.Global); err != nil || image.Repository == "" || image.Version == "" {
+				t.Errorf("%s: %+v, %v", policy.GetName(), image, err)
+			}
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("not there: %v", want)
+	}
 }
 
 // A resource's name may have capitals and underscores, an RDMAPool's may not.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -128,8 +129,12 @@ func (r *reconciler) ofed(p *mellanox.NicClusterPolicy, nodes []metav1.PartialOb
 	if p.Spec.OFEDDriver == nil {
 		return absent(sectionOFED)
 	}
-	d := driver{kind: "ofed-driver", image: *p.Spec.OFEDDriver, template: r.OFEDImage, needs: []string{labelNIC}, mounts: ofedMounts()}
-	return r.drivers(sectionOFED, d, nodes, made)
+	spec := p.Spec.OFEDDriver
+	d := driver{
+		kind: "ofed-driver", image: spec.ImageSpec, template: r.OFEDImage, needs: []string{labelNIC}, mounts: ofedMounts(),
+		probes: probesOf(spec), env: spec.Env, grace: spec.TerminationGracePeriodSeconds, upgrade: upgradeOf(spec.UpgradePolicy),
+	}
+	return r.drivers(p, sectionOFED, d, nodes, made)
 }
 
 // peer is the module that gives GPU memory to a NIC, on every node with both.
@@ -141,12 +146,52 @@ func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialOb
 		kind: "nv-peer-mem-driver", image: p.Spec.NVPeerDriver.ImageSpec, template: r.PeerImage, needs: []string{labelNIC, labelGPU},
 		mounts: peerMounts(p.Spec.NVPeerDriver.GPUDriverSourcePath),
 	}
-	return r.drivers(sectionPeer, d, nodes, made)
+	return r.drivers(p, sectionPeer, d, nodes, made)
+}
+
+// inherit gives an image what the policy's global section has and its own section lacks.
+func inherit(image mellanox.ImageSpec, global *mellanox.GlobalSpec) (mellanox.ImageSpec, error) {
+	if global != nil {
+		image.Repository, image.Version = cmp.Or(image.Repository, global.Repository), cmp.Or(image.Version, global.Version)
+		if len(image.ImagePullSecrets) == 0 {
+			image.ImagePullSecrets = global.ImagePullSecrets
+		}
+	}
+	var missing []string
+	for _, field := range []struct{ name, value string }{{"repository", image.Repository}, {"version", image.Version}} {
+		if field.value == "" {
+			missing = append(missing, field.name)
+		}
+	}
+	if len(missing) > 0 {
+		return image, fmt.Errorf("the image %s has no %s: give it here or in spec.global", image.Image, strings.Join(missing, " and no "))
+	}
+	return image, nil
+}
+
+// kept is a DaemonSet as it is, to be applied again.
+func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
+	return &appsv1.DaemonSet{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
+		ObjectMeta: metav1.ObjectMeta{Name: made.Name, Namespace: made.Namespace}, Spec: *made.Spec.DeepCopy(),
+	}
 }
 
 // drivers makes a DaemonSet for each platform among the nodes that need the driver, and says how far they are.
-func (r *reconciler) drivers(name string, d driver, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
 	s := absent(name)
+	image, err := inherit(d.image, p.Spec.Global)
+	if err != nil {
+		// What runs stays, as with a configuration that has mistakes.
+		for i := range made {
+			if strings.HasPrefix(made[i].Name, d.kind+"-") {
+				s.objects = append(s.objects, kept(&made[i]))
+			}
+		}
+		s.State, s.Message = mellanox.StateError, err.Error()
+		return s
+	}
+	d.image = image
 	var waiting, incomplete []string
 	platforms := make(map[platform]bool)
 	for _, node := range nodes {
@@ -160,9 +205,16 @@ func (r *reconciler) drivers(name string, d driver, nodes []metav1.PartialObject
 		}
 		platforms[on] = true
 	}
-	var desired, available int32
+	var sets, there []*appsv1.DaemonSet
 	for _, on := range sorted(platforms) {
-		set := d.daemonSet(r.Namespace, on)
+		sets = append(sets, d.daemonSet(r.Namespace, on))
+	}
+	for i := range made {
+		there = append(there, &made[i])
+	}
+	d.upgrade.strategies(sets, there)
+	var desired, available int32
+	for _, set := range sets {
 		s.objects = append(s.objects, set)
 		i := slices.IndexFunc(made, func(m appsv1.DaemonSet) bool { return m.Name == set.Name })
 		if i < 0 {
@@ -174,6 +226,9 @@ func (r *reconciler) drivers(name string, d driver, nodes []metav1.PartialObject
 		available += status.NumberAvailable
 		if made[i].Generation != status.ObservedGeneration || status.DesiredNumberScheduled == 0 || status.NumberAvailable < status.DesiredNumberScheduled {
 			waiting = append(waiting, fmt.Sprintf("DaemonSet %s: %d of %d pods are available", set.Name, status.NumberAvailable, status.DesiredNumberScheduled))
+		}
+		if progress := d.upgrade.progress(&made[i]); progress != "" && made[i].Generation == status.ObservedGeneration {
+			waiting = append(waiting, progress)
 		}
 	}
 	waiting = append(waiting, incomplete...)

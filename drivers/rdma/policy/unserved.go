@@ -1,19 +1,26 @@
 package policy
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+
+	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// served are the fields of each section that do something here, or whose doing nothing is what they ask for.
+// served are the fields of each section that do something here, or whose doing nothing is what they ask for: the device plugin's image, and so its pull
+// secrets and resources, are not used, since the rdma-plugin serves its pools; and drivers' pods tolerate every taint.
 func served() map[string][]string {
-	image := []string{"image", "repository", "version"}
+	image := []string{"image", "repository", "version", "imagePullSecrets"}
+	plugin := append(slices.Clone(image), "config", "containerResources")
 	return map[string][]string{
-		"ofedDriver":             image,
-		"devicePlugin":           append(slices.Clone(image), "config"),
-		"rdmaSharedDevicePlugin": append(slices.Clone(image), "config"),
+		"global": {"repository", "version", "imagePullSecrets"},
+		"ofedDriver": append(slices.Clone(image), "env", "startupProbe", "livenessProbe", "readinessProbe", "upgradePolicy",
+			"terminationGracePeriodSeconds"),
+		"devicePlugin":           plugin,
+		"rdmaSharedDevicePlugin": plugin,
 		"nvPeerDriver":           append(slices.Clone(image), "gpuDriverSourcePath"),
 	}
 }
@@ -22,7 +29,7 @@ func served() map[string][]string {
 func unserved(name string, section any) string {
 	known, found := served()[name]
 	if !found {
-		if empty(section) {
+		if empty(section) || name == "tolerations" {
 			return ""
 		}
 		return fmt.Sprintf("the section %s is not served: known are %s", name, strings.Join(slices.Sorted(maps.Keys(served())), ", "))
@@ -30,23 +37,34 @@ func unserved(name string, section any) string {
 	fields, _ := section.(map[string]any)
 	var missing []string
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
-		value := fields[field]
-		if slices.Contains(known, field) || empty(value) || field == "upgradePolicy" && !automatic(value) {
-			continue
+		if !slices.Contains(known, field) && !empty(fields[field]) {
+			missing = append(missing, name+"."+field)
 		}
-		missing = append(missing, name+"."+field)
 	}
-	if len(missing) == 0 {
-		return ""
+	var texts []string
+	if len(missing) > 0 {
+		texts = append(texts, "not served: "+strings.Join(missing, ", "))
 	}
-	return "not served: " + strings.Join(missing, ", ")
+	if upgrades := unservedUpgrade(upgradePolicy(fields["upgradePolicy"])); len(upgrades) > 0 {
+		texts = append(texts, unservedFields(upgrades))
+	}
+	return strings.Join(texts, "; ")
 }
 
-// automatic reports whether an upgrade policy wants pods replaced. Without it they are when somebody deletes them, which is how they run here.
-func automatic(policy any) bool {
-	fields, _ := policy.(map[string]any)
-	wanted, said := fields["autoUpgrade"].(bool)
-	return wanted || !said
+// upgradePolicy reads a driver's upgrade policy; nil: there is none.
+func upgradePolicy(fields any) *mellanox.UpgradePolicySpec {
+	if fields == nil {
+		return nil
+	}
+	content, err := json.Marshal(fields)
+	if err != nil {
+		return nil
+	}
+	p := &mellanox.UpgradePolicySpec{}
+	if json.Unmarshal(content, p) != nil {
+		return nil // The schema lets none in.
+	}
+	return p
 }
 
 // empty reports whether a value asks for nothing.
@@ -54,6 +72,10 @@ func empty(value any) bool {
 	switch v := value.(type) {
 	case nil:
 		return true
+	case bool:
+		return !v
+	case string:
+		return v == ""
 	case map[string]any:
 		return len(v) == 0
 	case []any:

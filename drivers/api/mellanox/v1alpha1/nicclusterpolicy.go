@@ -1,11 +1,12 @@
 // Package v1alpha1 is mellanox.com/v1alpha1 as existing manifests write it: NicClusterPolicy with the sections of the network operator's first
-// release.
+// release, and what is served of later ones.
 //
 // +kubebuilder:object:generate=true
 // +groupName=mellanox.com
 package v1alpha1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -53,9 +54,12 @@ type NicClusterPolicyList struct {
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type NicClusterPolicySpec struct {
+	// Global has defaults of every section's image.
+	// +optional
+	Global *GlobalSpec `json:"global,omitempty"`
 	// OFEDDriver is the NIC's kernel driver, as a DaemonSet for each operating system, kernel and architecture among the nodes with a NIC.
 	// +optional
-	OFEDDriver *ImageSpec `json:"ofedDriver,omitempty"`
+	OFEDDriver *OFEDDriverSpec `json:"ofedDriver,omitempty"`
 	// DevicePlugin makes an RDMAPool of each entry of its configuration. Its image is not used: the rdma-plugin serves the pools.
 	// +optional
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
@@ -67,17 +71,115 @@ type NicClusterPolicySpec struct {
 	NVPeerDriver *NVPeerDriverSpec `json:"nvPeerDriver,omitempty"`
 }
 
-// ImageSpec names an image: repository/image:version. Fields of later releases (probes, upgradePolicy, imagePullSecrets) are kept, and reported where they
-// are not served.
+// GlobalSpec is what a section's image takes where the section itself does not say.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type GlobalSpec struct {
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-\/:]+$`
+	// +optional
+	Repository string `json:"repository,omitempty"`
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-_]+$`
+	// +optional
+	Version string `json:"version,omitempty"`
+	// +optional
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+}
+
+// ImageSpec names an image: repository/image:version. Fields of later releases are kept, and reported where they are not served.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type ImageSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\-]+$`
 	Image string `json:"image"`
+	// Repository is global's where it is absent; one of the two must be given.
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-\/:]+$`
-	Repository string `json:"repository"`
+	// +optional
+	Repository string `json:"repository,omitempty"`
+	// Version is global's where it is absent; one of the two must be given.
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-_]+$`
-	Version string `json:"version"`
+	// +optional
+	Version string `json:"version,omitempty"`
+	// ImagePullSecrets are names of Secrets in the namespace of the drivers' pods; global's where there are none.
+	// +optional
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+}
+
+// OFEDDriverSpec is the NIC's kernel driver.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type OFEDDriverSpec struct {
+	ImageSpec `json:",inline"`
+	// StartupProbe asks whether the driver has been loaded: the container then has the file /.driver-ready.
+	// +optional
+	StartupProbe *ProbeSpec `json:"startupProbe,omitempty"`
+	// LivenessProbe asks whether the module mlx5_core is loaded.
+	// +optional
+	LivenessProbe *ProbeSpec `json:"livenessProbe,omitempty"`
+	// ReadinessProbe asks the same. Where it is absent and pods are replaced by themselves there is one of 10 s and then 30 s: without any, one node's driver
+	// would be taken for loaded while it is built, and the next node's would follow.
+	// +optional
+	ReadinessProbe *ProbeSpec `json:"readinessProbe,omitempty"`
+	// Env is the environment of the driver's container.
+	// +optional
+	Env []corev1.EnvVar `json:"env,omitempty"`
+	// UpgradePolicy says how a changed driver comes to nodes that run another; without it each pod is replaced when somebody deletes it.
+	// +optional
+	UpgradePolicy *UpgradePolicySpec `json:"upgradePolicy,omitempty"`
+	// TerminationGracePeriodSeconds is how long the driver may take to unload; the network operator's default is 300.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
+}
+
+// ProbeSpec is how often a probe asks.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type ProbeSpec struct {
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	InitialDelaySeconds int32 `json:"initialDelaySeconds,omitempty"`
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
+}
+
+// UpgradePolicySpec says how a changed driver comes to the nodes.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type UpgradePolicySpec struct {
+	// AutoUpgrade replaces the driver's pods without somebody who deletes them. Without it everything else here has no effect.
+	// +optional
+	AutoUpgrade bool `json:"autoUpgrade,omitempty"`
+	// MaxParallelUpgrades is on how many nodes at most the driver is replaced at a time; 0: on all. Default: 1.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	MaxParallelUpgrades *int32 `json:"maxParallelUpgrades,omitempty"`
+	// Drain moves other pods away from a node before its driver is replaced. It is not served: where it is enabled no pod is replaced by itself.
+	// +optional
+	Drain *DrainSpec `json:"drain,omitempty"`
+	// WaitForCompletion waits for pods to end before. It is not served: where it has a podSelector no pod is replaced by itself.
+	// +optional
+	WaitForCompletion *WaitForCompletionSpec `json:"waitForCompletion,omitempty"`
+	// SafeLoad drains a node before its driver is loaded. It is not served: where it is true no pod is replaced by itself.
+	// +optional
+	SafeLoad bool `json:"safeLoad,omitempty"`
+}
+
+// DrainSpec is the drain of a node.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type DrainSpec struct {
+	// Enable says whether there is one. Default: true, where the section drain is there.
+	// +optional
+	Enable *bool `json:"enable,omitempty"`
+}
+
+// WaitForCompletionSpec says which pods are waited for.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
+type WaitForCompletionSpec struct {
+	// +optional
+	PodSelector string `json:"podSelector,omitempty"`
 }
 
 // DevicePluginSpec is the shared RDMA device plugin.
@@ -86,7 +188,8 @@ type ImageSpec struct {
 type DevicePluginSpec struct {
 	ImageSpec `json:",inline"`
 	// Config is a config.json.
-	Config string `json:"config"`
+	// +optional
+	Config string `json:"config,omitempty"`
 }
 
 // NVPeerDriverSpec is the peer memory driver.

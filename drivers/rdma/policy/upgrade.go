@@ -1,0 +1,125 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
+)
+
+// upgrade is how a changed driver comes to the nodes that run another.
+type upgrade struct {
+	automatic bool
+	parallel  int32 // nodes at a time; 0: all
+}
+
+// upgradeOf reads the policy of a driver. Where it asks for something that is not served before a node's driver is replaced, nothing is replaced: it was
+// asked for so that no pod loses the NIC that it uses.
+func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
+	if p == nil || !p.AutoUpgrade || len(unservedUpgrade(p)) > 0 {
+		return upgrade{}
+	}
+	u := upgrade{automatic: true, parallel: 1}
+	if p.MaxParallelUpgrades != nil {
+		u.parallel = *p.MaxParallelUpgrades
+	}
+	return u
+}
+
+// unservedUpgrade names what an upgrade policy asks for and does not get.
+func unservedUpgrade(p *mellanox.UpgradePolicySpec) []string {
+	if p == nil || !p.AutoUpgrade {
+		return nil // All else has no effect then, in the network operator too.
+	}
+	var missing []string
+	if p.Drain != nil && (p.Drain.Enable == nil || *p.Drain.Enable) {
+		missing = append(missing, "drain")
+	}
+	if p.SafeLoad {
+		missing = append(missing, "safeLoad")
+	}
+	if p.WaitForCompletion != nil && p.WaitForCompletion.PodSelector != "" {
+		missing = append(missing, "waitForCompletion")
+	}
+	return missing
+}
+
+// behind reports whether pods of a DaemonSet run another template than its own, as far as its controller knows.
+func behind(set *appsv1.DaemonSet) bool {
+	s := set.Status
+	return s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled
+}
+
+// strategies gives each DaemonSet its update strategy. There is one for each platform, and the limit counts all nodes: one DaemonSet at a time has the
+// turn, and may have as many pods down as the limit leaves beside what is down of the others. It keeps the turn until all of its pods are updated.
+func (u upgrade) strategies(sets, made []*appsv1.DaemonSet) {
+	for _, set := range sets {
+		set.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+	}
+	if !u.automatic || len(sets) == 0 {
+		return
+	}
+	if u.parallel == 0 {
+		for _, set := range sets {
+			set.Spec.UpdateStrategy = rolling(intstr.FromString("100%"))
+		}
+		return
+	}
+	found := make(map[string]*appsv1.DaemonSet, len(made))
+	for _, set := range made {
+		found[set.Name] = set
+	}
+	var turn, waiting *appsv1.DaemonSet
+	down := int32(0)
+	for _, set := range sets {
+		is := found[set.Name]
+		if is == nil {
+			continue // It has no pods yet.
+		}
+		down += is.Status.NumberUnavailable
+		if !behind(is) {
+			continue
+		}
+		waiting = cmp.Or(waiting, set)
+		if is.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
+			turn = cmp.Or(turn, set)
+		}
+	}
+	// Nobody is behind: the first has the turn, so that the change of all templates at once begins with it alone.
+	turn = cmp.Or(turn, waiting, sets[0])
+	if is := found[turn.Name]; is != nil {
+		down -= is.Status.NumberUnavailable
+	}
+	if left := u.parallel - down; left > 0 {
+		turn.Spec.UpdateStrategy = rolling(intstr.FromInt32(left))
+	}
+}
+
+func rolling(unavailable intstr.IntOrString) appsv1.DaemonSetUpdateStrategy {
+	return appsv1.DaemonSetUpdateStrategy{
+		Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &unavailable},
+	}
+}
+
+// progress says how far an upgrade is; empty: every pod runs what it should.
+func (u upgrade) progress(set *appsv1.DaemonSet) string {
+	if !behind(set) {
+		return ""
+	}
+	s := set.Status
+	text := fmt.Sprintf("DaemonSet %s: %d of %d pods run the driver that is asked for", set.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+	if !u.automatic {
+		text += "; drain each of the other nodes and delete its pod of the driver"
+	}
+	return text
+}
+
+// unservedFields names the fields of an upgrade policy for people.
+func unservedFields(missing []string) string {
+	return fmt.Sprintf("upgradePolicy.%s is not served, so pods of the driver are not replaced by themselves: drain each node and delete its pod, or leave that out",
+		strings.Join(missing, ", upgradePolicy."))
+}

@@ -94,6 +94,7 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 			container := pod.Spec.Containers[0]
 			want := append([]string{
 				"/var/lib/gpufabric/compute-domain-plugin -> /var/lib/gpufabric/compute-domain-plugin",
+				"/var/lib/gpufabric/drain -> /var/lib/gpufabric/drain",
 				"/var/lib/kubelet/plugins/compute-domain.nvidia.com -> /var/lib/kubelet/plugins/compute-domain.nvidia.com",
 				"/var/lib/kubelet/plugins_registry -> /var/lib/kubelet/plugins_registry",
 				"/var/run/cdi -> /var/run/cdi",

@@ -24,6 +24,10 @@ A node plugin's DaemonSet. Called with a dict:
 {{- $own = append $own (printf "%s/%s" $values.kubelet.root .) }}
 {{- end }}
 {{- $own = concat $own .shared }}
+{{- if .driver }}
+{{- /* By which the roles that open NVML agree to close it: gpufabric drain. */}}
+{{- $own = append $own (printf "%s/drain" $values.stateDir) }}
+{{- end }}
 ---
 apiVersion: apps/v1
 kind: DaemonSet

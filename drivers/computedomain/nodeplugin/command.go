@@ -23,6 +23,7 @@ import (
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/observed"
@@ -62,6 +63,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 		return err
 	}
 	config = apiclient.Tune(config, role)
+	node.Files = h.Watcher()
 	client, err := apiclient.New(config, role)
 	if err != nil {
 		return err
@@ -84,9 +86,16 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
 	group.Go(func() error { p.node.labelClique(ctx, &p.fabric); return nil })
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
+	served := make(chan struct{})
+	follow := &follower{
+		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served, changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
+	}
 	group.Go(func() error {
-		reader.follow(ctx, &p.fabric, func(f fabric) { tell(ctx, recorder, node.NodeName, f) })
-		return nil
+		member := drain.Member{Directory: node.Drain(), Role: role}
+		if phase, _ := member.Phase(); phase == drain.Drained { // one that cannot be read is told of by the member
+			follow.rest()
+		}
+		return member.Run(ctx, follow.run)
 	})
 	group.Go(func() error { return metrics.Serve(ctx, node.MetricsAddress, collected.Registry, nil) })
 	group.Go(func() error {
@@ -97,6 +106,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 			return err
 		}
 		defer plugin.Stop()
+		close(served)
 		var beside sync.WaitGroup
 		defer beside.Wait()
 		ctx, cancel := context.WithCancel(ctx)

@@ -45,6 +45,8 @@ const (
 	problemOldDriver = "DriverTooOld"
 	// problemHostDaemon: the node runs an nvidia-imex of its own.
 	problemHostDaemon = "HostIMEXRunning"
+	// problemDrained: the node's GPUs are drained, and its fabric is not read.
+	problemDrained = "GPUsDrained"
 )
 
 // minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without that each
@@ -205,6 +207,9 @@ func (r *fabricReader) follow(ctx context.Context, into *observed.Value[fabric],
 	defer r.close(ctx)
 	for {
 		current := r.read(ctx)
+		if ctx.Err() != nil {
+			return
+		}
 		if current != into.Now() {
 			into.Set(current)
 			changed(current)

@@ -78,6 +78,21 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 	return "", !h.unsure, h.changed
 }
 
+// count is how many claims are for channels and for daemons.
+func (h *holdings) count() (channels, daemons int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, data := range h.byClaim {
+		if data.Channel != "" {
+			channels++
+		}
+		if data.Daemon != "" {
+			daemons++
+		}
+	}
+	return channels, daemons
+}
+
 // daemonOf is the domain whose daemon a claim is for; empty where it is for none, or not known.
 func (h *holdings) daemonOf(claim types.UID) types.UID {
 	h.mu.Lock()

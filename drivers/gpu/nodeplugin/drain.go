@@ -3,13 +3,13 @@ package nodeplugin
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,14 +21,14 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
-	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/ledger"
 )
 
 const (
 	// controlSocket is where the role takes orders, in its state directory, which root alone can enter.
 	controlSocket = "control.sock"
-	// drainedFile stands in the state directory while the node's GPUs are drained: a role that is started again leaves them alone too.
+	// drainedFile stood in the state directory of versions that drained this role alone.
 	drainedFile = "drained.json"
 	// DrainTaint keeps new claims off the GPUs of a node that is being drained.
 	DrainTaint = "gpufabric.io/drained"
@@ -39,14 +39,10 @@ const (
 // errDrained ends a run of the plugin whose GPUs are drained.
 var errDrained = errors.New("the node's GPUs are drained")
 
-// drained is what stands in drainedFile.
-type drained struct {
-	Since time.Time `json:"since"`
-}
-
-// drains knows whether the node's GPUs are drained, or are to be. The zero value is that they are not.
+// drains knows whether the node's GPUs are drained, or are to be.
 type drains struct {
-	file string
+	// shared is where the other roles read it.
+	shared drain.Directory
 
 	mu sync.Mutex
 	// wanted: somebody wants them drained. idle: the role has let go of NVML.
@@ -55,12 +51,21 @@ type drains struct {
 	changed chan struct{}
 }
 
-// newDrains reads what an earlier run left.
-func newDrains(stateDir string) *drains {
-	d := &drains{file: filepath.Join(stateDir, drainedFile), changed: make(chan struct{})}
-	_, err := os.Stat(d.file)
-	d.wanted = err == nil
-	return d
+// newDrains reads what an earlier run left. A drain that was waiting then is over: whoever wanted it has been told that the role went away.
+func newDrains(shared drain.Directory, stateDir string) (*drains, error) {
+	d := &drains{shared: shared, changed: make(chan struct{})}
+	earlier := filepath.Join(stateDir, drainedFile)
+	if _, err := os.Stat(earlier); err == nil {
+		if err := errors.Join(shared.Set(drain.Drained), os.Remove(earlier)); err != nil {
+			return d, err
+		}
+	}
+	phase, err := shared.Phase()
+	d.wanted = phase == drain.Drained
+	if phase == drain.Draining {
+		err = shared.Set(drain.None)
+	}
+	return d, err
 }
 
 // set changes the state.
@@ -178,31 +183,16 @@ func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	say("done")
 }
 
-// drain keeps new claims off the GPUs, waits until those that stand have ended, and has the role let go of NVML.
+// drain keeps new claims off the GPUs, waits until those that stand have ended, and has all roles of the node let go of NVML.
 func (s *starter) drain(ctx context.Context, say func(format string, args ...any)) error {
 	d := s.drains
-	p := s.current.Load()
-	if dra := p.served.Load(); dra != nil && !d.isWanted() {
-		p.draining.Store(true)
-		p.changed()
-		say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
-		if err := p.free(ctx, say); err != nil {
-			p.draining.Store(false)
-			p.changed()
-			return fmt.Errorf("%w: the GPUs are offered again", err)
-		}
-		for _, g := range p.kind.Hardware().Node.GPUs {
-			if running := partition.Processes(g); len(running) > 0 {
-				say("on %s still runs, which no claim gave it: %s", g.UUID, strings.Join(running, ", "))
-			}
+	if !d.isWanted() {
+		if err := s.empty(ctx, say); err != nil {
+			return err
 		}
 	}
-	text, err := json.Marshal(drained{Since: time.Now().UTC()})
-	if err != nil {
+	if err := d.shared.Set(drain.Drained); err != nil {
 		return err
-	}
-	if err := (atomicfile.Writer{}).Write(d.file, text, 0o640); err != nil {
-		return fmt.Errorf("remember that the GPUs are drained: %w", err)
 	}
 	d.set(func() { d.wanted = true })
 	if interrupt := s.interrupt.Load(); interrupt != nil {
@@ -211,31 +201,112 @@ func (s *starter) drain(ctx context.Context, say func(format string, args ...any
 	if err := d.await(ctx, func() bool { return d.idle }); err != nil {
 		return fmt.Errorf("waiting for NVML to be let go of: %w", err)
 	}
-	say("this driver has let go of NVML, and leaves the GPUs alone until gpufabric undrain, also when it is started again")
+	if err := d.awaitOthers(ctx, say); err != nil { // those of a node that was drained already may have come back in doubt
+		return err
+	}
+	say("every role of this driver has let go of NVML, and leaves the GPUs alone until gpufabric undrain, also when it is started again")
 	return nil
+}
+
+// empty waits until nobody has a GPU of the node through this driver. Where it fails the GPUs are offered as before.
+func (s *starter) empty(ctx context.Context, say func(format string, args ...any)) (err error) {
+	d, p := s.drains, s.current.Load()
+	if err := d.shared.Set(drain.Draining); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w: the GPUs are offered again", err), d.shared.Set(drain.None))
+		}
+	}()
+	if p.served.Load() == nil {
+		return d.awaitOthers(ctx, say) // it waits for a driver, and has given nothing
+	}
+	p.draining.Store(true)
+	p.changed()
+	defer func() {
+		if err != nil {
+			p.draining.Store(false)
+			p.dra.Ledger().Release(drainOwner)
+			p.changed()
+		}
+	}()
+	say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
+	if err := p.free(ctx, d.shared, say); err != nil {
+		return err
+	}
+	if err := d.awaitOthers(ctx, say); err != nil {
+		return err
+	}
+	for _, g := range p.kind.Hardware().Node.GPUs {
+		if running := partition.Processes(g); len(running) > 0 {
+			say("on %s still runs, which no claim gave it: %s", g.UUID, strings.Join(running, ", "))
+		}
+	}
+	return nil
+}
+
+// awaitOthers waits until the node's other roles have let go of NVML, and says what each waits for.
+func (d *drains) awaitOthers(ctx context.Context, say func(format string, args ...any)) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	changes, err := d.shared.Changes(watching)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(drainTold) // a role that is killed changes no file where directories cannot be watched
+	defer tick.Stop()
+	for last := ""; ; {
+		holders, err := d.shared.Holders()
+		if err != nil {
+			return err
+		}
+		if len(holders) == 0 {
+			return nil
+		}
+		words := make([]string, len(holders))
+		for i, h := range holders {
+			words[i] = h.String()
+		}
+		now := strings.Join(words, "; ")
+		if now != last {
+			say("waiting: %s", now)
+			last = now
+		}
+		select {
+		case <-changes:
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("given up while waiting for %s", now)
+		}
+	}
 }
 
 // undrain hands the GPUs out again.
 func (s *starter) undrain() error {
-	if err := os.Remove(s.drains.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forget that the GPUs are drained: %w", err)
+	if err := s.drains.shared.Set(drain.None); err != nil {
+		return err
 	}
 	s.drains.set(func() { s.drains.wanted = false })
 	return nil
 }
 
-// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on.
-func (p *plugin) free(ctx context.Context, say func(format string, args ...any)) (err error) {
-	owner := ledger.Owner{ID: "drain", Name: "gpufabric drain"}
-	defer func() {
-		if err != nil {
-			p.dra.Ledger().Release(owner.ID)
-		}
-	}()
+// drainOwner is who keeps the GPUs in the ledger while they are drained.
+const drainOwner = "drain"
+
+// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin whose role takes part in
+// drains are that role's to let go of.
+func (p *plugin) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
+	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""
 	for patience := time.Duration(0); ; patience = drainTold { // the first time says at once for what it waits
+		given := p.given.snapshot()
+		own := slices.DeleteFunc(slices.Clone(p.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
+			owner, is := given[g.UUID]
+			return is && shared.TakesPart(owner+"-plugin")
+		})
 		turn, cancel := context.WithTimeout(ctx, patience)
-		err := p.dra.Ledger().Acquire(turn, owner, holdsOf(p.kind.Hardware().Node.GPUs)...)
+		err := p.dra.Ledger().Acquire(turn, owner, holdsOf(own)...)
 		cancel()
 		var held *ledger.ConflictError
 		switch {
@@ -246,7 +317,7 @@ func (p *plugin) free(ctx context.Context, say func(format string, args ...any))
 		case !errors.As(err, &held):
 			return err
 		}
-		if message := p.holders(); message != last {
+		if message := p.holders(shared); message != last {
 			say("waiting: %s; %s", err.Error(), message)
 			last = message
 		}
@@ -262,7 +333,7 @@ func holdsOf(gpus []*inventory.GPU) []ledger.Hold {
 }
 
 // holders says who has devices of the node.
-func (p *plugin) holders() string {
+func (p *plugin) holders(shared drain.Directory) string {
 	var out []string
 	for _, record := range p.dra.Records() {
 		var held []string
@@ -272,6 +343,9 @@ func (p *plugin) holders() string {
 		out = append(out, fmt.Sprintf("claim %s/%s has %s", record.Namespace, record.Name, strings.Join(held, ", ")))
 	}
 	for uuid, plugin := range p.given.snapshot() {
+		if shared.TakesPart(plugin + "-plugin") {
+			continue // it says itself what it waits for
+		}
 		out = append(out, fmt.Sprintf("the device plugin %s has %s: take the GPU from it first", plugin, uuid))
 	}
 	return "delete their pods, or kubectl drain the node: " + strings.Join(sortedWords(out), "; ")

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/fakes/nvmlstate"
 )
 
@@ -74,7 +76,7 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	if out, err := administrator(t, root, "-i", "0", "--gpu-reset"); err != nil {
 		t.Errorf("the GPU of a drained node could not be reset: %v\n%s", err, out)
 	}
-	if !newDrains(b.options.StateDir).isWanted() {
+	if !drainedOn(t, b) {
 		t.Error("a role that is started again would open NVML")
 	}
 	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
@@ -84,6 +86,81 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.taints("gpu-1", "")
 	again := b.claim("u3", nil, device{name: "gpu-1"})
 	b.await(func() bool { return b.prepareWithin(time.Second, again) == "" }, "a claim is prepared again")
+}
+
+// drainedOn says whether a role that is started on the bench's node would leave NVML closed.
+func drainedOn(t *testing.T, b *bench) bool {
+	t.Helper()
+	phase, err := b.options.Drain().Phase()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return phase == drain.Drained
+}
+
+// TestADrainWaitsForTheNodesOtherRoles has another role of the node with a claim of its own.
+func TestADrainWaitsForTheNodesOtherRoles(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	shared := b.options.Drain()
+	shared.Files = &filewatch.Watcher{}
+	open, stands, ended := make(chan bool, 3), make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		ended <- drain.Member{Directory: shared, Role: "compute-domain-plugin"}.Run(ctx, func(ctx context.Context, s *drain.Session) error {
+			open <- true
+			if !s.Await(ctx, true) {
+				return nil
+			}
+			s.Holds(ctx, "a daemon's claim stands")
+			<-stands
+			open <- false
+			return drain.ErrLetGo
+		})
+	}()
+	if !<-open {
+		t.Fatal("the role did not open NVML")
+	}
+	said, drained := &transcript{}, make(chan error, 1)
+	go func() { drained <- order(t.Context(), b.options.StateDir, "drain", said) }()
+	b.await(func() bool { return strings.Contains(said.String(), "compute-domain-plugin: a daemon's claim stands") }, "the other role's claim is named")
+	if drainedOn(t, b) {
+		t.Error("the node counts as drained while a role of it holds NVML")
+	}
+	close(stands)
+	if err := <-drained; err != nil {
+		t.Fatalf("%v; it said:\n%s", err, said)
+	}
+	if <-open || !drainedOn(t, b) {
+		t.Error("the other role did not let go")
+	}
+	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if !<-open {
+		t.Error("the other role did not come back")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestANodeThatAnEarlierVersionDrainedStaysDrained(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	b.stop()
+	if err := os.WriteFile(filepath.Join(b.options.StateDir, "drained.json"), []byte(`{"since":"2026-11-22T17:00:00Z"}`), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time it is the shared file that says so
+		if d, err := newDrains(b.options.Drain(), b.options.StateDir); err != nil || !d.isWanted() {
+			t.Errorf("drained: %v, %v", d.isWanted(), err)
+		}
+	}
+	if !drainedOn(t, b) {
+		t.Error("the node's other roles do not know it")
+	}
 }
 
 func TestADrainThatIsGivenUpLeavesEverythingAsItWas(t *testing.T) {
@@ -97,7 +174,7 @@ func TestADrainThatIsGivenUpLeavesEverythingAsItWas(t *testing.T) {
 	}
 	b.taints("gpu-1", "")
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
-	if newDrains(b.options.StateDir).isWanted() {
+	if drainedOn(t, b) {
 		t.Error("the node counts as drained")
 	}
 }

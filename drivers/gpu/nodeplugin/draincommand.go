@@ -2,6 +2,7 @@ package nodeplugin
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,24 +16,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/program/host"
 )
 
 // DrainCommand is the subcommand drain.
 func DrainCommand(h host.Host) *cobra.Command {
-	var stateDir, procRoot string
+	var at drainPlace
+	var procRoot string
 	var patience time.Duration
 	cmd := &cobra.Command{
 		Use:   "drain",
-		Short: "Have this node's gpu-plugin let go of its GPUs, so that they can be reset or their driver unloaded",
+		Short: "Have this node's plugins let go of its GPUs, so that they can be reset or their driver unloaded",
 		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node (taint ` + DrainTaint + `),
-claims that stand are waited for and named, then the plugin closes NVML and stays away until gpufabric undrain. What else has the GPUs open is named as far as
-it can be seen from here. Interrupted while it waits, it leaves everything as it was.`,
+and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then every role of the node closes NVML and leaves it
+closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open is named as far as it can be seen from here. Interrupted while it
+waits, it leaves everything as it was.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
 			defer cancel()
-			if err := order(ctx, stateDir, "drain", h.Out()); err != nil {
+			if err := at.order(ctx, "drain", h.Out()); err != nil {
 				return err
 			}
 			for _, line := range openedBy(procRoot, os.Getpid()) {
@@ -43,7 +48,7 @@ it can be seen from here. Interrupted while it waits, it leaves everything as it
 			return nil
 		},
 	}
-	drainFlags(cmd, &stateDir)
+	at.bind(cmd)
 	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc: programs that have a GPU open are looked for there")
 	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
 	return cmd
@@ -51,19 +56,47 @@ it can be seen from here. Interrupted while it waits, it leaves everything as it
 
 // UndrainCommand is the subcommand undrain.
 func UndrainCommand(h host.Host) *cobra.Command {
-	var stateDir string
+	var at drainPlace
 	cmd := &cobra.Command{
 		Use:   "undrain",
-		Short: "Have this node's gpu-plugin hand out its GPUs again after gpufabric drain",
+		Short: "Have this node's plugins hand out its GPUs again after gpufabric drain",
 		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return order(cmd.Context(), stateDir, "undrain", h.Out()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return at.order(cmd.Context(), "undrain", h.Out()) },
 	}
-	drainFlags(cmd, &stateDir)
+	at.bind(cmd)
 	return cmd
 }
 
-func drainFlags(cmd *cobra.Command, stateDir *string) {
-	cmd.Flags().StringVar(stateDir, "state-dir", "/var/lib/gpufabric/"+role, "the plugin's --state-dir on this node")
+// drainPlace is where the roles of a node take orders.
+type drainPlace struct {
+	stateDir, drainDir string
+	// alone: no gpu-plugin is installed on the node.
+	alone bool
+}
+
+func (at *drainPlace) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&at.stateDir, "state-dir", "/var/lib/gpufabric/"+role, "the plugin's --state-dir on this node")
+	cmd.Flags().StringVar(&at.drainDir, "drain-dir", "", "the --drain-dir of the node's plugins; empty: drain, beside --state-dir")
+	cmd.Flags().BoolVar(&at.alone, "without-gpu-plugin", false, "the node has no gpu-plugin: order the other roles alone")
+}
+
+// order gives an order to the node's roles, and writes their answers out.
+func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) error {
+	if !at.alone {
+		return order(ctx, at.stateDir, what, out)
+	}
+	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.Beside(at.stateDir)), Files: &filewatch.Watcher{}}}
+	if what == "undrain" {
+		return d.shared.Set(drain.None)
+	}
+	if err := d.shared.Set(drain.Draining); err != nil {
+		return err
+	}
+	err := d.awaitOthers(ctx, func(format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) })
+	if err != nil {
+		return errors.Join(fmt.Errorf("%w: the GPUs are in use as before", err), d.shared.Set(drain.None))
+	}
+	return d.shared.Set(drain.Drained)
 }
 
 // order gives an order to the role of a state directory, and writes its answers out.
@@ -72,7 +105,7 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
-		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? One that does not run holds no GPU)", what, path, err)
+		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? Where none is installed: --without-gpu-plugin)", what, path, err)
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })

@@ -9,7 +9,7 @@
 // Environment: NODE_NAME from spec.nodeName. Every flag that takes text can be given by an environment variable too (--driver-root: DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
-// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --dev-root (/dev), --driver-root (read only).
+// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --drain-dir (/var/lib/gpufabric/drain), --dev-root (/dev), --driver-root (read only).
 // Where the driver's root cannot be mounted at its own path, mount it elsewhere and give both paths: --driver-root=/host=/.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
@@ -204,7 +204,10 @@ func (s *starter) run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
-	s.drains = newDrains(o.StateDir)
+	var err error
+	if s.drains, err = newDrains(o.Drain(), o.StateDir); err != nil {
+		klog.FromContext(ctx).Error(err, "What an earlier run left of a drain", "drained", s.drains.isWanted())
+	}
 	wg.Go(func() {
 		if err := s.control(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "gpufabric drain cannot be served")
@@ -216,8 +219,8 @@ func (s *starter) run(ctx context.Context) error {
 			return ended(ctx) // told to end while it was drained
 		}
 		err := s.once(ctx, p)
-		if cause := ended(ctx); cause != nil {
-			return cause // it says more than what was interrupted by it
+		if ctx.Err() != nil {
+			return ended(ctx) // it says more than what was interrupted by it, which may have been a start
 		}
 		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) {
 			return err

@@ -4,6 +4,7 @@
 package options
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
 )
 
@@ -35,6 +37,8 @@ type Node struct {
 	KubeletRoot string
 	// StateDir is the plugin's own, kept across restarts of the plugin and of the node.
 	StateDir string
+	// DrainDir is the directory by which the roles of a node agree on a drain of its GPUs; empty: drain, beside StateDir.
+	DrainDir string
 	// NodeName is the Node object's name.
 	NodeName string
 	// MetricsAddress serves /metrics and /healthz (host:port); empty: nowhere.
@@ -57,6 +61,7 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	text(&n.CDIRoot, "cdi-root", "/var/run/cdi", "directory where the container runtime looks for CDI specs")
 	text(&n.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's directory")
 	text(&n.StateDir, "state-dir", filepath.Join("/var/lib/gpufabric", name), "directory of this plugin's own state, kept across restarts")
+	text(&n.DrainDir, "drain-dir", "", "directory, shared by the roles of a node, by which they agree on a drain of its GPUs; empty: drain, beside --state-dir")
 	text(&n.NodeName, "node-name", "", "name of this node's Node object (environment: NODE_NAME, from the downward API)")
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
@@ -111,6 +116,11 @@ func (n *Node) Dev() driver.Place {
 		return driver.Here(n.DevRoot) // Validate has said so
 	}
 	return dev
+}
+
+// Drain is how the role agrees with the node's others on a drain of the GPUs.
+func (n *Node) Drain() drain.Directory {
+	return drain.Directory{Path: cmp.Or(n.DrainDir, drain.Beside(n.StateDir)), Files: n.Files}
 }
 
 // ProcRoot is the directory that stands for /proc.

@@ -226,6 +226,18 @@ func (b *Book) Len() int {
 	return len(b.holds)
 }
 
+// Names are those of the containers that hold shares, in order.
+func (b *Book) Names() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	names := make([]string, 0, len(b.holds))
+	for _, entry := range b.holds {
+		names = append(names, entry.holder.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Holds tells whether the holder of this ID holds shares.
 func (b *Book) Holds(id string) bool {
 	b.mu.Lock()

@@ -2,8 +2,10 @@ package nodeplugin
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -13,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/vgpu/agreement"
@@ -51,6 +55,7 @@ heeds those by which it finds the GPUs, their units and --state-dir, which is vg
 			if err != nil {
 				return err
 			}
+			o.Files = h.Watcher()
 			return RunMonitor(cmd.Context(), &o, byteLabels, h.Library(o.Driver()), client)
 		},
 	}
@@ -69,6 +74,9 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	if err != nil {
 		return err
 	}
+	if o.Files == nil {
+		o.Files = &filewatch.Watcher{}
+	}
 	address := o.MetricsAddress
 	if address == "" {
 		address = monitorAddress
@@ -77,11 +85,18 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	return together(ctx,
 		func(ctx context.Context) error { return metrics.Serve(ctx, address, registry, nil) },
 		func(ctx context.Context) error {
-			if awaitDriver(ctx, o, lib) != nil {
-				return nil // told to end while it waited
-			}
-			defer func() { _ = lib.Shutdown() }()
-			return export(ctx, o, config, byteLabels, lib, client, registry)
+			member := drain.Member{Directory: o.Drain(), Role: MonitorRole}
+			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
+				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
+					turn, stop := s.Interrupted(ctx) // it gives nothing, so it lets go at once
+					defer stop()
+					err := export(turn, o, config, byteLabels, lib, client, registry)
+					if errors.Is(context.Cause(turn), drain.ErrLetGo) {
+						return drain.ErrLetGo
+					}
+					return err
+				})
+			})
 		})
 }
 
@@ -97,25 +112,47 @@ func export(ctx context.Context, o *Options, config settings.Settings, byteLabel
 	if err != nil {
 		return err
 	}
-	registry.MustRegister(monitor.New(monitor.Options{
+	open := &gate{}
+	shown := monitor.New(monitor.Options{
 		Source: source{
-			table: t, pods: watched,
+			table: t, pods: watched, nvml: open,
 			resources: assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
 		},
 		Directory: filepath.Join(o.StateDir, "containers"), Factor: func() int { return t.Deck().Factor }, ByteLabels: byteLabels, Now: time.Now,
-	}))
+	})
+	registry.MustRegister(shown)
+	defer open.close() // before NVML is, which a scrape may be asking
+	defer registry.Unregister(shown)
 	return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
 }
 
 // source is what the monitor knows of the node.
 type source struct {
+	nvml      *gate
 	table     *table
 	pods      *podwatch.Pods
 	resources assignment.Resources
 }
 
+// gate keeps NVML from being asked after it was closed: a call of a library that is closed ends the process.
+type gate struct {
+	mu     sync.Mutex
+	closed bool
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
 // GPUs implements monitor.Source.
 func (s source) GPUs() []monitor.GPU {
+	s.nvml.mu.Lock()
+	defer s.nvml.mu.Unlock()
+	if s.nvml.closed {
+		return nil
+	}
 	var out []monitor.GPU
 	for _, card := range s.table.Deck().Cards {
 		memory, ret := card.GPU.Handle.GetMemoryInfo()

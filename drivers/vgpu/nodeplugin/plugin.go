@@ -39,6 +39,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/runtimehook"
@@ -111,29 +112,40 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
 		func(ctx context.Context) error {
-			if awaitDriver(ctx, o, lib) != nil {
-				return nil // told to end while it waited
-			}
-			defer func() { _ = lib.Shutdown() }()
-			for {
-				if err := share(ctx, o, config, lib, client, registry); !errors.Is(err, errGPUCame) {
-					return err
-				}
-				klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared anew")
-			}
+			member := drain.Member{Directory: o.Drain(), Role: Role}
+			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
+				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
+					for {
+						if err := share(ctx, s, o, config, lib, client, registry); !errors.Is(err, errGPUCame) {
+							return err
+						}
+						klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared again")
+					}
+				})
+			})
 		})
 }
 
 // errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart of the role.
 var errGPUCame = errors.New("a GPU answers that did not")
 
-// awaitDriver starts NVML, and waits for a driver that is not there yet.
-func awaitDriver(ctx context.Context, o *Options, lib nvml.Interface) error {
-	return nvidia.Await(ctx, lib, o.DriverRoot, func(message string) { klog.FromContext(ctx).Info(message) })
+// withDriver starts NVML, waits for a driver that is not there yet, and closes NVML after use. A drain ends the wait.
+func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
+	waiting, stop := s.Interrupted(ctx)
+	defer stop()
+	err := nvidia.Await(waiting, lib, o.DriverRoot, func(message string) { klog.FromContext(ctx).Info(message) })
+	switch {
+	case errors.Is(err, drain.ErrLetGo):
+		return err
+	case err != nil:
+		return nil // told to end while it waited
+	}
+	defer func() { _ = lib.Shutdown() }()
+	return use(ctx)
 }
 
-// share hands out shares until ctx ends, or until a GPU is there that was not.
-func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
+// share hands out shares until ctx ends, until a GPU is there that was not, or until it has let go of the GPUs for a drain.
+func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	factor := agreement.Factor{Client: client, Namespace: o.Namespace}
@@ -157,6 +169,8 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	}
 	book := &holdings.Book{}
 	defer count(registry, book, made)()
+	drained := drained{session: s, table: t, book: book, made: made}
+	defer drained.leave(ctx)
 	resources := assignment.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
 	told := newOutcome(client, resources, o.NodeName)
 	h := &hook.Hook{
@@ -194,7 +208,7 @@ func share(ctx context.Context, o *Options, config settings.Settings, lib nvml.I
 	t.onChange(func(*cards.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole,
+		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run,
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {

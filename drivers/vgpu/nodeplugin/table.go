@@ -34,6 +34,9 @@ type table struct {
 	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
 	unusable map[string]string
 
+	// draining: the node's GPUs are to be let go of.
+	draining atomic.Bool
+
 	deck atomic.Pointer[cards.Deck]
 
 	mu     sync.Mutex // held while the deck is laid
@@ -94,8 +97,18 @@ func (t *table) lay(ctx context.Context) {
 	}
 }
 
+// drain makes every GPU unhealthy while the node is drained.
+func (t *table) drain(ctx context.Context, wanted bool) {
+	if t.draining.Swap(wanted) != wanted {
+		t.lay(ctx)
+	}
+}
+
 // ails says what is wrong with a card, empty where nothing is. A fault of one MIG instance leaves the others of its GPU to be used.
 func (t *table) ails(card *cards.Card) string {
+	if t.draining.Load() {
+		return "the node's GPUs are drained, until gpufabric undrain"
+	}
 	if why := t.unusable[card.GPU.UUID]; why != "" {
 		return why
 	}

@@ -1,0 +1,168 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/observed"
+)
+
+// Member is a role that opens NVML on a node whose GPUs may be drained.
+type Member struct {
+	Directory
+
+	Role string
+}
+
+// Session is one use of NVML by a member.
+type Session struct {
+	wanted observed.Value[bool]
+
+	mu   sync.Mutex
+	file *os.File // nil: the role takes no part
+	said string
+}
+
+// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has let go for a drain, and is then called again when
+// the drain is over. A directory that cannot be used keeps no role from running: it is logged, and the role takes no part in drains.
+func (m Member) Run(ctx context.Context, use func(context.Context, *Session) error) error {
+	if m.Path == "" {
+		return use(ctx, &Session{})
+	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	changes, err := m.Changes(watching)
+	var file *os.File
+	if err == nil {
+		file, err = m.join()
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "This role keeps NVML open when the node's GPUs are drained")
+		return use(ctx, &Session{})
+	}
+	defer func() { _ = file.Close() }()
+	for told := false; ; {
+		if m.mayUse(ctx, file) {
+			told = false
+			if err := m.use(ctx, file, changes, use); !errors.Is(err, ErrLetGo) {
+				return err
+			}
+			continue // the phase may have changed by now
+		}
+		if !told {
+			klog.FromContext(ctx).Info("The node's GPUs are drained: NVML stays closed until gpufabric undrain")
+			told = true
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// join opens the member's file, and holds its lock for as long as the file is open. Two processes of a role may be members at a time, in a rollout.
+func (m Member) join() (*os.File, error) {
+	path := m.file(m.Role + memberSuffix)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // the drain command reads it, whoever runs it
+	if err != nil {
+		return nil, fmt.Errorf("take part in drains of the node's GPUs: %w", err)
+	}
+	if err := flock(file, unix.LOCK_SH); err != nil { // whoever looks at it locks it for a moment
+		return nil, errors.Join(fmt.Errorf("take part in drains of the node's GPUs: lock %s: %w", path, err), file.Close())
+	}
+	return file, nil
+}
+
+// mayUse says whether NVML may be opened. While a drain waits, a role that ended without letting go goes on where it was, so that it can say what stands.
+func (m Member) mayUse(ctx context.Context, file *os.File) bool {
+	phase, err := m.Phase()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "NVML stays closed")
+	}
+	text, statErr := file.Stat()
+	return phase == None || phase == Draining && statErr == nil && text.Size() > 0
+}
+
+// use runs one use with a session that follows the phase.
+func (m Member) use(ctx context.Context, file *os.File, changes <-chan struct{}, use func(context.Context, *Session) error) error {
+	s := &Session{file: file}
+	s.Holds(ctx, "NVML is open")
+	follow := func() {
+		phase, _ := m.Phase() // one that cannot be read says drained, and mayUse logs it
+		if wanted := phase != None; wanted != s.wanted.Now() {
+			s.wanted.Set(wanted)
+		}
+	}
+	follow()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-changes:
+				follow()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	err := use(ctx, s)
+	cancel()
+	wg.Wait()
+	if errors.Is(err, ErrLetGo) {
+		s.Holds(context.WithoutCancel(ctx), "")
+	}
+	return err
+}
+
+// Holds says in words why the role has not let go of NVML; empty: it has.
+func (s *Session) Holds(ctx context.Context, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil || s.said == why && why != "" {
+		return
+	}
+	s.said = why
+	text := []byte(why)
+	text = text[:min(len(text), 1000)] // whoever reads it reads no more
+	_, err := s.file.WriteAt(text, 0)
+	err = errors.Join(err, s.file.Truncate(int64(len(text))))
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "gpufabric drain does not hear what this role waits for")
+	}
+	// A watcher hears of a file that is closed, and this one stays open for its lock.
+	if again, err := os.OpenFile(s.file.Name(), os.O_WRONLY, 0); err == nil {
+		_ = again.Close()
+	}
+}
+
+// Wanted says whether the role is to let go, and returns a channel that is closed when that changes.
+func (s *Session) Wanted() (bool, <-chan struct{}) { return s.wanted.Get() }
+
+// Await waits until the role is to let go, or is not any more; false when ctx ended first.
+func (s *Session) Await(ctx context.Context, wanted bool) bool {
+	_, ok := s.wanted.Await(ctx, func(now bool) bool { return now == wanted })
+	return ok
+}
+
+// Interrupted is a context that ends with ErrLetGo when the role is to let go: for what holds nothing that would have to end first.
+func (s *Session) Interrupted(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if s.Await(ctx, true) {
+			cancel(ErrLetGo)
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}

@@ -19,8 +19,8 @@ type follower struct {
 	served <-chan struct{}
 }
 
-// run implements the member's use of NVML. NVML is closed as soon as a drain begins: no claim that stands needs it. Claims are waited for all the same, since
-// the daemon and the jobs that have them have the GPUs open.
+// run implements the member's use of NVML. NVML is closed as soon as a drain begins: no claim that stands needs it. Claims are waited for
+// all the same, since the daemon and the jobs that have them have the GPUs open.
 func (f *follower) run(ctx context.Context, s *drain.Session) error {
 	for {
 		if wanted, _ := s.Wanted(); !wanted {
@@ -88,5 +88,6 @@ func (f *follower) holding() string {
 	if channels+daemons == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d claims for channels and %d for daemons of compute domains stand: delete their pods, or kubectl drain the node", channels, daemons)
+	return fmt.Sprintf("%d claims for channels and %d for daemons of compute domains stand: delete their pods, or kubectl drain the node",
+		channels, daemons)
 }

@@ -148,7 +148,8 @@ func (s *starter) control(ctx context.Context) error {
 	}
 }
 
-// obey carries one order out and answers in lines, the last of which begins with "done" or "failed: ". An order whose giver is gone is given up.
+// obey carries one order out and answers in lines, the last of which begins with "done" or "failed: ". An order whose giver is gone is
+// given up.
 func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -294,8 +295,8 @@ func (s *starter) undrain() error {
 // drainOwner is who keeps the GPUs in the ledger while they are drained.
 const drainOwner = "drain"
 
-// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin whose role takes part in
-// drains are that role's to let go of.
+// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin
+// whose role takes part in drains are that role's to let go of.
 func (p *plugin) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
 	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""

@@ -62,7 +62,8 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 		t.Error("the GPU was reset while the plugin has NVML open")
 	}
 	for _, uid := range []string{"u1", "u2"} {
-		// The plugin starts again at once when the last claim is gone, which may cut that call's answer off; a kubelet asks again, as this does.
+		// The plugin starts again at once when the last claim is gone, which may cut that call's answer off; a kubelet asks again, as
+		// this does.
 		b.await(func() bool { return b.unprepare(b.get(uid)) == "" }, "claim "+uid+" is given back")
 	}
 	select {
@@ -123,7 +124,8 @@ func TestADrainWaitsForTheNodesOtherRoles(t *testing.T) {
 	}
 	said, drained := &transcript{}, make(chan error, 1)
 	go func() { drained <- order(t.Context(), b.options.StateDir, "drain", said) }()
-	b.await(func() bool { return strings.Contains(said.String(), "compute-domain-plugin: a daemon's claim stands") }, "the other role's claim is named")
+	named := func() bool { return strings.Contains(said.String(), "compute-domain-plugin: a daemon's claim stands") }
+	b.await(named, "the other role's claim is named")
 	if drainedOn(t, b) {
 		t.Error("the node counts as drained while a role of it holds NVML")
 	}

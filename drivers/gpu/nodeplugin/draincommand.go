@@ -29,10 +29,10 @@ func DrainCommand(h host.Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain",
 		Short: "Have this node's plugins let go of its GPUs, so that they can be reset or their driver unloaded",
-		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node (taint ` + DrainTaint + `),
-and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then every role of the node closes NVML and leaves it
-closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open is named as far as it can be seen from here. Interrupted while it
-waits, it leaves everything as it was.`,
+		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node
+(taint ` + DrainTaint + `), and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then
+every role of the node closes NVML and leaves it closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open
+is named as far as it can be seen from here. Interrupted while it waits, it leaves everything as it was.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
@@ -49,7 +49,7 @@ waits, it leaves everything as it was.`,
 		},
 	}
 	at.bind(cmd)
-	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc: programs that have a GPU open are looked for there")
+	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc, where programs that have a GPU open are looked for")
 	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
 	return cmd
 }
@@ -105,7 +105,8 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
-		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? Where none is installed: --without-gpu-plugin)", what, path, err)
+		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? "+
+			"Where none is installed: --without-gpu-plugin)", what, path, err)
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -155,7 +156,8 @@ func openedBy(procRoot string, self int) []string {
 	}
 	slices.Sort(out)
 	if len(out) == 0 {
-		out = append(out, "no program that can be seen from here has a GPU open; in a pod those of other pods and of the node cannot be seen: fuser -v /dev/nvidia* on the node tells")
+		out = append(out, "no program that can be seen from here has a GPU open; in a pod those of other pods and of the node cannot be seen: "+
+			"fuser -v /dev/nvidia* on the node tells")
 	}
 	if hidden > 0 {
 		out = append(out, fmt.Sprintf("%d processes could not be looked at: run it as root", hidden))

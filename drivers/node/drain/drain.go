@@ -1,9 +1,10 @@
-// Package drain has every role of a node close NVML together: NVIDIA's driver resets no GPU and unloads no module while a program has NVML open.
+// Package drain has every role of a node close NVML together: NVIDIA's driver resets no GPU and unloads no module while a program has
+// NVML open.
 //
-// The roles are processes of their own that may be killed at any time, so they agree through files of a directory that all of them mount. phase holds
-// how far the drain is; gpu-plugin writes it. Each role that opens NVML keeps a file ROLE.member: its text says why the role has not let go yet, and is
-// empty once it has; a lock on it (flock(2), which ends with its process) says that the role runs. A text without a lock is what a role had
-// when it ended: it is waited for, since pods may have GPUs that it gave them.
+// The roles are processes of their own that may be killed at any time, so they agree through files of a directory that all of them mount.
+// phase holds how far the drain is; gpu-plugin writes it. Each role that opens NVML keeps a file ROLE.member: its text says why the role
+// has not let go yet, and is empty once it has; a lock on it (flock(2), which ends with its process) says that the role runs. A text
+// without a lock is what a role had when it ended: it is waited for, since pods may have GPUs that it gave them.
 package drain
 
 import (
@@ -57,7 +58,8 @@ func Beside(stateDir string) string {
 	return filepath.Join(filepath.Dir(filepath.Clean(stateDir)), "drain")
 }
 
-// Phase is how far the drain is. A file that says nothing known counts as drained: a GPU may be in the middle of a reset, and gpufabric undrain mends it.
+// Phase is how far the drain is. A file that says nothing known counts as drained: a GPU may be in the middle of a reset, and gpufabric
+// undrain mends it.
 func (d Directory) Phase() (Phase, error) {
 	if d.Path == "" {
 		return None, nil
@@ -73,7 +75,8 @@ func (d Directory) Phase() (Phase, error) {
 	case Draining, Drained:
 		return phase, nil
 	default:
-		return Drained, fmt.Errorf("read whether the node's GPUs are drained: %s says %.40q, where %q or %q is allowed; run gpufabric undrain", d.file(phaseFile), phase, Draining, Drained)
+		return Drained, fmt.Errorf("read whether the node's GPUs are drained: %s says %.40q, where %q or %q is allowed; run gpufabric undrain",
+			d.file(phaseFile), phase, Draining, Drained)
 	}
 }
 

@@ -182,7 +182,11 @@ func TestADirectoryThatCannotBeMadeKeepsNoRoleFromRunning(t *testing.T) {
 	}
 	d := Directory{Path: filepath.Join(file, "drain"), Files: &filewatch.Watcher{}}
 	called := false
-	if err := (Member{Directory: d, Role: "vgpu-plugin"}).Run(t.Context(), func(context.Context, *Session) error { called = true; return nil }); err != nil || !called {
+	use := func(context.Context, *Session) error {
+		called = true
+		return nil
+	}
+	if err := (Member{Directory: d, Role: "vgpu-plugin"}).Run(t.Context(), use); err != nil || !called {
 		t.Errorf("called: %v, error %v", called, err)
 	}
 }

@@ -29,8 +29,9 @@ type Session struct {
 	said string
 }
 
-// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has let go for a drain, and is then called again when
-// the drain is over. A directory that cannot be used keeps no role from running: it is logged, and the role takes no part in drains.
+// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has let go for a drain, and is then
+// called again when the drain is over. A directory that cannot be used keeps no role from running: it is logged, and the role takes no
+// part in drains.
 func (m Member) Run(ctx context.Context, use func(context.Context, *Session) error) error {
 	if m.Path == "" {
 		return use(ctx, &Session{})
@@ -67,7 +68,8 @@ func (m Member) Run(ctx context.Context, use func(context.Context, *Session) err
 	}
 }
 
-// join opens the member's file, and holds its lock for as long as the file is open. Two processes of a role may be members at a time, in a rollout.
+// join opens the member's file, and holds its lock for as long as the file is open. Two processes of a role may be members at a time, in
+// a rollout.
 func (m Member) join() (*os.File, error) {
 	path := m.file(m.Role + memberSuffix)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // the drain command reads it, whoever runs it
@@ -80,7 +82,8 @@ func (m Member) join() (*os.File, error) {
 	return file, nil
 }
 
-// mayUse says whether NVML may be opened. While a drain waits, a role that ended without letting go goes on where it was, so that it can say what stands.
+// mayUse says whether NVML may be opened. While a drain waits, a role that ended without letting go goes on where it was, so that it can
+// say what stands.
 func (m Member) mayUse(ctx context.Context, file *os.File) bool {
 	phase, err := m.Phase()
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// drainLook is how often a role that is to let go looks whether containers still have shares: neither the book nor the store of instances tells of an end.
+// drainLook is how often a role that is to let go looks whether containers still have shares: neither the book nor the store of instances
+// tells of an end.
 const drainLook = time.Second
 
 // drained has the role let go of its GPUs for a drain.
@@ -22,8 +23,8 @@ type drained struct {
 	made    *instances.Manager
 }
 
-// run waits for a drain. Then every GPU is unhealthy, so that neither the scheduler nor the kubelet gives it to a pod, until the containers that have shares
-// have ended (drain.ErrLetGo) or the drain is given up.
+// run waits for a drain. Then every GPU is unhealthy, so that neither the scheduler nor the kubelet gives it to a pod, until the
+// containers that have shares have ended (drain.ErrLetGo) or the drain is given up.
 func (d drained) run(ctx context.Context) error {
 	for d.session.Await(ctx, true) {
 		d.table.drain(ctx, true)

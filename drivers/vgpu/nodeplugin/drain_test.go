@@ -18,7 +18,8 @@ import (
 	nvidiasmi "gpufabric.io/fakes/smi"
 )
 
-// resetter resets GPU 0 of a fake machine as an administrator does. NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1), --gpu-reset).
+// resetter resets GPU 0 of a fake machine as an administrator does. NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1),
+// --gpu-reset).
 func resetter(root string) func() error {
 	return func() error {
 		var out bytes.Buffer

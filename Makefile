@@ -149,8 +149,8 @@ lint: prerequisites pages ## Run golangci-lint over every module, and check the 
 # A few seconds: no program of others is built for it.
 .PHONY: pages
 pages: prerequisites ## Check every Markdown page: links, anchors, commands, walks, reasons, the matrix and its evidence.
-	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/
-	$(GO) run ./tests/cmd/evidence --check
+	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/ ./tests/reference/
+	$(GO) run ./tests/cmd/pages --check
 
 ##@ Building
 
@@ -187,12 +187,12 @@ isolated: ## Build each module by itself, with GOWORK=off.
 	@set -e; for m in $(MODULES) $(ISOLATED); do echo "== GOWORK=off go build $$m"; (cd $$m && GOWORK=off $(GO) build -o /dev/null ./...); done
 
 .PHONY: generate
-generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation, docs/evidence.md.
+generate: prerequisites ## Write the generated files again: deepcopy, CRDs, the provider's documentation, pages made of the code.
 	@set -e; gen=$$($(GO) run ./build/cmd/toolchain controller-gen); cd drivers && \
 	$$gen object paths=./api/... && $$gen crd paths=./api/... output:crd:dir=api/crds
 	cp drivers/api/crds/*.yaml charts/gpufabric/files/crds/
 	provider/generate-docs
-	$(GO) run ./tests/cmd/evidence
+	$(GO) run ./tests/cmd/pages
 
 .PHONY: images
 images: build cross ## Build the images for amd64 and arm64 into dist/.

@@ -7,6 +7,7 @@ package scheduling
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,18 +23,23 @@ type Options struct {
 	Rows  []string
 	// Profile is the fake machine that every node is.
 	Profile string
-	// Pods is how many pods are made at once at most; where fewer devices are free, it is as many as there are.
+	// Pods is how many pods are bound in a measurement. They are made at once where as many devices are free, else in batches of as many as there are: a batch is
+	// deleted before the next is made.
 	Pods int
-	// Rounds is how often everything is measured; the median counts. 0 is once.
+	// Rounds is how often everything is measured; the median counts. What bound fewer than a third of its pods within Limit is measured once. 0 is once.
 	Rounds int
-	// Limit is how long they have.
+	// Limit is how long a measurement goes on.
 	Limit time.Duration
+	// CountersNodes is the largest cluster in which rows are measured that publish counters on every node: their pods take seconds each. 0 is any size.
+	CountersNodes int
 	// Dir is where control planes run, one after another.
 	Dir string
 	// CPUProfiles is a directory for a CPU profile of the scheduler for each measurement; empty: none.
 	CPUProfiles string
 	// Progress is told what was measured, a line each.
 	Progress func(format string, args ...any)
+	// Measured is called after each size with what was measured there; nil: nobody is.
+	Measured func([]Result) error
 }
 
 // Result is one measurement.
@@ -44,13 +50,20 @@ type Result struct {
 	// Slices, Devices and Bytes are all ResourceSlices of the cluster, in the API server's own encoding.
 	Slices, Devices int
 	Bytes           int
-	// Pods were made, Bound of them were bound before the limit, Seconds after the first was made.
-	Pods, Bound int
-	Seconds     float64
+	// Pods were made in Batches, Bound of them were bound before the limit. Seconds is the time from a batch's first pod to its last binding, over all batches.
+	Pods, Bound, Batches int
+	Seconds              float64
 	// P50 and P99 are from a pod's creation to its binding, in seconds, over the bound ones.
 	P50, P99 float64
 	// CPU is the scheduler's processor time in seconds a bound pod, Memory its resident size in MiB afterwards.
 	CPU, Memory float64
+	// Taken is when the measurement began, Load the machine's load average of a minute then.
+	Taken time.Time
+	Load  float64
+	// Rounds is how many rounds this is the median of. Ratio is the median, over the rounds, of its pods a second to the baseline's in the same round, CPURatio
+	// that of the processor time a pod; 0 where the baseline was not measured.
+	Rounds          int
+	Ratio, CPURatio float64
 }
 
 // PodsPerSecond is how many pods were bound in a second.
@@ -86,6 +99,9 @@ func Run(ctx context.Context, o Options) ([]Result, error) {
 	for _, nodes := range o.Nodes {
 		found, err := oneSize(ctx, o, machine, binaries, rows, nodes)
 		results = append(results, found...)
+		if o.Measured != nil {
+			err = errors.Join(err, o.Measured(found))
+		}
 		if err != nil {
 			return results, fmt.Errorf("%d nodes: %w", nodes, err)
 		}
@@ -100,7 +116,7 @@ func oneSize(ctx context.Context, o Options, m *Machine, binaries map[string]str
 	}
 	defer c.plane.Stop()
 	for round := range max(o.Rounds, 1) {
-		found, err := oneRound(ctx, o, c, m, rows, nodes, round)
+		found, err := oneRound(ctx, o, c, m, rows, nodes, round, results)
 		results = append(results, found...)
 		if err != nil {
 			return medians(results), err
@@ -109,33 +125,61 @@ func oneSize(ctx context.Context, o Options, m *Machine, binaries map[string]str
 	return medians(results), nil
 }
 
+// cell is what a round measures once.
+type cell struct {
+	row  string
+	fill float64
+}
+
 // medians keeps of each row and fill the round with the median of pods a second.
 func medians(all []Result) []Result {
-	type key struct {
-		row  string
-		fill float64
-	}
-	rounds := map[key][]Result{}
-	var order []key
+	rounds := map[cell][]Result{}
+	var order []cell
 	for _, r := range all {
-		k := key{r.Row, r.Fill}
+		k := cell{r.Row, r.Fill}
 		if len(rounds[k]) == 0 {
 			order = append(order, k)
 		}
 		rounds[k] = append(rounds[k], r)
 	}
+	ratios, processor := map[cell]float64{}, map[cell]float64{}
+	for k, rs := range rounds {
+		base := rounds[cell{baseline, k.fill}]
+		var speeds, costs []float64
+		for i := range min(len(rs), len(base)) {
+			if base[i].Bound > 0 && base[i].CPU > 0 {
+				speeds = append(speeds, rs[i].PodsPerSecond()/base[i].PodsPerSecond())
+				costs = append(costs, rs[i].CPU/base[i].CPU)
+			}
+		}
+		if len(speeds) > 0 {
+			slices.Sort(speeds)
+			slices.Sort(costs)
+			ratios[k], processor[k] = speeds[len(speeds)/2], costs[len(costs)/2]
+		}
+	}
 	var out []Result
 	for _, k := range order {
 		slices.SortFunc(rounds[k], func(a, b Result) int { return cmp.Compare(a.PodsPerSecond(), b.PodsPerSecond()) })
-		out = append(out, rounds[k][len(rounds[k])/2])
+		median := rounds[k][len(rounds[k])/2]
+		median.Rounds, median.Ratio, median.CPURatio = len(rounds[k]), ratios[k], processor[k]
+		out = append(out, median)
 	}
 	return out
 }
 
-// oneRound measures every row once, in an order that turns with each round: what else the machine does is so not always the same row's.
-func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row, nodes, round int) (results []Result, err error) {
-	for i := range rows {
-		row := rows[(i+round*len(rows)/max(o.Rounds, 1))%len(rows)]
+// oneRound measures every row once, in an order that turns with each round: what else the machine does is so not always the same row's. Rows that took all their
+// time in a round before are left out.
+func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row, nodes, round int, before []Result) (results []Result, err error) {
+	var fast []Row
+	for _, row := range rows {
+		slow := slices.ContainsFunc(before, func(r Result) bool { return r.Row == row.Name && 3*r.Bound < r.Pods })
+		if !slow && (!row.counters || o.CountersNodes == 0 || nodes <= o.CountersNodes) {
+			fast = append(fast, row)
+		}
+	}
+	for i := range fast {
+		row := fast[(i+round*len(fast)/max(o.Rounds, 1))%len(fast)]
 		if err := c.publish(ctx, m, row); err != nil {
 			return results, fmt.Errorf("publish for row %s: %w", row.Name, err)
 		}
@@ -145,8 +189,9 @@ func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row
 				return results, fmt.Errorf("row %s, %.0f %% full: %w", row.Name, 100*fill, err)
 			}
 			results = append(results, r)
-			o.Progress("%5d nodes, %3.0f %% full, %-14s %6.1f pods/s (%d of %d bound), p50 %.2f s, p99 %.2f s, %.1f ms CPU a pod, %.0f MiB; %d slices, %d devices, %.2f MB",
-				nodes, 100*fill, row.Name, r.PodsPerSecond(), r.Bound, r.Pods, r.P50, r.P99, 1000*r.CPU, r.Memory, r.Slices, r.Devices, float64(r.Bytes)/1e6)
+			o.Progress("%5d nodes, %3.0f %% full, %-14s %6.1f pods/s (%d of %d bound in %d batches), p50 %.2f s, p99 %.2f s, %.1f ms CPU a pod, %.0f MiB; "+
+				"%d slices, %d devices, %.2f MB; load %.1f",
+				nodes, 100*fill, row.Name, r.PodsPerSecond(), r.Bound, r.Pods, r.Batches, r.P50, r.P99, 1000*r.CPU, r.Memory, r.Slices, r.Devices, float64(r.Bytes)/1e6, r.Load)
 			if row.class == "" {
 				break // no device is given away
 			}

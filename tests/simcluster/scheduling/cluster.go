@@ -96,15 +96,8 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 	}); err != nil {
 		return nil, fmt.Errorf("make the nodes: %w", err)
 	}
-	for name, expression := range map[string]string{
-		classWhole: `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`,
-		classMIG:   `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`,
-		classShare: `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`,
-		classOther: `device.driver == '` + other + `'`,
-	} {
-		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
-		if _, err := c.client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+	for _, name := range []string{classWhole, classMIG, classShare, classOther} {
+		if _, err := c.client.ResourceV1().DeviceClasses().Create(ctx, deviceClass(name), metav1.CreateOptions{}); err != nil {
 			return nil, fmt.Errorf("make the class %s: %w", name, err)
 		}
 	}
@@ -153,31 +146,66 @@ func (c *cluster) publish(ctx context.Context, m *Machine, row Row) error {
 
 // measure fills a part of the cluster, makes pods, and leaves nothing of it.
 func (c *cluster) measure(ctx context.Context, m *Machine, row Row, fill float64) (r Result, err error) {
-	r = Result{Row: row.Name, Nodes: len(c.nodes), Fill: fill, Slices: len(c.slices), Pods: c.options.Pods}
+	r = Result{Row: row.Name, Nodes: len(c.nodes), Fill: fill, Slices: len(c.slices), Taken: time.Now().UTC().Truncate(time.Second)}
+	if r.Load, err = load(); err != nil {
+		return r, err
+	}
 	for _, s := range c.slices {
 		r.Devices += len(s.Spec.Devices)
 		r.Bytes += s.Size()
 	}
 	defer func() {
-		if cleanErr := c.clean(ctx); err == nil {
+		if cleanErr := c.clean(ctx, "", ""); err == nil {
 			err = cleanErr
 		}
 	}()
+	batch := c.options.Pods
 	if row.class != "" {
 		free, err := c.fill(ctx, m, row, fill)
 		if err != nil {
 			return r, fmt.Errorf("fill the cluster: %w", err)
 		}
-		r.Pods = min(r.Pods, free)
+		batch = min(batch, max(free-1, 1)) // the pod that runs first keeps its device
 	}
 	// A pod that runs through says that the scheduler has started and knows what there is.
 	if err := c.warm(ctx, row); err != nil {
 		return r, err
 	}
-	if row.class != "" {
-		r.Pods = min(r.Pods, max(r.Pods-1, 1))
+	profiled := c.profile(ctx, row, &r)
+	t := timing{limit: time.Now().Add(c.options.Limit)}
+	for {
+		from := c.made
+		if err := c.time(ctx, row, min(batch, c.options.Pods-t.pods), &t); err != nil {
+			return r, err
+		}
+		t.batches++
+		if t.pods >= c.options.Pods || len(t.latencies) < t.pods || time.Now().After(t.limit) {
+			break
+		}
+		if err := c.clean(ctx, fmt.Sprintf("pod-%06d", from), fmt.Sprintf("pod-%06d", c.made)); err != nil {
+			return r, err
+		}
 	}
-	return r, c.time(ctx, row, &r)
+	if err := <-profiled; err != nil {
+		return r, err
+	}
+	slices.Sort(t.latencies)
+	r.Pods, r.Bound, r.Batches, r.Seconds = t.pods, len(t.latencies), t.batches, t.seconds
+	if r.Bound > 0 {
+		r.P50, r.P99 = t.latencies[r.Bound/2], t.latencies[r.Bound*99/100]
+		r.CPU = t.processor.Seconds() / float64(r.Bound)
+	}
+	r.Memory, err = resident(c.plane.Process("kube-scheduler").Pid())
+	return r, err
+}
+
+// timing is what the batches of a measurement add up to.
+type timing struct {
+	limit         time.Time
+	pods, batches int
+	seconds       float64
+	latencies     []float64
+	processor     time.Duration
 }
 
 // fill gives a part of all units away, node after node in an order without a pattern, and says how many are left.
@@ -328,8 +356,8 @@ func (c *cluster) watch(ctx context.Context) (<-chan binding, func(), error) {
 	return out, stop, nil
 }
 
-// time makes the pods and waits until they are bound, or the limit is over.
-func (c *cluster) time(ctx context.Context, row Row, r *Result) error {
+// time makes some pods and waits until they are bound, or the limit is over.
+func (c *cluster) time(ctx context.Context, row Row, pods int, t *timing) error {
 	bound, stop, err := c.watch(ctx)
 	if err != nil {
 		return err
@@ -340,13 +368,12 @@ func (c *cluster) time(ctx context.Context, row Row, r *Result) error {
 	if err != nil {
 		return err
 	}
-	profiled := c.profile(ctx, row, r)
 	var mu sync.Mutex
 	made := map[string]time.Time{}
 	first := time.Now()
 	writing := make(chan error, 1)
 	go func() { // Its end is waited for below.
-		writing <- c.make(ctx, row, r.Pods, func(name string, at time.Time) {
+		writing <- c.make(ctx, row, pods, func(name string, at time.Time) {
 			mu.Lock()
 			defer mu.Unlock()
 			if len(made) == 0 || at.Before(first) {
@@ -356,9 +383,9 @@ func (c *cluster) time(ctx context.Context, row Row, r *Result) error {
 		})
 	}()
 	var at []binding
-	limit := time.After(c.options.Limit)
+	limit := time.After(time.Until(t.limit))
 wait:
-	for len(at) < r.Pods {
+	for len(at) < pods {
 		select {
 		case b := <-bound:
 			at = append(at, b)
@@ -368,23 +395,18 @@ wait:
 	}
 	end := time.Now()
 	after, err := processorTime(pid)
-	if err := errors.Join(err, <-writing, <-profiled); err != nil {
+	if err := errors.Join(err, <-writing); err != nil {
 		return err
 	}
-	var latencies []float64
 	for _, b := range at {
 		if began, ok := made[b.pod]; ok {
-			latencies = append(latencies, b.at.Sub(began).Seconds())
+			t.latencies = append(t.latencies, b.at.Sub(began).Seconds())
 		}
 	}
-	slices.Sort(latencies)
-	r.Bound, r.Seconds = len(latencies), end.Sub(first).Seconds()
-	if len(latencies) > 0 {
-		r.P50, r.P99 = latencies[len(latencies)/2], latencies[len(latencies)*99/100]
-		r.CPU = (after - before).Seconds() / float64(len(latencies))
-	}
-	r.Memory, err = resident(pid)
-	return err
+	t.pods += pods
+	t.seconds += end.Sub(first).Seconds()
+	t.processor += after - before
+	return nil
 }
 
 // profile takes a CPU profile of the scheduler in the background, where that is asked for.
@@ -423,16 +445,10 @@ func (c *cluster) profile(ctx context.Context, row Row, r *Result) <-chan error 
 	return done
 }
 
-// clean removes all pods and claims.
-func (c *cluster) clean(ctx context.Context) error {
+// clean removes the pods from one name to before another, and their claims; all pods and all claims where both are empty.
+func (c *cluster) clean(ctx context.Context, from, to string) error {
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
-	if err := c.client.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete the pods: %w", err)
-	}
-	claims, err := c.client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list the claims: %w", err)
-	}
+	mine := func(name string) bool { return from == "" && to == "" || from <= name && name < to }
 	// A pod that is bound while it is deleted may take its claim's finalizer along.
 	gone := func(err error) error {
 		if apierrors.IsNotFound(err) {
@@ -440,7 +456,26 @@ func (c *cluster) clean(ctx context.Context) error {
 		}
 		return err
 	}
+	pods, err := c.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the pods: %w", err)
+	}
+	if err := each(pods.Items, func(pod corev1.Pod) error {
+		if !mine(pod.Name) {
+			return nil
+		}
+		return gone(c.client.CoreV1().Pods(namespace).Delete(ctx, pod.Name, now))
+	}); err != nil {
+		return fmt.Errorf("delete the pods: %w", err)
+	}
+	claims, err := c.client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the claims: %w", err)
+	}
 	err = each(claims.Items, func(claim resourceapi.ResourceClaim) error {
+		if !mine(claim.Name) {
+			return nil
+		}
 		// The controller manager would take the finalizer off.
 		if len(claim.Finalizers) > 0 {
 			none := []byte(`{"metadata":{"finalizers":null}}`)
@@ -454,6 +489,16 @@ func (c *cluster) clean(ctx context.Context) error {
 		return fmt.Errorf("delete the claims: %w", err)
 	}
 	return nil
+}
+
+// load is the machine's load average of a minute.
+func load() (float64, error) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, fmt.Errorf("read the machine's load: %w", err)
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	return strconv.ParseFloat(first, 64)
 }
 
 // ticks is how many there are of processor time in a second (USER_HZ, which is 100 on every Linux that Go runs on).

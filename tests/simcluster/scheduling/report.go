@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -14,6 +15,17 @@ import (
 
 // baseline is the row that the others are compared with.
 const baseline = "public-whole"
+
+// Merge puts what was found in the place of what was found before of the same row, size and fill.
+func Merge(before, found []Result) []Result {
+	same := func(a, b Result) bool {
+		return a.Row == b.Row && a.Nodes == b.Nodes && int(100*a.Fill) == int(100*b.Fill)
+	}
+	kept := slices.DeleteFunc(slices.Clone(before), func(old Result) bool {
+		return slices.ContainsFunc(found, func(r Result) bool { return same(old, r) })
+	})
+	return append(kept, found...)
+}
 
 // Report is a table for each size and fill.
 func Report(results []Result) string {
@@ -37,23 +49,29 @@ func Report(results []Result) string {
 		return int(100*x.fill) - int(100*y.fill)
 	})
 	for _, g := range order {
-		base := 0.0
+		began, ended := groups[g][0], groups[g][0]
+		lowest, highest := began.Load, began.Load
 		for _, r := range groups[g] {
-			if r.Row == baseline {
-				base = r.PodsPerSecond()
+			if r.Taken.Before(began.Taken) {
+				began = r
 			}
+			if r.Taken.After(ended.Taken) {
+				ended = r
+			}
+			lowest, highest = min(lowest, r.Load), max(highest, r.Load)
 		}
-		fmt.Fprintf(&b, "\n## %d nodes, %d GPUs, %.0f %% given away\n\n", g.nodes, 8*g.nodes, 100*g.fill)
-		b.WriteString("| what is published, and asked for | slices, devices | MB | pods/s | of the public driver's whole GPUs | bound of made | p50, p99 (s) | CPU a pod (ms) | scheduler (MiB) |\n")
-		b.WriteString("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n")
+		fmt.Fprintf(&b, "\n## %d nodes, %d GPUs, %.0f %% given away\n\n%s to %s UTC, load average %.1f to %.1f.\n\n", g.nodes, 8*g.nodes, 100*g.fill,
+			began.Taken.Format(time.DateTime), ended.Taken.Format(time.TimeOnly), lowest, highest)
+		b.WriteString("| what is published, and asked for | slices, devices | MB | pods/s | of the public driver's whole GPUs | rounds | bound of made | p50, p99 (s) | CPU a pod (ms) | of the public driver's whole GPUs | scheduler (MiB) |\n")
+		b.WriteString("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 		slices.SortFunc(groups[g], func(x, y Result) int { return place[x.Row] - place[y.Row] })
 		for _, r := range groups[g] {
-			ratio := ""
-			if base > 0 {
-				ratio = fmt.Sprintf("%.2f", r.PodsPerSecond()/base)
+			ratio, processor := "", ""
+			if r.Ratio > 0 {
+				ratio, processor = fmt.Sprintf("%.2f", r.Ratio), fmt.Sprintf("%.2f", r.CPURatio)
 			}
-			fmt.Fprintf(&b, "| %s | %d, %d | %.2f | %.1f | %s | %d of %d | %.2f, %.2f | %.1f | %.0f |\n", titles[r.Row], r.Slices, r.Devices, float64(r.Bytes)/1e6,
-				r.PodsPerSecond(), ratio, r.Bound, r.Pods, r.P50, r.P99, 1000*r.CPU, r.Memory)
+			fmt.Fprintf(&b, "| %s | %d, %d | %.2f | %.1f | %s | %d | %d of %d | %.2f, %.2f | %.1f | %s | %.0f |\n", titles[r.Row], r.Slices, r.Devices, float64(r.Bytes)/1e6,
+				r.PodsPerSecond(), ratio, r.Rounds, r.Bound, r.Pods, r.P50, r.P99, 1000*r.CPU, processor, r.Memory)
 		}
 	}
 	return strings.TrimPrefix(b.String(), "\n")

@@ -34,6 +34,19 @@ const (
 	classOther = other
 )
 
+// deviceClass has the selector of the chart's class of that name, which for GPUs is that of the public driver's chart too.
+func deviceClass(name string) *resourceapi.DeviceClass {
+	expression := map[string]string{
+		classWhole: `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`,
+		classMIG:   `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`,
+		classShare: `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`,
+		classOther: `device.driver == '` + other + `'`,
+	}[name]
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	return class
+}
+
 // Row is one way to publish a cluster's GPUs, and what pods ask for.
 type Row struct {
 	// Name is a short word for files and flags, Title what the table says.
@@ -42,6 +55,8 @@ type Row struct {
 	class, memory string
 	// unit is the form of the devices that fill a node before the measurement: those that a claim would have.
 	unit devices.Form
+	// counters says that every node publishes counters, for which each pod pays with the square of the number of nodes.
+	counters bool
 	// publish lays out the slices of a node, by its number.
 	publish func(m *Machine, node int) []pool
 }
@@ -69,9 +84,9 @@ func Rows() []Row {
 		{Name: "shareable", Title: "`shareable`, a plain claim a pod", class: classWhole, unit: devices.Whole, publish: forms("shareable")},
 		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole, publish: forms("shareable")},
 		{Name: "mig", Title: "`mig` of 1g.10gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb")},
-		{Name: "mig-two", Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb_3g.40gb")},
-		{Name: "flexible", Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole, publish: forms("flexible")},
-		{Name: "public-mig", Title: "the public driver's with dynamic MIG, a whole GPU a pod", class: classWhole, unit: devices.Whole,
+		{Name: "mig-two", counters: true, Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb_3g.40gb")},
+		{Name: "flexible", counters: true, Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole, publish: forms("flexible")},
+		{Name: "public-mig", counters: true, Title: "the public driver's with dynamic MIG, a whole GPU a pod", class: classWhole, unit: devices.Whole,
 			publish: func(m *Machine, _ int) []pool { return m.public(true) }},
 		{Name: "one-flexible", Title: "`whole`, and one node `flexible`", class: classWhole, unit: devices.Whole, publish: func(m *Machine, node int) []pool {
 			if node == 0 {
@@ -80,8 +95,10 @@ func Rows() []Row {
 			return m.ours("whole")
 		}},
 		{Name: "other", Title: "another driver's devices, no GPUs published", class: classOther, unit: "other", publish: beside(none)},
+		{Name: "other-public", Title: "another driver's devices beside the public driver's whole GPUs", class: classOther, unit: "other",
+			publish: beside(func(m *Machine, _ int) []pool { return m.public(false) })},
 		{Name: "other-whole", Title: "another driver's devices beside `whole`", class: classOther, unit: "other", publish: beside(forms("whole"))},
-		{Name: "other-flexible", Title: "another driver's devices beside `flexible`", class: classOther, unit: "other", publish: beside(forms("flexible"))},
+		{Name: "other-flexible", counters: true, Title: "another driver's devices beside `flexible`", class: classOther, unit: "other", publish: beside(forms("flexible"))},
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,11 +46,9 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 			}
 			o.Dir, o.Rows = *dir, strings.Fields(rows)
 			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
-			results, err := scheduling.Run(cmd.Context(), o)
-			// What was measured before a row failed is written all the same.
-			if writeErr := writeScheduling(cmd, out, machine, results, err); err == nil {
-				err = writeErr
-			}
+			// What was measured is written after each size, and also before a row failed.
+			o.Measured = func(found []scheduling.Result) error { return writeScheduling(cmd, out, machine, found) }
+			_, err = scheduling.Run(cmd.Context(), o)
 			return err
 		},
 	}
@@ -58,33 +57,39 @@ func benchSchedulingCommand(dir *string) *cobra.Command {
 	cmd.Flags().StringVar(&rows, "rows", "", "names of rows; empty: all")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
 	cmd.Flags().StringVar(&o.Profile, "profile", "h100-hgx", "fake machine that every node is")
-	cmd.Flags().IntVar(&o.Pods, "pods", 300, "pods that are made at once, as far as devices are free")
+	cmd.Flags().IntVar(&o.Pods, "pods", 300, "pods that are bound in a measurement, at once as far as devices are free")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how often everything is measured; the median counts")
-	cmd.Flags().DurationVar(&o.Limit, "limit", 30*time.Second, "time that they have")
+	cmd.Flags().DurationVar(&o.Limit, "limit", 30*time.Second, "time that a measurement goes on")
+	cmd.Flags().IntVar(&o.CountersNodes, "counters-nodes", 64, "largest cluster for rows that publish counters on every node (0: any)")
 	cmd.Flags().StringVar(&o.CPUProfiles, "cpu-profiles", "", "directory for a CPU profile of the scheduler for each measurement")
 	return cmd
 }
 
-// writeScheduling writes the table and the plot; failed is what kept a row from being measured, if something did.
-func writeScheduling(cmd *cobra.Command, out, machine string, results []scheduling.Result, failed error) error {
-	if len(results) == 0 {
+// writeScheduling writes the table and the plot. What stands in OUT of cells that were not measured this time is kept.
+func writeScheduling(cmd *cobra.Command, out, machine string, found []scheduling.Result) error {
+	if len(found) == 0 {
 		return nil
 	}
-	table := scheduling.Report(results)
-	if failed != nil {
-		table += fmt.Sprintf("\nNot measured: %v.\n", failed)
+	file := filepath.Join(out, "scheduling.json")
+	var before []scheduling.Result
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(raw, &before)
 	}
-	fmt.Fprint(cmd.OutOrStdout(), table)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("read the results of before: %w", err)
+	}
+	results := scheduling.Merge(before, found)
+	fmt.Fprint(cmd.OutOrStdout(), scheduling.Report(found))
 	header := "# Scheduling by what nodes publish: the table\n\nWritten by `make bench-scheduling`; do not edit. [scheduling.md](scheduling.md) says what it means.\n\n" +
 		machine + "\n\n![Pods a second by nodes](scheduling.svg)\n\n"
-	if err := os.WriteFile(filepath.Join(out, "scheduling-table.md"), []byte(header+table), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(out, "scheduling-table.md"), []byte(header+scheduling.Report(results)), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	raw, err := json.MarshalIndent(results, "", "  ")
-	if err != nil {
+	if raw, err = json.MarshalIndent(results, "", "  "); err != nil {
 		return fmt.Errorf("encode the results: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(out, "scheduling.json"), append(raw, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(file, append(raw, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write the results: %w", err)
 	}
 	return scheduling.Plot(filepath.Join(out, "scheduling.svg"), results)

@@ -44,7 +44,7 @@ func Run(ctx context.Context, host Host, args ...string) error {
 	root.SetErr(host.Err())
 	for _, command := range roles() {
 		role := command(host)
-		if len(role.ValidArgs) == 0 {
+		if !role.HasSubCommands() {
 			role.Args = flagsOnly
 		}
 		root.AddCommand(role)

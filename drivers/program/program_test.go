@@ -45,22 +45,22 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"an unknown role":               {[]string{"conductor"}, []string{`unknown command "conductor"`}},
-		"an unknown flag":               {[]string{"controller", "--colour=red"}, []string{"--colour", "gpufabric controller --help"}},
-		"a boolean behind a space":      {[]string{"rdma-plugin", "--device-plugin", "false"}, []string{`"false"`, "--flag=false"}},
-		"an explanation of nothing":     {[]string{"explain"}, []string{"gpufabric explain rdma"}},
-		"an explanation of GPUs":        {[]string{"explain", "gpu"}, []string{`"gpu"`, "gpufabric explain rdma"}},
-		"a controller without anything": {[]string{"controller"}, []string{"--namespace", "--image"}},
-		"a relative host path":          {[]string{"controller", "--namespace=n", "--image=i", "--host-mount=fake"}, []string{"--host-mount", `"fake"`}},
-		"a pull policy that is none":    {[]string{"controller", "--namespace=n", "--image=i", "--image-pull-policy=Maybe"}, []string{"Maybe", "IfNotPresent"}},
-		"a plugin without its node":     {[]string{"compute-domain-plugin", "--namespace=n"}, []string{"--node-name"}},
-		"a plugin without a namespace":  {[]string{"compute-domain-plugin", "--node-name=n"}, []string{"--namespace"}},
-		"a plugin without either":       {[]string{"compute-domain-plugin"}, []string{"--namespace", "--node-name"}},
-		"GPUs without their node":       {[]string{"gpu-plugin", "--mig=none"}, []string{"--node-name", "--mig", "static"}},
-		"NICs without their node":       {[]string{"rdma-plugin"}, []string{"--node-name"}},
-		"shares without their node":     {[]string{"vgpu-plugin", "--mig-strategy=mixed"}, []string{"--node-name", "--mig-strategy"}},
-		"a monitor without its node":    {[]string{"vgpu-monitor"}, []string{"--node-name"}},
-		"a daemon outside a pod":        {[]string{"imex-daemon"}, []string{"NODE_NAME", "POD_IP", "COMPUTE_DOMAIN_UUID"}},
+		"an unknown role":                  {[]string{"conductor"}, []string{`unknown command "conductor"`}},
+		"an unknown flag":                  {[]string{"controller", "--colour=red"}, []string{"--colour", "gpufabric controller --help"}},
+		"a boolean behind a space":         {[]string{"rdma-plugin", "--device-plugin", "false"}, []string{`"false"`, "--flag=false"}},
+		"an explanation of nothing":        {[]string{"explain"}, []string{"gpufabric explain rdma"}},
+		"an explanation of something else": {[]string{"explain", "imex"}, []string{`"imex"`, "gpufabric explain gpu", "gpufabric explain rdma"}},
+		"a controller without anything":    {[]string{"controller"}, []string{"--namespace", "--image"}},
+		"a relative host path":             {[]string{"controller", "--namespace=n", "--image=i", "--host-mount=fake"}, []string{"--host-mount", `"fake"`}},
+		"a pull policy that is none":       {[]string{"controller", "--namespace=n", "--image=i", "--image-pull-policy=Maybe"}, []string{"Maybe", "IfNotPresent"}},
+		"a plugin without its node":        {[]string{"compute-domain-plugin", "--namespace=n"}, []string{"--node-name"}},
+		"a plugin without a namespace":     {[]string{"compute-domain-plugin", "--node-name=n"}, []string{"--namespace"}},
+		"a plugin without either":          {[]string{"compute-domain-plugin"}, []string{"--namespace", "--node-name"}},
+		"GPUs without their node":          {[]string{"gpu-plugin", "--mig=none"}, []string{"--node-name", "--mig", "static"}},
+		"NICs without their node":          {[]string{"rdma-plugin"}, []string{"--node-name"}},
+		"shares without their node":        {[]string{"vgpu-plugin", "--mig-strategy=mixed"}, []string{"--node-name", "--mig-strategy"}},
+		"a monitor without its node":       {[]string{"vgpu-monitor"}, []string{"--node-name"}},
+		"a daemon outside a pod":           {[]string{"imex-daemon"}, []string{"NODE_NAME", "POD_IP", "COMPUTE_DOMAIN_UUID"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := Run(t.Context(), host, c.args...)

@@ -1,6 +1,8 @@
 package program
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -9,12 +11,13 @@ import (
 	"gpufabric.io/drivers/computedomain/daemon"
 	"gpufabric.io/drivers/computedomain/nodeplugin"
 	gpuobjects "gpufabric.io/drivers/gpu/controller"
+	gpuexplain "gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/mpskeeper"
 	gpu "gpufabric.io/drivers/gpu/nodeplugin"
 	"gpufabric.io/drivers/program/footprint"
 	"gpufabric.io/drivers/program/host"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
-	"gpufabric.io/drivers/rdma/explain"
+	rdmaexplain "gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	"gpufabric.io/drivers/rdma/policy"
 	"gpufabric.io/drivers/uninstall"
@@ -38,9 +41,29 @@ func roles() []func(host.Host) *cobra.Command {
 		vgpu.Command,
 		vgpu.MonitorCommand,
 		webhook.Command,
-		explain.Command,
+		explainCommand,
 		uninstall.Command,
 	}
+}
+
+// explainCommand is `gpufabric explain`, whose subcommands say why things are as they are.
+func explainCommand(h host.Host) *cobra.Command {
+	command := &cobra.Command{
+		Use:   "explain",
+		Short: "Say why devices are offered as they are, and what a claim waits for",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("say what: gpufabric explain gpu, or gpufabric explain rdma")
+			}
+			return fmt.Errorf("%q cannot be explained: gpufabric explain gpu and gpufabric explain rdma are what there is", args[0])
+		},
+		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses every call without a subcommand.
+	}
+	for _, subject := range []*cobra.Command{gpuexplain.Command(h), rdmaexplain.Command(h)} {
+		subject.Args = flagsOnly
+		command.AddCommand(subject)
+	}
+	return command
 }
 
 // Look is how often the process of `gpufabric ARGS...` should look at its resident memory (see footprint.Keep).

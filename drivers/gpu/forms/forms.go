@@ -27,6 +27,18 @@ import (
 // Label is the node label whose value is the forms of the node's GPUs, as devices.ParseForms reads it.
 const Label = "gpufabric.io/gpu-forms"
 
+// Precedence is who decides on the forms of a GPU in words, the strongest first.
+func Precedence() []string {
+	return []string{
+		"The MIG instances that a MIGLayout or an administrator made on the GPU: it is offered as those alone.",
+		"The node's label " + Label + ".",
+		"The rules of the chart's value gpus.forms.nodes whose nodeSelector matches the node; two that match must agree.",
+		"The chart's value gpus.forms.default, which is whole where nothing is set.",
+		"VGPUProfiles of mode Software that select the GPU add their shares to what comes of this.",
+		"What a claim holds stays offered in its form until the claim ends.",
+	}
+}
+
 // Config is what the chart's values say.
 type Config struct {
 	// Default is for nodes that no rule selects.

@@ -5,7 +5,6 @@ package explain
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -38,18 +37,9 @@ type options struct {
 func Command(h host.Host) *cobra.Command {
 	var o options
 	command := &cobra.Command{
-		Use:       "explain rdma",
-		Short:     "Say for each device of this node which pool took it, or which selector refused it",
-		ValidArgs: []string{"rdma"},
-		Args: func(cmd *cobra.Command, args []string) error {
-			if !slices.Equal(args, cmd.ValidArgs) {
-				if len(args) == 0 {
-					return errors.New("say what: gpufabric explain rdma; only RDMA devices can be explained")
-				}
-				return fmt.Errorf("only RDMA devices can be explained, by gpufabric explain rdma; got %q", args)
-			}
-			return nil
-		},
+		Use:   "rdma",
+		Short: "Say for each RDMA device of this node which pool took it, or which selector refused it",
+		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.insist = cmd.Flags().Changed("rdma-pools")
 			o.named = cmd.Flags().Changed("config")

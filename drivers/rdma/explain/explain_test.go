@@ -38,7 +38,7 @@ func command(t *testing.T, h host.Host, args ...string) (string, error) {
 	h.Getenv = func(string) string { return "" }
 	command := explain.Command(h)
 	command.SilenceUsage, command.SilenceErrors = true, true
-	command.SetArgs(append([]string{"rdma"}, args...))
+	command.SetArgs(args)
 	err := command.ExecuteContext(t.Context())
 	if h.RESTConfig == nil && err == nil && !strings.Contains(strings.Join(args, " "), "--manifest") && !strings.Contains(errs.String(), "RDMAPools are left out") {
 		t.Errorf("nothing says that RDMAPools were left out: %q", errs.String())
@@ -94,7 +94,7 @@ func TestANamedFileThatIsNotThereIsMentioned(t *testing.T) {
 	tree := hardware(t)
 	var out, errs bytes.Buffer
 	command := explain.Command(host.Host{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }})
-	command.SetArgs([]string{"rdma", "--sysfs-root", tree.Sys, "--config", "/not/there.json", "--rdma-pools=false"})
+	command.SetArgs([]string{"--sysfs-root", tree.Sys, "--config", "/not/there.json", "--rdma-pools=false"})
 	if err := command.ExecuteContext(t.Context()); err != nil || !strings.Contains(errs.String(), "no file /not/there.json") || !strings.Contains(out.String(), "mlx5_1") {
 		t.Errorf("%v\n%s\n%s", err, errs.String(), out.String())
 	}

@@ -76,7 +76,7 @@ func TestExplainSaysWhatTheNodesPluginReports(t *testing.T) {
 
 	var out bytes.Buffer
 	command := explain.Command(host.Host{Stdout: &out, Getenv: func(string) string { return "" }, RESTConfig: func() (*rest.Config, error) { return shared.Config, nil }})
-	command.SetArgs([]string{"rdma", "--json", "--node-name", node, "--config", filepath.Join(t.TempDir(), "none.json"),
+	command.SetArgs([]string{"--json", "--node-name", node, "--config", filepath.Join(t.TempDir(), "none.json"),
 		"--sysfs-root", filepath.Join(fabric.HardwareOf(cluster.NodeDir(shared.Dir, 0)), "sys")})
 	if err := command.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,111 @@
+package explain
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"gpufabric.io/drivers/gpu/devices"
+)
+
+// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: what they ask beyond the form (a
+// model, a UUID) is the scheduler's to judge.
+type Want struct {
+	Form devices.Form
+	// Profiles are the MIG profiles that the selectors name; none: any will do.
+	Profiles []string
+	// VGPUProfile is the profile whose shares are asked for.
+	VGPUProfile string
+	// Amounts says that memory or cores are asked for, which a whole GPU alone does not give in part.
+	Amounts bool
+}
+
+var (
+	migProfile  = regexp.MustCompile(`\b\d+[cg](?:\.\d+g)?\.\d+gb(?:\+[a-z.]+)?`)
+	vgpuProfile = regexp.MustCompile(`vgpuProfile\s*==\s*['"]([^'"]+)['"]`)
+	migType     = regexp.MustCompile(`type\s*==\s*['"]mig['"]`)
+	sharedType  = regexp.MustCompile(`type\s*==\s*['"]shared['"]`)
+)
+
+// wantOf reads the selectors of a class and a request. ours says whether they are of this driver's devices.
+func wantOf(class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements) (w Want, ours bool) {
+	var text strings.Builder
+	for _, s := range slices.Concat(class.Spec.Selectors, own) {
+		if s.CEL != nil {
+			text.WriteString(s.CEL.Expression + "\n")
+		}
+	}
+	all := text.String()
+	w.Amounts = capacity != nil && len(capacity.Requests) > 0
+	profile := vgpuProfile.FindStringSubmatch(all)
+	switch {
+	case migType.MatchString(all):
+		w.Form, w.Profiles = devices.MIG, migProfile.FindAllString(all, -1)
+	case profile != nil:
+		w.Form, w.VGPUProfile = devices.Shared, profile[1]
+	case sharedType.MatchString(all) || strings.Contains(all, "allowMultipleAllocations"):
+		w.Form = devices.Shared
+	default:
+		w.Form = devices.Whole
+	}
+	return w, strings.Contains(all, devices.Driver)
+}
+
+// matches says whether a device has the wanted form.
+func (w Want) matches(d resourceapi.Device) bool {
+	text := func(name resourceapi.QualifiedName) string {
+		if a := d.Attributes[name]; a.StringValue != nil {
+			return *a.StringValue
+		}
+		return ""
+	}
+	multiple := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+	form := devices.Form(text(devices.AttrType))
+	switch {
+	case w.Form == devices.MIG:
+		return form == devices.MIG && (len(w.Profiles) == 0 || slices.Contains(w.Profiles, text(devices.AttrProfile)))
+	case w.VGPUProfile != "":
+		return text(devices.AttrVGPUProfile) == w.VGPUProfile
+	case w.Form == devices.Shared:
+		return multiple && text(devices.AttrVGPUProfile) == ""
+	}
+	return form == devices.Whole && (multiple || !w.Amounts)
+}
+
+// String names the wanted form.
+func (w Want) String() string {
+	switch {
+	case w.Form == devices.MIG && len(w.Profiles) > 0:
+		return "a MIG instance of " + strings.Join(w.Profiles, " or ")
+	case w.Form == devices.MIG:
+		return "a MIG instance"
+	case w.VGPUProfile != "":
+		return "a share of the VGPUProfile " + w.VGPUProfile
+	case w.Form == devices.Shared:
+		return "a share of a GPU"
+	case w.Amounts:
+		return "a part of a GPU's memory or cores"
+	}
+	return "a whole GPU"
+}
+
+// remedy says what would have a node offer the form.
+func (w Want) remedy(node string) string {
+	label := func(forms string) string {
+		return fmt.Sprintf("kubectl label --overwrite node %s gpufabric.io/gpu-forms=%s", node, forms)
+	}
+	switch {
+	case w.Form == devices.MIG && len(w.Profiles) > 0:
+		return label(devices.Forms{Mode: devices.ModeMIG, MIGProfiles: w.Profiles[:1]}.String()) + " (if its GPUs have that profile; the node's condition GPUForms says so where not)"
+	case w.Form == devices.MIG:
+		return label("mig_1g.10gb") + " (with a profile of its GPUs: nvidia-smi mig -lgip lists them)"
+	case w.VGPUProfile != "":
+		return fmt.Sprintf("the VGPUProfile %s must select node %s and its GPUs, by nodeSelector and productNames", w.VGPUProfile, node)
+	case w.Form == devices.Shared || w.Amounts:
+		return label(string(devices.ModeShareable))
+	}
+	return label(string(devices.ModeWhole))
+}

@@ -1,5 +1,5 @@
 # gpufabric: the GPU fabric of a Kubernetes cluster. `make help` lists what can be made.
-# Tools come from the PATH where their version fits, else from `make toolchain`.
+# Tools come from the PATH where their version fits, else from `make toolchain`. GPUFABRIC_RELEASES=off keeps it from their release sites.
 
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
@@ -35,25 +35,42 @@ hook = cd build/toolchain/modules/nvidia-container-toolkit && export GOWORK=off 
 	install -m 644 $$($(GO) list -m -f '{{.Dir}}' $(HOOK))/LICENSE $(CURDIR)/$(1)/nvidia-cdi-hook.LICENSE
 
 .PHONY: help
-help: ## List the targets with a sentence each.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## List the targets under their headings, a sentence each.
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: prerequisites
 prerequisites:
 	@$(call need,$(GO),install Go 1.26 or later and put it on the PATH)
 	@$(call need,gcc,install a C compiler (Debian: apt-get install gcc libc6-dev))
 	@$(call need,git,install git (Debian: apt-get install git))
+	@mkdir -p bin
 
 ##@ Everyday
 
 #shows:sim-demo
+# The demo builds the programs that it runs and no other: in the simulated cluster neither a scheduler of ours nor an image.
 .PHONY: demo
-demo: prerequisites simcluster ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
-	@tests/demo/run $(DEMO)
+demo: prerequisites ## Show a compute domain form, in kind where Docker runs, else in the simulated cluster (DEMO=sim always).
+	@MAKE="$(MAKE)" tests/demo/run $(DEMO)
+
+.PHONY: demo-programs
+demo-programs: build-gpufabric build-provider fakes build-simcluster
+
+.PHONY: demo-kind-programs
+demo-kind-programs: build-gpufabric build-hook build-provider fakes
 
 .PHONY: demo-down
 demo-down: ## Remove what `make demo` made.
 	@tests/demo/down
+
+# What a change is checked with while it is made. UNIT_SLOW are packages that take over 20 s; -short leaves out what starts an API server, Terraform or
+# another program of others. Results of packages that did not change come from Go's cache, which does not see charts, examples and programs of other
+# modules change: `make test` is the proof.
+UNIT_SLOW := drivers/gpu/nodeplugin drivers/rdma/controller drivers/rdma/plugin drivers/vgpu/nodeplugin fakes/cuda/cudatest fakes/nvmlstate build/images tests/charts
+.PHONY: unit
+unit: fakes ## Run the quick tests, results of unchanged packages from Go's cache (no program of others is built; says what it leaves out).
+	@echo "left out, see make test: what -short skips, and $(UNIT_SLOW)"
+	@$(GO) test -short -vet=off -timeout 5m $$($(GO) list $(MODULES:%=./%/...) | grep -v $(UNIT_SLOW:%=-e '^gpufabric.io/%$$')) | grep -v 'no test files'
 
 # Most of the tests wait for something, so their parts run two at a time. Nothing is taken from Go's cache of results (TESTFLAGS): the tests read charts,
 # examples and programs of other modules, whose changes it does not see. `make lint` vets.
@@ -155,16 +172,30 @@ pages: prerequisites ## Check every Markdown page: links, anchors, commands, wal
 ##@ Building
 
 .PHONY: build
-build: prerequisites fakes ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook and the Terraform provider into bin/, fakefabric into fakes/build/.
-	@mkdir -p bin
+build: build-hook build-gpufabric build-provider build-scheduler fakes ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook and the Terraform provider into bin/, fakefabric into fakes/build/.
+
+.PHONY: build-hook
+build-hook: prerequisites
 	$(call hook,bin,)
+
+.PHONY: build-gpufabric
+build-gpufabric: prerequisites
 	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/gpufabric ./cmd/gpufabric
+
+.PHONY: build-provider
+build-provider: prerequisites
 	cd provider && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/terraform-provider-gpufabric .
+
+.PHONY: build-scheduler
+build-scheduler: prerequisites
 	cd drivers/scheduler && GOWORK=off $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/gpufabric-scheduler ./cmd/gpufabric-scheduler
 
-.PHONY: simcluster
-simcluster: build ## Build the simulated cluster's command into bin/.
+.PHONY: build-simcluster
+build-simcluster: prerequisites
 	cd tests/simcluster && GOWORK=off $(GO) build -o ../../bin/simcluster ./cmd/simcluster
+
+.PHONY: simcluster
+simcluster: build build-simcluster ## Build the simulated cluster's command into bin/, and all that it can run.
 
 .PHONY: fakes
 fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
@@ -204,8 +235,12 @@ charts: prerequisites toolchain-sim ## Render, lint and check the charts against
 
 #shows:toolchain
 .PHONY: toolchain
-toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, else built once into the cache.
+toolchain: prerequisites ## Have every tool ready: from the PATH where it fits, else from its release site, else built, once, into the cache.
 	$(GO) run ./build/cmd/toolchain
+
+.PHONY: toolchain-lock
+toolchain-lock: prerequisites ## Write the checksums of the tools' published files into build/toolchain/releases.lock (needs an internet).
+	$(GO) run ./build/cmd/toolchain -lock
 
 .PHONY: toolchain-sim
 toolchain-sim:

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"sort"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"sigs.k8s.io/yaml"
@@ -18,6 +20,21 @@ import (
 type Product struct {
 	Name  string // such as ghcr.io/gpufabric/gpufabric:0.1.0
 	build func(root, architecture string) (v1.Image, error)
+}
+
+// ShortName is the name without registry and tag, such as gpufabric.
+func (p Product) ShortName() string {
+	name, _, _ := strings.Cut(path.Base(p.Name), ":")
+	return name
+}
+
+// ShortNames are the short names of products, in their order.
+func ShortNames(products []Product) []string {
+	names := make([]string, 0, len(products))
+	for _, p := range products {
+		names = append(names, p.ShortName())
+	}
+	return names
 }
 
 // Products lists the project's images at the version that the chart asks for.

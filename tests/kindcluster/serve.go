@@ -2,8 +2,10 @@ package kindcluster
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -18,8 +20,8 @@ import (
 )
 
 // Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins for the
-// published images that manifests name.
-func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer) error {
+// published images that manifests name. names are products' names without registry and tag; none means all.
+func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer, names ...string) error {
 	root, err := repository.Root()
 	if err != nil {
 		return err
@@ -30,7 +32,12 @@ func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer) error {
 	}
 	var list []steps.Step
 	for _, product := range products {
-		list = append(list, serve{c, product, root})
+		if len(names) == 0 || slices.Contains(names, product.ShortName()) {
+			list = append(list, serve{c, product, root})
+		}
+	}
+	if len(names) > 0 && len(list) != len(names) {
+		return fmt.Errorf("serve images %q: there are %q", names, images.ShortNames(products))
 	}
 	if !c.Published {
 		list = append(list, serveStandIns{c})

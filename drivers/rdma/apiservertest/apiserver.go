@@ -21,6 +21,9 @@ const patience = time.Minute
 // configuration. The test is skipped where neither KUBEBUILDER_ASSETS nor the toolchain has the two programs.
 func Start(t *testing.T, crds ...string) *rest.Config {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
+	}
 	etcd, api := find("etcd"), find("kube-apiserver")
 	if etcd == "" || api == "" {
 		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both")

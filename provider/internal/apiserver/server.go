@@ -54,6 +54,9 @@ type Server struct {
 // Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver are not built.
 func Start(t testing.TB) *Server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
+	}
 	etcdPath, apiPath := Find("etcd", "TEST_ASSET_ETCD"), Find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")
 	if etcdPath == "" || apiPath == "" {
 		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both, or TEST_ASSET_ETCD and TEST_ASSET_KUBE_APISERVER to their paths")

@@ -60,6 +60,9 @@ func TestAgainstAPIServer(t *testing.T) {
 // test where there is neither: the test framework would download one.
 func needTerraform(t testing.TB) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("runs Terraform; -short does not")
+	}
 	path := os.Getenv("TF_ACC_TERRAFORM_PATH")
 	for _, name := range []string{"terraform", "tofu"} {
 		if path == "" {

@@ -69,15 +69,14 @@ func kindLogs(name *string) *cobra.Command {
 
 func kindImages(name *string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "images",
-		Short: "Push the project's images into the cluster's registry, with stand-ins for what cannot be pulled",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:   "images [NAME...]",
+		Short: "Push the project's images (all, or those named) into the cluster's registry, with stand-ins for what cannot be pulled",
+		RunE: func(cmd *cobra.Command, names []string) error {
 			cluster, err := kindcluster.Find(*name)
 			if err != nil {
 				return err
 			}
-			return cluster.Serve(cmd.Context(), steps.NewPrinter(os.Stderr))
+			return cluster.Serve(cmd.Context(), steps.NewPrinter(os.Stderr), names...)
 		},
 	}
 }

@@ -289,9 +289,9 @@ func TestTheLockRulesWhereItIs(t *testing.T) {
 		fetched   bool
 		why       string
 	}{
-		"the file of the lock":             {lock{address: sumOf(right)}, right, true, ""},
+		"the file of the lock":                {lock{address: sumOf(right)}, right, true, ""},
 		"another file published with its sum": {lock{address: sumOf(right)}, other, false, "the file is refused"},
-		"a file that the lock lacks":       {lock{}, right, false, "releases.lock has no line for " + address},
+		"a file that the lock lacks":          {lock{}, right, false, "releases.lock has no line for " + address},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)

@@ -114,6 +114,12 @@ func (s Settings) check() error {
 	}
 	if s.Host != "" {
 		u, err := url.Parse(s.Host)
+		if err != nil && strings.Contains(s.Host, "@") {
+			return &SettingError{"host", "host is not a URL of an API server; write it like https://10.0.0.1:6443, without a user."} // it may hold a password
+		}
+		if err == nil && u.User != nil {
+			return &SettingError{"host", "host names a user (https://user@...), which the API server does not read: take it away and log in with token, a client certificate or exec."}
+		}
 		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") {
 			return &SettingError{"host", fmt.Sprintf("host = %q is not a URL of an API server; write it like https://10.0.0.1:6443.", s.Host)}
 		}
@@ -200,7 +206,8 @@ func (s Settings) override(config *rest.Config) error {
 	if s.ProxyURL != "" {
 		proxy, err := url.Parse(s.ProxyURL)
 		if err != nil || proxy.Host == "" {
-			return &SettingError{"proxy_url", fmt.Sprintf("proxy_url = %q is not a URL; write it like http://proxy.example:3128.", s.ProxyURL)}
+			// What was written may hold a password.
+			return &SettingError{"proxy_url", "proxy_url is not a URL; write it like http://proxy.example:3128."}
 		}
 		config.Proxy = func(*http.Request) (*url.URL, error) { return proxy, nil }
 	}
@@ -216,6 +223,9 @@ func (s Settings) override(config *rest.Config) error {
 			config.ExecProvider.Env = append(config.ExecProvider.Env, api.ExecEnvVar{Name: name, Value: s.Exec.Env[name]})
 		}
 	}
+	if err := checkPlain(config); err != nil {
+		return err
+	}
 	// Parsing certificates here gives the mistake its attribute; client-go would report it on the first request without one.
 	if _, err := rest.TLSConfigFor(config); err != nil {
 		attribute := ""
@@ -228,6 +238,27 @@ func (s Settings) override(config *rest.Config) error {
 		return &SettingError{attribute, fmt.Sprintf("the TLS settings cannot be used: %v. Certificates and keys are PEM text, not file names and not base64 of PEM.", err)}
 	}
 	return nil
+}
+
+// checkPlain refuses credentials for an address that everybody on the way can read. client-go sends a bearer token over http as it does over https.
+func checkPlain(config *rest.Config) error {
+	address, err := url.Parse(config.Host)
+	if err != nil || address.Scheme != "http" {
+		return nil //nolint:nilerr // an address that is no URL has an error of its own
+	}
+	var carried string
+	switch {
+	case config.BearerToken != "" || config.BearerTokenFile != "":
+		carried = "a token"
+	case config.ExecProvider != nil || config.AuthProvider != nil:
+		carried = "the credentials of exec"
+	case config.Username != "":
+		carried = "a password"
+	default:
+		return nil
+	}
+	return &SettingError{"host", fmt.Sprintf("%s would go to %s unencrypted, for everybody on the way to read: write the address with https, or take the credentials away.",
+		carried, address.Redacted())}
 }
 
 func expandHome(path string) (string, error) {

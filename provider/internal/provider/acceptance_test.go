@@ -38,6 +38,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"upgrades of the driver stack", built(testUpgradeAdvice)},
 		{"secret values", testSecretValues},
+		{"secrets on every way out", built(testCanaries)},
 		{"compute domain", testComputeDomain},
 		{"RDMA pool", testRDMAPool},
 		{"requests", testRequests},

@@ -179,6 +179,11 @@ func TestProviderConfiguration(t *testing.T) {
 		{"exec has an unknown API version", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"v1alpha1\", command = \"true\" }", "", `value must be one of: ["client.authentication.k8s.io/v1"`},
 		{"exec has no command", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\" }", "", `attribute "command" is required`},
 		{"the proxy is no URL", "host = \"https://127.0.0.1:1\"\nproxy_url = \"proxy\"", "", "is not a URL; write it like http://proxy.example:3128"},
+		{"a token would go over http", "host = \"http://127.0.0.1:1\"\ntoken = \"t\"", "", "a token would go to http://127.0.0.1:1 unencrypted"},
+		{"a command's credentials would go over http", "host = \"http://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\", command = \"true\" }", "",
+			"the credentials of exec would go to http://127.0.0.1:1 unencrypted"},
+		{"a kubeconfig's token would go over http", fmt.Sprintf("config_path = %q\ntoken = \"t\"", kubeconfig("plain", "http://127.0.0.1:1", "one")), "", "unencrypted"},
+		{"host names a user", "host = \"https://admin:pass@127.0.0.1:1\"", "", "host names a user"},
 		{"an attribute is misspelt", "hots = \"https://127.0.0.1:1\"", "", `An argument named "hots" is not expected here`},
 		{"a flag is no boolean", "host = \"https://127.0.0.1:1\"\ninsecure = \"maybe\"", "", "a bool is required"},
 	} {

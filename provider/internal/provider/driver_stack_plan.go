@@ -22,6 +22,9 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	if resp.Diagnostics.HasError() {
 		return
 	}
+	hidden := plan.redaction(ctx)
+	ctx = hidden.log(ctx)
+	defer func() { hidden.purge(&resp.Diagnostics) }()
 	spec, known := plan.wanted(ctx, &resp.Diagnostics)
 	if resp.Diagnostics.HasError() {
 		return

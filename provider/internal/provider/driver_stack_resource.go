@@ -56,6 +56,9 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	if resp.Diagnostics.HasError() {
 		return
 	}
+	hidden := m.redaction(ctx)
+	ctx = hidden.log(ctx)
+	defer func() { hidden.purge(&resp.Diagnostics) }()
 	timeout, diags := m.Timeouts.Create(ctx, defaultApplyTimeout)
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -85,6 +88,9 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	if resp.Diagnostics.HasError() {
 		return
 	}
+	hidden := m.redaction(ctx)
+	ctx = hidden.log(ctx)
+	defer func() { hidden.purge(&resp.Diagnostics) }()
 	timeout, diags := m.Timeouts.Update(ctx, defaultApplyTimeout)
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -161,19 +167,23 @@ func (r *driverStackResource) Read(ctx context.Context, req resource.ReadRequest
 		return
 	}
 	secret := recallSecrets(ctx, req.Private, &resp.Diagnostics)
+	hidden := redactionIn(last, secret)
+	ctx = hidden.log(ctx)
+	defer func() { hidden.purge(&resp.Diagnostics) }()
 	m.observe(last, secret)
 	state, err := manager.Rollout(ctx, last)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return
 	}
+	state.Waiting = hidden.hideAll(state.Waiting)
 	m.observeRollout(state)
 	drift, err := manager.Drift(ctx, last, secret)
 	if err != nil {
 		addError(&resp.Diagnostics, doing, err)
 		return
 	}
-	m.Drift = stringList(drift)
+	m.Drift = stringList(hidden.hideAll(drift))
 	m.setDefaults()
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 }
@@ -195,6 +205,16 @@ func (r *driverStackResource) Delete(ctx context.Context, req resource.DeleteReq
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	manager := release.NewManager(client, m.Namespace.ValueString())
+	if secret := recallSecrets(ctx, req.Private, &resp.Diagnostics); len(secret) > 0 {
+		last, err := manager.Get(ctx, m.Name.ValueString())
+		if err != nil {
+			addError(&resp.Diagnostics, doing, err)
+			return
+		}
+		hidden := redactionIn(last, secret)
+		ctx = hidden.log(ctx)
+		defer func() { hidden.purge(&resp.Diagnostics) }()
+	}
 	notes, err := manager.Uninstall(ctx, m.Name.ValueString(), release.Removal{CRDs: m.RemoveCRDs.ValueBool()}, timeout)
 	for _, note := range notes {
 		resp.Diagnostics.AddWarning("Left behind", note)
@@ -242,6 +262,7 @@ func (r *driverStackResource) settle(ctx context.Context, manager *release.Manag
 		watch = manager.Rollout
 	}
 	state, err := watch(ctx, installed)
+	state.Waiting = m.redaction(ctx).hideAll(state.Waiting)
 	m.observeRollout(state)
 	for _, note := range state.Notes {
 		diags.AddWarning("Nothing to run on", note)

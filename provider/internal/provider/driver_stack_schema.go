@@ -90,7 +90,7 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 					"They are stored in the state: secrets belong into `values_wo`."},
 			"values_wo": schema.ListAttribute{ElementType: types.StringType, Optional: true, WriteOnly: true, Validators: []validator.List{listvalidator.ValueStringsAre(valuesDocument{}), listvalidator.AlsoRequires(path.MatchRoot("values_wo_version"))},
 				MarkdownDescription: "Further chart values as YAML documents, over `values`, that go into no plan and no state, for example from an ephemeral resource. A value may stand here or in `values`, not in both. " +
-					"Terraform cannot see that they changed: change `values_wo_version` with them. Helm keeps them in the release's Secret. Needs Terraform 1.11."},
+					"Terraform cannot see that they changed: change `values_wo_version` with them. In errors, warnings and logs a value of four characters or more is replaced by (secret). Helm keeps them in the release's Secret. Needs Terraform 1.11."},
 			"values_wo_version": schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("values_wo"))},
 				MarkdownDescription: "Any number; another one applies `values_wo` again."},
 			"components": schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Parts of the stack to switch on or off, over `values`.",

@@ -26,14 +26,15 @@ func ParseValues(text string) (map[string]any, error) {
 	return nil, fmt.Errorf("chart values are a YAML mapping (key: value), but this is %s", describe(parsed))
 }
 
+// describe shows nothing of v, which may be secret.
 func describe(v any) string {
 	switch v.(type) {
 	case []any:
 		return "a list"
 	case string:
-		return fmt.Sprintf("the text %.40q; to read a file write file(\"...\")", v)
+		return "a text; to read a file write file(\"...\")"
 	}
-	return fmt.Sprintf("%v", v)
+	return "a single value"
 }
 
 // MergeValues merges documents in order, later ones over earlier ones, as `helm -f a -f b` does: mappings are merged, anything else

@@ -236,6 +236,30 @@ func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
 	}
 }
 
+func TestTheRDMAPluginSetsInterfacesUpOnlyWhereItIsAskedTo(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		interfaces map[string]any
+		capability bool
+		argument   string
+	}{
+		{"by default", map[string]any{}, false, ""},
+		{"up", map[string]any{"up": true}, true, "--interfaces-up=true"},
+		{"an MTU", map[string]any{"mtu": 9000}, true, "--interfaces-mtu=9000"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "interfaces": test.interfaces}}))["gpufabric-rdma-plugin"]
+			container := pod.Spec.Containers[0]
+			if got := slices.Equal(container.SecurityContext.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}); got != test.capability {
+				t.Errorf("capabilities %v", container.SecurityContext.Capabilities.Add)
+			}
+			if test.argument != "" && !slices.Contains(container.Args, test.argument) {
+				t.Errorf("arguments %v", container.Args)
+			}
+		})
+	}
+}
+
 func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
 	for _, hears := range []bool{false, true} {
 		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": hears}}))["gpufabric-rdma-plugin"]

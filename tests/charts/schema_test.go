@@ -79,6 +79,15 @@ func TestWrongValuesAreRefusedByName(t *testing.T) {
 		{"devices that move out of a network that is not the node's", "gpufabric",
 			map[string]any{"rdma": map[string]any{"enabled": true, "nriSocket": "/run/nri/nri.sock", "plugin": map[string]any{"hostNetwork": false}}},
 			[]string{"rdma.nriSocket needs rdma.plugin.hostNetwork"}},
+		{
+			"interfaces of another network namespace", "gpufabric",
+			map[string]any{"rdma": map[string]any{"enabled": true, "interfaces": map[string]any{"up": true}, "plugin": map[string]any{"hostNetwork": false}}},
+			[]string{"rdma.interfaces needs rdma.plugin.hostNetwork"},
+		},
+		{
+			"an MTU that IPv6 cannot use", "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "interfaces": map[string]any{"mtu": 500}}},
+			[]string{"/rdma/interfaces/mtu"},
+		},
 		{"events in words", "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": "yes"}}, []string{"/rdma/verbsEvents", "boolean"}},
 		{"fake hardware over a top directory", "fake-hardware", map[string]any{"root": "/var"}, []string{"/root"}},
 		{"an unknown key of fake hardware", "fake-hardware", map[string]any{"profile": "gb200-nvl72"}, []string{"profile"}},

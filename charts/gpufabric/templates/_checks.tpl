@@ -31,6 +31,9 @@
 {{- if and .Values.rdma.enabled .Values.rdma.nriSocket (not .Values.rdma.plugin.hostNetwork) }}
 {{- fail "rdma.nriSocket needs rdma.plugin.hostNetwork: devices move between the node's network namespace and those of pods" }}
 {{- end }}
+{{- if and .Values.rdma.enabled (or .Values.rdma.interfaces.up .Values.rdma.interfaces.mtu) (not .Values.rdma.plugin.hostNetwork) }}
+{{- fail "rdma.interfaces needs rdma.plugin.hostNetwork: the devices' interfaces are in the node's network namespace" }}
+{{- end }}
 {{- end }}
 
 {{- define "gpufabric.check.form" -}}

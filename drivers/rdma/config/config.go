@@ -44,10 +44,14 @@ func (c *Config) Keep(earlier *Config) {
 	}
 }
 
-// sound returns the configuration without its entries that have mistakes; nil: the document itself has one, or nothing is left.
+// sound returns the configuration without its entries that have mistakes; nil: the list itself has one, or nothing is left. Mistakes beside the list, in
+// periodicUpdateInterval or an unknown key, leave its entries.
 func (c *Config) sound(problems Error) *Config {
 	mistaken := make(map[int]bool)
 	for _, p := range problems {
+		if p.Path != "" && p.Path != "configList" && !strings.HasPrefix(p.Path, "configList[") {
+			continue
+		}
 		rest, found := strings.CutPrefix(p.Path, "configList[")
 		number, _, closed := strings.Cut(rest, "]")
 		i, err := strconv.Atoi(number)
@@ -108,7 +112,7 @@ func (e Error) Error() string {
 // Parse reads a config.json. The error is an Error with every mistake in it; where only entries of configList have some, the other entries come with it.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
-		return nil, Error{{Message: fmt.Sprintf("%d octets are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
+		return nil, Error{{Message: fmt.Sprintf("%d bytes are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
 	}
 	root, err := parse(data)
 	if err != nil {

@@ -234,7 +234,11 @@ func TestAnEntryWithMistakesDoesNotStopTheOthers(t *testing.T) {
 	if len(next.Pools) != 2 || next.Pools[1].ResourceName != "a" || next.Pools[1].RDMAHCAMax != 5 || next.Entries[1] != 0 {
 		t.Errorf("with what was served before: %+v at %v", next.Pools, next.Entries)
 	}
-	for _, text := range []string{`{"configList": [{"resourceName": "a b"}]}`, `{"configList": [{"resourceName": "a", "devices": ["ens1"]}], "extra": 1}`} {
+	beside, err := config.Parse([]byte(`{"configList": [{"resourceName": "a", "devices": ["ens1"]}], "extra": 1, "periodicUpdateInterval": -1}`))
+	if err == nil || !strings.Contains(err.Error(), "extra") || !strings.Contains(err.Error(), "periodicUpdateInterval") || beside == nil || len(beside.Pools) != 1 || beside.Rescan != time.Minute {
+		t.Errorf("with mistakes beside the list: %+v, %v", beside, err)
+	}
+	for _, text := range []string{`{"configList": [{"resourceName": "a b"}]}`, `{"ConfigList": [{"resourceName": "a", "devices": ["ens1"]}]}`} {
 		if served, err := config.Parse([]byte(text)); served != nil || err == nil {
 			t.Errorf("%s: %+v, %v", text, served, err)
 		}

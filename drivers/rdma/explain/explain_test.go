@@ -134,3 +134,10 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 		}
 	}
 }
+
+func TestExplainShowsTheEntriesBesideOneWithMistakes(t *testing.T) {
+	out, err := run(t, `{"configList": [{"resourceName": "a b"}, {"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`)
+	if err != nil || !strings.Contains(out, "rdma/roce") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

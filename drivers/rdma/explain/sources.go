@@ -37,8 +37,12 @@ func (o *options) file(h host.Host) (*config.Config, error) {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
 	parsed, err := config.Parse(content)
-	if err != nil {
+	if parsed == nil {
 		return nil, fmt.Errorf("%s cannot be used:\n%w", o.config, err)
+	}
+	if err != nil {
+		// As the plugin does, the other entries are served.
+		fmt.Fprintf(h.Err(), "%s has mistakes, and these entries are not served:\n%v\n", o.config, err)
 	}
 	return parsed, nil
 }

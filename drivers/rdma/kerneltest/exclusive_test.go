@@ -3,12 +3,14 @@
 package kerneltest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
@@ -376,6 +378,52 @@ func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 		t.Fatalf("after the pod: %+v", back)
 	}
 	expectSetUp(t, "ibp130", onNode)
+}
+
+func TestInterfacesAreSetUpInSharedModeAndInPods(t *testing.T) {
+	near := find(t, switched)
+	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)
+	link, err := netlink.LinkByName(near.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if link, err := netlink.LinkByName(near.name); err == nil {
+			_ = errors.Join(netlink.LinkSetDown(link), netlink.LinkSetMTU(link, 1500))
+		}
+	})
+	if err := netlink.LinkSetDown(link); err != nil {
+		t.Fatal(err)
+	}
+	h, _ := discover(t, "mlx5_0")
+	setter := exclusive.NewSetter(exclusive.Setup{Up: true, MTU: 1400}, func() {})
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { setter.Run(ctx) })
+	defer group.Wait()
+	defer cancel()
+	setter.Set(h.Nets())
+	const want = "up true, MTU 1400, addresses [], routes []"
+	eventually(t, "the node has the interface up", func() bool { got, err := setUp(near.name); return err == nil && got == want })
+	eventually(t, "the device's port is active", func() bool {
+		return strings.Contains(read("/sys/class/infiniband/mlx5_0/ports/1/state"), "ACTIVE")
+	})
+	exclusively(t)
+	namespace, _ := namespace(t, "pod")
+	p, s := newPods(t, t.TempDir(), grant("mlx5_0", near.name)), sandbox(namespace)
+	if err := p.RunPodSandbox(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	inside(t, namespace, func() error {
+		if got, err := setUp(near.name); err != nil || got != want {
+			t.Errorf("in the pod: %s, %v; want %s", got, err, want)
+		}
+		return nil
+	})
+	if err := p.StopPodSandbox(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	expectSetUp(t, near.name, want)
 }
 
 func TestADeviceThatTheKernelDoesNotMoveIsRefusedInWords(t *testing.T) {

@@ -32,6 +32,8 @@ type Options struct {
 	RuntimeSocket string
 	// VerbsEvents: the events that the kernel tells to who has an HCA open are heard too.
 	VerbsEvents bool
+	// Interfaces is how the interfaces of pools' devices are set up.
+	Interfaces exclusive.Setup
 	// OpenVerbs opens HCAs for that; nil: the real ones.
 	OpenVerbs OpenVerbs
 	// Links are the kernel's; nil: the real ones.
@@ -42,6 +44,9 @@ type Options struct {
 	Pools Pools
 }
 
+// An interface's MTU in bytes: the least of IPv6 (RFC 8200), and the most that an IPoIB interface in connected mode has.
+const leastMTU, mostMTU = 1280, 65520
+
 // mostSlots is as many as the chart takes.
 const mostSlots = 100_000
 
@@ -51,7 +56,11 @@ func (o *Options) Validate() error {
 	if o.Client != nil && (o.Slots < 1 || o.Slots > mostSlots) {
 		slots = fmt.Errorf("--slots %d: allowed are 1 to %d claims that share a device", o.Slots, mostSlots)
 	}
-	return errors.Join(o.Node.Validate(), slots)
+	var mtu error
+	if o.Interfaces.MTU != 0 && (o.Interfaces.MTU < leastMTU || o.Interfaces.MTU > mostMTU) {
+		mtu = fmt.Errorf("--interfaces-mtu %d: allowed are 0 (leave it as it is) and %d to %d bytes", o.Interfaces.MTU, leastMTU, mostMTU)
+	}
+	return errors.Join(o.Node.Validate(), slots, mtu)
 }
 
 // deviceNodes is where the node's device nodes are, and their numbers.
@@ -87,6 +96,8 @@ func Command(h host.Host) *cobra.Command {
 	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
 	command.Flags().StringVar(&o.RuntimeSocket, "nri-socket", "", "the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
 	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false, "hear of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
+	command.Flags().BoolVar(&o.Interfaces.Up, "interfaces-up", false, "bring the interfaces of pools' devices up, each when it comes (needs CAP_NET_ADMIN in the node's network)")
+	command.Flags().IntVar(&o.Interfaces.MTU, "interfaces-mtu", 0, "MTU of the interfaces of pools' devices in bytes, set when they come (needs CAP_NET_ADMIN in the node's network); 0: leave it as it is")
 	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
 	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")
 	return command

@@ -22,6 +22,7 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/dra"
+	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
@@ -64,6 +65,9 @@ type plugin struct {
 	dra       *draplugin.Plugin      // nil: starting, or not served
 	published [][]resourceapi.Device
 	told      string // the last that was logged of the pools
+
+	interfaces *exclusive.Setter
+	setUp      chan struct{} // interfaces were set up, or could not be
 
 	asking   atomic.Bool      // a discovery will be asked for soon
 	discover chan struct{}    // asks for a discovery; any goroutine may
@@ -114,7 +118,9 @@ func Run(ctx context.Context, o Options) error {
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
 		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
+		setUp: make(chan struct{}, 1),
 	}
+	p.interfaces = exclusive.NewSetter(o.Interfaces, p.askReport)
 	if o.VerbsEvents {
 		p.verbs = p.hearVerbs()
 		defer p.verbs.wait()
@@ -126,6 +132,7 @@ func Run(ctx context.Context, o Options) error {
 		group.Go(func() error { return p.kubelet.Run(ctx) })
 	}
 	group.Go(func() error { p.ports.Run(ctx); return nil })
+	group.Go(func() error { p.interfaces.Run(ctx); return nil })
 	group.Go(func() error {
 		config.Watch(ctx, o.Files, o.ConfigFile, func(c *config.Config, err error) { send(ctx, p.files, fileContent{c, err}) })
 		return nil
@@ -178,6 +185,8 @@ func (p *plugin) loop(ctx context.Context) error {
 			p.apply(ctx)
 		case p.dra = <-p.started:
 			p.publish(ctx)
+		case <-p.setUp:
+			p.report()
 		case <-p.ports.Changed():
 			p.refresh(ctx)
 		case <-rescan.C:
@@ -221,6 +230,14 @@ func (p *plugin) takeFile(ctx context.Context, f fileContent) {
 func (p *plugin) ask() {
 	select {
 	case p.discover <- struct{}{}:
+	default: // One is asked for already.
+	}
+}
+
+// askReport asks for a report.
+func (p *plugin) askReport() {
+	select {
+	case p.setUp <- struct{}{}:
 	default: // One is asked for already.
 	}
 }

@@ -73,6 +73,13 @@ func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
 			}
 		}
 	}
+	for _, m := range selected.Members {
+		for _, net := range m.HCA.Nets() {
+			if failure := p.interfaces.Failure(net); failure != "" {
+				troubles = append(troubles, m.HCA.Name+": "+failure)
+			}
+		}
+	}
 	if len(selected.Members) == 0 {
 		troubles = p.refusals(selected.Resource())
 	}

@@ -36,6 +36,7 @@ func (p *plugin) apply(ctx context.Context) {
 	p.selection = pool.Select(objects.Definitions(p.file, p.objects), p.devices)
 	p.tell(ctx)
 	p.ports.Set(watchedPorts(p.devices))
+	p.interfaces.Set(p.selection.Nets())
 	known, cancel := context.WithTimeout(ctx, firstHealth)
 	defer cancel()
 	p.ports.Known(known)

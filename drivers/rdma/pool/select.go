@@ -79,6 +79,18 @@ type Selection struct {
 	Refused map[string]string
 }
 
+// Nets are the network interfaces of all pools' devices.
+func (s *Selection) Nets() []string {
+	var nets []string
+	for i := range s.Pools {
+		for _, m := range s.Pools[i].Members {
+			nets = append(nets, m.HCA.Nets()...)
+		}
+	}
+	slices.Sort(nets)
+	return slices.Compact(nets)
+}
+
 // Select gives each pool its devices. Pools that share HCAs may have one in common, which is reported on both; an HCA of an exclusive pool
 // belongs to no other, and whoever is defined first has it. Of two pools with one resource name the first is served.
 func Select(definitions []Definition, devices *inventory.Inventory) *Selection {

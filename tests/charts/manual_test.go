@@ -1,0 +1,331 @@
+package charts
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"gpufabric.io/build/toolchain"
+)
+
+// manual are the pages whose commands are run here, in the order in which an operator and an author meet them. A block that begins with ```sh is run as it
+// stands, in the checkout, with Helm's and kubectl's own programs; one with ```sh run-by=FILE is shown elsewhere (tests/pages sees that FILE is there).
+var manual = []string{"docs/install.md", "docs/workloads.md", "docs/troubleshooting.md", "docs/upgrade.md", "docs/uninstall.md"}
+
+var (
+	shellBlock = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+	yamlBlock  = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+	// placeholders are what a reader puts in.
+	placeholders = strings.NewReplacer(" NODE ", " node-a ", " POD\n", " a-pod\n", " CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
+)
+
+//shows:chart-upgrade
+func TestTheCommandsOfThePagesWork(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts etcd, kube-apiserver and the webhook; -short asks for none of them")
+	}
+	live := startServer(t)
+	admin, err := kubernetes.NewForConfig(live.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell := live.shell(t)
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// The MPI operator's kind is its own to install.
+	shell(t, "kubectl apply --filename provider/internal/provider/testdata/mpijobs.yaml && kubectl wait --for=condition=Established crd/mpijobs.kubeflow.org")
+	for _, page := range manual {
+		t.Run(page, func(t *testing.T) {
+			content, err := os.ReadFile(Dir("../" + page))
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch page {
+			case "docs/workloads.md":
+				live.callTheWebhook(t, admin)
+			case "docs/troubleshooting.md":
+				shell(t, sampleObjects)
+			case "docs/uninstall.md":
+				playUninstall(t, admin)
+			}
+			blocks := shellBlock.FindAllStringSubmatch(string(content), -1)
+			if len(blocks) == 0 {
+				t.Fatalf("%s has no commands to run", page)
+			}
+			for _, block := range blocks {
+				shell(t, placeholders.Replace(block[1]))
+			}
+			if page == "docs/workloads.md" {
+				live.workloads(t, string(content), shell)
+			}
+			if page == "docs/install.md" {
+				live.takesEveryYAML(t, shell)
+			}
+		})
+	}
+}
+
+// shell runs commands in the checkout as an administrator of the server would.
+func (s *server) shell(t *testing.T) func(t *testing.T, commands string) string {
+	t.Helper()
+	programs, err := toolchain.Ensure(t.Context(), "kubectl", "helm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, home := t.TempDir(), t.TempDir()
+	for name, path := range programs {
+		if err := os.Symlink(path, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"] = &clientcmdapi.Cluster{Server: s.config.Host, InsecureSkipTLSVerify: true}
+	config.AuthInfos["admin"] = &clientcmdapi.AuthInfo{Token: s.config.BearerToken}
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "admin"}
+	config.CurrentContext = "test"
+	file := filepath.Join(home, "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		t.Fatal(err)
+	}
+	return func(t *testing.T, commands string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		run := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", commands)
+		run.Dir = Dir("..")
+		run.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+file, "HOME="+home)
+		said, err := run.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s%v\n%s", commands, err, said)
+		}
+		return string(said)
+	}
+}
+
+// sampleObjects are what the reader of the page of troubles looks at.
+const sampleObjects = `kubectl apply --filename - <<EOF
+{apiVersion: v1, kind: Pod, metadata: {name: a-pod}, spec: {containers: [{name: main, image: i}]}}
+---
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: a-claim}, spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}
+---
+{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: a-domain}, spec: {numNodes: 1, channel: {resourceClaimTemplate: {name: a-template}}}}
+EOF
+`
+
+// takesEveryYAML has the server look at every manifest that a page shows, strictly and without keeping it.
+func (s *server) takesEveryYAML(t *testing.T, shell func(*testing.T, string) string) {
+	t.Helper()
+	pages, err := filepath.Glob(Dir("../docs/resources/*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages = append(pages, Dir("../README.md"))
+	found := 0
+	for _, page := range pages {
+		content, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range yamlBlock.FindAllStringSubmatch(string(content), -1) {
+			if strings.HasPrefix(block[1], "apiVersion: ") {
+				found++
+				shell(t, "kubectl apply --server-side --validate=strict --dry-run=server --filename - <<'EOF'\n"+block[1]+"EOF\n")
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("only %d manifests were found in the pages", found)
+	}
+}
+
+// workloads applies every manifest that the page names, strictly. The webhook and the policies look at them.
+func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, string) string) {
+	t.Helper()
+	var manifests []string
+	for _, match := range regexp.MustCompile(`\.\./(examples/manifests/[a-z0-9-]+\.yaml)\)`).FindAllStringSubmatch(page, -1) {
+		manifests = append(manifests, match[1])
+	}
+	for _, task := range []string{"gpu-one.yaml", "gpu-mig.yaml", "gpu-half.yaml", "gpu-four-with-nics.yaml", "nvbandwidth-test-job.yaml", "notebook.yaml"} {
+		if !slices.Contains(manifests, "examples/manifests/"+task) {
+			t.Errorf("docs/workloads.md does not name %s", task)
+		}
+	}
+	for _, manifest := range manifests {
+		said := shell(t, "kubectl apply --server-side --validate=strict --force-conflicts --filename "+manifest)
+		if !strings.Contains(said, "serverside-applied") {
+			t.Errorf("%s: nothing was applied: %s", manifest, said)
+		}
+	}
+}
+
+// callTheWebhook runs the webhook and has the API server call it: not by its service, which leads nowhere here, but by its address, and not without it.
+func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	dir := t.TempDir()
+	authority := writeCertificate(t, dir)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, buildProgram(t), "/nonexistent", "webhook", "--address=127.0.0.1", fmt.Sprintf("--port=%d", port), "--cert-dir="+dir)
+	configurations := admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	list, err := configurations.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("%d webhook configurations, %v", len(list.Items), err)
+	}
+	configuration := list.Items[0]
+	t.Cleanup(func() { // as the chart had it, for what Helm does next
+		now, err := configurations.Get(context.Background(), configuration.Name, metav1.GetOptions{})
+		if err == nil {
+			now.Webhooks = list.Items[0].DeepCopy().Webhooks
+			_, err = configurations.Update(context.Background(), now, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	configuration = *configuration.DeepCopy()
+	url, fail := fmt.Sprintf("https://127.0.0.1:%d/validate", port), admissionregistrationv1.Fail
+	for i := range configuration.Webhooks {
+		configuration.Webhooks[i].ClientConfig = admissionregistrationv1.WebhookClientConfig{URL: &url, CABundle: authority}
+		configuration.Webhooks[i].FailurePolicy = &fail
+	}
+	if _, err := configurations.Update(t.Context(), &configuration, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitRefusal(t)
+}
+
+// awaitRefusal returns when the webhook refuses a claim that is wrong.
+func (s *server) awaitRefusal(t *testing.T) {
+	t.Helper()
+	wrong := Object{}
+	if err := yaml.Unmarshal([]byte(`{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: wrong, namespace: default}, spec: {devices: {
+		requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], config: [{requests: [gpu], opaque: {driver: gpu.nvidia.com, parameters: {
+		apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Longest}}}}}]}}}`), &wrong.Object); err != nil {
+		t.Fatal(err)
+	}
+	claims := s.resource(t, wrong)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
+		_, err := claims.Create(t.Context(), wrong.DeepCopy(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil && strings.Contains(err.Error(), "Longest") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("a claim with a wrong configuration: %v", err)
+		}
+	}
+}
+
+// writeCertificate writes a certificate for 127.0.0.1 as the webhook reads it, and returns its authority.
+func writeCertificate(t *testing.T, dir string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "webhook"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
+	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return certificate
+}
+
+// playUninstall says of the uninstall's Job that it succeeded, as the Job controller would. Its work has a test of its own
+// (TestUninstallTakesOffNodesWhatTheDriversWrote).
+func playUninstall(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	events, err := admin.BatchV1().Jobs(namespace).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range events.ResultChan() {
+			if job, ok := event.Object.(*batchv1.Job); ok && job.Status.Succeeded == 0 {
+				finish(t, admin, job)
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		events.Stop()
+		<-done
+	})
+}
+
+// TestTheREADMEShowsOneDomainInYAMLAndInHCL keeps the two forms alike.
+func TestTheREADMEShowsOneDomainInYAMLAndInHCL(t *testing.T) {
+	content, err := os.ReadFile(Dir("../README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := yamlBlock.FindSubmatch(content)
+	if block == nil {
+		t.Fatal("README.md shows no manifest")
+	}
+	var domain struct {
+		Metadata struct{ Name string }
+		Spec     struct {
+			NumNodes int
+			Channel  struct{ ResourceClaimTemplate struct{ Name string } }
+		}
+	}
+	if err := yaml.Unmarshal(block[1], &domain); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("name      = %q", domain.Metadata.Name), fmt.Sprintf("num_nodes = %d", domain.Spec.NumNodes),
+		fmt.Sprintf("resource_claim_template = %q", domain.Spec.Channel.ResourceClaimTemplate.Name),
+	} {
+		if !bytes.Contains(content, []byte(want)) {
+			t.Errorf("README.md's HCL lacks %s, which its YAML has", want)
+		}
+	}
+}

@@ -53,6 +53,8 @@ type Kind struct {
 	left map[string]sharingData
 	// held are the devices that claims have, so that they stay published whatever forms are wanted.
 	held map[types.UID][]devices.Held
+	// modes are the MIG modes that claims switched.
+	modes *modes
 	// made says which claim the MIG instance at a placement was made for, or is about to be.
 	made map[place]types.UID
 }
@@ -75,6 +77,10 @@ type Options struct {
 	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
 	LeftFile string
 	Writer   atomicfile.Writer
+	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where the file is not there and AdoptModes is set
+	// (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
+	ModesFile  string
+	AdoptModes bool
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
 	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, ere other claims can have it. name is how the
@@ -100,6 +106,10 @@ func New(h *Hardware, o Options) *Kind {
 		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Store(h)
 	k.readLeft()
+	k.modes = openModes(o.ModesFile, o.Writer)
+	if err := k.modes.read(h.Node.GPUs, o.AdoptModes); err != nil {
+		o.Report("StateUnreadable", err.Error())
+	}
 	return k
 }
 

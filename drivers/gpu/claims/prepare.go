@@ -68,7 +68,7 @@ type preparation struct {
 
 // Prepare makes a claim's devices ready.
 func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
-	// The same as at admission, where there may be no webhook: what contradicts itself is refused rather than decided by order.
+	// The same as at admission, where there may be no webhook.
 	if errs := validation.Claim(&claim.Spec, field.NewPath("spec")); len(errs) > 0 {
 		return nil, draplugin.Refuse("InvalidConfig", "%w", errs.ToAggregate())
 	}
@@ -159,18 +159,18 @@ func (k *Kind) prepare(ctx context.Context, p *preparation) error {
 		if d.Form == devices.MIG {
 			continue
 		}
-		if err := undivided(d); err != nil {
+		if err := k.undivided(d); err != nil {
 			return err
 		}
 	}
-	if err := p.makePartitions(ctx); err != nil {
+	if err := k.makePartitions(ctx, p); err != nil {
 		return err
 	}
 	return k.setSharing(ctx, p)
 }
 
 // undivided sees to it that a GPU handed out whole or by shares is not in MIG mode: CUDA finds no device on one that is.
-func undivided(d *devices.Device) error {
+func (k *Kind) undivided(d *devices.Device) error {
 	if d.GPU.MIG == nil {
 		return nil
 	}
@@ -181,9 +181,14 @@ func undivided(d *devices.Device) error {
 	if len(standing) > 0 {
 		return draplugin.Refuse("GPUPartitioned", "%s is cut into %d MIG instances that this driver did not make or is still removing, so it cannot be handed out as %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or use the MIG devices", d.GPU.UUID, len(standing), d.Name())
 	}
+	if k.modes.foreign([]*inventory.GPU{d.GPU})[d.GPU.UUID] {
+		return draplugin.Refuse("GPUInMIGMode", "%s is in MIG mode, which no claim switched on, so it is not handed out as %s: switch the mode off "+
+			"(nvidia-smi -i %d -mig 0), or use its MIG devices", d.GPU.UUID, d.Name(), d.GPU.Index)
+	}
 	if err := partition.Require(d.GPU, false); err != nil {
 		return refuseMode(err)
 	}
+	k.disownMode(d.GPU.UUID)
 	return nil
 }
 
@@ -235,7 +240,7 @@ func (k *Kind) planPartitions(p *preparation) error {
 }
 
 // makePartitions makes the claim's MIG instances. Where one cannot be made, those made before it are removed again.
-func (p *preparation) makePartitions(ctx context.Context) (err error) {
+func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
 	var made []*devices.Device
 	defer func() {
 		if err == nil {
@@ -255,7 +260,7 @@ func (p *preparation) makePartitions(ctx context.Context) (err error) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := partition.Require(d.GPU, true); err != nil {
+		if err := k.cut(d.GPU); err != nil {
 			return refuseMode(err)
 		}
 		instance, err := partition.Create(d.GPU, d.Profile, d.Placement)

@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -34,6 +35,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 		}
 		for _, made := range kept.Partitions {
 			k.own(made.place(), record.UID)
+			k.OwnMode(made.GPU)
 		}
 		for _, held := range record.Devices {
 			if d := k.Hardware().Pool.Device(held.Device); d != nil && d.Form != devices.MIG && !held.AdminAccess {
@@ -100,9 +102,15 @@ func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits
 	k.layOut()
 }
 
+// ModesChanged says whether somebody brought a GPU into MIG mode, or out of it, since the pool was made.
+func (k *Kind) ModesChanged() bool {
+	h := k.Hardware()
+	return !maps.Equal(k.modes.foreign(h.Node.GPUs), h.Offer.MIGMode)
+}
+
 func (k *Kind) layOut() {
 	h := *k.Hardware()
-	h.Offer.Static = map[string][]devices.Instance{}
+	h.Offer.Static, h.Offer.MIGMode = map[string][]devices.Instance{}, k.modes.foreign(h.Node.GPUs)
 	for _, g := range h.Node.GPUs {
 		standing, err := partition.List(g)
 		if err != nil {
@@ -185,7 +193,7 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 			k.options.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances with one that fills them are offered", g.UUID, i.ID))
 			continue
 		}
-		out = append(out, devices.Instance{ProfileID: i.Profile, Start: i.Start, Held: held})
+		out = append(out, devices.Instance{ProfileID: i.Profile, Start: i.Start, UUID: i.UUID, Held: held})
 	}
 	if !foreign {
 		return nil
@@ -212,7 +220,9 @@ func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 			klog.FromContext(ctx).Info("Removing a MIG instance that belongs to no claim", "gpu", g.UUID, "profile", p.Name, "start", i.Start)
 			if err := partition.Destroy(g, p, i.Start); err != nil {
 				k.options.Report("MIGInstanceNotRemoved", err.Error())
+				continue
 			}
+			k.OwnMode(g.UUID) // whoever has them removed has the GPU used without them
 		}
 	}
 }

@@ -18,18 +18,19 @@ func counterSetName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Mi
 
 // engine is a part of a GPU beside its memory slices that MIG placements share.
 type engine struct {
-	counter string
-	of      func(inventory.Profile) int
+	counter  string
+	capacity resourceapi.QualifiedName
+	of       func(inventory.Profile) int
 }
 
 // engines are all of them.
 var engines = []engine{
-	{"multiprocessors", func(p inventory.Profile) int { return p.Multiprocessors }},
-	{"copy-engines", func(p inventory.Profile) int { return p.CopyEngines }},
-	{"decoders", func(p inventory.Profile) int { return p.Decoders }},
-	{"encoders", func(p inventory.Profile) int { return p.Encoders }},
-	{"jpeg-engines", func(p inventory.Profile) int { return p.JPEGEngines }},
-	{"ofa-engines", func(p inventory.Profile) int { return p.OFAEngines }},
+	{"multiprocessors", CapMultiprocessors, func(p inventory.Profile) int { return p.Multiprocessors }},
+	{"copy-engines", CapCopyEngines, func(p inventory.Profile) int { return p.CopyEngines }},
+	{"decoders", CapDecoders, func(p inventory.Profile) int { return p.Decoders }},
+	{"encoders", CapEncoders, func(p inventory.Profile) int { return p.Encoders }},
+	{"jpeg-engines", CapJPEGEngines, func(p inventory.Profile) int { return p.JPEGEngines }},
+	{"ofa-engines", CapOFAEngines, func(p inventory.Profile) int { return p.OFAEngines }},
 }
 
 // total is how much of an engine a GPU has: what the largest combination of one profile may hold, since NVML says how many instances of a profile fit on an

@@ -137,6 +137,29 @@ func common(n *inventory.Node, g *inventory.GPU, form Form) attributes {
 	return a
 }
 
+// identity adds what names a GPU that is not cut. index is NVML's, which nvidia-smi shows: earlier releases of NVIDIA's DRA driver published it, those of
+// 2026 do not any more, and manifests select by it.
+func (a attributes) identity(g *inventory.GPU) {
+	a.text(AttrUUID, g.UUID)
+	a[AttrIndex] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.Index))}
+}
+
+// undivided is the whole GPU beside the MIG placements that it can be cut into. Beside them its engines count, as theirs do, under the names that NVIDIA's
+// DRA driver gives them there; a GPU that is offered in no MIG placements has memory alone, there as here.
+func undivided(n *inventory.Node, g *inventory.GPU) *Device {
+	d := whole(n, g)
+	if g.MIG == nil || len(g.MIG.Profiles) == 0 {
+		return d
+	}
+	if d.API.Capacity == nil {
+		d.API.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+	}
+	for _, e := range engines {
+		d.API.Capacity[e.capacity] = capacity(int64(e.total(g)))
+	}
+	return d
+}
+
 func capacity(value int64) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(value, resource.DecimalSI)}
 }
@@ -148,7 +171,7 @@ func bytesOf(value uint64) resource.Quantity {
 // whole is the GPU for one claim alone.
 func whole(n *inventory.Node, g *inventory.GPU) *Device {
 	a := common(n, g, Whole)
-	a.text(AttrUUID, g.UUID)
+	a.identity(g)
 	return &Device{Form: Whole, GPU: g, API: resourceapi.Device{
 		Name: WholeName(g), Attributes: a, Capacity: ownMemory(g),
 	}}
@@ -223,7 +246,7 @@ const defaultCores = 10
 // shared is the GPU cut by memory and cores.
 func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 	a := common(n, g, Shared)
-	a.text(AttrUUID, g.UUID)
+	a.identity(g)
 	total := g.MemoryBytes &^ (shareStep - 1)
 	memory := min(max(share.Memory&^(shareStep-1), shareStep), total)
 	cores := min(max(share.Cores, 1), 100)

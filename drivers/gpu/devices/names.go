@@ -33,6 +33,7 @@ const (
 const (
 	AttrType              resourceapi.QualifiedName = "type"
 	AttrUUID              resourceapi.QualifiedName = "uuid"
+	AttrIndex             resourceapi.QualifiedName = "index"
 	AttrParentUUID        resourceapi.QualifiedName = "parentUUID"
 	AttrProfile           resourceapi.QualifiedName = "profile"
 	AttrProductName       resourceapi.QualifiedName = "productName"

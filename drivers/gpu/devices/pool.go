@@ -2,6 +2,7 @@ package devices
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -43,6 +44,8 @@ type Options struct {
 	// Static lists the MIG instances that stand on GPUs whose layout an administrator made, by GPU UUID. A GPU with an entry is offered as
 	// those instances alone.
 	Static map[string][]Instance
+	// MIGMode are the GPUs, by UUID, that somebody else brought into MIG mode: they are offered in MIG forms alone, though a claim could switch the mode off.
+	MIGMode map[string]bool
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
 }
@@ -58,6 +61,8 @@ type Held struct {
 type Instance struct {
 	ProfileID int
 	Start     int
+	// UUID is the MIG device's.
+	UUID string
 	// Held marks an instance that was made for a claim: it is removed with the claim.
 	Held bool
 }
@@ -83,13 +88,18 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 // wanted are the devices of a GPU that Forms ask for, as far as its MIG mode lets it have them: a GPU whose mode only a reset changes has the forms of its mode.
 func (p *Pool) wanted(g *inventory.GPU) []*Device {
 	all := p.asked(g)
-	if g.CanBeWhole() {
+	fixed := p.options.MIGMode[g.UUID]
+	if g.CanBeWhole() && !fixed {
 		return all
 	}
 	all = slices.DeleteFunc(all, func(d *Device) bool { return d.Form != MIG })
 	if len(all) == 0 {
+		then := " and reset the GPU"
+		if fixed {
+			then = ""
+		}
 		p.problem("%s is in MIG mode without instances, and form %s has no MIG instances that could be made: nothing of it is offered; make instances by a MIGLayout or "+
-			"nvidia-smi mig, offer it in form mig, or switch the mode off (nvidia-smi -i %d -mig 0) and reset the GPU", g.UUID, p.options.Forms, g.Index)
+			"nvidia-smi mig, offer it in form mig, or switch the mode off (nvidia-smi -i %d -mig 0)%s", g.UUID, p.options.Forms, g.Index, then)
 	}
 	return all
 }
@@ -105,7 +115,12 @@ func (p *Pool) asked(g *inventory.GPU) []*Device {
 	}
 	switch o.Forms.mode() {
 	case ModeFlexible:
-		return slices.Concat([]*Device{whole(n, g), shared(n, g, o.Share.of(g))}, shares, p.placements(g, p.cuttable(g)))
+		placements := p.placements(g, p.cuttable(g))
+		alone := whole(n, g)
+		if len(placements) > 0 {
+			alone = undivided(n, g)
+		}
+		return slices.Concat([]*Device{alone, shared(n, g, o.Share.of(g))}, shares, placements)
 	case ModeProfiles:
 		if len(shares) > 0 {
 			return shares
@@ -252,7 +267,11 @@ func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
 			continue
 		}
 		d := mouldOf(p.node, g, profile).partition(g, profile, profile.Placements[at])
-		d.Static = !i.Held
+		if d.Static = !i.Held; d.Static {
+			// It stays as it is, so its UUID is one to select it by. One that was made for a claim goes with the claim.
+			d.API.Attributes = maps.Clone(d.API.Attributes)
+			attributes(d.API.Attributes).text(AttrUUID, i.UUID)
+		}
 		out = append(out, d)
 	}
 	return out

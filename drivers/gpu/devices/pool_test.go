@@ -66,8 +66,11 @@ func TestTheAPIAcceptsTheLayout(t *testing.T) {
 func TestStaticInstancesAreAllThatIsOfferedOfTheirGPU(t *testing.T) {
 	a, b := a100(0), a100(1)
 	pool := devices.NewPool(node(a, b), devices.Options{Forms: flexible, Static: map[string][]devices.Instance{
-		a.UUID: {{ProfileID: 19, Start: 2}, {ProfileID: 9, Start: 4}, {ProfileID: 77, Start: 0}},
+		a.UUID: {{ProfileID: 19, Start: 2, UUID: "MIG-2"}, {ProfileID: 9, Start: 4, UUID: "MIG-4"}, {ProfileID: 77, Start: 0}},
 	}})
+	if got := pool.Device("gpu-0-mig-1g5gb-19-2").API.Attributes["uuid"].StringValue; got == nil || *got != "MIG-2" {
+		t.Errorf("the instance's uuid is %v", got)
+	}
 	var got []string
 	for _, d := range pool.Devices() {
 		if d.GPU == a {
@@ -102,7 +105,24 @@ func TestAttributesOfAWholeGPU(t *testing.T) {
 			t.Errorf("%s is %+v, want %s", name, a, want)
 		}
 	}
+	if index := d.API.Attributes["index"].IntValue; index == nil || *index != int64(g.Index) {
+		t.Errorf("index is %v, want %d", index, g.Index)
+	}
 	if numa := d.API.Attributes["resource.kubernetes.io/numaNode"].IntValue; numa == nil || *numa != 1 {
 		t.Errorf("numaNode is %v, want 1", numa)
+	}
+}
+
+// NVIDIA's DRA driver counts a whole GPU's engines beside the MIG devices that it can be cut into, and memory alone otherwise.
+func TestAWholeGPUsEnginesCountBesideItsMIGPlacements(t *testing.T) {
+	g := a100(0)
+	for name, want := range map[resourceapi.QualifiedName]int64{"multiprocessors": 98, "copyEngines": 7, "decoders": 5, "encoders": 0, "jpegEngines": 1, "ofaEngines": 1} {
+		got, published := devices.NewPool(node(g), devices.Options{Forms: flexible}).Device("gpu-0").API.Capacity[name]
+		if !published || got.Value.Value() != want {
+			t.Errorf("%s is %v, want %d", name, got.Value, want)
+		}
+	}
+	if c := devices.NewPool(node(g), devices.Options{}).Device("gpu-0").API.Capacity; len(c) != 1 {
+		t.Errorf("a GPU that is offered whole alone has the capacities %v", c)
 	}
 }

@@ -90,6 +90,12 @@ func (p *plugin) lastForms() (f devices.Forms, ok bool) {
 	return f, true
 }
 
+// ranBefore says whether an earlier run offered GPUs here.
+func (p *plugin) ranBefore() bool {
+	_, err := os.Lstat(p.stateFile(formsFile))
+	return err == nil
+}
+
 // keepForms writes the forms down for the next start.
 func (p *plugin) keepForms(f devices.Forms) error {
 	raw, err := json.Marshal(f)

@@ -109,6 +109,10 @@ func (p *plugin) reread(ctx context.Context) {
 	}
 	known := p.kind.Hardware().Node
 	if !(inventory.Reader{NVML: p.nvml}).Outdated(known) {
+		if p.kind.ModesChanged() {
+			p.kind.LayOut()
+			p.changed()
+		}
 		return
 	}
 	node, err := p.inventory(ctx)

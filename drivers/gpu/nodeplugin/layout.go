@@ -211,22 +211,26 @@ func standing(g *inventory.GPU) []layout.Wanted {
 
 // applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
 func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
+	if !plan.MIG {
+		changed = p.kind.AdoptMode(plan.GPU) // the layout says that it is nobody's mode to keep
+	}
 	// What claims had made goes with them.
 	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {
-		return false, err
+		return changed, err
 	}
 	now, cancel := context.WithCancel(ctx)
 	cancel()
 	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
 	if err := p.dra.Ledger().Acquire(now, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
-		return false, err
+		return changed, err
 	}
 	defer p.dra.Ledger().Release(owner.ID)
 	unlock, err := p.kind.Lock(ctx, plan.GPU.UUID)
 	if err != nil {
-		return false, err
+		return changed, err
 	}
 	defer unlock()
+	p.kind.OwnMode(plan.GPU.UUID)
 	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances", len(plan.Instances))
 	// Whatever came of it, what stands now is to be published.
 	return true, plan.Apply()

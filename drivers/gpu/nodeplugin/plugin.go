@@ -312,6 +312,8 @@ func (p *plugin) run(ctx context.Context) error {
 		MPS:           p.mps,
 		MPSDir:        p.options.MPSDir,
 		LeftFile:      p.stateFile("sharing-left.json"),
+		ModesFile:     p.stateFile("mig-modes.json"),
+		AdoptModes:    p.ranBefore(),
 		Writer:        p.writer,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
 		Appeared:      p.appeared,

@@ -218,21 +218,31 @@ func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 	}
 }
 
-func TestAClaimThatContradictsItselfIsRefused(t *testing.T) {
-	b := newBench(t, gputest.New(t, 1))
-	c := b.claim("u1", nil, device{name: "gpu-0"})
-	for _, interval := range []string{"Long", "Short"} {
-		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: devices.Driver, Parameters: runtime.RawExtension{
-				Raw: []byte(gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)),
-			}},
-		}})
+// A device class comes before a claim, and of a claim's configurations the later one counts.
+func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
+	m := gputest.New(t, 1)
+	calls := smi(t, m)
+	b := newBench(t, m)
+	slices := func(interval string) string {
+		return gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)
+	}
+	c := b.claim("u1", []string{slices("Long"), slices("Short")}, device{name: "gpu-0"})
+	// The API lists the class's first; that it does is not relied upon.
+	last := &c.Status.Allocation.Devices.Config
+	*last = append(*last, resourceapi.DeviceAllocationConfiguration{
+		Source: resourceapi.AllocationConfigSourceClass, DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: devices.Driver, Parameters: runtime.RawExtension{Raw: []byte(slices("Medium"))}},
+		},
+	})
+	for i := range 2 {
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: (*last)[i].DeviceConfiguration})
 	}
 	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
 		t.Fatal(err)
 	}
-	if _, problem := b.prepare(c); !strings.Contains(problem, "spec.devices.config[1].opaque.parameters") || !strings.Contains(problem, "contradicts") {
-		t.Errorf("got %q", problem)
+	b.mustPrepare(c)
+	if got, want := calls(), "compute-policy -i "+m.GPUs[0].UUID+" --set-timeslice 1"; got != want {
+		t.Errorf("prepare called nvidia-smi %s, want %s", got, want)
 	}
 }
 

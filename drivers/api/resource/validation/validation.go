@@ -111,28 +111,14 @@ func DeviceClass(spec *resourceapi.DeviceClassSpec, path *field.Path) field.Erro
 	return errs
 }
 
-// Claim returns every mistake in the configurations of a claim, and where two of them contradict each other.
+// Claim returns every mistake in the configurations of a claim. Two configurations that apply to one request are no mistake: the later wins, as with
+// NVIDIA's DRA driver and as the order of status.allocation.devices.config in Kubernetes has it, where a claim's come after its class's.
 func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	type decoded struct {
-		config   v1beta1.Config
-		requests []string
-		at       *field.Path
-	}
-	var earlier []decoded
 	for i, c := range spec.Devices.Config {
 		at := path.Child("devices", "config").Index(i).Child("opaque", "parameters")
-		config, problems := opaque(c.Opaque, at)
+		_, problems := opaque(c.Opaque, at)
 		errs = append(errs, problems...)
-		if config == nil {
-			continue
-		}
-		for _, other := range earlier {
-			if both := shared(other.requests, c.Requests); both != "" && kindOf(config) == kindOf(other.config) && !equal(config, other.config) {
-				errs = append(errs, field.Invalid(at, kindOf(config), fmt.Sprintf("contradicts %s for %s: a device is shared in one way; give the two different requests, or leave one out", other.at, both)))
-			}
-		}
-		earlier = append(earlier, decoded{config, c.Requests, at})
 	}
 	return errs
 }
@@ -150,32 +136,4 @@ func opaque(c *resourceapi.OpaqueDeviceConfiguration, at *field.Path) (v1beta1.C
 		return nil, field.ErrorList{field.Invalid(at, field.OmitValueType{}, err.Error())}
 	}
 	return config, nil
-}
-
-// shared names what two lists of requests have in common, empty where they have nothing. An empty list is all requests; a subrequest belongs to
-// its request.
-func shared(a, b []string) string {
-	if len(a) == 0 || len(b) == 0 {
-		for _, list := range [][]string{a, b} {
-			if len(list) > 0 {
-				return "request " + list[0]
-			}
-		}
-		return "every request"
-	}
-	for _, x := range a {
-		for _, y := range b {
-			if x == y || strings.HasPrefix(x, y+"/") || strings.HasPrefix(y, x+"/") {
-				return "request " + x
-			}
-		}
-	}
-	return ""
-}
-
-// equal says whether two configurations say the same.
-func equal(a, b v1beta1.Config) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && string(x) == string(y)
 }

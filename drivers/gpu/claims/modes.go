@@ -1,0 +1,151 @@
+package claims
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// From Hopper on the MIG mode changes at once, so claims switch it: a MIG device's on, a whole GPU's off. A GPU that an administrator brought into MIG mode is
+// left in it: between nvidia-smi -mig 1 and the first instance it is not to be handed out whole. So the driver remembers whose mode it is.
+
+// modes are the GPUs that claims brought into MIG mode, by UUID.
+type modes struct {
+	file   string // empty: kept in memory alone
+	writer atomicfile.Writer
+
+	mu  sync.Mutex
+	own map[string]bool
+}
+
+func openModes(file string, writer atomicfile.Writer) *modes {
+	return &modes{file: file, writer: writer, own: map[string]bool{}}
+}
+
+// read reads what the last run kept. GPUs that are out of MIG mode by now are not this driver's to bring out of it any more.
+func (m *modes) read(gpus []*inventory.GPU, adopt bool) error {
+	if m.file == "" {
+		return nil
+	}
+	var kept []string
+	text, err := os.ReadFile(m.file)
+	switch {
+	case err == nil:
+		err = json.Unmarshal(text, &kept)
+	case errors.Is(err, fs.ErrNotExist):
+		err = nil
+		if adopt {
+			for _, g := range gpus {
+				kept = append(kept, g.UUID)
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("which GPUs claims brought into MIG mode: %s: %w: those that are in it now count as brought there by an administrator", m.file, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, g := range gpus {
+		if slices.Contains(kept, g.UUID) && divided(g) {
+			m.own[g.UUID] = true
+		}
+	}
+	return m.keep()
+}
+
+// divided says whether a GPU, whose MIG mode changes at once, is in MIG mode.
+func divided(g *inventory.GPU) bool {
+	if g.MIG == nil || g.MIG.NeedsReset {
+		return false
+	}
+	current, _, ret := g.Handle.GetMigMode()
+	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
+}
+
+// foreign are the GPUs that are in MIG mode and were not brought there by claims.
+func (m *modes) foreign(gpus []*inventory.GPU) map[string]bool {
+	m.mu.Lock()
+	own := maps.Clone(m.own)
+	m.mu.Unlock()
+	out := map[string]bool{}
+	for _, g := range gpus {
+		if !own[g.UUID] && divided(g) {
+			out[g.UUID] = true
+		}
+	}
+	return out
+}
+
+// set notes whether a GPU's MIG mode is a claim's.
+func (m *modes) set(uuid string, own bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.own[uuid] == own {
+		return nil
+	}
+	if own {
+		m.own[uuid] = true
+	} else {
+		delete(m.own, uuid)
+	}
+	return m.keep()
+}
+
+// keep writes the file. m.mu is held.
+func (m *modes) keep() error {
+	if m.file == "" {
+		return nil
+	}
+	text, err := json.Marshal(slices.Sorted(maps.Keys(m.own)))
+	if err == nil {
+		err = m.writer.Write(m.file, text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("which GPUs claims brought into MIG mode is not kept: %w", err)
+	}
+	return nil
+}
+
+// cut brings a GPU into MIG mode for a claim. That it is the claim's mode is kept first: after a crash in between the GPU would never be whole again.
+func (k *Kind) cut(g *inventory.GPU) error {
+	if g.MIG != nil && !g.MIG.NeedsReset && !divided(g) {
+		if err := k.modes.set(g.UUID, true); err != nil {
+			return err
+		}
+	}
+	return partition.Require(g, true)
+}
+
+// OwnMode notes that a GPU's MIG mode is the driver's to switch off: a claim's or a MIGLayout's.
+func (k *Kind) OwnMode(uuid string) {
+	if err := k.modes.set(uuid, true); err != nil {
+		k.options.Report("StateNotKept", err.Error())
+	}
+}
+
+// AdoptMode takes a GPU's MIG mode, whoever switched it on, for the driver's own to switch off: a MIGLayout decides over the GPU. changed says that it was
+// somebody else's.
+func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
+	if changed = k.modes.foreign([]*inventory.GPU{g})[g.UUID]; changed {
+		k.OwnMode(g.UUID)
+	}
+	return changed
+}
+
+// disownMode notes that a GPU is out of MIG mode.
+func (k *Kind) disownMode(uuid string) {
+	if err := k.modes.set(uuid, false); err != nil {
+		k.options.Report("StateNotKept", err.Error())
+	}
+}

@@ -188,6 +188,7 @@ func TestTheControlEndpointInjectsEvents(t *testing.T) {
 	}
 }
 
+//shows:fakes-agent
 func TestEventsAreTakenOnLoopbackAlone(t *testing.T) {
 	n := start(t, map[string]string{agent.LabelProfile: "h100-hgx"})
 	eventually(t, "healthy", func() bool { code, _ := get(n.health + "/healthz"); return code == http.StatusOK })
@@ -204,6 +205,7 @@ func TestEventsAreTakenOnLoopbackAlone(t *testing.T) {
 	}
 }
 
+//shows:fakes-agent
 func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 	sysfs := t.TempDir()
 	add := func(address, vendor, class string) {

@@ -236,6 +236,7 @@ func TestTheRDMAPluginMovesLinksOnlyWhereItIsToldOfPods(t *testing.T) {
 	}
 }
 
+//shows:rdma-interfaces
 func TestTheRDMAPluginSetsInterfacesUpOnlyWhereItIsAskedTo(t *testing.T) {
 	for _, test := range []struct {
 		name       string

@@ -86,6 +86,7 @@ func claim(name, class, selector string, memory string, pool string, has ...stri
 	return c
 }
 
+//shows:gpu-forms
 func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
 	const mig = `device.attributes['gpu.nvidia.com'].profile == '1g.10gb'`
 	taken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0")

@@ -93,6 +93,7 @@ func holders(t *testing.T, d Directory, want string) {
 	}
 }
 
+//shows:gpu-drain
 func TestAMemberLetsGoForADrainAndComesBack(t *testing.T) {
 	d := directory(t)
 	stands := make(chan struct{}, 2)
@@ -127,6 +128,7 @@ func TestAMemberLetsGoForADrainAndComesBack(t *testing.T) {
 	expect(t, uses, true)
 }
 
+//shows:gpu-drain
 func TestARoleThatEndedWhileItHeldGPUsIsWaitedFor(t *testing.T) {
 	d := directory(t)
 	stands := make(chan struct{}, 1)

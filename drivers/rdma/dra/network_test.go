@@ -141,6 +141,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
 	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"}, Ports: []infiniband.Port{{Number: 1}}}}
 	dev := t.TempDir()

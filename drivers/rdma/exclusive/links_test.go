@@ -108,6 +108,7 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestInterfacesThatDoNotComeBackAreAwaitedTogether(t *testing.T) {
 	pod := namespaces(t)
 	sysfs := t.TempDir()

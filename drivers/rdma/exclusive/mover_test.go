@@ -350,6 +350,7 @@ func sandbox(id, uid, namespace string) *api.PodSandbox {
 	return s
 }
 
+//shows:rdma-exclusive
 func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()
@@ -416,6 +417,7 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	kernel.missing = map[string][]string{"ens1": {"ens1 has no address fd00::1/64 in the pod: permission denied", strings.Repeat("x", 2000)}}
@@ -434,6 +436,7 @@ func TestAnAddressThatAPodCannotHaveIsAnEvent(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestAnEndedNamespaceIsAwaitedWithoutHoldingUpOthers(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2", "mlx5_2", "ens3")
 	m := newMover(t, t.TempDir(), kernel)

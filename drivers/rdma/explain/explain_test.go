@@ -111,6 +111,7 @@ func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 	}
 }
 
+//shows:rdma-exclusive
 func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 	tree := hardware(t)
 	found, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
@@ -135,6 +136,7 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 	}
 }
 
+//shows:rdma-refusals
 func TestExplainShowsTheEntriesBesideOneWithMistakes(t *testing.T) {
 	out, err := run(t, `{"configList": [{"resourceName": "a b"}, {"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`)
 	if err != nil || !strings.Contains(out, "rdma/roce") {

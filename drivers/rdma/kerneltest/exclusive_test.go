@@ -380,6 +380,7 @@ func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 	expectSetUp(t, "ibp130", onNode)
 }
 
+//shows:rdma-interfaces
 func TestInterfacesAreSetUpInSharedModeAndInPods(t *testing.T) {
 	near := find(t, switched)
 	add(t, "mlx5_0", near.function, "ethernet", 1, near.name)

@@ -22,6 +22,7 @@ func set(name, strategy, state string) *appsv1.DaemonSet {
 	return s
 }
 
+//shows:rdma-policy
 func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	const on, off = "RollingUpdate", "OnDelete"
 	asked := func(limit int32) *mellanox.UpgradePolicySpec {
@@ -68,6 +69,7 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 }
 
 // TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy lets it, and they are up a step later.
+//shows:rdma-policy
 func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
 	limit := int32(3)
 	u := upgradeOf(&mellanox.UpgradePolicySpec{AutoUpgrade: true, MaxParallelUpgrades: &limit})

@@ -52,6 +52,7 @@ func heldBy(t *testing.T, shared drain.Directory, want string) {
 	}
 }
 
+//shows:gpu-drain
 func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
@@ -101,6 +102,7 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 	n.allocate("volcano.sh/vgpu-number", 1)
 }
 
+//shows:gpu-drain
 func TestTheMonitorLetsGoOfADrainedNodesGPUsAndComesBack(t *testing.T) {
 	address, root := free(t), t.TempDir()
 	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}

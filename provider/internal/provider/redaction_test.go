@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 )
 
+//shows:tf-secrets
 func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 	r := redactionOf(map[string]string{"password": "canary\"one", "long": "canary\"one and more", "key": "-----BEGIN-----\ncanary-two\n-----END-----", "on": "true", "n": "7"})
 	for name, text := range map[string]string{
@@ -26,6 +27,7 @@ func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 	}
 }
 
+//shows:tf-secrets
 func TestRedactionKeepsADiagnosticsPlaceAndWeight(t *testing.T) {
 	var diags diag.Diagnostics
 	diags.AddAttributeError(path.Root("values_wo"), "Bad canary", "it is canary")

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+//shows:rdma-interfaces
 func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	namespaces(t)
 	state := func() (up bool, mtu int) {

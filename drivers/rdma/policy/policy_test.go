@@ -322,6 +322,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 }
 
 // TestEveryPublicShapeOfAPolicyIsAccepted has, of each policy, the sections that are not served, and whether its driver's pods wait for somebody.
+//
 //shows:rdma-policy
 func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {
 	config := apiservertest.Start(t, "../../api/crds/mellanox.com_nicclusterpolicies.yaml")

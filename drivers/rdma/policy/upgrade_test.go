@@ -69,6 +69,7 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 }
 
 // TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy lets it, and they are up a step later.
+//
 //shows:rdma-policy
 func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
 	limit := int32(3)

@@ -52,6 +52,11 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 		"{scheduler: {enabled: true, name: default-scheduler}}":                          "scheduler.name is default-scheduler",
 		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: false}}}":     "rdma.nriSocket needs rdma.plugin.hostNetwork",
 		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: \"maybe\"}}}": "/rdma/plugin/hostNetwork",
+		"{gpus: {enabled: true, forms: {default: {form: shareable}, nodes: [{nodeSelector: {matchLabels: {a: b}}, form: mig, migProfiles: [1g.10gb]}]}}}": "",
+		"{gpus: {enabled: true, forms: {default: {form: half}}}}":                                             "/gpus/forms/default/form",
+		"{gpus: {enabled: true, forms: {default: {form: mig}}}}":                                              "gpus.forms.default: form mig needs migProfiles",
+		"{gpus: {enabled: true, forms: {nodes: [{form: shareable}]}}}":                                        "/gpus/forms/nodes/0",
+		"{gpus: {enabled: true, forms: {nodes: [{nodeSelector: {matchLabels: {a: b}}, form: whole, x: 1}]}}}": "/gpus/forms/nodes/0",
 	} {
 		parsed, err := ParseValues(values)
 		if err != nil {

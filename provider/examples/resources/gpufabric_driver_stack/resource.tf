@@ -14,6 +14,14 @@ resource "gpufabric_driver_stack" "this" {
 
   values = [yamlencode({
     controller = { replicas = 2 }
+    # Forms that GPUs are offered in: whole everywhere, and shared or cut where somebody wants it.
+    gpus = { forms = {
+      default = { form = "whole" }
+      nodes = [
+        { nodeSelector = { matchLabels = { "example.com/use" = "notebooks" } }, form = "shareable" },
+        { nodeSelector = { matchLabels = { "example.com/use" = "inference" } }, form = "mig", migProfiles = ["1g.10gb"] },
+      ]
+    } }
   })]
 
   lifecycle {

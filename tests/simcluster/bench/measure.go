@@ -85,12 +85,15 @@ func (m *measurement) install(ctx context.Context) error {
 
 // idle counts what our service accounts ask of the API server when there is nothing to do.
 func (m *measurement) idle(ctx context.Context) error {
-	const settle = 10 * time.Second // rollouts are still being reported
+	settle, quiet := 10*time.Second, idleTime // rollouts are still being reported
+	if m.options.Brief {
+		settle, quiet = 2*time.Second, 5*time.Second
+	}
 	if err := sleep(ctx, settle); err != nil {
 		return err
 	}
 	begin := time.Now()
-	if err := sleep(ctx, idleTime); err != nil {
+	if err := sleep(ctx, quiet); err != nil {
 		return err
 	}
 	end := time.Now()

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -45,6 +46,9 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 		{"all plugins' pods deleted at once", func(r RolesResult) Action { return r.AllAtOnce }},
 		{"1 % of GPUs fail in a minute", func(r RolesResult) Action { return r.Health }},
 	} {
+		if !slices.ContainsFunc(results, func(r RolesResult) bool { return action.of(r).Seconds > 0 }) {
+			continue // left out
+		}
 		row(action.name+": all back (s)", "%.1f", func(r RolesResult) float64 { return action.of(r).Seconds })
 		row(action.name+": writes a node, Events apart", "%.2f", perNode(func(r RolesResult) int { return int(sum(action.of(r).Writes)) }))
 		row(action.name+": Events a node", "%.2f", perNode(func(r RolesResult) int { return action.of(r).Events }))

@@ -24,7 +24,7 @@ const system = "gpufabric-system"
 
 func benchCommand(dir *string) *cobra.Command {
 	var sizes, out string
-	var roles bool
+	var roles, brief bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the drivers at several sizes and write OUT/scale.md, OUT/scale.json and OUT/scale.svg, or OUT/scale-roles.md",
@@ -46,7 +46,7 @@ func benchCommand(dir *string) *cobra.Command {
 				return err
 			}
 			options := bench.Options{
-				Nodes: nodes, Dir: *dir,
+				Nodes: nodes, Dir: *dir, Brief: brief,
 				Up: func(ctx context.Context, n int) error {
 					flags := upFlags{nodes: n, profile: "gb200-nvl72", mode: string(fabric.Sampled), audit: []string{system}}
 					return up(ctx, *dir, flags, func(string, ...any) {})
@@ -71,6 +71,7 @@ func benchCommand(dir *string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes, in whole racks of 18")
 	cmd.Flags().BoolVar(&roles, "roles", false, "measure all roles on every node instead of compute domains, and write OUT/scale-roles.md")
+	cmd.Flags().BoolVar(&brief, "brief", false, "with --roles: leave out the roll of all plugins node by node, and wait seconds where it else waits a minute")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
 	return cmd
 }

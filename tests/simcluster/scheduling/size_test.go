@@ -1,0 +1,37 @@
+package scheduling
+
+import (
+	"fmt"
+	"testing"
+
+	"gpufabric.io/fakes/profile"
+)
+
+// mostBytes is what a node of eight GPUs may keep in the API server as it ships, in the API server's encoding and with the object's own fields.
+const mostBytes = 8_000
+
+// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs as it ships, and where they are shareable.
+//
+//shows:gpu-scheduling
+func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {
+	for _, name := range profile.Names() {
+		m, err := NewMachine(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, form := range []string{"whole", "shareable"} {
+			t.Run(fmt.Sprint(name, " ", form), func(t *testing.T) {
+				published := slicesOf("a-node-with-a-name-of-usual-length", m.ours(form))
+				devices, bytes := 0, 0
+				for _, s := range published {
+					devices += len(s.Spec.Devices)
+					bytes += s.Size()
+				}
+				t.Logf("%d GPUs: %d slices, %d devices, %d bytes", len(m.node.GPUs), len(published), devices, bytes)
+				if len(published) != min(1, len(m.node.GPUs)) || devices != len(m.node.GPUs) || bytes > mostBytes*max(len(m.node.GPUs), 8)/8 {
+					t.Errorf("%d slices, %d devices, %d bytes: want one slice, a device a GPU, and at most %d bytes for eight", len(published), devices, bytes, mostBytes)
+				}
+			})
+		}
+	}
+}

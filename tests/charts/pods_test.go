@@ -125,8 +125,7 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 		t.Run(rendering.name, func(t *testing.T) {
 			var got []string
 			for name, pod := range pods(t, rendering.objects) {
-				// An MPS control daemon compares its clients' PID namespace with its own.
-				if pod.Spec.HostPID && name != "gpufabric-mps-keeper" || pod.Spec.HostIPC || pod.Spec.HostNetwork && name != "gpufabric-rdma-plugin" {
+				if pod.Spec.HostPID || pod.Spec.HostIPC || pod.Spec.HostNetwork && name != "gpufabric-rdma-plugin" {
 					t.Errorf("%s shares a namespace of the host", name)
 				}
 				for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/hardware/driver"
 )
 
 // Capabilities finds the device nodes that open MIG devices. They are listed by the driver under /proc, never computed.
@@ -22,7 +24,7 @@ type Capabilities struct {
 // Nodes are the capability nodes of a GPU instance and of its compute instance.
 func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*specs.DeviceNode, error) {
 	var out []*specs.DeviceNode
-	known := majors(filepath.Join(c.ProcRoot, "devices"))
+	known := driver.ReadNumbers(filepath.Join(c.ProcRoot, "devices"))
 	for _, name := range []string{
 		fmt.Sprintf("gpu%d/mig/gi%d/access", gpuMinor, gpuInstance),
 		fmt.Sprintf("gpu%d/mig/gi%d/ci%d/access", gpuMinor, gpuInstance, computeInstance),

@@ -15,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/hardware/driver"
 )
 
 // controlNodes are the driver's device nodes besides those of GPUs, with how an administrator has them made. A container cannot use CUDA without those
@@ -46,7 +47,7 @@ func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.M
 
 // deviceNode is a node by its number, by the file that stands under the dev root, or by both. The file may be of any kind: on a machine where nobody may
 // make device nodes they are plain files, and the container runtime says so where it matters.
-func (o Options) deviceNode(path string, known map[string]int64) (*specs.DeviceNode, error) {
+func (o Options) deviceNode(path string, known driver.Numbers) (*specs.DeviceNode, error) {
 	n := &specs.DeviceNode{Path: path}
 	number([]*specs.DeviceNode{n}, known)
 	below := strings.TrimPrefix(path, "/dev")
@@ -92,7 +93,7 @@ func (s *Set) complete(o Options, n *inventory.Node) {
 }
 
 // add sees to it that a node is among a container's.
-func (o Options) add(e *specs.ContainerEdits, path string, known map[string]int64) error {
+func (o Options) add(e *specs.ContainerEdits, path string, known driver.Numbers) error {
 	if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
 		return nil
 	}
@@ -116,7 +117,7 @@ func (s *Set) Lacking(gpus ...*inventory.GPU) error {
 // traces are what tells that looking again may find something else.
 type traces struct {
 	procDevices string
-	majors      map[string]int64
+	majors      driver.Numbers
 	// files are what containers get of the node, directories where the driver has its files, with the time of their last change.
 	files       []string
 	directories map[string]time.Time
@@ -124,7 +125,7 @@ type traces struct {
 
 // trace notes what containers get, as this process sees it.
 func (o Options) trace(common specs.ContainerEdits, gpus ...specs.ContainerEdits) traces {
-	t := traces{procDevices: o.ProcDevices, majors: majors(o.ProcDevices), directories: map[string]time.Time{}}
+	t := traces{procDevices: o.ProcDevices, majors: driver.ReadNumbers(o.ProcDevices), directories: map[string]time.Time{}}
 	for _, e := range append(gpus, common) {
 		for _, m := range e.Mounts {
 			t.files = append(t.files, m.HostPath)
@@ -153,7 +154,7 @@ func changed(directory string) time.Time {
 
 // Outdated says whether looking again may find something else: something was missing, is gone or was replaced, or the kernel gave out other numbers.
 func (s *Set) Outdated() bool {
-	if len(s.Problems) > 0 || !maps.Equal(s.seen.majors, majors(s.seen.procDevices)) {
+	if len(s.Problems) > 0 || !maps.Equal(s.seen.majors, driver.ReadNumbers(s.seen.procDevices)) {
 		return true
 	}
 	for directory, at := range s.seen.directories {

@@ -2,9 +2,9 @@
 //
 // # What a pod of this role needs
 //
-// One on every node with gpu-plugin, as root and privileged (the device cgroup; a mount namespace for each daemon), with hostPID: a control daemon looks its
-// clients up under /proc and compares their PID namespace with its own. No service account's token: it never speaks to the API server. updateStrategy: OnDelete,
-// since its daemons, and the work of their clients, end with it.
+// One on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each daemon has a root and a PID namespace
+// of its own. No hostPID: a control daemon needs the PIDs of its servers alone, which are its children. No service account's token: it never speaks to the API
+// server. updateStrategy: OnDelete, since its daemons, and the work of their clients, end with it.
 //
 // Volumes: the driver's places and --dev-root as gpu-plugin has them, read-only; --mps-dir at the same path inside as outside.
 package mpskeeper

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,15 +23,26 @@ type Enclosure struct {
 	Directories  []string `json:"directories,omitempty"`
 	Shm          string   `json:"shm,omitempty"`
 	Unprivileged bool     `json:"unprivileged,omitempty"`
-	Nodes        []string `json:"nodes,omitempty"`
+	Nodes        []Node   `json:"nodes,omitempty"`
 	Dev          string   `json:"dev"`
+}
+
+// Node is a device node of an enclosure.
+type Node struct {
+	// Name is its path below /dev.
+	Name string `json:"name"`
+	// Numbered says that Major and Minor are known. The node is then made by them, whether or not a file stands for it below Enclosure.Dev: the kernel makes
+	// no file for nvidia-uvm, nor for the capability nodes of MIG devices.
+	Numbered bool   `json:"numbered,omitempty"`
+	Major    uint32 `json:"major,omitempty"`
+	Minor    uint32 `json:"minor,omitempty"`
 }
 
 // ownNodes are the device nodes that every program may have.
 func ownNodes() []string { return []string{"null", "zero", "full", "random", "urandom"} }
 
-// Enter becomes a program inside an enclosure, which is Enclosure in JSON. It returns only to say why it could not. The process must have a mount namespace of
-// its own.
+// Enter becomes a program inside an enclosure, which is Enclosure in JSON. It returns only to say why it could not. The process must have a mount namespace and
+// a PID namespace of its own.
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
 	if err := json.Unmarshal([]byte(enclosure), &e); err != nil {
@@ -87,16 +98,17 @@ func (e Enclosure) build() error {
 	if err := e.files(); err != nil {
 		return err
 	}
-	for _, name := range []string{"/proc", "/sys"} {
-		if err := e.bind(name, name, false); err != nil {
-			return err
-		}
+	if err := e.proc(); err != nil {
+		return err
+	}
+	if err := e.bind("/sys", "/sys", false); err != nil {
+		return err
 	}
 	if err := e.devices(); err != nil {
 		return err
 	}
 	for _, directory := range e.Directories {
-		if err := e.bind(directory, directory, true); err != nil {
+		if err := e.share(directory, directory); err != nil {
 			return err
 		}
 	}
@@ -159,24 +171,107 @@ func (e Enclosure) files() error {
 	return e.bind(e.Driver, e.Driver, false)
 }
 
+// proc gives the root a /proc of this process's PID namespace. That has no process besides the program and its children, so no path leads through
+// /proc/PID/root or /proc/PID/fd into what others see. What is mounted over a part of /proc that a driver's programs read stays mounted there.
+func (e Enclosure) proc() error {
+	if err := os.MkdirAll(e.in("/proc"), 0o555); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", e.in("/proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mounting a /proc of its own: %w", err)
+	}
+	if err := readOnly(e.in("/proc")); err != nil {
+		return err
+	}
+	whole, err := device("/proc")
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"/proc/devices", "/proc/driver", "/proc/driver/nvidia", "/proc/driver/nvidia-caps"} {
+		part, err := device(name)
+		if errors.Is(err, fs.ErrNotExist) || part == whole {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := e.bind(name, name, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// device is the number of the file system that a path is on.
+func device(path string) (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return stat.Dev, nil
+}
+
 // devices gives the root a /dev with the nodes that were named.
 func (e Enclosure) devices() error {
 	if err := os.MkdirAll(e.in("/dev/shm"), 0o755); err != nil {
 		return err
 	}
-	for _, name := range slices.Concat(ownNodes(), e.Nodes) {
-		dev := e.Dev
-		if slices.Contains(ownNodes(), name) {
-			dev = "/dev"
-		}
-		if err := e.bind(filepath.Join(dev, name), filepath.Join("/dev", name), true); err != nil {
+	for _, name := range ownNodes() {
+		if err := e.bind(filepath.Join("/dev", name), filepath.Join("/dev", name), true); err != nil {
 			return fmt.Errorf("device node %s: %w", name, err)
+		}
+	}
+	for _, node := range e.Nodes {
+		if err := e.node(node); err != nil {
+			return fmt.Errorf("device node %s: %w", node.Name, err)
 		}
 	}
 	if e.Shm == "" {
 		return nil
 	}
-	return e.bind(e.Shm, "/dev/shm", true)
+	return e.share(e.Shm, "/dev/shm")
+}
+
+// node gives the root a device node: by its numbers, where they are known, with the permissions of the file that stands for it on the node. A machine where
+// nobody may make device nodes has files of another kind in their place, which are shown as they are.
+func (e Enclosure) node(n Node) error {
+	path := filepath.Join("/dev", n.Name)
+	source := filepath.Join(e.Dev, n.Name)
+	info, missing := os.Stat(source)
+	if !n.Numbered {
+		if missing != nil {
+			return fmt.Errorf("%w, and the kernel's table of devices has no number for it: is the part of the driver that serves it loaded?", missing)
+		}
+		return e.bind(source, path, true)
+	}
+	if missing == nil && info.Mode()&fs.ModeCharDevice == 0 {
+		return e.bind(source, path, true)
+	}
+	mode := fs.FileMode(0o666) // as the driver makes them, unless its module is told otherwise
+	if missing == nil {
+		mode = info.Mode().Perm()
+	}
+	if err := os.MkdirAll(filepath.Dir(e.in(path)), 0o755); err != nil {
+		return err
+	}
+	number := unix.Mkdev(n.Major, n.Minor)
+	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), int(number)); err != nil { //nolint:gosec // a device number as the kernel takes it
+		return fmt.Errorf("making it by its number %d:%d: %w (needs CAP_MKNOD)", n.Major, n.Minor, err)
+	}
+	return os.Chmod(e.in(path), mode) // the umask cut the mode
+}
+
+// share shows a directory that others write, too. The program follows no link there, and finds no device and no right of a file's there.
+// Kernels before 5.10 follow links: they lead nowhere outside the enclosure.
+func (e Enclosure) share(source, path string) error {
+	if err := e.bind(source, path, true); err != nil {
+		return err
+	}
+	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOSYMFOLLOW
+	if err := unix.Mount("", e.in(path), "", unix.MS_REMOUNT|unix.MS_BIND|safe, ""); err != nil {
+		return fmt.Errorf("following no links in %s: %w", path, err)
+	}
+	return nil
 }
 
 // bind shows a file or directory at a path of the new root.

@@ -2,7 +2,8 @@
 //
 // A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: glibc's parts speak to each other through
 // symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver never meets the C library of this process's container: it
-// is run in a root directory that is put together from the driver root, in a mount namespace of its own, with the device nodes that it needs and no others.
+// is run in a root directory that is put together from the driver root, in a mount namespace and a PID namespace of its own, with the device nodes that it needs
+// and no others.
 //
 // Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made to be used with another's, and of fake hardware. Their
 // programs run with this container's.
@@ -33,13 +34,14 @@ type Runner struct {
 	Enter func(enclosure, program string, args ...string) *exec.Cmd
 }
 
-// Share is what a program has of the machine besides the driver's files, read-only, and /proc and /sys.
+// Share is what a program has of the machine besides the driver's files, read-only, /sys, and a /proc of its own.
 type Share struct {
 	// Mountpoint is an empty directory that the program's root is mounted on, for the program alone.
 	Mountpoint string
-	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's.
+	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that stand there. One that is named need not stand there, where the kernel's table
+	// of devices has its number.
 	Nodes []string
-	// Directories can be written, and have the same path inside as outside.
+	// Directories can be written, and have the same path inside as outside. The program follows no symbolic link in them, nor in Shm.
 	Directories []string
 	// Shm takes the place of /dev/shm where it is given.
 	Shm string
@@ -70,13 +72,15 @@ func (r Runner) Command(ctx context.Context, s Share, name string, args ...strin
 	}
 	e := Enclosure{
 		Driver: at.Root.Path, Bare: alone, Mountpoint: s.Mountpoint, Directories: s.Directories, Shm: s.Shm, Unprivileged: s.Unprivileged,
-		Dev: at.Dev.Path, Nodes: s.Nodes,
+		Dev: at.Dev.Path,
 	}
-	if e.Nodes == nil {
-		if e.Nodes, err = nodes(at.Dev.Path); err != nil {
+	names := s.Nodes
+	if names == nil {
+		if names, err = nodes(at.Dev.Path); err != nil {
 			return nil, err
 		}
 	}
+	e.Nodes = numbered(names, driver.ReadNumbers(at.ProcDevices))
 	text, err := json.Marshal(e)
 	if err != nil {
 		return nil, err
@@ -151,7 +155,17 @@ func there(root driver.Place, path string) bool {
 	return err == nil
 }
 
-// nodes are the driver's device nodes.
+// numbered adds the numbers to device nodes, as far as they are known.
+func numbered(names []string, known driver.Numbers) []Node {
+	out := make([]Node, 0, len(names))
+	for _, name := range names {
+		major, minor, ok := known.Node(name)
+		out = append(out, Node{Name: name, Numbered: ok, Major: uint32(major), Minor: uint32(minor)}) //nolint:gosec // device numbers have 32 bits together
+	}
+	return out
+}
+
+// nodes are the driver's device nodes that stand in a /dev.
 func nodes(dev string) ([]string, error) {
 	var found []string
 	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
@@ -177,7 +191,7 @@ func nodes(dev string) ([]string, error) {
 func Reexec(words ...string) func(enclosure, program string, args ...string) *exec.Cmd {
 	return func(enclosure, program string, args ...string) *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe", append(append(slices.Clone(words), enclosure, program), args...)...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
 		return cmd
 	}
 }
@@ -185,7 +199,7 @@ func Reexec(words ...string) func(enclosure, program string, args ...string) *ex
 // Explain says what to do about an error that starting a command gave.
 func Explain(err error) error {
 	if errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("%w: a program of the driver runs in a mount namespace of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)
+		return fmt.Errorf("%w: a program of the driver runs in namespaces of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)
 	}
 	return err
 }

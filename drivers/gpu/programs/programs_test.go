@@ -157,6 +157,12 @@ func TestAProgramThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 // enclosed is a driver root without a C library, a /dev with the nodes of two GPUs, and what its program sees inside its enclosure.
 func enclosed(t *testing.T, s Share, script string) string {
 	t.Helper()
+	return enclosedWith(t, "", s, script)
+}
+
+// enclosedWith is enclosed on a machine with a table of devices.
+func enclosedWith(t *testing.T, procDevices string, s Share, script string) string {
+	t.Helper()
 	gputest.NeedsMounts(t)
 	root, dev := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "#!/bin/sh\n"+script)
@@ -164,11 +170,76 @@ func enclosed(t *testing.T, s Share, script string) string {
 		write(t, filepath.Join(dev, node), "")
 	}
 	s.Apart = true
-	out, err := run(t, runner(root, dev), s, "nvidia-cuda-mps-control")
+	r := runner(root, dev)
+	if procDevices != "" {
+		table := filepath.Join(t.TempDir(), "devices")
+		write(t, table, procDevices)
+		at := r.Driver()
+		at.ProcDevices = table
+		r.Driver = func() driver.Location { return at }
+	}
+	out, err := run(t, r, s, "nvidia-cuda-mps-control")
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return out
+}
+
+// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to (nvidia-modprobe). Their numbers are those of
+// this machine's /dev/zero, so that a test may open what is made.
+func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
+	share := Share{Nodes: []string{"nvidiactl", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap5"}}
+	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
+		"cd /dev; stat -c '%n %F %t:%T %a' nvidia-uvm-tools nvidia-caps/nvidia-cap5; head -c 2 nvidia-caps/nvidia-cap5 | od -An -tx1; ls nvidiactl")
+	if want := "nvidia-uvm-tools character special file 1fe:1 666\nnvidia-caps/nvidia-cap5 character special file 1:5 666\n 00 00\nnvidiactl"; out != want {
+		t.Errorf("it has\n%s\nwant\n%s", out, want)
+	}
+}
+
+func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
+	gputest.NeedsMounts(t)
+	root := t.TempDir()
+	write(t, filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "#!/bin/sh\n")
+	out, err := run(t, runner(root, t.TempDir()), Share{Apart: true, Nodes: []string{"nvidia-uvm"}}, "nvidia-cuda-mps-control")
+	if err == nil || !strings.Contains(out, "device node nvidia-uvm") || !strings.Contains(out, "no number for it") {
+		t.Errorf("it says %q, %v", out, err)
+	}
+}
+
+// Somebody who writes into a shared directory may put a link to /proc/PID/root there, through which the files of another container are reached.
+func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
+	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
+	if len(out) == 0 || out[0] != "1" {
+		t.Fatalf("it is process %v", out)
+	}
+	for _, pid := range out[1:] {
+		if n, err := strconv.Atoi(pid); err != nil || n > 9 {
+			t.Errorf("it sees process %s", pid)
+		}
+	}
+	if _, err := os.Stat("/proc/" + strconv.Itoa(os.Getpid())); err != nil {
+		t.Errorf("this machine's /proc is another: %v", err)
+	}
+}
+
+func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
+	shared, shm := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(shared, "target"), "kept")
+	for _, link := range []string{filepath.Join(shared, "link"), filepath.Join(shm, "link")} {
+		if err := os.Symlink(filepath.Join(shared, "target"), link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := enclosed(t, Share{Unprivileged: true, Directories: []string{shared}, Shm: shm},
+		"for d in "+shared+" /dev/shm; do echo x 2>/dev/null > $d/link && echo wrote through $d/link; done; echo y > "+shared+"/own; true")
+	if out != "" && strings.Contains(out, "wrote") {
+		t.Errorf("it %s", out)
+	}
+	for name, want := range map[string]string{"target": "kept", "own": "y\n"} {
+		if text, err := os.ReadFile(filepath.Join(shared, name)); err != nil || string(text) != want {
+			t.Errorf("%s holds %q, %v", name, text, err)
+		}
+	}
 }
 
 //shows:gpu-programs

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/programs"
@@ -25,7 +26,8 @@ const (
 	quitPatience = (quitSeconds + 3) * time.Second
 	// multiUserFlag has clients of several users share one server.
 	multiUserFlag = "-multiuser-server"
-	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it.
+	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it. A pod waits, so it is
+	// looked for more often than other files are.
 	lookPause = 50 * time.Millisecond
 )
 
@@ -34,6 +36,7 @@ type daemon struct {
 	directory directory
 	programs  programs.Runner
 	settings  Settings
+	files     *filewatch.Watcher
 	stop      context.CancelFunc
 	ended     chan struct{} // closed when it is not kept running any more
 	settled   chan struct{} // closed when it was set up, or could not be
@@ -105,14 +108,14 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Its servers are of its group, and end with it where it has to be killed.
+	// Its servers are of its group, and end with it. (Where it has a PID namespace of its own the kernel ends them, whatever group they are of.)
 	cmd.SysProcAttr.Setpgid = true
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		return programs.Explain(err)
 	}
 	over := make(chan error, 1)
-	go func() { over <- cmd.Wait() }()
+	go func() { over <- wait(cmd) }()
 	// Only now: the socket that is waited for is this daemon's.
 	living, dead := context.WithCancel(ctx)
 	setUp := make(chan error, 1)
@@ -146,6 +149,20 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	}
 }
 
+// wait waits for a daemon that leads a process group, and ends what is left of that: a server that went on would hold the GPU, and the daemon that is started
+// next could not have it.
+func wait(cmd *exec.Cmd) error {
+	// The group is ended before its leader is waited for: until then no other process can get its number.
+	for {
+		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break // any other error is cmd.Wait's to report
+		}
+	}
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly it is alone
+	return cmd.Wait()
+}
+
 func quit() string { return fmt.Sprintf("quit -t %d", quitSeconds) }
 
 // last is why a daemon ended by itself, and what it said.
@@ -173,8 +190,7 @@ func (d *daemon) quitOld(ctx context.Context) error {
 func (d *daemon) await(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	// An instance of its own, for a moment: a pod waits, so where there is none the directory is looked at more often than others are.
-	changes := (&filewatch.Watcher{Interval: lookPause}).Entries(ctx, d.directory.path("pipe"))
+	changes := d.files.Entries(ctx, d.directory.path("pipe"))
 	for {
 		err := d.directory.check()
 		if err == nil {

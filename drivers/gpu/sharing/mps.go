@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/programs"
+	"gpufabric.io/drivers/node/filewatch"
 )
 
 const (
@@ -44,6 +45,8 @@ type MPS struct {
 
 	mu      sync.Mutex
 	daemons map[types.UID]*daemon
+	// files watches the directories of all daemons that are being started, with one inotify instance, which it has only meanwhile.
+	files *filewatch.Watcher
 }
 
 var _ Daemons = (*MPS)(nil)
@@ -114,9 +117,11 @@ func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 	}
 	// The daemon outlives the call that started it.
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	d := &daemon{directory: m.directory(claim), programs: m.Programs, settings: s, stop: stop, ended: make(chan struct{}), settled: make(chan struct{})}
 	if m.daemons == nil {
-		m.daemons = map[types.UID]*daemon{}
+		m.daemons, m.files = map[types.UID]*daemon{}, &filewatch.Watcher{Interval: lookPause}
+	}
+	d := &daemon{
+		directory: m.directory(claim), programs: m.Programs, settings: s, files: m.files, stop: stop, ended: make(chan struct{}), settled: make(chan struct{}),
 	}
 	m.daemons[claim] = d
 	go d.supervise(klog.NewContext(life, klog.FromContext(ctx).WithValues("claimUID", claim)))

@@ -137,3 +137,36 @@ func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
+
+// A server that goes on after its daemon crashed would hold the GPU, which lets one process in alone.
+func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
+	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch "$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
+	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(m.directory("u1").path("log/servers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := strings.Fields(string(text))
+	if len(servers) != 2 {
+		t.Fatalf("servers %v, want the one of the daemon that crashed and the one of the next", servers)
+	}
+	if state := processState(servers[0]); state != "" && state != "Z" { // nobody may have waited for it
+		t.Errorf("the server of the daemon that crashed lives on, in state %s", state)
+	}
+	if state := processState(servers[1]); state == "" {
+		t.Error("the server of the daemon that runs ended")
+	}
+	m.Close()
+}
+
+// processState is the letter that /proc/PID/stat has for a process, empty for one that is gone.
+func processState(pid string) string {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return ""
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	return after[:1]
+}

@@ -31,6 +31,8 @@ type Location struct {
 	Dev Place
 	// Library is the management library's real file, as this process sees it; empty where there is no driver.
 	Library string
+	// ProcDevices stands for /proc/devices, the kernel's table of device numbers (see ReadNumbers); empty: there is none.
+	ProcDevices string
 }
 
 // Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the first. Without
@@ -43,7 +45,7 @@ func (s Search) Locate() Location {
 		if err != nil {
 			continue
 		}
-		at := Location{Root: root, Dev: s.devOf(root), Library: library}
+		at := Location{Root: root, Dev: s.devOf(root), Library: library, ProcDevices: s.procDevices()}
 		if loaded == "" || libraryVersion(library) == loaded {
 			return at
 		}
@@ -55,10 +57,17 @@ func (s Search) Locate() Location {
 	case found != nil:
 		return *found
 	case len(s.Roots) > 0:
-		return Location{Root: s.Roots[0], Dev: s.devOf(s.Roots[0])}
+		return Location{Root: s.Roots[0], Dev: s.devOf(s.Roots[0]), ProcDevices: s.procDevices()}
 	default:
-		return Location{Dev: s.Dev}
+		return Location{Dev: s.Dev, ProcDevices: s.procDevices()}
 	}
+}
+
+func (s Search) procDevices() string {
+	if s.ProcRoot == "" {
+		return ""
+	}
+	return filepath.Join(s.ProcRoot, "devices")
 }
 
 // devOf is where a root's device nodes are: below the root if its driver has made them there, else in the node's /dev.

@@ -39,6 +39,8 @@ type Kind struct {
 	options  Options
 	hardware atomic.Pointer[Hardware]
 	locks    keylock.Locks // by GPU UUID
+	aside    []types.UID   // claims whose records cannot be read
+	resuming resumes       // claims whose MPS daemons are started again
 
 	layingOut sync.Mutex // held while the pool is made again
 	reported  string     // the problems of the pool that were reported last; layingOut guards it

@@ -19,6 +19,7 @@ import (
 // Recover compares the MIG instances that stand with the records, before the kubelet can call. What a record names is the claim's. A GPU on
 // which other instances stand has an administrator's layout: it is offered as it is.
 func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
+	k.aside = aside
 	held := map[string]bool{}
 	for _, record := range records {
 		for _, device := range record.Devices {

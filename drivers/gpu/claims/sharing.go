@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,7 +13,6 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/sharing"
-	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
 )
 
@@ -185,27 +183,10 @@ func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 	return nil
 }
 
-// ResumeMPS starts the control daemons of recorded claims again; they ended with the plugin's last run.
-func (k *Kind) ResumeMPS(ctx context.Context, records []claimstate.Record) {
-	// A claim whose daemon cannot start keeps no other from its own.
-	var claims sync.WaitGroup
-	defer claims.Wait()
-	for _, record := range records {
-		kept, err := decode(record)
-		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
-			continue
-		}
-		claims.Go(func() {
-			if err := k.options.MPS.Resume(ctx, record.UID, *kept.MPS); err != nil && ctx.Err() == nil {
-				k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
-			}
-		})
-	}
-}
-
 // endSharing forgets a claim's sharing, and sets the GPUs back that no other claim shares in the same way.
 func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error {
 	if kept.MPS != nil {
+		k.resuming.end(claim)
 		if err := k.options.MPS.Stop(ctx, claim); err != nil {
 			return fmt.Errorf("ending the MPS control daemon: %w", err)
 		}

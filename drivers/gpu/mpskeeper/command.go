@@ -10,14 +10,20 @@
 package mpskeeper
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 )
@@ -30,7 +36,7 @@ const driverProgram = "driver-program"
 
 // Command is the subcommand mps-keeper.
 func Command(h host.Host) *cobra.Command {
-	var driverRoot, devRoot, procDevices, dir string
+	var driverRoot, devRoot, procDevices, dir, metricsAddress string
 	cmd := &cobra.Command{
 		Use:   Role,
 		Short: "Keep a node's MPS control daemons running while gpu-plugin restarts",
@@ -43,7 +49,7 @@ func Command(h host.Host) *cobra.Command {
 				return fmt.Errorf("--driver-root, --dev-root: %w", err)
 			}
 			runner := programs.Runner{Driver: node.Driver().Locate, Enter: programs.Reexec(Role, driverProgram)}
-			return sharing.Keeper{MPS: &sharing.MPS{Dir: dir, Programs: runner}}.Run(cmd.Context())
+			return run(cmd.Context(), &sharing.MPS{Dir: dir, Programs: runner}, metricsAddress)
 		},
 	}
 	flags := cmd.Flags()
@@ -54,6 +60,7 @@ func Command(h host.Host) *cobra.Command {
 	text(&devRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
 	text(&procDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&dir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet")
+	text(&metricsAddress, "metrics-address", "", "address of /metrics and /healthz, such as :8080; empty: none")
 	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	cmd.AddCommand(&cobra.Command{
 		Use: driverProgram + " ENCLOSURE PROGRAM [ARG]...", Short: "Run a program of the driver in a root directory of its own", Hidden: true,
@@ -61,4 +68,36 @@ func Command(h host.Host) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error { return programs.Enter(args[0], args[1], args[2:]...) },
 	})
 	return cmd
+}
+
+// alivePatience is how long the keeper may take to answer before it counts as dead.
+const alivePatience = 5 * time.Second
+
+// run keeps daemons, and tells how they are, until ctx ends.
+func run(ctx context.Context, mps *sharing.MPS, metricsAddress string) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(mps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	// Asked as the node plugin asks: over the socket.
+	alive := func() error {
+		soon, done := context.WithTimeout(ctx, alivePatience)
+		defer done()
+		return sharing.Kept{Dir: mps.Dir}.Alive(soon)
+	}
+	wg.Go(func() {
+		if err := metrics.Serve(ctx, metricsAddress, registry, alive); err != nil {
+			cancel(err)
+		}
+	})
+	if err := (sharing.Keeper{MPS: mps}).Run(ctx); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
 }

@@ -345,7 +345,7 @@ func (p *plugin) run(ctx context.Context) error {
 			p.report("GPUHealthNotFollowed", err.Error())
 		}
 	})
-	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records()) })
+	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records) })
 	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followForms, p.followLayouts, p.followProfiles} {
 		wg.Go(func() {
 			if err := part(ctx); err != nil {

@@ -37,9 +37,11 @@ type daemon struct {
 	programs  programs.Runner
 	settings  Settings
 	files     *filewatch.Watcher
+	failed    func() // called when it ended by itself
 	stop      context.CancelFunc
 	ended     chan struct{} // closed when it is not kept running any more
 	settled   chan struct{} // closed when it was set up, or could not be
+	asked     Moment        // when it was asked for last; MPS.mu guards it
 
 	mu  sync.Mutex
 	err error // before settled is closed why its last run ended, after that why it could not be set up
@@ -55,6 +57,15 @@ func (d *daemon) noted() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err
+}
+
+func (d *daemon) isSettled() bool {
+	select {
+	case <-d.settled:
+		return true
+	default:
+		return false
+	}
 }
 
 // supervise keeps the daemon running until ctx ends.
@@ -82,6 +93,7 @@ func (d *daemon) supervise(ctx context.Context) {
 			close(d.settled)
 		})
 		if ctx.Err() == nil {
+			d.failed()
 			log.Error(err, "MPS control daemon ended; its clients' work is lost")
 			if !settled {
 				d.note(err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -70,11 +69,9 @@ func (k Keeper) Run(ctx context.Context) error {
 	defer resuming.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	resuming.Go(func() { k.resume(ctx) })
-	mux := http.NewServeMux()
-	mux.HandleFunc("PUT /claims/{claim}", k.put)
-	mux.HandleFunc("DELETE /claims/{claim}", k.delete)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	r := requests{Keeper: k, last: map[types.UID]Moment{}}
+	resuming.Go(func() { r.resume(ctx) })
+	server := &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stopped()
 	klog.FromContext(ctx).Info("Keeping MPS control daemons", "socket", socketIn(k.MPS.Dir))
@@ -85,9 +82,9 @@ func (k Keeper) Run(ctx context.Context) error {
 }
 
 // resume starts what an earlier run was asked for.
-func (k Keeper) resume(ctx context.Context) {
+func (r *requests) resume(ctx context.Context) {
 	log := klog.FromContext(ctx)
-	files, err := filepath.Glob(filepath.Join(k.MPS.Dir, "*", settingsFile))
+	files, err := filepath.Glob(filepath.Join(r.MPS.Dir, "*", settingsFile))
 	if err != nil {
 		log.Error(err, "Claims of an earlier run not found")
 	}
@@ -95,7 +92,7 @@ func (k Keeper) resume(ctx context.Context) {
 	var claims sync.WaitGroup
 	defer claims.Wait()
 	for _, file := range files {
-		claims.Go(func() { k.resumeClaim(ctx, file) })
+		claims.Go(func() { r.resumeClaim(ctx, file) })
 	}
 }
 
@@ -103,22 +100,22 @@ func (k Keeper) resume(ctx context.Context) {
 const resumePause = 10 * time.Second
 
 // resumeClaim starts the daemon that a file of settings stands for, again and again until it runs or nobody wants it any more.
-func (k Keeper) resumeClaim(ctx context.Context, file string) {
+func (r *requests) resumeClaim(ctx context.Context, file string) {
 	log := klog.FromContext(ctx).WithValues("file", file)
+	claim := types.UID(filepath.Base(filepath.Dir(file)))
 	for {
-		var s Settings
-		text, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
+		d, err := r.beginAgain(ctx, claim, file)
+		if errors.Is(err, fs.ErrNotExist) && d == nil && gone(file) {
 			return // the claim was given back
 		}
 		if err == nil {
-			err = json.Unmarshal(text, &s)
-		}
-		if err == nil {
-			err = k.MPS.Resume(ctx, types.UID(filepath.Base(filepath.Dir(file))), s)
+			err = r.MPS.settle(ctx, claim, d)
 		}
 		if err == nil || ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errStopped) {
+			continue // somebody changed its settings, or gave the claim back
 		}
 		log.Error(err, "MPS control daemon of an earlier run not started", "tryingAgainIn", resumePause)
 		select {
@@ -129,43 +126,27 @@ func (k Keeper) resumeClaim(ctx context.Context, file string) {
 	}
 }
 
-func (k Keeper) put(w http.ResponseWriter, r *http.Request) {
-	claim := r.PathValue("claim")
-	var s Settings
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
-	if err == nil {
-		err = json.Unmarshal(text, &s)
-	}
-	if err != nil || !claimPattern.MatchString(claim) {
-		http.Error(w, fmt.Sprintf("claim %q: settings that cannot be read: %v", claim, err), http.StatusBadRequest)
-		return
-	}
-	directory := k.MPS.directory(types.UID(claim))
-	err = os.MkdirAll(filepath.Dir(directory.path(settingsFile)), 0o755)
-	if err == nil {
-		err = k.Writer.Write(directory.path(settingsFile), text, 0o600)
-	}
-	if err == nil {
-		start := k.MPS.Start
-		if r.URL.Query().Has("resume") {
-			start = k.MPS.Resume
-		}
-		err = start(r.Context(), types.UID(claim), s)
-	}
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-	}
+func gone(file string) bool {
+	_, err := os.Lstat(file)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
-func (k Keeper) delete(w http.ResponseWriter, r *http.Request) {
-	claim := r.PathValue("claim")
-	if !claimPattern.MatchString(claim) {
-		http.Error(w, fmt.Sprintf("%q is no claim's UID", claim), http.StatusBadRequest)
-		return
+// beginAgain begins to keep a daemon of an earlier run, if its claim was not given back meanwhile.
+func (r *requests) beginAgain(ctx context.Context, claim types.UID, file string) (*daemon, error) {
+	unlock, err := r.locks.Lock(ctx, string(claim))
+	if err != nil {
+		return nil, err
 	}
-	if err := k.MPS.Stop(r.Context(), types.UID(claim)); err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+	defer unlock()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
+	var s Settings
+	if err := json.Unmarshal(text, &s); err != nil {
+		return nil, fmt.Errorf("settings of an MPS control daemon: %w", err)
+	}
+	return r.MPS.begin(ctx, claim, s, true)
 }
 
 // lock takes the lock of a directory of daemons, which its keeper has as long as it lives.

@@ -3,11 +3,18 @@ package sharing
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // keep runs a keeper, and returns what ends it as a kill of its pod's container does and as its deletion does.
@@ -99,11 +106,11 @@ func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, uid := range []string{"%2e%2e", "..%2Fu1", "a%2Fb", "%00"} {
-		if err := plugin.ask(t.Context(), "DELETE", uid, nil); err == nil {
+		if err := plugin.ask(t.Context(), "DELETE", "/claims/"+uid, nil, nil); err == nil {
 			t.Errorf("%s is taken", uid)
 		}
 	}
-	if err := plugin.ask(t.Context(), "PUT", "u2", []byte("null x")); err == nil || !strings.Contains(err.Error(), "settings") {
+	if err := plugin.ask(t.Context(), "PUT", "/claims/u2", nil, []byte("null x")); err == nil || !strings.Contains(err.Error(), "settings") {
 		t.Errorf("settings that are none: %v", err)
 	}
 }
@@ -134,5 +141,101 @@ func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(pipe, "deep")); err == nil {
 		t.Error("what a container left is still there")
+	}
+}
+
+// A claim whose pod ended while the node had neither plugin nor keeper has no daemon when they come back.
+func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
+	m, told := newMPS(t, "")
+	end := keep(t, m)
+	plugin := Kept{Dir: m.Dir}
+	for _, claim := range []types.UID{"u1", "u2"} {
+		if err := plugin.Resume(t.Context(), claim, limited("gpu")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end()
+	m = again(m)
+	end = keep(t, m)
+	defer end()
+	at := Now()
+	if err := plugin.Resume(t.Context(), "u3", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.Retain(t.Context(), at, []types.UID{"u1"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	known, err := m.known()
+	if err != nil || !slices.Equal(known, []types.UID{"u1", "u3"}) || len(m.states()) != 2 {
+		t.Errorf("daemons and directories of %v (%v), %v; want u1, which exists, and u3, which was prepared since", known, err, m.states())
+	}
+	if !strings.Contains(told(), "start gpu") {
+		t.Errorf("told %q", told())
+	}
+}
+
+// Requests travel on connections of their own: one that was given up may be read after one that was made later.
+func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
+	m, told := newMPS(t, "")
+	end := keep(t, m)
+	defer end()
+	plugin := Kept{Dir: m.Dir}
+	late := url.Values{"at": {Now().String()}, "resume": {""}}
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.Stop(t.Context(), "u1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.put(t.Context(), "u1", late, limited("gpu")); !refused(err, http.StatusConflict) {
+		t.Errorf("a request from before the claim's end: %v", err)
+	}
+	if known, err := m.known(); err != nil || len(known) > 0 {
+		t.Errorf("daemons or directories of %v, %v (told %q)", known, err, told())
+	}
+	// A node plugin of before 0.3 tells no moment.
+	if err := plugin.put(t.Context(), "u1", nil, limited("gpu")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnOlderKeeperKeepsWhatItHas(t *testing.T) {
+	dir := t.TempDir()
+	listener, err := net.Listen("unix", socketIn(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	if err := (Kept{Dir: dir}).Retain(t.Context(), Now(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
+	m, _ := newMPS(t, "")
+	plugin := Kept{Dir: m.Dir}
+	if err := plugin.Alive(t.Context()); err == nil {
+		t.Error("without a keeper")
+	}
+	end := keep(t, m)
+	if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.Alive(t.Context()); err != nil {
+		t.Error(err)
+	}
+	want := "# HELP gpufabric_mps_daemons MPS control daemons that are kept running, by state: ready, or starting, in which one stays that cannot be set up.\n" +
+		"# TYPE gpufabric_mps_daemons gauge\ngpufabric_mps_daemons{state=\"ready\"} 1\ngpufabric_mps_daemons{state=\"starting\"} 0\n"
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "gpufabric_mps_daemons"); err != nil {
+		t.Error(err)
+	}
+	end()
+	if err := plugin.Alive(t.Context()); err == nil {
+		t.Error("after its end")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
@@ -31,27 +32,22 @@ var _ Daemons = Kept{}
 
 // Start implements Daemons.
 func (k Kept) Start(ctx context.Context, claim types.UID, s Settings) error {
-	return k.put(ctx, claim, "", s)
+	return k.put(ctx, claim, url.Values{"at": {Now().String()}}, s)
 }
 
 // Resume implements Daemons. It waits for a keeper that is not there yet: after a boot the two start at the same time.
 func (k Kept) Resume(ctx context.Context, claim types.UID, s Settings) error {
-	for {
-		err := k.put(ctx, claim, "?resume", s)
-		if !away(err) {
-			return err
-		}
-		select {
-		case <-time.After(keeperPause):
-		case <-ctx.Done():
-			return err
-		}
+	query := url.Values{"at": {Now().String()}, "resume": {""}} // the claim is known to exist now, and may not any more when a keeper comes
+	err := whenThere(ctx, func() error { return k.put(ctx, claim, query, s) })
+	if refused(err, http.StatusConflict) {
+		return nil // the claim was prepared again meanwhile, or given back
 	}
+	return err
 }
 
 // Stop implements Daemons. Where no keeper runs the claim's daemon ended with it, and only its directory is left.
 func (k Kept) Stop(ctx context.Context, claim types.UID) error {
-	err := k.ask(ctx, http.MethodDelete, string(claim), nil)
+	err := k.ask(ctx, http.MethodDelete, "/claims/"+string(claim), url.Values{"at": {Now().String()}}, nil)
 	if !away(err) {
 		return err
 	}
@@ -68,12 +64,53 @@ func (k Kept) Stop(ctx context.Context, claim types.UID) error {
 	return directory{dir: k.Dir, claim: claim}.remove()
 }
 
-func (k Kept) put(ctx context.Context, claim types.UID, query string, s Settings) error {
+// Retain implements Daemons. It waits for a keeper as Resume does. A keeper of before 0.3 does not know of it, and keeps what it has.
+func (k Kept) Retain(ctx context.Context, at Moment, claims []types.UID) error {
+	text, err := json.Marshal(claims)
+	if err != nil {
+		return err
+	}
+	err = whenThere(ctx, func() error { return k.ask(ctx, http.MethodPut, "/claims", url.Values{"at": {at.String()}}, text) })
+	if refused(err, http.StatusNotFound) {
+		return nil
+	}
+	return err
+}
+
+func (k Kept) put(ctx context.Context, claim types.UID, query url.Values, s Settings) error {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	return k.ask(ctx, http.MethodPut, string(claim)+query, text)
+	return k.ask(ctx, http.MethodPut, "/claims/"+string(claim), query, text)
+}
+
+// whenThere asks until a keeper is there to answer.
+func whenThere(ctx context.Context, ask func() error) error {
+	for {
+		err := ask()
+		if !away(err) {
+			return err
+		}
+		select {
+		case <-time.After(keeperPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// refusal is an answer of the keeper's that is not a success.
+type refusal struct {
+	code int
+	said string
+}
+
+func (r *refusal) Error() string { return r.said }
+
+func refused(err error, code int) bool {
+	var r *refusal
+	return errors.As(err, &r) && r.code == code
 }
 
 // away says whether an error means that no keeper listens.
@@ -82,11 +119,11 @@ func away(err error) bool {
 }
 
 // ask sends one request on a connection of its own: there are few.
-func (k Kept) ask(ctx context.Context, method, path string, body []byte) error {
+func (k Kept) ask(ctx context.Context, method, path string, query url.Values, body []byte) error {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socketIn(k.Dir))
 	}}
-	request, err := http.NewRequestWithContext(ctx, method, "http://keeper/claims/"+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, "http://keeper"+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -99,5 +136,10 @@ func (k Kept) ask(ctx context.Context, method, path string, body []byte) error {
 		return nil
 	}
 	said, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	return errors.Join(errors.New(strings.TrimSpace(string(said))), err)
+	return errors.Join(&refusal{code: response.StatusCode, said: strings.TrimSpace(string(said))}, err)
+}
+
+// Alive says why the keeper of a directory does not answer, nil where it does.
+func (k Kept) Alive(ctx context.Context) error {
+	return k.ask(ctx, http.MethodGet, "/healthz", nil, nil)
 }

@@ -5,9 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -33,6 +37,8 @@ type Daemons interface {
 	Resume(ctx context.Context, claim types.UID, s Settings) error
 	// Stop ends a claim's daemon and removes its directories. It may be repeated.
 	Stop(ctx context.Context, claim types.UID) error
+	// Retain is Stop for every claim but these, which are those that existed at a moment. A claim whose daemon was asked for since then is left alone.
+	Retain(ctx context.Context, at Moment, claims []types.UID) error
 }
 
 // MPS runs the daemons as children of this process: when it ends they end, and the claims' programs with them; when it starts again it starts them again. See
@@ -42,6 +48,9 @@ type MPS struct {
 	Dir string
 	// Programs runs nvidia-cuda-mps-control.
 	Programs programs.Runner
+
+	// failures counts daemons that ended by themselves.
+	failures atomic.Int64
 
 	mu      sync.Mutex
 	daemons map[types.UID]*daemon
@@ -55,31 +64,51 @@ func (m *MPS) directory(claim types.UID) directory { return directory{dir: m.Dir
 
 // Start implements Daemons.
 func (m *MPS) Start(ctx context.Context, claim types.UID, s Settings) error {
-	m.mu.Lock()
-	old := m.daemons[claim]
-	m.mu.Unlock()
-	if old != nil && !equality.Semantic.DeepEqual(old.settings, s) {
-		m.drop(claim, old)
+	d, err := m.begin(ctx, claim, s, false)
+	if err != nil {
+		return err
 	}
-	return m.Resume(ctx, claim, s)
+	return m.settle(ctx, claim, d)
 }
 
 // Resume implements Daemons.
 func (m *MPS) Resume(ctx context.Context, claim types.UID, s Settings) error {
+	d, err := m.begin(ctx, claim, s, true)
+	if err != nil {
+		return err
+	}
+	return m.settle(ctx, claim, d)
+}
+
+// begin begins to keep a claim's daemon running. One that runs already is kept, where it has these settings or where any will do.
+func (m *MPS) begin(ctx context.Context, claim types.UID, s Settings, any bool) (*daemon, error) {
+	m.mu.Lock()
+	old := m.daemons[claim]
+	m.mu.Unlock()
+	if old != nil && !any && !equality.Semantic.DeepEqual(old.settings, s) {
+		m.drop(claim, old)
+	}
 	program, err := m.Programs.Driver().Root.Program(control)
 	if err != nil {
-		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
+		return nil, fmt.Errorf("MPS needs the driver's control daemon: %w", err)
 	}
 	if s.multiUser() {
 		if err := knowsMultiUser(program); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	d := m.keep(ctx, claim, s)
+	return m.keep(ctx, claim, s), nil
+}
+
+// errStopped is why a daemon that somebody waits for will never be set up.
+var errStopped = errors.New("the MPS control daemon was stopped while it was started")
+
+// settle waits until a daemon is set up. One that cannot be is not kept running.
+func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	select {
 	case <-d.settled:
 	case <-d.ended:
-		return errors.New("the MPS control daemon was stopped while it was started")
+		return errStopped
 	case <-ctx.Done():
 		m.drop(claim, d)
 		err := fmt.Errorf("waiting for the MPS control daemon to make %s: %w", m.directory(claim).control(), context.Cause(ctx))
@@ -113,6 +142,7 @@ func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d := m.daemons[claim]; d != nil {
+		d.asked = Now()
 		return d
 	}
 	// The daemon outlives the call that started it.
@@ -121,7 +151,8 @@ func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 		m.daemons, m.files = map[types.UID]*daemon{}, &filewatch.Watcher{Interval: lookPause}
 	}
 	d := &daemon{
-		directory: m.directory(claim), programs: m.Programs, settings: s, files: m.files, stop: stop, ended: make(chan struct{}), settled: make(chan struct{}),
+		directory: m.directory(claim), programs: m.Programs, settings: s, asked: Now(), files: m.files,
+		failed: func() { m.failures.Add(1) }, stop: stop, ended: make(chan struct{}), settled: make(chan struct{}),
 	}
 	m.daemons[claim] = d
 	go d.supervise(klog.NewContext(life, klog.FromContext(ctx).WithValues("claimUID", claim)))
@@ -148,6 +179,56 @@ func (m *MPS) Stop(_ context.Context, claim types.UID) error {
 		m.drop(claim, d)
 	}
 	return m.directory(claim).remove()
+}
+
+// Retain implements Daemons.
+func (m *MPS) Retain(_ context.Context, at Moment, claims []types.UID) error {
+	known, err := m.known()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, claim := range known {
+		if !slices.Contains(claims, claim) {
+			errs = append(errs, m.forget(claim, at))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forget is Stop, unless the claim's daemon was asked for after a moment.
+func (m *MPS) forget(claim types.UID, at Moment) error {
+	m.mu.Lock()
+	d := m.daemons[claim]
+	if d == nil {
+		defer m.mu.Unlock() // no daemon begins to use the directory meanwhile
+		return m.directory(claim).remove()
+	}
+	asked := d.asked
+	m.mu.Unlock()
+	if asked > at {
+		return nil
+	}
+	m.drop(claim, d)
+	return m.forget(claim, at)
+}
+
+// known are the claims that have a daemon, or a directory of one.
+func (m *MPS) known() ([]types.UID, error) {
+	entries, err := os.ReadDir(m.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("directory of MPS control daemons: %w", err)
+	}
+	m.mu.Lock()
+	out := slices.Collect(maps.Keys(m.daemons))
+	m.mu.Unlock()
+	for _, entry := range entries {
+		if entry.IsDir() && claimPattern.MatchString(entry.Name()) {
+			out = append(out, types.UID(entry.Name()))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 // Close ends every daemon and leaves its directories, for the next run.

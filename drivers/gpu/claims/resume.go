@@ -1,0 +1,110 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/gpu/sharing"
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's, and ends those of claims that are
+// gone. records returns the claims that exist; it may be called while others come and go.
+func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record) {
+	at := sharing.Now() // before the claims are looked at: one that comes later is not taken for gone
+	existing := records()
+	uids := make([]types.UID, 0, len(existing)+len(k.aside))
+	for _, record := range existing {
+		uids = append(uids, record.UID)
+	}
+	uids = append(uids, k.aside...)
+	var claims sync.WaitGroup
+	defer claims.Wait()
+	// Beside the daemons' start, since either may wait for a keeper.
+	claims.Go(func() {
+		if err := k.options.MPS.Retain(ctx, at, uids); err != nil && ctx.Err() == nil {
+			k.options.Report("MPSNotEnded", fmt.Sprintf("MPS control daemons of claims that are gone: %v", err))
+		}
+	})
+	// A claim whose daemon cannot start keeps no other from its own.
+	for _, record := range existing {
+		kept, err := decode(record)
+		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
+			continue
+		}
+		resume, done := k.resuming.begin(ctx, record.UID)
+		if resume == nil {
+			continue
+		}
+		claims.Go(func() {
+			defer done()
+			if err := k.options.MPS.Resume(resume, record.UID, *kept.MPS); err != nil && resume.Err() == nil {
+				k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
+			}
+		})
+	}
+	k.resuming.close()
+}
+
+// resumes are the claims whose daemons are started again. The zero value is ready to use.
+type resumes struct {
+	mu      sync.Mutex
+	running map[types.UID]resume
+	ended   map[types.UID]bool
+	closed  bool // nobody calls begin any more
+}
+
+type resume struct {
+	cancel context.CancelFunc
+	over   chan struct{}
+}
+
+// begin returns the context for starting a claim's daemon again, and what tells that this is over. It returns nil where the claim's end came first.
+func (r *resumes) begin(ctx context.Context, claim types.UID) (resuming context.Context, done func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended[claim] {
+		return nil, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	one := resume{cancel: cancel, over: make(chan struct{})}
+	if r.running == nil {
+		r.running = map[types.UID]resume{}
+	}
+	r.running[claim] = one
+	return ctx, func() {
+		cancel()
+		close(one.over)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.running, claim)
+	}
+}
+
+// end has nobody start a claim's daemon again: it waits until nobody does, and nobody will.
+func (r *resumes) end(claim types.UID) {
+	r.mu.Lock()
+	one, running := r.running[claim]
+	if r.ended == nil {
+		r.ended = map[types.UID]bool{}
+	}
+	if !r.closed {
+		r.ended[claim] = true
+	}
+	r.mu.Unlock()
+	if running {
+		one.cancel()
+		<-one.over
+	}
+}
+
+// close forgets which claims ended: nobody calls begin after it.
+func (r *resumes) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	clear(r.ended)
+}

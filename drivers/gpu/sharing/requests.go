@@ -1,0 +1,156 @@
+package sharing
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/node/keylock"
+)
+
+// requests are what a keeper is asked:
+//
+//	PUT    /claims/UID?at=MOMENT          Start; with &resume Resume
+//	DELETE /claims/UID?at=MOMENT          Stop
+//	PUT    /claims?at=MOMENT [UID, ...]   Retain
+//	GET    /healthz                       whether requests are answered
+//
+// Requests for one claim count in the order of their moments, in whatever order they arrive: a claim that was given back gets no daemon by a request that was
+// made before.
+type requests struct {
+	Keeper
+
+	// locks keep a claim's settings and its daemon changed by one at a time.
+	locks keylock.Locks
+
+	mu sync.Mutex
+	// last is when each claim was asked for or given back last.
+	last map[types.UID]Moment
+}
+
+// memory is for how long at least it is known that a claim was given back: far longer than a request is on its way.
+const memory = Moment(time.Hour)
+
+func (r *requests) mux() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("PUT /claims/{claim}", r.put)
+	mux.HandleFunc("DELETE /claims/{claim}", r.delete)
+	mux.HandleFunc("PUT /claims", r.retain)
+	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) { r.MPS.states() })
+	return mux
+}
+
+// latest notes a request for a claim, and says whether a later one has come before it.
+func (r *requests) latest(claim types.UID, at Moment) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at == 0 {
+		return true
+	}
+	if at < r.last[claim] {
+		return false
+	}
+	r.last[claim] = at
+	maps.DeleteFunc(r.last, func(_ types.UID, last Moment) bool { return last < at-memory })
+	return true
+}
+
+func (r *requests) put(w http.ResponseWriter, request *http.Request) {
+	claim := types.UID(request.PathValue("claim"))
+	var s Settings
+	text, err := io.ReadAll(http.MaxBytesReader(w, request.Body, 1<<20))
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil || !claimPattern.MatchString(string(claim)) {
+		http.Error(w, fmt.Sprintf("claim %q: settings that cannot be read: %v", claim, err), http.StatusBadRequest)
+		return
+	}
+	d, err := r.begin(request, claim, text, s)
+	if err == nil && d == nil {
+		http.Error(w, fmt.Sprintf("claim %s was given back, or asked for again, after this request was made", claim), http.StatusConflict)
+		return
+	}
+	if err == nil {
+		err = r.MPS.settle(request.Context(), claim, d)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// begin writes a claim's settings and begins to keep its daemon running. It returns nil where a later request for the claim has come.
+func (r *requests) begin(request *http.Request, claim types.UID, text []byte, s Settings) (*daemon, error) {
+	unlock, err := r.locks.Lock(request.Context(), string(claim))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if !r.latest(claim, parseMoment(request.URL.Query().Get("at"))) {
+		return nil, nil
+	}
+	file := r.MPS.directory(claim).path(settingsFile)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return nil, err
+	}
+	if err := r.Writer.Write(file, text, 0o600); err != nil {
+		return nil, err
+	}
+	return r.MPS.begin(request.Context(), claim, s, request.URL.Query().Has("resume"))
+}
+
+func (r *requests) delete(w http.ResponseWriter, request *http.Request) {
+	claim := types.UID(request.PathValue("claim"))
+	if !claimPattern.MatchString(string(claim)) {
+		http.Error(w, fmt.Sprintf("%q is no claim's UID", claim), http.StatusBadRequest)
+		return
+	}
+	if err := r.stop(request.Context(), claim, parseMoment(request.URL.Query().Get("at"))); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// stop is Stop, unless the claim was asked for after a moment.
+func (r *requests) stop(ctx context.Context, claim types.UID, at Moment) error {
+	unlock, err := r.locks.Lock(ctx, string(claim))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if !r.latest(claim, at) {
+		return nil
+	}
+	return r.MPS.Stop(ctx, claim)
+}
+
+func (r *requests) retain(w http.ResponseWriter, request *http.Request) {
+	var claims []types.UID
+	text, err := io.ReadAll(http.MaxBytesReader(w, request.Body, 1<<20))
+	if err == nil {
+		err = json.Unmarshal(text, &claims)
+	}
+	at := parseMoment(request.URL.Query().Get("at"))
+	if err != nil || at == 0 {
+		http.Error(w, fmt.Sprintf("the claims that exist, and since when, cannot be read: %v", err), http.StatusBadRequest)
+		return
+	}
+	known, err := r.MPS.known()
+	for _, claim := range known {
+		if err == nil && !slices.Contains(claims, claim) {
+			err = r.stop(request.Context(), claim, at)
+		}
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}

@@ -1,0 +1,161 @@
+// Package store keeps state on disk: every kind of it with a version, a checksum, and one rule for what is damaged.
+//
+// # Formats
+//
+// A file holds one value, as JSON. It has one of two forms, so that the program of the version before reads what this one writes:
+//
+//	gpufabric-claim 1 sha256:<hex of the bytes that follow the line>      Kind.Plain is false
+//	{"uid": ...}
+//
+//	{"version":1, ..., "sha256":"<hex of the bytes before this field>"}   Kind.Plain is true
+//
+// A plain file without a checksum is one of a version before there were any. It is read as it is.
+//
+// The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more fields or fewer reads the file all the same. A new version
+// number means that a field changed its meaning, never that a field was added. A program reads its own version and every one before.
+//
+// # Damage
+//
+// A file that cannot be read is moved into the directory unreadable beside it and named. It is never overwritten, and it is named at every start until a person
+// deletes it: until then its owner assumes the worst of what it said (a claim may hold devices, a GPU may have a fault).
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// ErrNewer is wrapped by the error of a file that is sound, but of a version that this program does not know.
+var ErrNewer = errors.New("written by a newer version of this program")
+
+// Kind is one sort of state.
+type Kind[T any] struct {
+	// Name is the first word of a file, such as gpufabric-claim, and names the kind in errors.
+	Name string
+	// Version is the newest version that this program knows.
+	Version int
+	// Plain has files be JSON objects with a field for the version and one for the checksum. T must then encode as an object without either.
+	Plain bool
+	// VersionOf is the oldest version that can say what a value says; nil: Version. A program from before a version then reads all that it can.
+	VersionOf func(T) int
+	// Decode reads the body of a file; nil: as JSON into T.
+	Decode func(version int, body []byte) (T, error)
+	// Check says what is wrong with a value that was read from the file of a name; nil: nothing can be.
+	Check func(name string, value T) error
+}
+
+// Encode is a value as a file.
+func (k Kind[T]) Encode(value T) ([]byte, error) {
+	version := k.Version
+	if k.VersionOf != nil {
+		version = k.VersionOf(value)
+	}
+	body, err := json.Marshal(value)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", k.Name, err)
+	}
+	if !k.Plain {
+		return append([]byte(k.header(version, body)+"\n"), body...), nil
+	}
+	fields, isObject := bytes.CutPrefix(body, []byte("{"))
+	if !isObject {
+		return nil, fmt.Errorf("encode %s: %.40q is no JSON object", k.Name, body)
+	}
+	out := fmt.Appendf(nil, `{"version":%d`, version)
+	if fields = bytes.TrimSuffix(fields, []byte("}")); len(fields) > 0 {
+		out = append(append(out, ','), fields...)
+	}
+	return fmt.Appendf(out, "%s%s%s", checksumField, digest(out), checksumEnd), nil
+}
+
+// The end of a plain file, around the checksum.
+const (
+	checksumField = `,"sha256":"`
+	checksumEnd   = `"}`
+)
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+func (k Kind[T]) header(version int, body []byte) string {
+	return fmt.Sprintf("%s %d sha256:%s", k.Name, version, digest(body))
+}
+
+// Read reads the file of a name. Its error says what is wrong with the bytes.
+func (k Kind[T]) Read(name string, data []byte) (value T, err error) {
+	version, body, err := k.open(data)
+	if err != nil {
+		return value, err
+	}
+	if version > k.Version {
+		return value, fmt.Errorf("version %d, known are 1 to %d: %w", version, k.Version, ErrNewer)
+	}
+	if k.Decode != nil {
+		value, err = k.Decode(version, body)
+	} else {
+		err = json.Unmarshal(body, &value)
+	}
+	if err != nil {
+		return value, fmt.Errorf("decode body: %w", err)
+	}
+	if k.Check != nil {
+		err = k.Check(name, value)
+	}
+	return value, err
+}
+
+func (k Kind[T]) open(data []byte) (version int, body []byte, err error) {
+	if k.Plain {
+		return k.openPlain(data)
+	}
+	line, body, found := bytes.Cut(data, []byte("\n"))
+	if !found {
+		return 0, nil, fmt.Errorf("no header line in %d bytes", len(data))
+	}
+	fields := strings.Split(string(line), " ")
+	if len(fields) != 3 || fields[0] != k.Name {
+		return 0, nil, fmt.Errorf("header %.80q is not %q, a version and a checksum", line, k.Name)
+	}
+	version, err = strconv.Atoi(fields[1])
+	if err != nil || version < 1 {
+		return 0, nil, fmt.Errorf("version %.20q is not a positive number", fields[1])
+	}
+	// Layouts of RDMA units had a checksum without the newline at the end.
+	if text := string(line); text != k.header(version, body) && text != k.header(version, bytes.TrimSuffix(body, []byte("\n"))) {
+		return 0, nil, fmt.Errorf("checksum %.80q does not match the %d bytes that follow", fields[2], len(body))
+	}
+	return version, body, nil
+}
+
+func (k Kind[T]) openPlain(data []byte) (version int, body []byte, err error) {
+	var frame struct {
+		Version *int    `json:"version"`
+		Sum     *string `json:"sha256"`
+	}
+	if err := json.Unmarshal(data, &frame); err != nil {
+		return 0, nil, fmt.Errorf("no JSON object: %w", err)
+	}
+	version = 1
+	if frame.Version != nil {
+		version = *frame.Version
+	}
+	if version < 1 {
+		return 0, nil, fmt.Errorf("version %d is not a positive number", version)
+	}
+	if frame.Sum == nil {
+		return version, data, nil // from before there were checksums
+	}
+	sealed, found := bytes.CutSuffix(bytes.TrimSpace(data), []byte(checksumField+*frame.Sum+checksumEnd))
+	if !found || digest(sealed) != *frame.Sum {
+		return 0, nil, fmt.Errorf("checksum %.80q does not match the %d bytes before it", *frame.Sum, len(sealed))
+	}
+	return version, data, nil
+}

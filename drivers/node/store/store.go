@@ -1,0 +1,255 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// asideDir is the directory, beside the files, of those that could not be read.
+const asideDir = "unreadable"
+
+// Unreadable is a file that could not be read and was set aside.
+type Unreadable struct {
+	// Kind is the kind of state, Name the value's name.
+	Kind, Name string
+	// File is where it lay, MovedTo where it lies now; MovedTo is empty where moving it failed too.
+	File, MovedTo string
+	// Err says what is wrong with it.
+	Err error
+}
+
+func (u Unreadable) String() string {
+	switch {
+	case u.MovedTo == "":
+		return fmt.Sprintf("state %s (%s) is unreadable and could not be set aside: %v", u.File, u.Kind, u.Err)
+	case errors.Is(u.Err, ErrNewer):
+		return fmt.Sprintf("state %s (%s) is not for this version of the program (%v); set aside as %s: run the newer version again and move the file back before it "+
+			"starts, or delete it when nothing uses what it speaks of any more", u.File, u.Kind, u.Err, u.MovedTo)
+	default:
+		return fmt.Sprintf("state %s (%s) is unreadable (%v); set aside as %s: look at it, and delete it when nothing uses what it speaks of any more",
+			u.File, u.Kind, u.Err, u.MovedTo)
+	}
+}
+
+// Store is a directory with a file for each value of one kind. It is safe for concurrent use; two writers of one value must be kept apart by the caller.
+type Store[T any] struct {
+	kind      Kind[T]
+	dir       string
+	extension string
+	writer    atomicfile.Writer
+	mode      fs.FileMode
+
+	mu    sync.RWMutex
+	files map[string][]byte // as they lie on disk, by name
+	all   map[string]T
+}
+
+// Options say where a store's files lie.
+type Options struct {
+	// Directory is made if need be.
+	Directory string
+	// Extension ends the files' names, such as .claim. The rest of a file's name is its value's.
+	Extension string
+	// Only restricts the store to the files of these names, where the directory has others of the same extension.
+	Only []string
+	// Mode is that of new files; 0: 0600.
+	Mode   fs.FileMode
+	Writer atomicfile.Writer
+}
+
+// Open reads every value. Files that cannot be read are set aside and returned; they are no error. An error means that the directory itself cannot be used.
+func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
+	fail := func(err error) (*Store[T], []Unreadable, error) {
+		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
+	}
+	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, writer: o.Writer, mode: o.Mode, files: map[string][]byte{}, all: map[string]T{}}
+	if s.mode == 0 {
+		s.mode = 0o600
+	}
+	if err := os.MkdirAll(s.dir, 0o750); err != nil {
+		return fail(err)
+	}
+	prefixes := []string{""}
+	if o.Only != nil {
+		prefixes = o.Only
+	}
+	for _, prefix := range prefixes {
+		if _, err := atomicfile.Sweep(s.dir, prefix); err != nil {
+			return fail(err)
+		}
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return fail(err)
+	}
+	var unreadable []Unreadable
+	for _, entry := range entries {
+		name, ours := strings.CutSuffix(entry.Name(), s.extension)
+		if !ours || strings.HasPrefix(name, ".") || entry.IsDir() || o.Only != nil && !slices.Contains(o.Only, name) {
+			continue
+		}
+		if err := s.read(name); err != nil {
+			unreadable = append(unreadable, s.setAside(name, err))
+		}
+	}
+	return s, unreadable, nil
+}
+
+func (s *Store[T]) path(name string) string { return filepath.Join(s.dir, name+s.extension) }
+
+func (s *Store[T]) read(name string) error {
+	data, err := os.ReadFile(s.path(name))
+	if err != nil {
+		return err
+	}
+	value, err := s.kind.Read(name, data)
+	if err != nil {
+		return err
+	}
+	s.files[name], s.all[name] = data, value
+	return nil
+}
+
+// setAside moves a file out of the way without ever overwriting one that was set aside before.
+func (s *Store[T]) setAside(name string, why error) Unreadable {
+	result := Unreadable{Kind: s.kind.Name, Name: name, File: s.path(name), Err: why}
+	dir := filepath.Join(s.dir, asideDir)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		result.Err = errors.Join(why, err)
+		return result
+	}
+	for i := 0; ; i++ {
+		to := filepath.Join(dir, name+s.extension)
+		if i > 0 {
+			to = fmt.Sprintf("%s.%d", to, i)
+		}
+		if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.Rename(result.File, to); err != nil {
+			result.Err = errors.Join(why, err)
+			return result
+		}
+		result.MovedTo = to
+		return result
+	}
+}
+
+// Aside are the names of the values whose files could not be read, at this start or one before, and that nobody has deleted since. It looks at the disk.
+func (s *Store[T]) Aside() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, asideDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s state set aside: %w", s.kind.Name, err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if name, _, ours := strings.Cut(entry.Name(), s.extension); ours {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// AsideDirectory is where files lie that could not be read.
+func (s *Store[T]) AsideDirectory() string { return filepath.Join(s.dir, asideDir) }
+
+// Put keeps a value durably, under a name that can be a file's. One that is kept as it is already costs no write.
+func (s *Store[T]) Put(name string, value T) error {
+	if err := s.checkName(name); err != nil {
+		return err
+	}
+	data, err := s.kind.Encode(value)
+	if err != nil {
+		return err
+	}
+	s.mu.RLock()
+	same := bytes.Equal(s.files[name], data)
+	s.mu.RUnlock()
+	if !same {
+		if err := s.writer.Write(s.path(name), data, s.mode); err != nil {
+			return fmt.Errorf("keep %s %s: %w", s.kind.Name, name, err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[name], s.all[name] = data, value
+	return nil
+}
+
+// Delete forgets a value durably. One that is not there is no error.
+func (s *Store[T]) Delete(name string) error {
+	if err := s.checkName(name); err != nil {
+		return err
+	}
+	if err := s.writer.Remove(s.path(name)); err != nil {
+		return fmt.Errorf("forget %s %s: %w", s.kind.Name, name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.files, name)
+	delete(s.all, name)
+	return nil
+}
+
+// Get returns the value of a name.
+func (s *Store[T]) Get(name string) (T, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	value, ok := s.all[name]
+	return value, ok
+}
+
+// All returns every value, sorted by name.
+func (s *Store[T]) All() []T {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]T, 0, len(s.all))
+	for _, name := range slices.Sorted(maps.Keys(s.all)) {
+		out = append(out, s.all[name])
+	}
+	return out
+}
+
+// Len is how many values are kept.
+func (s *Store[T]) Len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.all)
+}
+
+// checkName keeps what becomes a file name from leaving the directory.
+func (s *Store[T]) checkName(name string) error {
+	if name == "" || strings.ContainsAny(name, "/\\\x00") || strings.HasPrefix(name, ".") {
+		return fmt.Errorf("%s %.80q cannot be a file name", s.kind.Name, name)
+	}
+	return nil
+}
+
+var asideDesc = prometheus.NewDesc("gpufabric_state_files_set_aside",
+	"State files that could not be read and that nobody has deleted since, by kind of state.", []string{"kind"}, nil)
+
+// Describe implements prometheus.Collector.
+func (s *Store[T]) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- asideDesc }
+
+// Collect implements prometheus.Collector. A directory that cannot be read counts as one file.
+func (s *Store[T]) Collect(collected chan<- prometheus.Metric) {
+	names, err := s.Aside()
+	count := len(names)
+	if err != nil {
+		count = 1
+	}
+	collected <- prometheus.MustNewConstMetric(asideDesc, prometheus.GaugeValue, float64(count), s.kind.Name)
+}

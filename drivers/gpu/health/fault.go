@@ -27,6 +27,8 @@ const (
 	NVLink Kind = "nvlink"
 	// Lost is a GPU that does not answer.
 	Lost Kind = "lost"
+	// Record is a GPU whose faults cannot be read from disk: it may have any.
+	Record Kind = "record"
 )
 
 // Fault is something wrong with a GPU, or with one MIG instance on it.

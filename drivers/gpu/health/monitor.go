@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/inventory"
@@ -38,6 +39,8 @@ type Options struct {
 	Node func() *inventory.Node
 	// Path is the file that keeps the faults.
 	Path string
+	// Writer writes it.
+	Writer atomicfile.Writer
 	// Boot names the current boot.
 	Boot string
 	Now  func() time.Time
@@ -56,10 +59,12 @@ type Options struct {
 // Monitor follows the health of GPUs. Make it with New.
 type Monitor struct {
 	options Options
-	writer  atomicfile.Writer
+	record  *record
 
 	mu     sync.Mutex
 	faults []Fault
+	// unread is when it was found that faults on disk cannot be read; zero: all were.
+	unread time.Time
 
 	// Only the goroutine of Run uses these.
 	up         links           // were up once
@@ -67,7 +72,8 @@ type Monitor struct {
 	registered map[string]bool // by UUID: its events are told
 }
 
-// New makes a Monitor with the faults that were kept. The error tells of faults that were lost; the Monitor is good all the same.
+// New makes a Monitor with the faults that were kept. The error tells of faults that cannot be read; the Monitor, unless it is nil, is good all the same, and
+// counts every GPU as faulty until somebody has looked at them and deletes the file.
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
 		o.Recheck = recheck
@@ -75,15 +81,63 @@ func New(o Options) (*Monitor, error) {
 	if o.Settle == 0 {
 		o.Settle = settle
 	}
-	faults, err := load(o.Path)
-	return &Monitor{options: o, faults: faults, up: links{}, registered: map[string]bool{}}, err
+	r, faults, err := open(o.Path, o.Writer)
+	if r == nil {
+		return nil, err
+	}
+	m := &Monitor{options: o, record: r, faults: faults, up: links{}, registered: map[string]bool{}}
+	if r.unread() {
+		m.unread = o.Now()
+	}
+	return m, err
 }
 
-// Faults are the faults that stand, oldest first.
+// Faults are the faults that stand, oldest first. Where those on disk cannot be read each GPU has one that says so.
 func (m *Monitor) Faults() []Fault {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.faults)
+	return append(m.unknown(), m.faults...)
+}
+
+// unknown are the faults of GPUs whose faults on disk cannot be read; the caller holds mu.
+func (m *Monitor) unknown() []Fault {
+	if m.unread.IsZero() {
+		return nil
+	}
+	var out []Fault
+	for _, g := range m.options.Node().GPUs {
+		out = append(out, Fault{
+			GPU: g.UUID, Kind: Record, Fatal: true, Since: m.unread, Last: m.unread, Boot: m.options.Boot,
+			Message: "which faults the GPU had is not known, since their record cannot be read: it lies in " + m.record.store.AsideDirectory() + "; delete it when the GPUs were looked at",
+		})
+	}
+	return out
+}
+
+// Describe and Collect implement prometheus.Collector: whether faults on disk cannot be read.
+func (m *Monitor) Describe(descriptions chan<- *prometheus.Desc) {
+	m.record.store.Describe(descriptions)
+}
+
+// Collect implements prometheus.Collector.
+func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.store.Collect(collected) }
+
+// readAgain notices that somebody deleted the file that could not be read.
+func (m *Monitor) readAgain() {
+	m.mu.Lock()
+	var gone []Fault
+	if !m.unread.IsZero() && !m.record.unread() {
+		gone = m.unknown()
+		m.unread = time.Time{}
+	}
+	m.mu.Unlock()
+	if len(gone) == 0 {
+		return
+	}
+	for _, f := range gone {
+		m.options.Healed(f)
+	}
+	m.options.Changed()
 }
 
 // Run follows events until ctx ends.
@@ -122,6 +176,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 func (m *Monitor) check(ctx context.Context, set nvml.EventSet) {
 	m.checkLinks(ctx)
 	m.heal(ctx)
+	m.readAgain()
 	if m.options.Checked != nil {
 		m.options.Checked(ctx)
 	}
@@ -271,7 +326,7 @@ func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
 
 // keep writes the faults; the caller holds mu.
 func (m *Monitor) keep(ctx context.Context) {
-	if err := save(m.writer, m.options.Path, m.faults); err != nil {
+	if err := m.record.save(m.faults); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults are not kept on disk; a restart would forget them")
 	}
 }
@@ -279,7 +334,10 @@ func (m *Monitor) keep(ctx context.Context) {
 // heal takes away the faults of GPUs that are healthy again.
 func (m *Monitor) heal(ctx context.Context) {
 	var gone []Fault
-	for _, f := range m.Faults() {
+	m.mu.Lock()
+	standing := slices.Clone(m.faults)
+	m.mu.Unlock()
+	for _, f := range standing {
 		if m.healed(f) {
 			gone = append(gone, f)
 		}

@@ -1,6 +1,8 @@
 package health
 
 import (
+	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/atomicfile"
 )
 
 // bench is a Monitor whose time is a variable.
@@ -183,15 +186,93 @@ func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
 	}
 }
 
-func FuzzLoad(f *testing.F) {
+// An earlier version kept faults without a checksum, and reads what this one keeps.
+func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
+	before, err := os.ReadFile("testdata/faults-0.2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "faults.json")
+	write(t, path, before)
+	r, faults, err := open(path, atomicfile.Writer{})
+	if err != nil || len(faults) != 2 || faults[0].Code != 79 || faults[1].Placement == nil || faults[1].Placement.Size != 4 {
+		t.Fatalf("faults %v, %v", faults, err)
+	}
+	if err := r.save(faults[:1]); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What version 0.2 reads a file into.
+	var file struct {
+		Version int     `json:"version"`
+		Faults  []Fault `json:"faults"`
+	}
+	if err := json.Unmarshal(raw, &file); err != nil || file.Version != 1 || len(file.Faults) != 1 || file.Faults[0].GPU != faults[0].GPU {
+		t.Errorf("%s is read as %v, %v", raw, file, err)
+	}
+}
+
+// What cannot be read may be a fault of any GPU: each stays tainted, over restarts too, until somebody has looked and deletes the file.
+func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T) {
+	for name, raw := range map[string]string{
+		"cut": `{"version":1,"faults":[{"gpu":"GPU-`, "of a later version": `{"version":2,"faults":[]}`, "changed": `{"version":1,"faults":[],"sha256":"00"}`, "empty": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "faults.json"), []byte(raw))
+			machine := gputest.New(t, 2)
+			n, err := inventory.Reader{NVML: machine, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			healed, changes := 0, 0
+			options := Options{
+				NVML: machine, Path: filepath.Join(dir, "faults.json"), Now: time.Now, Node: func() *inventory.Node { return n },
+				Changed: func() { changes++ }, Tell: func(Fault, bool) {}, Healed: func(Fault) { healed++ },
+			}
+			var m *Monitor
+			for range 2 { // a restart forgets nothing
+				if m, err = New(options); err == nil || !strings.Contains(err.Error(), "are deleted") {
+					t.Fatalf("error %v, want it to say what to delete", err)
+				}
+				m.heal(t.Context())
+				m.readAgain()
+				taints := Taints(m.Faults(), devices.NewPool(n, devices.Options{}).Devices())
+				for _, device := range []string{"gpu-0", "gpu-1"} {
+					if got := taints[device]; len(got) != 1 || got[0].Key != devices.Driver+"/record" || got[0].Effect != "NoSchedule" {
+						t.Errorf("%s has the taints %v", device, got)
+					}
+				}
+			}
+			if healed > 0 {
+				t.Errorf("%d faults healed by themselves", healed)
+			}
+			if err := os.RemoveAll(filepath.Join(dir, "unreadable")); err != nil {
+				t.Fatal(err)
+			}
+			m.readAgain()
+			if got := m.Faults(); len(got) > 0 || healed != 2 || changes != 1 {
+				t.Errorf("after the file was deleted: faults %v, %d healed, %d changes", got, healed, changes)
+			}
+			if _, err := New(options); err != nil {
+				t.Errorf("the next start: %v", err)
+			}
+		})
+	}
+}
+
+func FuzzOpen(f *testing.F) {
 	f.Add([]byte(`{"version":1,"faults":[{"gpu":"GPU-1","kind":"xid","code":79,"fatal":true,"message":"m","since":"2026-01-01T00:00:00Z","last":"2026-01-01T00:00:00Z"}]}`))
 	f.Add([]byte(`{"version":2}`))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		path := filepath.Join(t.TempDir(), "faults.json")
 		write(t, path, raw)
-		faults, err := load(path)
-		if err != nil && len(faults) > 0 {
+		r, faults, err := open(path, atomicfile.Writer{})
+		if err != nil && (len(faults) > 0 || !r.unread()) {
 			t.Fatalf("%v and %v", faults, err)
 		}
 		for _, fault := range faults {

@@ -20,8 +20,8 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// follow makes what follows the GPUs' health; it does not run it yet.
-func (p *plugin) follow(ctx context.Context) {
+// follow makes what follows the health of a node's GPUs; it does not run it yet.
+func (p *plugin) follow(ctx context.Context, node *inventory.Node) error {
 	standing := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "gpufabric_gpu_faults", Help: "Faults that stand on a GPU, by kind; fatal ones keep new claims away.",
 	}, []string{"uuid", "kind", "fatal"})
@@ -44,7 +44,13 @@ func (p *plugin) follow(ctx context.Context) {
 	var err error
 	p.monitor, err = health.New(health.Options{
 		NVML: p.nvml, Path: p.stateFile("faults.json"), Boot: p.options.BootID(), Now: time.Now,
-		Node:    func() *inventory.Node { return p.kind.Hardware().Node },
+		Writer: p.writer,
+		Node: func() *inventory.Node {
+			if p.kind == nil {
+				return node // nothing follows the GPUs yet
+			}
+			return p.kind.Hardware().Node
+		},
 		Changed: changed, Checked: p.reread, Recheck: p.recheck, Settle: p.settle,
 		Tell: func(f health.Fault, first bool) {
 			events.WithLabelValues(f.GPU, string(f.Kind)).Inc()
@@ -62,11 +68,16 @@ func (p *plugin) follow(ctx context.Context) {
 			p.tellHolders(ctx, f, corev1.EventTypeNormal, "GPUHealthy", "over: "+f.String())
 		},
 	})
+	if p.monitor == nil {
+		return err
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Kept faults not read")
 		p.report("GPUFaultsUnreadable", err.Error())
 	}
+	p.metrics.Registry.MustRegister(p.monitor)
 	count() // those that were kept
+	return nil
 }
 
 func yesNo(b bool) string {

@@ -364,7 +364,8 @@ func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
 	b.taints("gpu-2", "")
 }
 
-func TestAnUnreadableFaultFileIsSetAside(t *testing.T) {
+// The file may have held a fault of any GPU.
+func TestAnUnreadableFaultFileTaintsTheGPUsUntilItIsDeleted(t *testing.T) {
 	m := gputest.New(t, 1)
 	b := newBench(t, m)
 	b.stop()
@@ -374,7 +375,9 @@ func TestAnUnreadableFaultFileIsSetAside(t *testing.T) {
 	}
 	b.start()
 	b.event("Node", "GPUFaultsUnreadable")
-	if _, err := os.Stat(path + ".unreadable"); err != nil {
-		t.Error(err)
+	b.taints("gpu-0", "gpu.nvidia.com/record=:NoSchedule")
+	if err := os.Remove(b.options.StateDir + "/unreadable/faults.json"); err != nil {
+		t.Fatal(err)
 	}
+	b.taints("gpu-0", "")
 }

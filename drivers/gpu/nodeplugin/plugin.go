@@ -305,7 +305,9 @@ func (p *plugin) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.follow(ctx)
+	if err := p.follow(ctx, hardware.Node); err != nil {
+		return err
+	}
 	p.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host},
 		SetTimeSlice:  sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")}.Set,

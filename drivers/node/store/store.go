@@ -48,6 +48,7 @@ type Store[T any] struct {
 	kind      Kind[T]
 	dir       string
 	extension string
+	only      []string // nil: all
 	writer    atomicfile.Writer
 	mode      fs.FileMode
 
@@ -74,7 +75,7 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
 	}
-	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, writer: o.Writer, mode: o.Mode, files: map[string][]byte{}, all: map[string]T{}}
+	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, only: o.Only, writer: o.Writer, mode: o.Mode, files: map[string][]byte{}, all: map[string]T{}}
 	if s.mode == 0 {
 		s.mode = 0o600
 	}
@@ -97,7 +98,7 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	var unreadable []Unreadable
 	for _, entry := range entries {
 		name, ours := strings.CutSuffix(entry.Name(), s.extension)
-		if !ours || strings.HasPrefix(name, ".") || entry.IsDir() || o.Only != nil && !slices.Contains(o.Only, name) {
+		if !ours || strings.HasPrefix(name, ".") || entry.IsDir() || !s.has(name) {
 			continue
 		}
 		if err := s.read(name); err != nil {
@@ -106,6 +107,9 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	}
 	return s, unreadable, nil
 }
+
+// has says whether a name is one of the store's.
+func (s *Store[T]) has(name string) bool { return s.only == nil || slices.Contains(s.only, name) }
 
 func (s *Store[T]) path(name string) string { return filepath.Join(s.dir, name+s.extension) }
 
@@ -155,7 +159,7 @@ func (s *Store[T]) Aside() ([]string, error) {
 	}
 	var names []string
 	for _, entry := range entries {
-		if name, _, ours := strings.Cut(entry.Name(), s.extension); ours {
+		if name, _, ours := strings.Cut(entry.Name(), s.extension); ours && s.has(name) {
 			names = append(names, name)
 		}
 	}

@@ -50,5 +50,8 @@ func (p Place) lack() string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return p.Path + " is not there"
 	}
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() == 0 {
+		return fmt.Sprintf("%v, though this is root: see in the node's kernel log (journalctl -k) what AppArmor or SELinux refused", err)
+	}
 	return err.Error()
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // tempPrefix marks files that were being written. Readers of a directory skip them by their leading dot; Sweep removes them.
@@ -74,6 +76,9 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 	if err := w.before(StepSync, path); err != nil {
 		return err
 	}
+	if err := os.Chtimes(tmp.Name(), never, time.Time{}); err != nil {
+		return err
+	}
 	if err := tmp.Sync(); err != nil {
 		return err
 	}
@@ -92,6 +97,16 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 		return err
 	}
 	return syncDir(dir)
+}
+
+// never is the access time of a file that Write made, until somebody reads it. A file system mounted relatime, as is usual, then writes the time of the reading,
+// since the access time is before that of the last write; one mounted noatime does not.
+var never = time.Unix(0, 0)
+
+// IsUnread says whether nobody has read a file since Write made it. Ask only where the file system keeps access times.
+func IsUnread(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && time.Unix(stat.Atim.Unix()).Equal(never)
 }
 
 // errCrash makes a write end as if the process had died: nothing is cleaned up.

@@ -125,6 +125,7 @@ func (p *Plugin) start() error {
 	p.published.send = helper.PublishResources
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
+	p.wg.Go(func() { p.watchRuntime(p.ctx) })
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/hardware/driver"
 )
 
@@ -62,6 +63,10 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
+func loaderOfThisMachine() string {
+	return map[string]string{"amd64": "/lib64/ld-linux-x86-64.so.2", "arm64": "/lib/ld-linux-aarch64.so.1"}[runtime.GOARCH]
+}
+
 // systemRoot is a driver root with this machine's C library in it, and links of the kind that drivers have.
 func systemRoot(t *testing.T) string {
 	t.Helper()
@@ -78,7 +83,7 @@ func systemRoot(t *testing.T) string {
 			}
 		}
 	}
-	loader := map[string]string{"amd64": "/lib64/ld-linux-x86-64.so.2", "arm64": "/lib/ld-linux-aarch64.so.1"}[runtime.GOARCH]
+	loader := loaderOfThisMachine()
 	data, err := os.ReadFile(loader)
 	if err != nil {
 		t.Skipf("this machine's programs are not started by %s: %v", loader, err)
@@ -178,5 +183,44 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 	compile(t, program, filepath.Join(root, "usr/bin/nvidia-imex"))
 	if _, err := Find(driver.Here(root)); err == nil || !strings.Contains(err.Error(), "ld-linux") || !strings.Contains(err.Error(), root) {
 		t.Errorf("a root without a loader: %v", err)
+	}
+}
+
+// The program is one of NVIDIA's, made for C libraries as old as nvidia-imex is, and starts without a GPU. The C libraries are those of Debian 11 and 13; this
+// machine's is another, as that of our image is.
+func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
+	for _, c := range []struct {
+		libc   string
+		merged bool
+	}{{"libc6_2.31", false}, {"libc6_2.41", true}} {
+		t.Run(c.libc, func(t *testing.T) {
+			root := gputest.DriverRoot(t, c.merged, gputest.NVIDIAProgram(t, c.libc))
+			source, err := os.ReadFile(filepath.Join(gputest.NVIDIAProgram(t, "nvidia-smi_550"), "usr/lib/nvidia/current/nvidia-smi"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"nvidia-imex", "nvidia-imex-ctl"} {
+				write(t, filepath.Join(root, "usr/bin", name), string(source))
+			}
+			set, err := Find(driver.Place{Path: root, Host: "/run/nvidia/driver"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := container(t, root, set)
+			libraries := filepath.Join(dir, filepath.Dir(set.Loader))
+			start := func(loader string) (string, error) {
+				run := exec.CommandContext(t.Context(), loader, "--inhibit-cache", "--library-path", libraries, filepath.Join(dir, set.Daemon), "-h")
+				run.Env = []string{}
+				out, err := run.CombinedOutput()
+				return string(out), err
+			}
+			if out, err := start(filepath.Join(dir, set.Loader)); err != nil || !strings.Contains(out, "NVIDIA System Management Interface") {
+				t.Errorf("under its node's loader: %v\n%s", err, out)
+			}
+			// The loader of an image would not do: if this one starts it, the C libraries are too much alike to show anything.
+			if out, err := start(loaderOfThisMachine()); err == nil || strings.Contains(out, "System Management") {
+				t.Errorf("this machine's loader takes the C library of %s too", c.libc)
+			}
+		})
 	}
 }

@@ -10,14 +10,36 @@ import (
 	"gpufabric.io/tests/kindcluster"
 )
 
-// driverDelay is how long after the plugins a late driver arrives: several of the plugins' looks for one, which come every 10 s.
+// driverDelay is how long after the plugins a late driver arrives. A driver container that compiles its modules takes a minute or more; the plugins
+// look every 10 s and do not care which look it is, so more than a few looks would only take the test's time.
 const driverDelay = 25 * time.Second
 
 // testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
 //
 //shows:chart-defaults
 func (e *environment) testLayouts(t *testing.T) {
-	rdma := []string{"rdma.enabled=true", "rdma.namespace=kube-system"}
+	// Of each seed's manifest the pods that a machine of that model can run.
+	rack := []part{
+		{"every role runs", testRolesRun},
+		{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
+		{"the seed's MPI job runs over two nodes' GPUs and IMEX channels", testMPIJob},
+		{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
+		{"the seed's training pod gets a GPU through DRA", testTrainingPod},
+		{"the driver's program works in a pod", testProgramInPod},
+	}
+	board := []part{
+		{"every role runs", testRolesRun},
+		{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
+	}
+	// The vGPU role takes all GPUs of a node, so it has machines of its own.
+	cards := []part{
+		{"every role runs", testRolesRun},
+		{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
+	}
+	rackValues := []string{"rdma.enabled=true", "rdma.namespace=kube-system", "gpus.enabled=true"}
+	boardValues := []string{"rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "gpus.enabled=true"}
+	cardsValues := []string{"gpus.enabled=true", "vgpu.enabled=true"}
+	const rackBefore = "rdma-devices-configmap.yaml"
 	for _, machine := range []struct {
 		name, profile string
 		// placed is where the driver lies; late: it comes when the plugins are there already.
@@ -27,24 +49,12 @@ func (e *environment) testLayouts(t *testing.T) {
 		before string
 		parts  []part
 	}{
-		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, append(rdma, "gpus.enabled=true"), "rdma-devices-configmap.yaml", []part{
-			{"every role runs", testRolesRun},
-			{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
-			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
-			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
-			{"the driver's program works in a pod", testProgramInPod},
-		}},
-		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, append(rdma, "gpus.enabled=true"), "rdma-devices-configmap.yaml", []part{
-			{"every role runs", testRolesRun},
-			{"the seed's manifest runs unchanged and its pod sees channel0", testSeedManifest},
-			{"the seed's RDMA pods get their HCA's device nodes and no other's", testRDMAPods},
-			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
-			{"the driver's program works in a pod", testProgramInPod},
-		}},
-		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", []part{
-			{"every role runs", testRolesRun},
-			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
-		}},
+		{"a GB200 with the driver on the host", "gb200-nvl72", kindcluster.LayoutHost, false, rackValues, rackBefore, rack},
+		{"a GB200 with a driver container that comes late", "gb200-nvl72", kindcluster.LayoutDriverContainer, true, rackValues, rackBefore, rack},
+		{"an HGX H100 with the driver on the host", "h100-hgx", kindcluster.LayoutHost, false, boardValues, "", board},
+		{"an HGX H100 with a driver container", "h100-hgx", kindcluster.LayoutDriverContainer, false, boardValues, "", board},
+		{"an L40S with the driver on the host", "l40s-8", kindcluster.LayoutHost, false, cardsValues, "", cards},
+		{"an L40S with a driver container", "l40s-8", kindcluster.LayoutDriverContainer, false, cardsValues, "", cards},
 	} {
 		t.Run(machine.name, func(t *testing.T) {
 			if machine.before != "" {

@@ -16,7 +16,9 @@ import (
 var Tools = []string{"nvidia-smi", "nvidia-imex", "nvidia-imex-ctl", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
 // Libraries are the C libraries that Options.LibraryDir must hold, under their sonames.
-var Libraries = []string{"libnvidia-ml.so.1", "libcuda.so.1"}
+var Libraries = []string{nvmlLibrary, "libcuda.so.1"}
+
+const nvmlLibrary = "libnvidia-ml.so.1"
 
 func writeDriver(w *writer, n *profile.Node, o Options) {
 	w.dir("driver/usr/lib64")
@@ -46,8 +48,8 @@ func writeDriver(w *writer, n *profile.Node, o Options) {
 	}
 }
 
-// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. It is a copy and
-// no hard link, so that a process can load the libraries of two nodes: the loader tells files apart by inode.
+// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. NVML loses the functions that a driver of
+// that version has not. It is a copy and no hard link, so that a process can load the libraries of two nodes: the loader tells files apart by inode.
 func writeLibrary(w *writer, source, soname, version string) {
 	if w.err != nil {
 		return
@@ -56,6 +58,16 @@ func writeLibrary(w *writer, source, soname, version string) {
 	if err != nil {
 		w.keep(fmt.Errorf("library: %w; build it with make -C fakes, or name its directory with --library-dir", err))
 		return
+	}
+	if soname == nvmlLibrary {
+		newer, err := newerThan(version)
+		if err == nil {
+			data, err = hideNames(data, newer)
+		}
+		if err != nil {
+			w.keep(fmt.Errorf("library %s: %w", source, err))
+			return
+		}
 	}
 	full := filepath.Join("driver/usr/lib64", soname[:len(soname)-1]+version)
 	w.bytes(full, data, 0o755)

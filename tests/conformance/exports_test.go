@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gpufabric.io/build/repository"
+	"gpufabric.io/fakes/profile"
 )
 
 // exports are the names that a library offers.
@@ -61,12 +62,23 @@ func TestTheStandInForCUDAInventsNoNames(t *testing.T) {
 }
 
 //shows:fakes-nvml
-func TestTheFakeNVMLHasEveryNameOfNVIDIAs(t *testing.T) {
-	ours := exports(t, built(t, "libnvidia-ml.so.1"))
+func TestTheFakeNVMLHasTheNamesOfNVIDIAsOfItsVersionAndNoOthers(t *testing.T) {
 	for version := range smiVersions {
-		for name := range exports(t, nvidiaProgram(t, "libnvidia-ml1", version, "usr/lib/*/nvidia/current/libnvidia-ml.so.1")) {
+		real := exports(t, nvidiaProgram(t, "libnvidia-ml1", version, "usr/lib/*/nvidia/current/libnvidia-ml.so.1"))
+		p, err := profile.Load("a100-40")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Driver.Version = version + ".1"
+		ours := exports(t, filepath.Join(renderNode(t, p).root, "driver/usr/lib64/libnvidia-ml.so.1"))
+		for name := range real {
 			if strings.HasPrefix(name, "nvml") && !ours[name] {
 				t.Errorf("NVIDIA's library of %s has %s, and the fake has not", version, name)
+			}
+		}
+		for name := range ours {
+			if strings.HasPrefix(name, "nvml") && !real[name] {
+				t.Errorf("NVIDIA's library of %s lacks %s, and the fake has it", version, name)
 			}
 		}
 	}

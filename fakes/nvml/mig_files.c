@@ -61,7 +61,10 @@ static void make_node(unsigned int minor)
 {
 	char root[PATH_MAX], path[PATH_MAX];
 	unsigned int major;
-	if (!ff_state_root(root) || snprintf(path, PATH_MAX, "%s/dev/nvidia-caps/nvidia-cap%u", root, minor) >= PATH_MAX)
+	if (!ff_state_root(root) || snprintf(path, PATH_MAX, "%s/dev/nvidia-caps", root) >= PATH_MAX)
+		return;
+	mkdir(path, 0755);
+	if (snprintf(path, PATH_MAX, "%s/dev/nvidia-caps/nvidia-cap%u", root, minor) >= PATH_MAX)
 		return;
 	if (!has_devices(root)) {
 		int fd = open(path, O_CREAT | O_CLOEXEC | O_WRONLY, 0666);

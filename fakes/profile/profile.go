@@ -273,6 +273,6 @@ type IMEX struct {
 	Version string `yaml:"version" required:"true"`
 	// Channels is how many channel devices may exist (2048 on real machines).
 	Channels int `yaml:"channels" required:"true" minimum:"1" maximum:"4096"`
-	// Present is how many channel nodes are made in dev.
-	Present int `yaml:"present" minimum:"0"`
+	// CreateChannel0 is the module parameter NVreg_CreateImexChannel0, off by default as in the driver: the module then makes the node of channel 0.
+	CreateChannel0 bool `yaml:"createChannel0"`
 }

@@ -103,9 +103,6 @@ func (c *checks) semantics(p *Profile) {
 		}
 		addresses[f.PCI] = fmt.Sprintf("nics[%d]", f.physical)
 	}
-	if p.IMEX != nil && p.IMEX.Present > p.IMEX.Channels {
-		c.At("imex.present", "is %d; there are %d channels", p.IMEX.Present, p.IMEX.Channels)
-	}
 }
 
 func (c *checks) gpuSemantics(p *Profile, place func(path, pci string, bridges []string, node int)) {

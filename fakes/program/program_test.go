@@ -2,6 +2,7 @@ package program_test
 
 import (
 	"bytes"
+	"errors"
 	"context"
 	"fmt"
 	"os"
@@ -66,7 +67,8 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 		t.Errorf("without a daemon: %q %v", out, err)
 	}
 	// nvidia-modprobe makes the capability's node when the driver's own service starts.
-	if err := os.WriteFile(filepath.Join(root, "dev/nvidia-caps/nvidia-cap4323"), nil, 0o666); err != nil {
+	node := filepath.Join(root, "dev/nvidia-caps/nvidia-cap4323")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(node), 0o755), os.WriteFile(node, nil, 0o666)); err != nil {
 		t.Fatal(err)
 	}
 	daemon := tool(t, root, "nvidia-imex", "-c", config)

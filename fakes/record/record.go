@@ -113,7 +113,7 @@ func Profile(m Machine) (*profile.Profile, error) {
 		}
 	}
 	if m.IMEXVersion != "" {
-		p.IMEX = &profile.IMEX{Version: m.IMEXVersion, Channels: 2048, Present: 1}
+		p.IMEX = &profile.IMEX{Version: m.IMEXVersion, Channels: 2048}
 	}
 	return p, s.err
 }

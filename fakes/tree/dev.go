@@ -32,15 +32,10 @@ func writeGPUDevices(w *writer, n *profile.Node) {
 	w.device("dev/nvidia-modeset", m.NVIDIA, 254)
 	w.device("dev/nvidia-uvm", m.UVM, 0)
 	w.device("dev/nvidia-uvm-tools", m.UVM, 1)
-	if n.Profile.GPUs.Model.MIG != nil {
-		w.device(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capMIGConfig), m.Caps, capMIGConfig)
-		w.device(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capMIGMonitor), m.Caps, capMIGMonitor)
-	}
-	if x := n.Profile.IMEX; x != nil {
-		w.dir("dev/nvidia-caps-imex-channels")
-		for i := range x.Present {
-			w.device(fmt.Sprintf("dev/nvidia-caps-imex-channels/channel%d", i), m.IMEXChannels, i)
-		}
+	// Neither capability nodes nor channels: who uses those makes them, as nvidia-modprobe does (open-gpu-kernel-modules, nv-reg.h, ImexChannelCount: "the NVIDIA
+	// driver will not attempt to create the /dev nodes"). The exception is channel 0 where the module was loaded with NVreg_CreateImexChannel0=1.
+	if x := n.Profile.IMEX; x != nil && x.CreateChannel0 {
+		w.device("dev/nvidia-caps-imex-channels/channel0", m.IMEXChannels, 0)
 	}
 	if l := n.Profile.GPUs.NVLink; l != nil && len(l.Switches) > 0 {
 		w.device("dev/nvidia-nvswitchctl", m.NVSwitch, 255)

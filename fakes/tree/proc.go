@@ -17,7 +17,7 @@ func writeProc(w *writer, n *profile.Node) {
 	d := n.Profile.Driver
 	w.file("proc/driver/nvidia/version", fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (fakefabric)\nGCC version:  gcc version 12.2.0\n",
 		map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[n.Profile.Host.Architecture], d.Version))
-	w.file("proc/driver/nvidia/params", fmt.Sprintf("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nNVreg_ImexChannelCount: %d\n", channels(n)))
+	w.file("proc/driver/nvidia/params", params(n))
 	for _, g := range n.GPUs {
 		w.file(filepath.Join("proc/driver/nvidia/gpus", g.Address.String(), "information"), fmt.Sprintf(
 			"Model: \t\t %s\nIRQ:   \t\t %d\nGPU UUID: \t %s\nVideo BIOS: \t %s\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\nGPU Excluded:\t No\n",
@@ -26,11 +26,16 @@ func writeProc(w *writer, n *profile.Node) {
 	writeCapabilities(w, n)
 }
 
-func channels(n *profile.Node) int {
-	if n.Profile.IMEX == nil {
-		return 0
+// params lists module parameters as the driver does, without the NVreg_ that they are set by.
+func params(n *profile.Node) string {
+	channels, channel0 := 0, 0
+	if x := n.Profile.IMEX; x != nil {
+		channels = x.Channels
+		if x.CreateChannel0 {
+			channel0 = 1
+		}
 	}
-	return n.Profile.IMEX.Channels
+	return fmt.Sprintf("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: %d\nCreateImexChannel0: %d\n", channels, channel0)
 }
 
 // procDevices lists character devices between the two headings, sorted by major as the kernel does.

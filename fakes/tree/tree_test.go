@@ -158,8 +158,13 @@ func TestProcDevicesNamesTheMajorsBetweenTheHeadings(t *testing.T) {
 
 func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
 	root := t.TempDir()
-	if err := tree.Render(t.Context(), tree.Options{Profile: load(t, "gb200-nvl72"), Root: root}); err != nil {
+	p := load(t, "gb200-nvl72")
+	p.IMEX.CreateChannel0 = true
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root}); err != nil {
 		t.Fatal(err)
+	}
+	if got := read(t, root, "proc/driver/nvidia/params"); !strings.Contains(got, "CreateImexChannel0: 1") {
+		t.Errorf("the module's parameters are\n%s", got)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(root, "dev/nvidia-caps-imex-channels/channel0"), &st); err != nil {
@@ -170,6 +175,17 @@ func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
 	}
 	if unix.Major(st.Rdev) != 501 || unix.Minor(st.Rdev) != 0 || st.Mode&0o777 != 0o666 {
 		t.Errorf("channel0 is %d:%d, mode %o", unix.Major(st.Rdev), unix.Minor(st.Rdev), st.Mode)
+	}
+}
+
+func TestNodesThatTheDriverLeavesToItsUsersAreNotThere(t *testing.T) {
+	root, _ := render(t, "gb200-nvl72")
+	if got := read(t, root, "proc/driver/nvidia/params"); !strings.Contains(got, "ImexChannelCount: 2048\nCreateImexChannel0: 0") {
+		t.Errorf("the module's parameters are\n%s", got)
+	}
+	left, err := filepath.Glob(filepath.Join(root, "dev/nvidia-caps*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%v are there before anybody made them (error: %v)", left, err)
 	}
 }
 

@@ -83,12 +83,10 @@ load_driver() {
 	done
 }
 
-# nodes makes the device nodes that nvidia-modprobe makes at boot in a directory: none of MIG capabilities and none of IMEX channels, which are made by
-# who uses them.
+# nodes copies the device nodes that are there at boot to a directory.
 nodes() {
 	local node
 	for node in "$root"/dev/nvidia*; do
-		[[ -c $node ]] || continue
 		cp --archive "$node" "$1/$(basename "$node")"
 		remember "$1/$(basename "$node")"
 	done

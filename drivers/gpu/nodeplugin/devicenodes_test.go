@@ -40,7 +40,7 @@ func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
 	c := b.claim("u1", nil, device{name: "gpu-1-mig-1g10gb-19-0"})
 	e := b.edits(c, b.mustPrepare(c)...)
 	made, err := filepath.Glob(filepath.Join(root, "dev/nvidia-caps/nvidia-cap*"))
-	if err != nil || len(made) != 2 { // those of mig/config and mig/monitor, which were there
+	if err != nil || len(made) != 0 {
 		t.Errorf("nodes of capabilities on the node: %v, %v", made, err)
 	}
 	instance := 7 // eighths begin there

@@ -126,6 +126,14 @@ kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 45m -v ./...
 
+# FROM is the last version that offered every form of every GPU.
+.PHONY: kind-upgrade
+kind-upgrade: build ## Upgrade a kind cluster of four workers from an earlier version (FROM=commit), with claims of every form held (needs Docker).
+	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
+	dir=$$(mktemp -d) && git worktree add --detach --quiet $$dir $(or $(FROM),ae7a1d9) && $(MAKE) -C $$dir build VERSION=earlier && \
+	(cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 30m -run 'TestForms|TestARuntimeWithoutCDI' -earlier $$dir -v .); \
+	rc=$$?; git worktree remove --force $$dir; exit $$rc
+
 #shows:sim-faults
 .PHONY: test-faults
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).

@@ -37,7 +37,10 @@ type environment struct {
 }
 
 // newEnvironment brings the cluster up, serves the images that `make build` made ready, and gives the workers their hardware.
-func newEnvironment(t *testing.T) *environment {
+func newEnvironment(t *testing.T) *environment { return newEnvironmentOf(t, clusterName, 2, profile) }
+
+// newEnvironmentOf is newEnvironment with a cluster, a number of workers and a machine of a test's own.
+func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile string) *environment {
 	t.Helper()
 	root, err := repository.Root()
 	must(t, err)
@@ -56,7 +59,7 @@ func newEnvironment(t *testing.T) *environment {
 			}
 		})
 	}
-	cluster, err := kindcluster.Up(t.Context(), kindcluster.Options{Name: clusterName, Workers: 2, Printer: printer})
+	cluster, err := kindcluster.Up(t.Context(), kindcluster.Options{Name: clusterName, Workers: workers, Printer: printer})
 	must(t, err)
 	t.Cleanup(func() {
 		if !t.Failed() {

@@ -105,6 +105,12 @@ func (e *environment) equip(t *testing.T, machine string) {
 // install installs the drivers until the test ends.
 func (e *environment) install(t *testing.T, arguments ...string) {
 	t.Helper()
+	e.installFrom(t, e.root, arguments...)
+}
+
+// installFrom is install with the chart of a checkout.
+func (e *environment) installFrom(t *testing.T, checkout string, arguments ...string) {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
@@ -116,7 +122,7 @@ func (e *environment) install(t *testing.T, arguments ...string) {
 			t.Errorf("remove the drivers' namespace: %v", err)
 		}
 	})
-	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(e.root, "charts/gpufabric"),
+	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(checkout, "charts/gpufabric"),
 		"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", "3m", "--set", "crds.keep=false"}, arguments...)...)
 	if err != nil {
 		pods, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "pods", "--output", "wide")

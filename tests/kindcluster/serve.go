@@ -95,6 +95,21 @@ func (s serveStandIns) Execute(ctx context.Context) error {
 	return nil
 }
 
+// ServeEarlier pushes the drivers' image as `make build` left it in a checkout of an earlier version, under a tag of its own.
+func (c *Cluster) ServeEarlier(ctx context.Context, checkout, tag string) error {
+	products, err := images.Products(checkout)
+	if err != nil {
+		return err
+	}
+	drivers := products[0]
+	image, err := drivers.Build(checkout, runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	repository, _, _ := strings.Cut(drivers.Name, ":")
+	return c.Registry.Push(ctx, repository+":"+tag, image)
+}
+
 // ServeProgram pushes an image that holds one static program and runs it, under a name that manifests ask for.
 func (c *Cluster) ServeProgram(ctx context.Context, reference, program string) error {
 	layer, err := images.Layer(images.File{Path: "/program", From: program})

@@ -10,10 +10,10 @@ import (
 
 const (
 	// runtimeLook is how often unread specs are looked for. A look costs a stat for each prepared claim.
-	runtimeLook = 30 * time.Second
+	runtimeLook = 15 * time.Second
 	// runtimePatience is how long after it was written a spec should have been read. A runtime that watches the directory reads it at once, one whose watch
 	// failed when it creates the container, for which it may pull an image before.
-	runtimePatience = 2 * time.Minute
+	runtimePatience = time.Minute
 	// runtimeRepeat is how often the trouble is reported again: Events live for an hour.
 	runtimeRepeat = 30 * time.Minute
 )

@@ -22,7 +22,7 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/rdma/apiservertest"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // patience bounds every wait for the API server.
@@ -101,8 +101,8 @@ func newPool(name string, spec v1alpha1.RDMAPoolSpec) *v1alpha1.RDMAPool {
 
 // view is the node's side of the API.
 type view struct {
-	*objects.Client
-	listed chan []objects.Pool
+	*pool.Client
+	listed chan []pool.Object
 }
 
 // node makes a Node and watches the pools as its plugin does.
@@ -115,15 +115,15 @@ func node(t *testing.T, config *rest.Config, c client.Client, name string, label
 	if err != nil {
 		t.Fatal(err)
 	}
-	pools, err := objects.New(config, core, name)
+	pools, err := pool.NewClient(config, core, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &view{Client: pools, listed: make(chan []objects.Pool)}
+	v := &view{Client: pools, listed: make(chan []pool.Object)}
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		err := pools.Watch(ctx, func(list []objects.Pool) {
+		err := pools.Watch(ctx, func(list []pool.Object) {
 			select {
 			case v.listed <- list:
 			case <-ctx.Done():
@@ -138,13 +138,13 @@ func node(t *testing.T, config *rest.Config, c client.Client, name string, label
 }
 
 // listsTheSame checks that whoever reads the pools once reads what the watch told.
-func (v *view) listsTheSame(t *testing.T, watched []objects.Pool) {
+func (v *view) listsTheSame(t *testing.T, watched []pool.Object) {
 	t.Helper()
 	listing, err := v.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.EqualFunc(listing.Pools, watched, func(a, b objects.Pool) bool {
+	if !slices.EqualFunc(listing.Pools, watched, func(a, b pool.Object) bool {
 		return a.Name == b.Name && a.Generation == b.Generation && (a.Mistake == nil) == (b.Mistake == nil)
 	}) {
 		t.Errorf("a list has %+v, the watch %+v", listing.Pools, watched)
@@ -152,7 +152,7 @@ func (v *view) listsTheSame(t *testing.T, watched []objects.Pool) {
 }
 
 // sees waits until the node has these pools.
-func (v *view) sees(t *testing.T, names ...string) []objects.Pool {
+func (v *view) sees(t *testing.T, names ...string) []pool.Object {
 	t.Helper()
 	deadline := time.After(patience)
 	var last []string

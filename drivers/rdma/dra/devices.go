@@ -14,7 +14,6 @@ import (
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/pool"
-	"gpufabric.io/drivers/rdma/share"
 )
 
 // Driver is the driver's name, and the domain of the attributes below that have none.
@@ -96,7 +95,7 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 				keys = append(keys, key)
 			}
 		}
-		for _, key := range (share.Layout{}).Divide(int(p.RDMAHCAMax), keys) {
+		for _, key := range (pool.Layout{}).Divide(int(p.RDMAHCAMax), keys) {
 			slots[key]++
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
 )
 
 // Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
 type Kind struct {
-	dev   devnode.Roots
+	dev   inventory.DeviceNodes
 	nodes func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) // which device nodes are there
 	pods  PodNetworks
 
@@ -33,7 +33,7 @@ type Kind struct {
 var _ draplugin.Kind = &Kind{}
 
 // NewKind makes a kind for a node whose device nodes are in dev. pods moves devices into pods' networks.
-func NewKind(dev devnode.Roots, pods PodNetworks) *Kind {
+func NewKind(dev inventory.DeviceNodes, pods PodNetworks) *Kind {
 	return &Kind{dev: dev, nodes: existing(dev), pods: pods, known: make(chan struct{})}
 }
 
@@ -83,7 +83,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 			moved = append(moved, device)
 			// Its nodes are others when it is in the pod: they are added to the container then.
 			edits.DeviceNodes = slices.DeleteFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool {
-				return n.Path != devnode.ContainerPath(k.dev.ConnectionManager())
+				return n.Path != inventory.ContainerPath(k.dev.ConnectionManager())
 			})
 		}
 		for _, number := range port.Ports {

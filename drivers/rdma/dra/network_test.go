@@ -20,7 +20,6 @@ import (
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/inventory"
 )
@@ -106,7 +105,7 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 			}
 			pods := &networks{unready: test.unready, closed: true}
 			hca.Ports[0].Nets[0].Bond = test.bond
-			kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, pods)
+			kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, pods)
 			kind.Set([]Port{{Name: "hca", HCA: hca, Ports: test.ports}})
 			prepared, err := kind.Prepare(t.Context(), test.claim)
 			if test.err != "" {
@@ -152,7 +151,7 @@ func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, closed := range []bool{false, true} {
-		kind := NewKind(devnode.Roots{Dev: driver.Here(dev)}, &networks{closed: closed})
+		kind := NewKind(inventory.DeviceNodes{Dev: driver.Here(dev)}, &networks{closed: closed})
 		kind.Set([]Port{{Name: "hca", HCA: hca, Ports: []int{1}}})
 		claim := exclusiveClaim(nil, true, "a")
 		claim.Devices[0].Configs = nil

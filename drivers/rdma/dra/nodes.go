@@ -6,11 +6,11 @@ import (
 	"os"
 
 	"gpufabric.io/drivers/hardware/infiniband"
-	"gpufabric.io/drivers/rdma/devnode"
+	"gpufabric.io/drivers/rdma/inventory"
 )
 
 // existing makes a function that finds those of several character devices that have a node on the host.
-func existing(dev devnode.Roots) func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) {
+func existing(dev inventory.DeviceNodes) func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) {
 	return func(wanted []infiniband.CharDevice) ([]infiniband.CharDevice, error) {
 		var found []infiniband.CharDevice
 		for _, c := range wanted {

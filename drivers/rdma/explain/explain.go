@@ -19,7 +19,6 @@ import (
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
-	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/pool"
 )
 
@@ -138,8 +137,8 @@ type Node struct {
 }
 
 // Explain says what became of each device and each pool.
-func Explain(file *config.Config, listing *objects.Listing, found *inventory.Inventory, node Node) Answer {
-	definitions := objects.Definitions(file, listing.Pools)
+func Explain(file *config.Config, listing *pool.Listing, found *inventory.Inventory, node Node) Answer {
+	definitions := pool.Definitions(file, listing.Pools)
 	selection := pool.Select(definitions, found)
 	answer := Answer{Devices: explainDevices(selection, found, node.Sysfs)}
 	for _, d := range definitions {

@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/explain"
 	"gpufabric.io/drivers/rdma/inventory"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // run runs the command on a node of one InfiniBand HCA with a dead port, one RoCE HCA and a network card without RDMA, with a config.json.
@@ -123,7 +123,7 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, exclusively := range []bool{false, true} {
-		answer := explain.Explain(parsed, &objects.Listing{}, found, explain.Node{Sysfs: tree.Sys, Exclusive: exclusively})
+		answer := explain.Explain(parsed, &pool.Listing{}, found, explain.Node{Sysfs: tree.Sys, Exclusive: exclusively})
 		for _, p := range answer.Pools {
 			if closed := strings.Contains(p.Closed, "are in exclusive mode"); closed != exclusively {
 				t.Errorf("exclusive mode %v: %s is closed: %q", exclusively, p.Resource, p.Closed)

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // apiTimeout bounds a request to the API server: a person waits for the answer.
@@ -49,7 +49,7 @@ func (o *options) file(h host.Host) (*config.Config, error) {
 
 // listing reads the RDMAPools: of the manifest where one is given, else of the API server. Where there is no way to one it says so on h.Err, and
 // there are none.
-func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*objects.Listing, error) {
+func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool.Listing, error) {
 	switch {
 	case o.manifest != "" && o.kubeconfig != "":
 		return nil, errors.New("--manifest and --kubeconfig: RDMAPools come from a file or from an API server; give one of them")
@@ -58,7 +58,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*obje
 	case o.manifest != "":
 		return o.fromManifest(in)
 	case !o.rdmaPools:
-		return &objects.Listing{}, nil
+		return &pool.Listing{}, nil
 	}
 	reach, err := o.reach(h)
 	if err != nil {
@@ -66,7 +66,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*obje
 			return nil, fmt.Errorf("RDMAPools: %w", err)
 		}
 		fmt.Fprintf(h.Err(), "RDMAPools are left out: %v. Give --kubeconfig or --manifest to have them.\n", err)
-		return &objects.Listing{}, nil
+		return &pool.Listing{}, nil
 	}
 	if o.node == "" {
 		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or NODE_NAME); --rdma-pools=false leaves them out")
@@ -77,7 +77,7 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*obje
 	if err != nil {
 		return nil, err
 	}
-	client, err := objects.New(reach, core, o.node)
+	client, err := pool.NewClient(reach, core, o.node)
 	if err != nil {
 		return nil, err
 	}
@@ -99,12 +99,12 @@ func (o *options) reach(h host.Host) (*rest.Config, error) {
 	return reach, nil
 }
 
-func (o *options) fromManifest(in io.Reader) (*objects.Listing, error) {
+func (o *options) fromManifest(in io.Reader) (*pool.Listing, error) {
 	content, err := o.readManifest(in)
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	manifest, err := objects.ReadManifest(content)
+	manifest, err := pool.ReadManifest(content)
 	if err != nil {
 		return nil, fmt.Errorf("manifest %s cannot be used:\n%w", o.manifest, err)
 	}

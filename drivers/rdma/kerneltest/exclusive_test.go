@@ -21,8 +21,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/uverbs"
 	"gpufabric.io/drivers/node/atomicfile"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
+	"gpufabric.io/drivers/rdma/inventory"
 )
 
 // pods is the exclusive mode as the plugin has it, with a container runtime that is the test.
@@ -40,7 +40,7 @@ func newPods(t *testing.T, dir string, grants ...exclusive.Grant) pods {
 	}
 	events := record.NewFakeRecorder(10)
 	return pods{dir: dir, events: events.Events, Hook: &exclusive.Hook{
-		Events: events, Mover: mover, Grants: func(string) []exclusive.Grant { return grants }, Nodes: devnode.Roots{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
+		Events: events, Mover: mover, Grants: func(string) []exclusive.Grant { return grants }, Nodes: inventory.DeviceNodes{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
 	}}
 }
 

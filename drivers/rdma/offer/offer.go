@@ -19,22 +19,20 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/pool"
-	"gpufabric.io/drivers/rdma/share"
 )
 
 // Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
 type Offer struct {
-	dev devnode.Roots
+	dev inventory.DeviceNodes
 	cdi *cdi.Dir // where a spec of the pool is kept; nil: containers get their device nodes from the kubelet
 
 	mu      sync.Mutex
 	pool    pool.Pool
 	members map[string]*member // by HCA key
-	layout  share.Layout       // of a shared pool
+	layout  pool.Layout        // of a shared pool
 }
 
 // member is an HCA of the pool.
@@ -44,7 +42,7 @@ type member struct {
 }
 
 // New makes an offer of nothing. Device nodes are looked for in dev. With a CDI directory containers get them by CDI, else from the kubelet.
-func New(dev devnode.Roots, layout share.Layout, cdi *cdi.Dir) *Offer {
+func New(dev inventory.DeviceNodes, layout pool.Layout, cdi *cdi.Dir) *Offer {
 	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
@@ -85,7 +83,7 @@ func (o *Offer) Set(p pool.Pool) {
 }
 
 // Layout is the division of the units among the HCAs, to be kept across restarts.
-func (o *Offer) Layout() share.Layout {
+func (o *Offer) Layout() pool.Layout {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.layout)
@@ -182,7 +180,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 	for _, c := range append(nodes, o.common()...) {
 		// The API has no room for a number; the container runtime looks at the host's node.
 		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
-			ContainerPath: devnode.ContainerPath(c), HostPath: o.dev.HostPath(c), Permissions: devnode.Permissions,
+			ContainerPath: inventory.ContainerPath(c), HostPath: o.dev.HostPath(c), Permissions: inventory.NodePermissions,
 		})
 	}
 	return response, nil

@@ -15,12 +15,10 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/pci"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
-	"gpufabric.io/drivers/rdma/share"
 )
 
 // hca is HCA number i, on NUMA node i, with one port.
@@ -62,7 +60,7 @@ func dev(t *testing.T, nodes ...string) string {
 }
 
 func TestPrefer(t *testing.T) {
-	layout := share.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"} // even units on HCA 0
+	layout := pool.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"} // even units on HCA 0
 	for _, test := range []struct {
 		name                string
 		available, required []string
@@ -79,7 +77,7 @@ func TestPrefer(t *testing.T) {
 		{"low numbers come first, numerically", []string{"4", "2", "0"}, nil, 1, []string{"0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			o := offer.New(devnode.Roots{Dev: driver.Here(t.TempDir())}, layout, nil)
+			o := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, layout, nil)
 			o.Set(shared(6, 0, 1))
 			if diff := cmp.Diff(test.want, o.Prefer(test.available, test.required, test.size)); diff != "" {
 				t.Error(diff)
@@ -89,7 +87,7 @@ func TestPrefer(t *testing.T) {
 }
 
 func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
-	o := offer.New(devnode.Roots{Dev: driver.Here(t.TempDir())}, nil, nil)
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 	o.Set(shared(1000, 0, 1, 2, 3, 4, 5, 6, 7))
 	var free []string
 	for _, d := range o.Devices(up) {
@@ -109,7 +107,7 @@ func TestAThousandUnitsSpreadEvenlyOverEightHCAs(t *testing.T) {
 }
 
 func TestHealthAndNUMANodesOfUnits(t *testing.T) {
-	o := offer.New(devnode.Roots{Dev: driver.Here(t.TempDir())}, nil, nil)
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 	p := shared(4, 0, 1)
 	o.Set(p)
 	down := func(k health.Key) health.State {
@@ -136,7 +134,7 @@ func TestHealthAndNUMANodesOfUnits(t *testing.T) {
 }
 
 func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
-	o := offer.New(devnode.Roots{Dev: driver.Here(dev(t, "uverbs0"))}, nil, nil)
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0"))}, nil, nil)
 	o.Set(shared(4, 0, 1))
 	o.Set(shared(4, 0))
 	healthy := func() (n int) {
@@ -160,9 +158,9 @@ func TestAnHCAThatIsGoneKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) 
 }
 
 func TestAnHCAThatIsAwayAtAStartKeepsItsUnitsUntilTheConfigurationChanges(t *testing.T) {
-	last := offer.New(devnode.Roots{Dev: driver.Here(t.TempDir())}, nil, nil)
+	last := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 	last.Set(shared(4, 0, 1))
-	o := offer.New(devnode.Roots{Dev: driver.Here(dev(t, "uverbs0"))}, last.Layout(), nil)
+	o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, "uverbs0"))}, last.Layout(), nil)
 	o.Resume(shared(4, 0, 1).RDMAPoolConfig)
 	describe := func() (list []string) {
 		for _, d := range o.Devices(up) {
@@ -201,7 +199,7 @@ func TestEveryPoolHasACDISpecOfItsOwn(t *testing.T) {
 		prefix, name, _ := strings.Cut(resource, "/")
 		p := shared(1, 0)
 		p.ResourcePrefix, p.ResourceName = prefix, name
-		o := offer.New(devnode.Roots{Dev: driver.Here(t.TempDir())}, nil, nil)
+		o := offer.New(inventory.DeviceNodes{Dev: driver.Here(t.TempDir())}, nil, nil)
 		o.Set(p)
 		if other, taken := names[o.SpecName()]; taken {
 			t.Errorf("%s and %s are both %s", resource, other, o.SpecName())
@@ -223,7 +221,7 @@ func TestDeviceNodesThatAreMissing(t *testing.T) {
 		{"no uverbs", []string{"umad0", "rdma_cm"}, nil, "mlx5_0 cannot be opened without its device node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			o := offer.New(devnode.Roots{Dev: driver.Here(dev(t, test.nodes...))}, nil, nil)
+			o := offer.New(inventory.DeviceNodes{Dev: driver.Here(dev(t, test.nodes...))}, nil, nil)
 			o.Set(shared(1, 0))
 			response, err := o.Allocate(t.Context(), []string{"0"})
 			if test.err != "" {

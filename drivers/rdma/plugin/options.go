@@ -12,9 +12,9 @@ import (
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/exclusive"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // Options are what the role is started with.
@@ -64,8 +64,8 @@ func (o *Options) Validate() error {
 }
 
 // deviceNodes is where the node's device nodes are, and their numbers.
-func (o *Options) deviceNodes() devnode.Roots {
-	return devnode.Roots{Dev: o.Dev(), Sysfs: o.SysfsRoot}
+func (o *Options) deviceNodes() inventory.DeviceNodes {
+	return inventory.DeviceNodes{Dev: o.Dev(), Sysfs: o.SysfsRoot}
 }
 
 // Command is the role as a subcommand.
@@ -120,7 +120,7 @@ func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 		o.Client = client
 	}
 	if readPools {
-		pools, err := objects.New(apiclient.Tune(reach, Role), client, o.NodeName)
+		pools, err := pool.NewClient(apiclient.Tune(reach, Role), client, o.NodeName)
 		if err != nil {
 			return err
 		}

@@ -23,12 +23,10 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/exclusive"
-	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
-	"gpufabric.io/drivers/rdma/share"
 )
 
 const (
@@ -49,8 +47,8 @@ type plugin struct {
 	kubelet  *deviceplugin.Host
 	ports    *health.Watcher
 	kind     *dra.Kind
-	exporter *exporter.Exporter
-	layouts  *share.Store
+	metrics  *portMetrics
+	layouts  *offer.Store
 	boot     string       // of the node
 	verbs    *verbsEvents // nil: not listened to
 	specs    *cdi.Dir     // of pools handed out by CDI; nil: they are not
@@ -61,7 +59,7 @@ type plugin struct {
 	exclusive bool // the kernel's RDMA subsystem is in exclusive mode, as the last discovery found it
 	selection *pool.Selection
 	served    map[string]*servedPool // by resource
-	objects   []objects.Pool         // the RDMAPools that select the node
+	objects   []pool.Object          // the RDMAPools that select the node
 	dra       *draplugin.Plugin      // nil: starting, or not served
 	published [][]resourceapi.Device
 	told      string // the last that was logged of the pools
@@ -73,7 +71,7 @@ type plugin struct {
 	discover chan struct{}    // asks for a discovery; any goroutine may
 	files    chan fileContent // from the configuration's watcher
 	found    chan discovery   // from the discoverer
-	listed   chan []objects.Pool
+	listed   chan []pool.Object
 	started  chan *draplugin.Plugin
 	reports  chan map[string]v1alpha1.RDMAPoolNode // holds the newest reports, by RDMAPool
 }
@@ -97,7 +95,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Files == nil {
 		o.Files = &filewatch.Watcher{}
 	}
-	layouts, err := share.Open(filepath.Join(o.StateDir, "layouts"))
+	layouts, err := offer.OpenStore(filepath.Join(o.StateDir, "layouts"))
 	if err != nil {
 		return err
 	}
@@ -116,8 +114,8 @@ func Run(ctx context.Context, o Options) error {
 	p := &plugin{
 		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, o.Files, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, boot: o.BootID(), specs: specs,
 		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
-		exporter: exporter.New(o.SysfsRoot, o.KubeletRoot),
-		kind:     dra.NewKind(o.deviceNodes(), networks), listed: make(chan []objects.Pool), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
+		metrics: newPortMetrics(o.SysfsRoot, o.KubeletRoot),
+		kind:    dra.NewKind(o.deviceNodes(), networks), listed: make(chan []pool.Object), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 		setUp: make(chan struct{}, 1),
 	}
 	p.interfaces = exclusive.NewSetter(o.Interfaces, p.askReport)
@@ -125,7 +123,7 @@ func Run(ctx context.Context, o Options) error {
 		p.verbs = p.hearVerbs()
 		defer p.verbs.wait()
 	}
-	p.registry.Registry.MustRegister(append(served.Collectors(), p.exporter, o.Files)...)
+	p.registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files)...)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
 	if o.DevicePlugin { // else its directory may not even be there
@@ -144,7 +142,7 @@ func Run(ctx context.Context, o Options) error {
 		group.Go(func() error { return p.serveDRA(ctx, networks, p.started) })
 	}
 	if p.Pools != nil {
-		group.Go(func() error { return p.Pools.Watch(ctx, func(pools []objects.Pool) { send(ctx, p.listed, pools) }) })
+		group.Go(func() error { return p.Pools.Watch(ctx, func(pools []pool.Object) { send(ctx, p.listed, pools) }) })
 		group.Go(func() error { p.reporter(ctx); return nil })
 	}
 	group.Go(func() error { return p.loop(ctx) })

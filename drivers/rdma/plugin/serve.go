@@ -13,13 +13,10 @@ import (
 
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/rdma/exclusive"
-	"gpufabric.io/drivers/rdma/exporter"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
-	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
-	"gpufabric.io/drivers/rdma/share"
 )
 
 // servedPool is a pool that the kubelet knows of.
@@ -33,7 +30,7 @@ func (p *plugin) apply(ctx context.Context) {
 	if p.devices == nil {
 		return // The first discovery is under way.
 	}
-	p.selection = pool.Select(objects.Definitions(p.file, p.objects), p.devices)
+	p.selection = pool.Select(pool.Definitions(p.file, p.objects), p.devices)
 	p.tell(ctx)
 	p.ports.Set(watchedPorts(p.devices))
 	p.interfaces.Set(p.selection.Nets())
@@ -54,7 +51,7 @@ func (p *plugin) export() {
 	for name, s := range p.served {
 		offers[name] = s.offer
 	}
-	p.exporter.Set(exporter.View{
+	p.metrics.Set(metricsView{
 		Devices: p.devices, State: p.ports.State, Device: p.kind.Ports,
 		Unit: func(resource, id string) *inventory.HCA {
 			if o := offers[resource]; o != nil {
@@ -88,7 +85,7 @@ func (p *plugin) serve(ctx context.Context) {
 			log.Error(err, "A pool's CDI spec is not what it should be", "resource", name)
 		}
 		if !selected.Exclusive() {
-			if err := p.layouts.Save(name, share.Kept{Boot: p.boot, Pool: selected.RDMAPoolConfig, Units: s.offer.Layout()}); err != nil {
+			if err := p.layouts.Save(name, offer.Kept{Boot: p.boot, Pool: selected.RDMAPoolConfig, Units: s.offer.Layout()}); err != nil {
 				log.Error(err, "The division of a pool's units would not outlive a restart", "resource", name)
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/hardware/uverbs"
-	"gpufabric.io/drivers/rdma/devnode"
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
@@ -27,7 +26,7 @@ func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(pa
 // verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or not: they
 // need access to the device nodes, and some drivers refuse.
 type verbsEvents struct {
-	dev      devnode.Roots
+	dev      inventory.DeviceNodes
 	open     OpenVerbs
 	happened func(uverbs.Event)
 	ended    func() // an HCA went

@@ -1,4 +1,4 @@
-package objects
+package pool
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// Pool is an RDMAPool that selects the node.
-type Pool struct {
+// Object is an RDMAPool that selects the node.
+type Object struct {
 	Name       string
 	Generation int64
 	Config     v1alpha1.RDMAPoolConfig
@@ -23,11 +23,11 @@ type Pool struct {
 }
 
 // Source names the pool where it stands beside those of a file.
-func (p *Pool) Source() string { return "RDMAPool " + p.Name }
+func (p *Object) Source() string { return "RDMAPool " + p.Name }
 
 // Listing is the RDMAPools as one node sees them.
 type Listing struct {
-	Pools  []Pool   // those that select the node, by name
+	Pools  []Object // those that select the node, by name
 	Others []string // the names of those that do not, sorted
 }
 
@@ -59,11 +59,11 @@ func selecting(pools []*v1alpha1.RDMAPool, labels map[string]string) *Listing {
 			listing.Others = append(listing.Others, p.Name)
 			continue
 		}
-		listing.Pools = append(listing.Pools, Pool{
+		listing.Pools = append(listing.Pools, Object{
 			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(), Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
 		})
 	}
-	slices.SortFunc(listing.Pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(listing.Pools, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(listing.Others)
 	return listing
 }

@@ -1,4 +1,4 @@
-package devnode_test
+package inventory_test
 
 import (
 	"os"
@@ -11,12 +11,12 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/infiniband"
 	"gpufabric.io/drivers/hardware/sysfstest"
-	"gpufabric.io/drivers/rdma/devnode"
+	"gpufabric.io/drivers/rdma/inventory"
 )
 
 func TestASpecHasTheNumbersThatTheKernelTells(t *testing.T) {
 	tree := sysfstest.New(t) // whose nodes are plain files
-	roots := devnode.Roots{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
+	roots := inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
 	null := filepath.Join(tree.Dev, "infiniband/null")
 	if err := os.Symlink("/dev/null", null); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestWithoutSysfsTheConnectionManagerHasNoNumber(t *testing.T) {
 		if content != "" {
 			tree.Write("devices/virtual/misc/rdma_cm/dev", content)
 		}
-		if got := (devnode.Roots{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
+		if got := (inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

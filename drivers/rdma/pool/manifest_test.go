@@ -1,9 +1,9 @@
-package objects_test
+package pool_test
 
 import (
 	"testing"
 
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 func FuzzReadManifest(f *testing.F) {
@@ -11,7 +11,7 @@ func FuzzReadManifest(f *testing.F) {
 	f.Add([]byte("kind: List\nitems: [{kind: Node, apiVersion: v1, metadata: {name: n, labels: {a: b}}}, null, 3]\n---\n---\n- x"))
 	f.Add([]byte("{\"kind\": \"RDMAPoolList\", \"items\": [{\"kind\": \"RDMAPool\"}]}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := objects.ReadManifest(data)
+		m, err := pool.ReadManifest(data)
 		if err != nil {
 			return
 		}

@@ -1,5 +1,4 @@
-// Package exporter is the metrics of a node's RDMA ports: state, rate and counters, and which pods hold them.
-package exporter
+package plugin
 
 import (
 	"strconv"
@@ -13,12 +12,12 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// patience bounds what one scrape waits for: the counters (a read asks the firmware and hangs with it) and the kubelet. What is not there by then
+// scrapePatience bounds what one scrape waits for: the counters (a read asks the firmware and hangs with it) and the kubelet. What is not there by then
 // is left out, and gpufabric_rdma_scrape_complete says so.
-const patience = 3 * time.Second
+const scrapePatience = 3 * time.Second
 
-// View is what the exporter exports. Its functions may be called from any goroutine.
-type View struct {
+// metricsView is what the exporter exports. Its functions may be called from any goroutine.
+type metricsView struct {
 	Devices *inventory.Inventory
 	State   func(health.Key) health.State
 	// Unit returns the HCA behind a unit of an extended resource, and Device the ports of a DRA device; nil: there is none.
@@ -26,22 +25,22 @@ type View struct {
 	Device func(name string) []health.Key
 }
 
-// Exporter is a prometheus.Collector.
-type Exporter struct {
+// portMetrics are the metrics of a node's RDMA ports: state, rate and counters, and which pods hold them. It is a prometheus.Collector.
+type portMetrics struct {
 	sysfs   infiniband.FS
-	holders func() ([]Holder, error)
-	view    atomic.Pointer[View]
+	holders func() ([]holder, error)
+	view    atomic.Pointer[metricsView]
 	busy    atomic.Bool // a read of counters has not returned
 }
 
-// New makes an exporter of ports in the sysfs tree at root, whose holders the kubelet at kubeletRoot knows.
-func New(root, kubeletRoot string) *Exporter {
-	kubelet := &kubelet{socket: kubeletRoot + "/pod-resources/kubelet.sock"}
-	return &Exporter{sysfs: infiniband.NewFS(root), holders: kubelet.holders}
+// newPortMetrics makes the metrics of ports in the sysfs tree at root, whose holders the kubelet at kubeletRoot knows.
+func newPortMetrics(root, kubeletRoot string) *portMetrics {
+	kubelet := &podResources{socket: kubeletRoot + "/pod-resources/kubelet.sock"}
+	return &portMetrics{sysfs: infiniband.NewFS(root), holders: kubelet.holders}
 }
 
 // Set replaces what is exported.
-func (e *Exporter) Set(v View) { e.view.Store(&v) }
+func (e *portMetrics) Set(v metricsView) { e.view.Store(&v) }
 
 // descriptions of the metrics.
 type descriptions struct {
@@ -56,9 +55,9 @@ func describe() descriptions {
 		info:        metric("port_info", "A port of an RDMA device; always 1.", "device", "port", "interface", "pci", "link_layer", "firmware", "psid"),
 		up:          metric("port_up", "Whether a port can carry traffic: 1, or 0. Debounced; this is what pods are scheduled by.", "device", "port"),
 		state:       metric("port_phase", "1 for the phase that a port is in: Up, Failing, Down, Recovering or Unknown.", "device", "port", "phase"),
-		rate:        metric("port_rate_bytes_per_second", "A port's rate in octets a second, as it was at the last discovery.", "device", "port"),
-		transmitted: metric("port_transmitted_bytes_total", "Octets that a port sent.", "device", "port"),
-		received:    metric("port_received_bytes_total", "Octets that a port received.", "device", "port"),
+		rate:        metric("port_rate_bytes_per_second", "A port's rate in bytes a second, as it was at the last discovery.", "device", "port"),
+		transmitted: metric("port_transmitted_bytes_total", "Bytes that a port sent.", "device", "port"),
+		received:    metric("port_received_bytes_total", "Bytes that a port received.", "device", "port"),
 		counter:     metric("port_events_total", "Any other counter of a port, by its name in sysfs.", "device", "port", "counter"),
 		pod:         metric("port_pod_info", "A container that holds a port, or shares it; always 1.", "device", "port", "namespace", "pod", "container", "resource"),
 		complete:    metric("scrape_complete", "Whether counters and holders could be read for this scrape: 1, or 0.", "part"),
@@ -66,7 +65,7 @@ func describe() descriptions {
 }
 
 // Describe implements prometheus.Collector.
-func (e *Exporter) Describe(out chan<- *prometheus.Desc) {
+func (e *portMetrics) Describe(out chan<- *prometheus.Desc) {
 	d := describe()
 	for _, desc := range []*prometheus.Desc{d.info, d.up, d.state, d.rate, d.transmitted, d.received, d.counter, d.pod, d.complete} {
 		out <- desc
@@ -74,7 +73,7 @@ func (e *Exporter) Describe(out chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (e *Exporter) Collect(out chan<- prometheus.Metric) {
+func (e *portMetrics) Collect(out chan<- prometheus.Metric) {
 	view := e.view.Load()
 	if view == nil {
 		return // Nothing was discovered yet.
@@ -104,15 +103,15 @@ func (e *Exporter) Collect(out chan<- prometheus.Metric) {
 		desc, value, labels := d.counter, float64(c.value), []string{c.device, c.port, c.name}
 		switch c.name {
 		case "port_xmit_data":
-			desc, value, labels = d.transmitted, value*octetsPerUnit, labels[:2]
+			desc, value, labels = d.transmitted, value*bytesPerUnit, labels[:2]
 		case "port_rcv_data":
-			desc, value, labels = d.received, value*octetsPerUnit, labels[:2]
+			desc, value, labels = d.received, value*bytesPerUnit, labels[:2]
 		}
 		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, value, labels...)
 	}
 	holders, err := e.holders()
 	gauge(d.complete, number(err == nil), "holders")
-	seen := make(map[Holder]map[health.Key]bool)
+	seen := make(map[holder]map[health.Key]bool)
 	for _, holder := range holders {
 		for _, key := range holder.ports(view) {
 			labels := holder.without()
@@ -128,8 +127,8 @@ func (e *Exporter) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// octetsPerUnit is the unit of the data counters: the InfiniBand architecture counts lanes' words of four octets.
-const octetsPerUnit = 4
+// bytesPerUnit is the unit of the data counters: the InfiniBand architecture counts lanes' words of four bytes.
+const bytesPerUnit = 4
 
 // counter is one value of one port.
 type counter struct {
@@ -138,7 +137,7 @@ type counter struct {
 }
 
 // counters reads the counters of all ports; nil: they could not be read in time.
-func (e *Exporter) counters(view *View) []counter {
+func (e *portMetrics) counters(view *metricsView) []counter {
 	if !e.busy.CompareAndSwap(false, true) {
 		return nil // The read of an earlier scrape still hangs.
 	}
@@ -159,7 +158,7 @@ func (e *Exporter) counters(view *View) []counter {
 	select {
 	case all := <-result:
 		return all
-	case <-time.After(patience):
+	case <-time.After(scrapePatience):
 		return nil
 	}
 }

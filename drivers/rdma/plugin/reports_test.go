@@ -13,12 +13,12 @@ import (
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/drivers/rdma/exclusive"
-	"gpufabric.io/drivers/rdma/objects"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // api is the RDMAPools that select the node, and what the node reported on them.
 type api struct {
-	lists chan []objects.Pool
+	lists chan []pool.Object
 
 	mu       sync.Mutex
 	failing  bool
@@ -27,12 +27,12 @@ type api struct {
 }
 
 func newAPI(n *node) *api {
-	a := &api{lists: make(chan []objects.Pool), reported: make(map[string]*v1alpha1.RDMAPoolNode), changed: make(chan struct{})}
+	a := &api{lists: make(chan []pool.Object), reported: make(map[string]*v1alpha1.RDMAPoolNode), changed: make(chan struct{})}
 	n.options.Pools = a
 	return a
 }
 
-func (a *api) Watch(ctx context.Context, changed func([]objects.Pool)) error {
+func (a *api) Watch(ctx context.Context, changed func([]pool.Object)) error {
 	for {
 		select {
 		case list := <-a.lists:
@@ -78,8 +78,8 @@ func (a *api) await(t *testing.T, pool, description string, want func(*v1alpha1.
 	}
 }
 
-func object(name, resource string, units int32, ifNames ...string) objects.Pool {
-	return objects.Pool{Name: name, Generation: 3, Config: v1alpha1.RDMAPoolConfig{
+func object(name, resource string, units int32, ifNames ...string) pool.Object {
+	return pool.Object{Name: name, Generation: 3, Config: v1alpha1.RDMAPoolConfig{
 		ResourceName: resource, RDMAHCAMax: units, Selectors: &v1alpha1.RDMASelectors{IfNames: ifNames},
 	}}
 }
@@ -90,7 +90,7 @@ func TestPoolsOfTheFileAndOfTheAPIAreServedTogether(t *testing.T) {
 	a := newAPI(n)
 	n.start()
 	n.kubelet.AwaitAllocatable(shared, 1000)
-	a.lists <- []objects.Pool{object("second", "rail_1", 40, "ibp94s0")}
+	a.lists <- []pool.Object{object("second", "rail_1", 40, "ibp94s0")}
 	n.kubelet.AwaitAllocatable("rdma/rail_1", 40)
 	a.await(t, "second", "report of a conflict", func(r *v1alpha1.RDMAPoolNode) bool {
 		return r != nil && r.ObservedGeneration == 3 && r.Devices == 1 && r.HealthyDevices == 1 && r.Units == 40 &&
@@ -109,7 +109,7 @@ func TestTwoRDMAPoolsThatClaimOneDeviceAreReportedOnBoth(t *testing.T) {
 	n.addHCA(0x3a, "0", sysfstest.HCA{Nets: []string{"ibp3s0"}})
 	a := newAPI(n)
 	n.start()
-	a.lists <- []objects.Pool{object("a", "a", 1, "ibp3s0"), object("b", "b", 1, "ibp3s0"), object("c", "a", 1, "ibp3s0")}
+	a.lists <- []pool.Object{object("a", "a", 1, "ibp3s0"), object("b", "b", 1, "ibp3s0"), object("c", "a", 1, "ibp3s0")}
 	for pool, conflict := range map[string]string{"a": "mlx5_0: also in RDMAPool b", "b": "mlx5_0: also in RDMAPool a", "c": "the resource rdma/a is that of RDMAPool a already"} {
 		a.await(t, pool, "conflict "+conflict, func(r *v1alpha1.RDMAPoolNode) bool {
 			return r != nil && strings.Contains(strings.Join(r.Conflicts, "\n"), conflict)
@@ -127,7 +127,7 @@ func TestReportsSayWhatIsWrong(t *testing.T) {
 	n.start()
 	mistaken := object("mistaken", "m", 1, "ibp3s0")
 	mistaken.Mistake = errors.New("spec.mode: Unsupported value")
-	a.lists <- []objects.Pool{mistaken, object("none", "n", 1, "ens2f0"), object("port", "p", 2, "ibp3s0")}
+	a.lists <- []pool.Object{mistaken, object("none", "n", 1, "ens2f0"), object("port", "p", 2, "ibp3s0")}
 	a.await(t, "mistaken", "mistake", func(r *v1alpha1.RDMAPoolNode) bool { return r != nil && strings.Contains(r.Message, "spec.mode") })
 	a.await(t, "none", "reason", func(r *v1alpha1.RDMAPoolNode) bool {
 		return r != nil && r.Devices == 0 && r.Message == "mlx5_0: selectors.ifNames: its interface ibp3s0 is not among [ens2f0]"
@@ -146,7 +146,7 @@ func TestAReportOfManyDevicesIsShort(t *testing.T) {
 	}
 	a := newAPI(n)
 	n.start()
-	a.lists <- []objects.Pool{object("none", "n", 1, "ens2f0")}
+	a.lists <- []pool.Object{object("none", "n", 1, "ens2f0")}
 	a.await(t, "none", "reason", func(r *v1alpha1.RDMAPoolNode) bool { return r != nil && r.Message != "" })
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -163,7 +163,7 @@ func TestTheKubeletIsServedWhileTheAPIServerIsAway(t *testing.T) {
 	a := newAPI(n)
 	a.failing = true
 	n.start()
-	a.lists <- []objects.Pool{object("second", "rail_1", 40, "ibp94s0")}
+	a.lists <- []pool.Object{object("second", "rail_1", 40, "ibp94s0")}
 	n.kubelet.AwaitAllocatable("rdma/rail_1", 40)
 	n.tree.Write(first+"/ports/1/state", "1: DOWN")
 	n.kubelet.AwaitAllocatable(shared, 500)
@@ -181,7 +181,7 @@ func TestSharedUnitsOfANodeInExclusiveModeAreReported(t *testing.T) {
 	a := newAPI(n)
 	n.options.Links = exclusiveLinks{}
 	n.start()
-	a.lists <- []objects.Pool{object("rail-0", "rail0", 8, "ibp94s0")}
+	a.lists <- []pool.Object{object("rail-0", "rail0", 8, "ibp94s0")}
 	a.await(t, "rail-0", "word of the mode", func(entry *v1alpha1.RDMAPoolNode) bool {
 		return entry != nil && entry.Closed && strings.Contains(entry.Message, "are in exclusive mode") && strings.Contains(entry.Message, "network: Exclusive")
 	})

@@ -1,5 +1,4 @@
-// Package objects is a node's view of the API server: the RDMAPools that select the node, and the node's entries in their status.
-package objects
+package pool
 
 import (
 	"context"
@@ -33,8 +32,8 @@ type Client struct {
 	pools rest.Interface
 }
 
-// New makes a client for the node of that name.
-func New(config *rest.Config, core kubernetes.Interface, node string) (*Client, error) {
+// NewClient makes a client for the node of that name.
+func NewClient(config *rest.Config, core kubernetes.Interface, node string) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -53,8 +52,8 @@ func New(config *rest.Config, core kubernetes.Interface, node string) (*Client, 
 
 // Watch calls changed with the pools that select the node, sorted by name, when they are first known and whenever they change, until ctx ends.
 // Without the CRD there are none, and Watch waits for it.
-func (c *Client) Watch(ctx context.Context, changed func([]Pool)) error {
-	view := &view{changed: changed, last: []Pool{{}}}
+func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
+	view := &view{changed: changed, last: []Object{{}}}
 	poolInformer := cache.NewSharedIndexInformer(cache.NewListWatchFromClient(c.pools, resource, "", fields.Everything()), &v1alpha1.RDMAPool{}, 0, nil)
 	nodeInformer := cache.NewSharedIndexInformer(
 		cache.NewListWatchFromClient(c.core.CoreV1().RESTClient(), "nodes", "", fields.OneTermEqualSelector("metadata.name", c.node)), &corev1.Node{}, 0, nil)
@@ -93,10 +92,10 @@ func (c *Client) Watch(ctx context.Context, changed func([]Pool)) error {
 
 // view is what was last told of the pools.
 type view struct {
-	changed func([]Pool)
+	changed func([]Object)
 
 	mu   sync.Mutex
-	last []Pool
+	last []Object
 }
 
 // update tells the pools if they differ from what was told. Informers call it on every event, a node's heartbeats among them.
@@ -115,7 +114,7 @@ func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexI
 		all = append(all, object.(*v1alpha1.RDMAPool))
 	}
 	pools := selecting(all, labels).Pools
-	if slices.EqualFunc(pools, v.last, func(a, b Pool) bool { return a.Name == b.Name && a.Generation == b.Generation }) {
+	if slices.EqualFunc(pools, v.last, func(a, b Object) bool { return a.Name == b.Name && a.Generation == b.Generation }) {
 		return
 	}
 	v.last = pools

@@ -1,5 +1,4 @@
-// Package devnode finds the character devices of HCAs under /dev/infiniband, and writes them as CDI does.
-package devnode
+package inventory
 
 import (
 	"context"
@@ -13,49 +12,49 @@ import (
 	"gpufabric.io/drivers/hardware/infiniband"
 )
 
-// Permissions are what a container may do with a node: read, write, and make one of its own.
-const Permissions = "rwm"
+// NodePermissions are what a container may do with a node: read, write, and make one of its own.
+const NodePermissions = "rwm"
 
-// Roots is where a node's files are.
-type Roots struct {
+// DeviceNodes are the character devices of HCAs under /dev/infiniband.
+type DeviceNodes struct {
 	Dev   driver.Place // /dev
 	Sysfs string       // /sys; for the number of rdma_cm, which belongs to no HCA
 }
 
 // ConnectionManager is rdma_cm, the character device that belongs to no HCA. Its number is 0 where the kernel does not tell it.
-func (r Roots) ConnectionManager() infiniband.CharDevice {
-	return infiniband.NewFS(r.Sysfs).ConnectionManager()
+func (d DeviceNodes) ConnectionManager() infiniband.CharDevice {
+	return infiniband.NewFS(d.Sysfs).ConnectionManager()
 }
 
 // Stat returns the path of c on the host, and whether something stands there.
-func (r Roots) Stat(c infiniband.CharDevice) (path string, err error) {
-	_, err = os.Stat(r.Path(c))
-	return r.HostPath(c), err
+func (d DeviceNodes) Stat(c infiniband.CharDevice) (path string, err error) {
+	_, err = os.Stat(d.Path(c))
+	return d.HostPath(c), err
 }
 
 // Path is where this process sees c.
-func (r Roots) Path(c infiniband.CharDevice) string {
-	return filepath.Join(r.Dev.Path, "infiniband", c.Name)
+func (d DeviceNodes) Path(c infiniband.CharDevice) string {
+	return filepath.Join(d.Dev.Path, "infiniband", c.Name)
 }
 
 // HostPath is where the host has c.
-func (r Roots) HostPath(c infiniband.CharDevice) string {
-	return filepath.Join(r.Dev.Host, "infiniband", c.Name)
+func (d DeviceNodes) HostPath(c infiniband.CharDevice) string {
+	return filepath.Join(d.Dev.Host, "infiniband", c.Name)
 }
 
 // ContainerPath is where a container finds c.
 func ContainerPath(c infiniband.CharDevice) string { return "/dev/infiniband/" + c.Name }
 
 // NRI returns the character devices of an RDMA device as a container runtime takes them from a plugin, wherever the device is.
-func (r Roots) NRI(ctx context.Context, device string) ([]*api.LinuxDevice, error) {
-	found, err := infiniband.NewFS(r.Sysfs).CharDevices(ctx, device)
+func (d DeviceNodes) NRI(ctx context.Context, device string) ([]*api.LinuxDevice, error) {
+	found, err := infiniband.NewFS(d.Sysfs).CharDevices(ctx, device)
 	if err != nil {
 		return nil, err
 	}
 	nodes := make([]*api.LinuxDevice, len(found))
 	for i, c := range found {
 		nodes[i] = &api.LinuxDevice{Path: ContainerPath(c), Type: "c", Major: int64(c.Major), Minor: int64(c.Minor)}
-		if info, err := os.Stat(r.Path(c)); err == nil {
+		if info, err := os.Stat(d.Path(c)); err == nil {
 			nodes[i].FileMode = api.FileMode(info.Mode().Perm()) // uverbs is for everybody, as udev has it; umad is root's.
 		}
 	}
@@ -65,13 +64,13 @@ func (r Roots) NRI(ctx context.Context, device string) ([]*api.LinuxDevice, erro
 // CDI are devices as a CDI spec has them. Their type and number are those that the kernel tells in sysfs, so that a container gets the right device whatever
 // stands on the host under that name: a machine without the hardware has plain files there. A device without a number is left to the container runtime,
 // which takes the number of the host's node; where that is a plain file too there is no such device, and the spec must not make the container fail.
-func (r Roots) CDI(devices []infiniband.CharDevice) []*specs.DeviceNode {
+func (d DeviceNodes) CDI(devices []infiniband.CharDevice) []*specs.DeviceNode {
 	var nodes []*specs.DeviceNode
 	for _, c := range devices {
-		node := &specs.DeviceNode{Path: ContainerPath(c), HostPath: r.HostPath(c), Permissions: Permissions}
+		node := &specs.DeviceNode{Path: ContainerPath(c), HostPath: d.HostPath(c), Permissions: NodePermissions}
 		if c.Major != 0 {
 			node.Type, node.Major, node.Minor = "c", int64(c.Major), int64(c.Minor)
-		} else if info, err := os.Stat(filepath.Join(r.Dev.Path, "infiniband", c.Name)); err == nil && info.Mode()&os.ModeCharDevice == 0 {
+		} else if info, err := os.Stat(filepath.Join(d.Dev.Path, "infiniband", c.Name)); err == nil && info.Mode()&os.ModeCharDevice == 0 {
 			continue
 		}
 		nodes = append(nodes, node)

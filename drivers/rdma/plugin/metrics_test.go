@@ -1,5 +1,5 @@
 //shows:rdma-metrics
-package exporter
+package plugin
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (l lister) List(context.Context, *podresources.ListPodResourcesRequest) (*p
 }
 
 // serve runs the kubelet's API under a root directory, which it returns.
-func serve(t *testing.T, list *podresources.ListPodResourcesResponse) string {
+func servePodResources(t *testing.T, list *podresources.ListPodResourcesResponse) string {
 	t.Helper()
 	root, err := os.MkdirTemp("", "kubelet")
 	if err != nil {
@@ -53,7 +53,7 @@ func serve(t *testing.T, list *podresources.ListPodResourcesResponse) string {
 }
 
 // twoPorts is a node of a healthy HCA and one that is down.
-func twoPorts(t *testing.T) (*sysfstest.Tree, View) {
+func twoPorts(t *testing.T) (*sysfstest.Tree, metricsView) {
 	t.Helper()
 	tree := sysfstest.New(t)
 	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}, Nets: []string{"ibp3s0"}})
@@ -62,7 +62,7 @@ func twoPorts(t *testing.T) (*sysfstest.Tree, View) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tree, View{
+	return tree, metricsView{
 		Devices: devices,
 		State: func(k health.Key) health.State {
 			if k.Device == "mlx5_0" {
@@ -89,7 +89,7 @@ func TestPortsAreJoinedToTheirPods(t *testing.T) {
 	container := func(name string, devices []*podresources.ContainerDevices, claims ...*podresources.DynamicResource) []*podresources.ContainerResources {
 		return []*podresources.ContainerResources{{Name: name, Devices: devices, DynamicResources: claims}}
 	}
-	root := serve(t, &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
+	root := servePodResources(t, &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Name: "server", Namespace: "ml", Containers: container("main", []*podresources.ContainerDevices{
 			{ResourceName: "rdma/a", DeviceIds: []string{"0", "2"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"0"}},
 		})},
@@ -99,7 +99,7 @@ func TestPortsAreJoinedToTheirPods(t *testing.T) {
 			}})},
 	}})
 	tree, view := twoPorts(t)
-	e := New(tree.Sys, root)
+	e := newPortMetrics(tree.Sys, root)
 	e.Set(view)
 	want := `
 # HELP gpufabric_rdma_port_pod_info A container that holds a port, or shares it; always 1.
@@ -110,11 +110,11 @@ gpufabric_rdma_port_pod_info{container="main",device="mlx5_1",namespace="ml",pod
 # TYPE gpufabric_rdma_port_up gauge
 gpufabric_rdma_port_up{device="mlx5_0",port="1"} 1
 gpufabric_rdma_port_up{device="mlx5_1",port="1"} 0
-# HELP gpufabric_rdma_port_rate_bytes_per_second A port's rate in octets a second, as it was at the last discovery.
+# HELP gpufabric_rdma_port_rate_bytes_per_second A port's rate in bytes a second, as it was at the last discovery.
 # TYPE gpufabric_rdma_port_rate_bytes_per_second gauge
 gpufabric_rdma_port_rate_bytes_per_second{device="mlx5_0",port="1"} 5e+10
 gpufabric_rdma_port_rate_bytes_per_second{device="mlx5_1",port="1"} 5e+10
-# HELP gpufabric_rdma_port_transmitted_bytes_total Octets that a port sent.
+# HELP gpufabric_rdma_port_transmitted_bytes_total Bytes that a port sent.
 # TYPE gpufabric_rdma_port_transmitted_bytes_total counter
 gpufabric_rdma_port_transmitted_bytes_total{device="mlx5_0",port="1"} 4000
 gpufabric_rdma_port_transmitted_bytes_total{device="mlx5_1",port="1"} 4000
@@ -143,8 +143,8 @@ gpufabric_rdma_scrape_complete{part="holders"} 1
 
 func TestAScrapeWithoutTheKubeletHasThePortsAllTheSame(t *testing.T) {
 	tree, view := twoPorts(t)
-	e := New(tree.Sys, t.TempDir())
-	e.holders = func() ([]Holder, error) { return nil, errors.New("no kubelet") }
+	e := newPortMetrics(tree.Sys, t.TempDir())
+	e.holders = func() ([]holder, error) { return nil, errors.New("no kubelet") }
 	if n := testutil.CollectAndCount(e); n != 0 {
 		t.Errorf("%d metrics before the first discovery", n)
 	}

@@ -1,4 +1,4 @@
-package exporter
+package plugin
 
 import (
 	"context"
@@ -9,30 +9,28 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/health"
 )
 
-// driver is the DRA driver whose devices are ports.
-const driver = "rdma.gpufabric.io"
-
-// maxList bounds the kubelet's answer: 256 pods with a thousand devices each, of some sixteen octets, are 4 MiB.
+// maxList bounds the kubelet's answer: 256 pods with a thousand devices each, of some sixteen bytes, are 4 MiB.
 const maxList = 16 << 20
 
-// Holder is a container that holds a unit of an extended resource, or a device of a claim.
-type Holder struct {
+// holder is a container that holds a unit of an extended resource, or a device of a claim.
+type holder struct {
 	Namespace, Pod, Container string
 	Resource                  string // the extended resource, or the claim as claim/<name>
 	unit, device              string // one of the two
 }
 
 // without returns the holder without what it holds.
-func (h Holder) without() Holder {
+func (h holder) without() holder {
 	h.unit, h.device = "", ""
 	return h
 }
 
 // ports are the ports that the holder has.
-func (h Holder) ports(view *View) []health.Key {
+func (h holder) ports(view *metricsView) []health.Key {
 	if h.device != "" {
 		return view.Device(h.device)
 	}
@@ -48,10 +46,10 @@ func (h Holder) ports(view *View) []health.Key {
 }
 
 // kubelet asks the kubelet's pod resources API.
-type kubelet struct{ socket string }
+type podResources struct{ socket string }
 
-func (k *kubelet) holders() ([]Holder, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func (k *podResources) holders() ([]holder, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapePatience)
 	defer cancel()
 	connection, err := grpc.NewClient("unix:"+k.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxList)))
 	if err != nil {
@@ -62,10 +60,10 @@ func (k *kubelet) holders() ([]Holder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the kubelet at %s who holds which device: %w", k.socket, err)
 	}
-	var holders []Holder
+	var holders []holder
 	for _, pod := range list.GetPodResources() {
 		for _, container := range pod.GetContainers() {
-			h := Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+			h := holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
 			holders = append(holders, h.ofUnits(container.GetDevices())...)
 			holders = append(holders, h.ofClaims(container.GetDynamicResources())...)
 		}
@@ -74,8 +72,8 @@ func (k *kubelet) holders() ([]Holder, error) {
 }
 
 // ofUnits are one holder a unit that the kubelet gave to the container h, of whatever extended resource.
-func (h Holder) ofUnits(given []*podresources.ContainerDevices) []Holder {
-	var holders []Holder
+func (h holder) ofUnits(given []*podresources.ContainerDevices) []holder {
+	var holders []holder
 	for _, devices := range given {
 		for _, id := range devices.GetDeviceIds() {
 			h.Resource, h.unit = devices.GetResourceName(), id
@@ -86,11 +84,11 @@ func (h Holder) ofUnits(given []*podresources.ContainerDevices) []Holder {
 }
 
 // ofClaims are one holder a device of this driver that the claims of the container h have.
-func (h Holder) ofClaims(claims []*podresources.DynamicResource) []Holder {
-	var holders []Holder
+func (h holder) ofClaims(claims []*podresources.DynamicResource) []holder {
+	var holders []holder
 	for _, claim := range claims {
 		for _, r := range claim.GetClaimResources() {
-			if r.GetDriverName() == driver && strings.HasSuffix(r.GetPoolName(), "-rdma") {
+			if r.GetDriverName() == dra.Driver && strings.HasSuffix(r.GetPoolName(), "-rdma") {
 				h.Resource, h.device = "claim/"+claim.GetClaimName(), r.GetDeviceName()
 				holders = append(holders, h)
 			}

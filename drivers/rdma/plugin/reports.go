@@ -12,13 +12,12 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/rdma/exclusive"
-	"gpufabric.io/drivers/rdma/objects"
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Pools is where RDMAPools are read and reported on. objects.Client is one.
+// Pools is where RDMAPools are read and reported on. pool.Client is one.
 type Pools interface {
-	Watch(ctx context.Context, changed func([]objects.Pool)) error
+	Watch(ctx context.Context, changed func([]pool.Object)) error
 	Report(ctx context.Context, pool string, entry *v1alpha1.RDMAPoolNode) error
 }
 

@@ -1,4 +1,4 @@
-package share
+package offer
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/rdma/pool"
 )
 
 // header is the first line of a layout file; the checksum is over the bytes that follow it. A file of version 1 holds the units alone.
@@ -26,7 +27,7 @@ type Kept struct {
 	Boot string `json:"boot"`
 	// Pool is the pool's configuration; of a file of version 1 it is not known, and empty.
 	Pool  v1alpha1.RDMAPoolConfig `json:"pool"`
-	Units Layout                  `json:"units"`
+	Units pool.Layout             `json:"units"`
 }
 
 // Store keeps the layouts of a node's pools, one file each.
@@ -35,8 +36,8 @@ type Store struct {
 	writer atomicfile.Writer
 }
 
-// Open makes dir if need be.
-func Open(dir string) (*Store, error) {
+// OpenStore opens the store in dir if need be.
+func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("directory of unit layouts: %w (it lies in --state-dir)", err)
 	}

@@ -1,6 +1,4 @@
-// Package share divides the units of a pool among its HCAs, and keeps the division across restarts and changes: the kubelet remembers a unit by
-// its ID, and a unit that moved to another HCA would give a running pod's HCA, NUMA node and health a wrong name.
-package share
+package pool
 
 import (
 	"cmp"

@@ -33,15 +33,17 @@ import (
 	"gpufabric.io/build/toolchain"
 )
 
-// manual are the pages whose commands are run here, in the order in which an operator and an author meet them. A block that begins with ```sh is run as it
-// stands, in the checkout, with Helm's and kubectl's own programs; one with ```sh run-by=FILE is shown elsewhere (tests/pages sees that FILE is there).
+// manual are the pages whose commands are run here, in the order in which an operator and an author meet them. A block
+// that begins with ```sh is run as it stands, in the checkout, with Helm's and kubectl's own programs; one with ```sh
+// run-by=FILE is shown elsewhere (tests/pages sees that FILE is there).
 var manual = []string{"docs/install.md", "docs/workloads.md", "docs/troubleshooting.md", "docs/upgrade.md", "docs/uninstall.md"}
 
 var (
 	shellBlock = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 	yamlBlock  = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 	// placeholders are what a reader puts in.
-	placeholders = strings.NewReplacer(" NODE ", " node-a ", " POD\n", " a-pod\n", " CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
+	placeholders = strings.NewReplacer(" NODE ", " node-a ", " POD\n", " a-pod\n",
+		" CLAIM\n", " a-claim\n", " NODE\n", " node-a\n", " DOMAIN\n", " a-domain\n")
 )
 
 //shows:chart-upgrade
@@ -55,11 +57,13 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	shell := live.shell(t)
-	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}, metav1.CreateOptions{}); err != nil {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	// The MPI operator's kind is its own to install.
-	shell(t, "kubectl apply --filename provider/internal/provider/testdata/mpijobs.yaml && kubectl wait --for=condition=Established crd/mpijobs.kubeflow.org")
+	shell(t, "kubectl apply --filename provider/internal/provider/testdata/mpijobs.yaml\n"+
+		"kubectl wait --for=condition=Established crd/mpijobs.kubeflow.org")
 	for _, page := range manual {
 		t.Run(page, func(t *testing.T) {
 			content, err := os.ReadFile(Dir("../" + page))
@@ -132,9 +136,11 @@ func (s *server) shell(t *testing.T) func(t *testing.T, commands string) string 
 const sampleObjects = `kubectl apply --filename - <<EOF
 {apiVersion: v1, kind: Pod, metadata: {name: a-pod}, spec: {containers: [{name: main, image: i}]}}
 ---
-{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: a-claim}, spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: a-claim},
+  spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}
 ---
-{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: a-domain}, spec: {numNodes: 1, channel: {resourceClaimTemplate: {name: a-template}}}}
+{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: a-domain},
+  spec: {numNodes: 1, channel: {resourceClaimTemplate: {name: a-template}}}}
 EOF
 `
 
@@ -171,7 +177,8 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 	for _, match := range regexp.MustCompile(`\.\./(examples/manifests/[a-z0-9-]+\.yaml)\)`).FindAllStringSubmatch(page, -1) {
 		manifests = append(manifests, match[1])
 	}
-	for _, task := range []string{"gpu-one.yaml", "gpu-mig.yaml", "gpu-half.yaml", "gpu-four-with-nics.yaml", "nvbandwidth-test-job.yaml", "notebook.yaml"} {
+	for _, task := range []string{"gpu-one.yaml", "gpu-mig.yaml", "gpu-half.yaml", "gpu-four-with-nics.yaml",
+		"nvbandwidth-test-job.yaml", "notebook.yaml"} {
 		if !slices.Contains(manifests, "examples/manifests/"+task) {
 			t.Errorf("docs/workloads.md does not name %s", task)
 		}
@@ -184,7 +191,8 @@ func (s *server) workloads(t *testing.T, page string, shell func(*testing.T, str
 	}
 }
 
-// callTheWebhook runs the webhook and has the API server call it: not by its service, which leads nowhere here, but by its address, and not without it.
+// callTheWebhook runs the webhook and has the API server call it: not by its service, which leads nowhere here, but by its
+// address, and not without it.
 func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	dir := t.TempDir()
@@ -230,9 +238,11 @@ func (s *server) callTheWebhook(t *testing.T, admin kubernetes.Interface) {
 func (s *server) awaitRefusal(t *testing.T) {
 	t.Helper()
 	wrong := Object{}
-	if err := yaml.Unmarshal([]byte(`{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: wrong, namespace: default}, spec: {devices: {
-		requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], config: [{requests: [gpu], opaque: {driver: gpu.nvidia.com, parameters: {
-		apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Longest}}}}}]}}}`), &wrong.Object); err != nil {
+	const text = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: wrong, namespace: default},
+		spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}], config: [{requests: [gpu],
+		opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+		sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Longest}}}}}]}}}`
+	if err := yaml.Unmarshal([]byte(text), &wrong.Object); err != nil {
 		t.Fatal(err)
 	}
 	claims := s.resource(t, wrong)
@@ -268,7 +278,8 @@ func writeCertificate(t *testing.T, dir string) []byte {
 		t.Fatal(err)
 	}
 	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
-	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})} {
+	secret := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})
+	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": secret} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}

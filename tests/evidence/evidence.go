@@ -1,7 +1,8 @@
 // Package evidence writes docs/evidence.md: which tests show each row of docs/status.md.
 //
-// A test says beside itself what it shows, by a directive with names of rows: `//shows:gpu-mig gpu-refusals` above a test function, above a function that is a
-// part of a test, or above the package clause for all tests of a file. A directive moves with its test, so the page never lags behind the code.
+// A test says beside itself what it shows, by a directive with names of rows: `//shows:gpu-mig gpu-refusals` above a test
+// function, above a function that is a part of a test, or above the package clause for all tests of a file. A directive
+// moves with its test, so the page never lags behind the code.
 package evidence
 
 import (
@@ -57,7 +58,8 @@ func Rows(root string) ([]Row, error) {
 	return rows, nil
 }
 
-// Render returns the page's text. An error names every directive with an unknown row, and every row that works and that no test shows.
+// Render returns the page's text. An error names every directive with an unknown row, and every row that works and that no
+// test shows.
 func Render(root string) (string, error) {
 	rows, err := Rows(root)
 	if err != nil {
@@ -72,8 +74,10 @@ func Render(root string) (string, error) {
 		return "", err
 	}
 	var out strings.Builder
-	out.WriteString("# Evidence\n\nWhich tests show each row of the [support matrix](status.md). Written by `make generate` from the directives `//shows:` beside the tests; do not edit.\n\n" +
-		"Tests below `tests/e2e` run in kind (`make kind-e2e`), tests below `tests/simcluster` on the simulated cluster, those of `drivers/rdma/kerneltest` on Debian's kernel (`make rdma-kernel`).\n")
+	out.WriteString("# Evidence\n\nWhich tests show each row of the [support matrix](status.md). " +
+		"Written by `make generate` from the directives `//shows:` beside the tests; do not edit.\n\n" +
+		"Tests below `tests/e2e` run in kind (`make kind-e2e`), tests below `tests/simcluster` on the simulated cluster, " +
+		"those of `drivers/rdma/kerneltest` on Debian's kernel (`make rdma-kernel`).\n")
 	area := ""
 	for _, r := range rows {
 		if r.Area != area {
@@ -148,7 +152,8 @@ func collect(root string, rows []Row) (tests map[string][]shown, mistakes []stri
 	return tests, mistakes, err
 }
 
-// built says that a directory holds what was built: /bin and /dist, and the build directory of fakes and of the limiter (the folder /build is source).
+// built says that a directory holds what was built: /bin and /dist, and the build directory of fakes and of the limiter
+// (the folder /build is source).
 func built(root, path string) bool {
 	name := filepath.Base(path)
 	return name == "bin" || name == "dist" || name == "build" && filepath.Dir(path) != root
@@ -187,7 +192,8 @@ func directory(path, relative string, note noter) error {
 		for _, declaration := range f.Decls {
 			if d, ok := declaration.(*ast.FuncDecl); ok {
 				if names := named(d.Doc); names != "" {
-					note(names, relative, label(d.Name.Name, parsed), fmt.Sprintf("%s:%d", filepath.Join(relative, name), set.Position(d.Pos()).Line))
+					at := fmt.Sprintf("%s:%d", filepath.Join(relative, name), set.Position(d.Pos()).Line)
+					note(names, relative, label(d.Name.Name, parsed), at)
 				}
 			}
 		}
@@ -208,7 +214,8 @@ func named(comment *ast.CommentGroup) string {
 	return strings.Join(names, " ")
 }
 
-// label is a test's own name, or what a test calls its part f: the string before f in a list or call, as in {"a reboot prepares claims again", testReboot}.
+// label is a test's own name, or what a test calls its part f: the string before f in a list or call, as in {"a reboot
+// prepares claims again", testReboot}.
 func label(f string, files []*ast.File) string {
 	if regexp.MustCompile(`^(Test|Fuzz|Benchmark)\p{Lu}`).MatchString(f) {
 		return "`" + f + "`"

@@ -38,7 +38,8 @@ func TestATestIsListedUnderTheRowThatItNames(t *testing.T) {
 		"Makefile":            "#shows:gpu-mig\n.PHONY: bench\nbench: ## Measure.\n",
 		"a/a_test.go":         "package a\n\n//shows:gpu-whole gpu-mig\nfunc TestAGPU(t *testing.T) {}\n",
 		"a/b_test.go":         "//shows:gpu-whole\npackage a\n",
-		"e2e/e_test.go":       "package e\n\nvar parts = []part{{\"a pod gets a GPU\", testGPU}}\n\n//shows:gpu-whole\nfunc testGPU(t *testing.T) {}\n",
+		"e2e/e_test.go": "package e\n\nvar parts = []part{{\"a pod gets a GPU\", testGPU}}\n\n" +
+			"//shows:gpu-whole\nfunc testGPU(t *testing.T) {}\n",
 	})
 	got, err := Render(root)
 	if err != nil {
@@ -61,7 +62,8 @@ func TestUnknownRowsAndRowsWithoutATestAreNamed(t *testing.T) {
 		"a/a_test.go":         "package a\n\n//shows:gpu-hole\nfunc TestAGPU(t *testing.T) {}\n",
 	})
 	_, err := Render(root)
-	if err == nil || !strings.Contains(err.Error(), "a/a_test.go:4: gpu-hole is no row") || !strings.Contains(err.Error(), "gpu-whole works, and no test") {
+	if err == nil || !strings.Contains(err.Error(), "a/a_test.go:4: gpu-hole is no row") ||
+		!strings.Contains(err.Error(), "gpu-whole works, and no test") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -14,8 +14,9 @@ const runner = "tests/charts/manual_test.go"
 
 // elsewhere are the pages beside the code whose commands are shown by these files: each command's verb stands in one of them.
 var elsewhere = map[string][]string{
-	"charts/fake-hardware/README.md":            {"tests/e2e/machines_test.go", "tests/kindcluster", runner},
-	"charts/gpufabric/README.md":                {runner, "docs/install.md", "docs/uninstall.md", "drivers/gpu/explain", "drivers/rdma/explain", "drivers/gpu/nodeplugin", "tests/firstday"},
+	"charts/fake-hardware/README.md": {"tests/e2e/machines_test.go", "tests/kindcluster", runner},
+	"charts/gpufabric/README.md": {runner, "docs/install.md", "docs/uninstall.md", "drivers/gpu/explain",
+		"drivers/rdma/explain", "drivers/gpu/nodeplugin", "tests/firstday"},
 	"examples/terraform/platform/README.md":     {"tests/e2e/examples_test.go", "tests/e2e/terraform_test.go", "tests/demo/kind"},
 	"examples/terraform/quickstart/README.md":   {"tests/e2e/terraform_test.go", "tests/demo/kind"},
 	"examples/terraform/rack/README.md":         {"tests/e2e/examples_test.go", "tests/e2e/terraform_test.go", "tests/demo/kind"},
@@ -59,8 +60,9 @@ func blocks(p page) []block {
 	return slices.DeleteFunc(out, func(b block) bool { return !slices.Contains(shells, b.language) })
 }
 
-// TestEveryCommandIsRunOrShown finds commands that nothing runs. A block of commands in docs, README.md and CONTRIBUTING.md is run by the test that lists its
-// page, repeats such a block word for word, or says by run-by=FILE which test or script does as it says; pages beside the code are listed above.
+// TestEveryCommandIsRunOrShown finds commands that nothing runs. A block of commands in docs, README.md and
+// CONTRIBUTING.md is run by the test that lists its page, repeats such a block word for word, or says by run-by=FILE which
+// test or script does as it says; pages beside the code are listed above.
 func TestEveryCommandIsRunOrShown(t *testing.T) {
 	root := root(t)
 	_, list, ok := strings.Cut(read(t, root, runner), "var manual = []string{")
@@ -95,7 +97,8 @@ func TestEveryCommandIsRunOrShown(t *testing.T) {
 				continue
 			}
 			if len(by) == 0 {
-				t.Errorf("%s:%d: nothing runs these commands: list the page in %s, or say run-by=FILE after the block's language:\n%s", p.path, b.line, runner, b.text)
+				t.Errorf("%s:%d: nothing runs these commands: list the page in %s, or say run-by=FILE after the block's language:\n%s",
+					p.path, b.line, runner, b.text)
 				continue
 			}
 			shown := ""
@@ -144,7 +147,8 @@ func everything(t *testing.T, root, path string) string {
 	return out.String()
 }
 
-// verbs is what each command of a block does: "apply" of kubectl apply, "make build" of make build; shell words and the text of here documents are none.
+// verbs is what each command of a block does: "apply" of kubectl apply, "make build" of make build; shell words and the
+// text of here documents are none.
 func verbs(text string) []string {
 	var out []string
 	until := ""

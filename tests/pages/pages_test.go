@@ -34,7 +34,8 @@ func pages(t *testing.T, root string) []page {
 			return err
 		}
 		name := entry.Name()
-		if entry.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains([]string{"bin", "dist", "logs"}, name) || path == filepath.Join(root, "fakes/build")) {
+		if entry.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains([]string{"bin", "dist", "logs"}, name) ||
+			path == filepath.Join(root, "fakes/build")) {
 			return filepath.SkipDir
 		}
 		if entry.IsDir() || filepath.Ext(name) != ".md" {
@@ -152,8 +153,8 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-// TestEveryMakeTargetIsListedByHelp takes what follows make at the start of a line of a code block, and in `make ...` within a text. A target that
-// a page names has a sentence in make help.
+// TestEveryMakeTargetIsListedByHelp takes what follows make at the start of a line of a code block, and in `make ...`
+// within a text. A target that a page names has a sentence in make help.
 func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 	root := root(t)
 	targets := map[string][]string{}
@@ -184,7 +185,8 @@ func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 				checked++
 				directory := strings.TrimSpace(strings.TrimPrefix(match[1], "-C "))
 				if !slices.Contains(targets[directory], match[2]) {
-					t.Errorf("%s:%d: %q: no such target with a sentence is in %s", p.path, l.number, command, filepath.Join(directory, "Makefile"))
+					t.Errorf("%s:%d: %q: no such target with a sentence is in %s",
+						p.path, l.number, command, filepath.Join(directory, "Makefile"))
 				}
 			}
 		}
@@ -194,8 +196,8 @@ func TestEveryMakeTargetIsListedByHelp(t *testing.T) {
 	}
 }
 
-// TestEveryTestAndPathNamedExists reads what stands between backticks. A test's name may end in three dots, and so may a directory; a path may
-// have {a,b} and *.
+// TestEveryTestAndPathNamedExists reads what stands between backticks. A test's name may end in three dots, and so may a
+// directory; a path may have {a,b} and *.
 func TestEveryTestAndPathNamedExists(t *testing.T) {
 	root := root(t)
 	var declared []string
@@ -280,7 +282,8 @@ func TestEveryExampleIsNamedByATest(t *testing.T) {
 		t.Fatalf("%d manifests, %v", len(manifests), err)
 	}
 	for _, manifest := range manifests {
-		if name := strings.TrimSuffix(filepath.Base(manifest), ".yaml"); !strings.Contains(all.String(), name+".yaml") && !strings.Contains(all.String(), `"`+name+`"`) {
+		name := strings.TrimSuffix(filepath.Base(manifest), ".yaml")
+		if !strings.Contains(all.String(), name+".yaml") && !strings.Contains(all.String(), `"`+name+`"`) {
 			t.Errorf("no test names examples/manifests/%s.yaml", name)
 		}
 	}

@@ -10,8 +10,8 @@ import (
 // readers are the pages that each reader was promised.
 var readers = map[string][]string{
 	"newcomer": {"README.md", "docs/concepts.md"},
-	"operator": {"docs/install.md", "docs/upgrade.md", "docs/resources.md", "docs/troubleshooting.md", "docs/capacity.md", "docs/recovery.md", "docs/uninstall.md",
-		"docs/limitations.md", "docs/status.md"},
+	"operator": {"docs/install.md", "docs/upgrade.md", "docs/resources.md", "docs/troubleshooting.md", "docs/capacity.md",
+		"docs/recovery.md", "docs/uninstall.md", "docs/limitations.md", "docs/status.md"},
 	"author of a workload": {"docs/workloads.md"},
 	"contributor":          {"CONTRIBUTING.md", "docs/architecture.md", "docs/where.md", "CHANGELOG.md"},
 }

@@ -21,15 +21,19 @@ var word = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z][A-Za-z]*$`)
 
 // noReasons are words of the drivers' code that look like reasons and are none: kinds, values of fields, names of others.
 var noReasons = map[string]string{
-	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList " +
-		"RDMAConfig RDMAPool ResourceClaim VGPUProfile VfioDeviceConfig",
-	"types of conditions":               "Conflicting DaemonsCurrent GPUForms Ready",
-	"values of fields":                  "Allocated Binpack Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software Spread TimeSlicing",
-	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage NodeName SystemGetDriverVersion",
-	"plugins of the scheduler":          "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
-	"states of ports and links":         "Disabled Down Ethernet Failing InfiniBand Init LinkErrorRecovery LinkUp Polling PortConfigurationTraining Shutdown Sleep Unknown",
-	"states of daemons and claims":      "Domain Joined NoFabric Preparing Recovering Refused",
-	"lines of /proc/PID/smaps":          "Anonymous Swap",
+	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
+		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
+		"VGPUProfile VfioDeviceConfig",
+	"types of conditions": "Conflicting DaemonsCurrent GPUForms Ready",
+	"values of fields": "Allocated Binpack Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
+		"Spread TimeSlicing",
+	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage NodeName " +
+		"SystemGetDriverVersion",
+	"plugins of the scheduler": "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
+	"states of ports and links": "Disabled Down Ethernet Failing InfiniBand Init LinkErrorRecovery LinkUp Polling " +
+		"PortConfigurationTraining Shutdown Sleep Unknown",
+	"states of daemons and claims": "Domain Joined NoFabric Preparing Recovering Refused",
+	"lines of /proc/PID/smaps":     "Anonymous Swap",
 }
 
 // literals are the strings of the drivers' code, without tests and their helpers.
@@ -74,8 +78,8 @@ func literals(t *testing.T, root string) map[string]string {
 	return found
 }
 
-// TestEveryReasonHasAnEntry takes every word of the drivers' code that could be a reason for one, unless noReasons says what it is. So a reason cannot be
-// added, wherever it is written, without its entry.
+// TestEveryReasonHasAnEntry takes every word of the drivers' code that could be a reason for one, unless noReasons says
+// what it is. So a reason cannot be added, wherever it is written, without its entry.
 func TestEveryReasonHasAnEntry(t *testing.T) {
 	root := root(t)
 	entries := headings(t, root)
@@ -92,7 +96,8 @@ func TestEveryReasonHasAnEntry(t *testing.T) {
 		}
 		used[text] = true
 		if !known[text] && !entries[text] {
-			t.Errorf("%s: the reason %s has no entry: add \"### %s\" to %s (what it means, what to do), or say in noReasons of this test what the word is", at, text, text, troubleshooting)
+			t.Errorf("%s: the reason %s has no entry: add \"### %s\" to %s (what it means, what to do), or say in noReasons of this test "+
+				"what the word is", at, text, text, troubleshooting)
 		}
 		if known[text] && entries[text] {
 			t.Errorf("%s has an entry for %s, which noReasons says is no reason", troubleshooting, text)
@@ -190,7 +195,9 @@ func TestEveryRefusalOfTheChartHasAnEntry(t *testing.T) {
 	for _, match := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(page, -1) {
 		cells = append(cells, match[1])
 	}
-	messages := regexp.MustCompile(`fail \(?(?:printf )?"((?:[^"\\]|\\.)*)"`).FindAllStringSubmatch(read(t, root, "charts/gpufabric/templates/_checks.tpl"), -1)
+	refusal := regexp.MustCompile(`fail \(?(?:printf )?"((?:[^"\\]|\\.)*)"`)
+	policy := regexp.MustCompile(`"gpufabric\.policy\.(?:head|ownEntries)" \(dict [^)]*"name" "([a-z-]+)"`)
+	messages := refusal.FindAllStringSubmatch(read(t, root, "charts/gpufabric/templates/_checks.tpl"), -1)
 	for _, match := range messages {
 		if !slices.ContainsFunc(cells, func(cell string) bool { return strings.Contains(match[1], cell) }) {
 			t.Errorf("the chart refuses with %q, and %s has no row with words of it", match[1], troubleshooting)
@@ -199,7 +206,7 @@ func TestEveryRefusalOfTheChartHasAnEntry(t *testing.T) {
 	policies := 0
 	for _, file := range []string{"admission-policies.yaml", "webhook.yaml"} {
 		content := read(t, root, "charts/gpufabric/templates/"+file)
-		for _, match := range regexp.MustCompile(`"gpufabric\.policy\.(?:head|ownEntries)" \(dict [^)]*"name" "([a-z-]+)"`).FindAllStringSubmatch(content, -1) {
+		for _, match := range policy.FindAllStringSubmatch(content, -1) {
 			policies++
 			if !slices.Contains(cells, "gpufabric-"+match[1]) {
 				t.Errorf("charts/gpufabric/templates/%s: the policy gpufabric-%s has no row in %s", file, match[1], troubleshooting)

@@ -10,12 +10,13 @@ import (
 )
 
 var (
-	matrixRow = regexp.MustCompile(`^\| (.+) \| (works|partly|not yet|cannot here) \| ([0-9.]*) ?\| \[([a-z0-9-]+)\]\(evidence\.md#([a-z0-9-]+)\) \|$`)
+	matrixRow = regexp.MustCompile(`^\| (.+) \| (works|partly|not yet|cannot here) \| ([0-9.]*) ?` +
+		`\| \[([a-z0-9-]+)\]\(evidence\.md#([a-z0-9-]+)\) \|$`)
 	plainLink = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// TestTheMatrixIsShortAndNoLimitationIsLost holds docs/status.md to its form: a row a capability, at most 20 words a cell, one link; and what does not just
-// work has its paragraph in docs/limitations.md under the same name.
+// TestTheMatrixIsShortAndNoLimitationIsLost holds docs/status.md to its form: a row a capability, at most 20 words a cell,
+// one link; and what does not just work has its paragraph in docs/limitations.md under the same name.
 func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
 	root := root(t)
 	all := pages(t, root)
@@ -57,7 +58,8 @@ func TestTheMatrixIsShortAndNoLimitationIsLost(t *testing.T) {
 		}
 		rows[match[4]] = true
 		if match[2] != "works" && !limits[match[4]] {
-			t.Errorf("docs/status.md:%d: %s is %q, and docs/limitations.md has no <a id=%q> that says why", l.number, match[4], match[2], match[4])
+			t.Errorf("docs/status.md:%d: %s is %q, and docs/limitations.md has no <a id=%q> that says why",
+				l.number, match[4], match[2], match[4])
 		}
 	}
 	if len(rows) < 50 {

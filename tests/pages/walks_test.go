@@ -16,8 +16,8 @@ var step = regexp.MustCompile("^([a-z][a-zA-Z0-9_/.-]*\\.go): ([A-Za-z_][A-Za-z0
 
 // walks are the headings of the walks that a newcomer is promised, by page.
 var walks = map[string][]string{
-	"docs/where.md": {"Where a claim is prepared", "What makes a GPU tainted", "How a port's health is read", "Where a Terraform attribute is validated",
-		"How to add a machine profile"},
+	"docs/where.md": {"Where a claim is prepared", "What makes a GPU tainted", "How a port's health is read",
+		"Where a Terraform attribute is validated", "How to add a machine profile"},
 	"docs/architecture.md": {"Claim to container", "Config to Allocate", "Attribute to object"},
 }
 
@@ -54,7 +54,8 @@ func TestEveryStepOfAWalkIsInTheCode(t *testing.T) {
 	for page, headings := range walks {
 		for _, heading := range headings {
 			if found[page][heading] < 3 {
-				t.Errorf("%s: the walk %q has %d steps that name a file and a function; it has three at least", page, heading, found[page][heading])
+				t.Errorf("%s: the walk %q has %d steps that name a file and a function; it has three at least",
+					page, heading, found[page][heading])
 			}
 		}
 	}

@@ -1,4 +1,5 @@
-// Package reference writes the fields of the custom resources into their pages, docs/resources/*.md, from the CRDs. What stands before the mark is written by hand.
+// Package reference writes the fields of the custom resources into their pages, docs/resources/*.md, from the CRDs. What
+// stands before the mark is written by hand.
 package reference
 
 import (
@@ -40,7 +41,9 @@ func Render(root string) (map[string]string, error) {
 		path := filepath.Join(Pages, crd.Spec.Names.Singular+".md")
 		page, err := os.ReadFile(filepath.Join(root, path))
 		if err != nil {
-			return nil, fmt.Errorf("the custom resource %s has no page: write its head (what it is, an example), ending with the line %q: %w", crd.Spec.Names.Kind, strings.TrimSpace(mark), err)
+			return nil, fmt.Errorf("the custom resource %s has no page: write its head (what it is, an example),"+
+				" ending with the line %q: %w",
+				crd.Spec.Names.Kind, strings.TrimSpace(mark), err)
 		}
 		head, _, ok := strings.Cut(string(page), mark)
 		if !ok {
@@ -59,7 +62,8 @@ func fields(crd *apiextensions.CustomResourceDefinition) string {
 	if crd.Spec.Scope == apiextensions.ClusterScoped {
 		scope = "the cluster"
 	}
-	fmt.Fprintf(&out, "\n## Fields\n\n`apiVersion: %s/%s`, `kind: %s`. Its name is unique in %s.\n", crd.Spec.Group, version.Name, crd.Spec.Names.Kind, scope)
+	fmt.Fprintf(&out, "\n## Fields\n\n`apiVersion: %s/%s`, `kind: %s`. Its name is unique in %s.\n",
+		crd.Spec.Group, version.Name, crd.Spec.Names.Kind, scope)
 	if columns := version.AdditionalPrinterColumns; len(columns) > 0 {
 		var names []string
 		for _, c := range columns {

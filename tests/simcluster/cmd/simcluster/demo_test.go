@@ -12,8 +12,9 @@ import (
 	"gpufabric.io/build/repository"
 )
 
-// TestTheREADMEShowsWhatTheDemoPrints runs `simcluster demo`, which is `make demo` without Docker, and holds README.md to it: each line that README.md
-// shows is printed, in that order; "..." stands for lines that are left out. Times, addresses and numbers may be others.
+// TestTheREADMEShowsWhatTheDemoPrints runs `simcluster demo`, which is `make demo` without Docker, and holds README.md to
+// it: each line that README.md shows is printed, in that order; "..." stands for lines that are left out. Times, addresses
+// and numbers may be others.
 //
 //shows:sim-demo
 func TestTheREADMEShowsWhatTheDemoPrints(t *testing.T) {

@@ -156,6 +156,7 @@ func TestProcDevicesNamesTheMajorsBetweenTheHeadings(t *testing.T) {
 	}
 }
 
+//shows:fakes-tree
 func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
 	root := t.TempDir()
 	p := load(t, "gb200-nvl72")
@@ -178,6 +179,7 @@ func TestDevicesAreRealWhereThatIsPermitted(t *testing.T) {
 	}
 }
 
+//shows:fakes-tree
 func TestNodesThatTheDriverLeavesToItsUsersAreNotThere(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	if got := read(t, root, "proc/driver/nvidia/params"); !strings.Contains(got, "ImexChannelCount: 2048\nCreateImexChannel0: 0") {

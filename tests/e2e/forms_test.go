@@ -41,6 +41,7 @@ spec:
 }
 
 // TestForms upgrades four nodes of an earlier chart, which offered every form of every GPU, to nodes of one form each, with claims of every form held.
+//shows:gpu-forms chart-upgrade
 func TestForms(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: it wants a built checkout of an earlier version and four workers; `make kind-upgrade` makes both (10 minutes)")
@@ -139,6 +140,7 @@ func (e *environment) standing(t *testing.T, pod string) string {
 }
 
 // TestARuntimeWithoutCDIIsReported switches CDI off in the container runtime of one node.
+//shows:node-cdi
 func TestARuntimeWithoutCDIIsReported(t *testing.T) {
 	if *earlier == "" {
 		t.Skip("skipped: a part of `make kind-upgrade`, since it waits for two minutes")

@@ -12,6 +12,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
+//shows:node-cdi
 func TestASpecIsUnreadUntilARuntimesLibraryReadsIt(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "cdi")
 	dir := open(t, root)

@@ -7,6 +7,7 @@ import (
 	"time"
 )
 
+//shows:node-cdi
 func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 	var unread, told []string
 	var trouble error

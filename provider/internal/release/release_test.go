@@ -38,6 +38,7 @@ func TestChartOfADirectoryAndOfItsArchiveHaveOneDigest(t *testing.T) {
 	}
 }
 
+//shows:tf-plans
 func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) {
 	chart, err := Load("../../../charts/gpufabric")
 	if err != nil {

@@ -160,7 +160,7 @@ bench-scale: build toolchain-sim ## Measure 18 to 1,008 simulated nodes (NODES="
 
 #shows:gpu-scheduling
 .PHONY: bench-scheduling
-bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 64 to 1,008 nodes (NODES="64 256 1008" ROUNDS=3; about two hours).
+bench-scheduling: toolchain-sim ## Measure the scheduler by what nodes publish, 64 to 1,008 nodes (NODES="64 256 1008" ROUNDS=3; an hour or more).
 	cd tests/simcluster && dir=$$(mktemp -d) && GOWORK=off $(GO) run ./cmd/simcluster bench-scheduling --dir $$dir --nodes "$(or $(NODES),64 256 1008)" --rounds $(or $(ROUNDS),3) --out $(CURDIR)/docs; \
 	rc=$$?; rm -rf $$dir; exit $$rc
 

@@ -211,7 +211,8 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	}
 	switch {
 	case r.Free > 0:
-		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold nothing of %d of them: what keeps the pod from them is not the form; see the pod's Events", r.Offered, named(offering), r.Free)
+		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold nothing of %d of them: what keeps the pod from them is not the form; "+
+			"see the pod's Events", r.Offered, named(offering), r.Free)
 		return r
 	case r.Offered > 0:
 		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold something of each", r.Offered, named(offering))
@@ -223,7 +224,8 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 		return r
 	}
 	slices.SortStableFunc(could, func(a, b *Node) int { return b.Free - a.Free })
-	r.Answer += fmt.Sprintf("; GPUs that no claim holds are offered in other forms on %s. To have it on the first: %s", named(could), w.remedy(could[0].Name))
+	r.Answer += fmt.Sprintf("; GPUs that no claim holds are offered in other forms on %s. To have it on the first: %s",
+		named(could), w.remedy(could[0].Name))
 	return r
 }
 
@@ -264,7 +266,8 @@ func (a Answer) String() string {
 		for _, form := range slices.Sorted(maps.Keys(n.Offers)) {
 			offers = append(offers, fmt.Sprintf("%d %s", n.Offers[form], form))
 		}
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", n.Name, n.GPUs, n.Free, strings.Join(offers, ", "), cmp.Or(n.Says, "none: gpu-plugin has not written it"))
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", n.Name, n.GPUs, n.Free, strings.Join(offers, ", "),
+			cmp.Or(n.Says, "none: gpu-plugin has not written it"))
 	}
 	_ = table.Flush() // into memory
 	fmt.Fprintln(&out, "\nWhat decides on the forms of a GPU, the strongest first:")

@@ -1,5 +1,5 @@
-// Package explain is the command that says which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that waits where its form is,
-// or could be had. It reads the API server, and changes nothing.
+// Package explain is the command that says which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that
+// waits where its form is, or could be had. It reads the API server, and changes nothing.
 package explain
 
 import (
@@ -37,9 +37,9 @@ func Command(h host.Host) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "gpu",
 		Short: "Say which forms each node's GPUs are offered in, and where a waiting claim's form could be had",
-		Long: "Say which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that waits where its form is, or could be had.\n" +
-			"It lists nodes, resourceslices, resourceclaims and deviceclasses with the rights of whoever runs it. A pod that asks for nvidia.com/gpu in\n" +
-			"its resources has no claim while it waits.",
+		Long: "Say which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that waits where its\n" +
+			"form is, or could be had. It lists nodes, resourceslices, resourceclaims and deviceclasses with the rights of whoever\n" +
+			"runs it. A pod that asks for nvidia.com/gpu in its resources has no claim while it waits.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), apiTimeout)

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: what they ask beyond the form (a
-// model, a UUID) is the scheduler's to judge.
+// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: the scheduler
+// judges what they ask beyond the form (a model, a UUID).
 type Want struct {
 	Form devices.Form
 	// Profiles are the MIG profiles that the selectors name; none: any will do.
@@ -31,7 +31,9 @@ var (
 )
 
 // wantOf reads the selectors of a class and a request. ours says whether they are of this driver's devices.
-func wantOf(class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements) (w Want, ours bool) {
+func wantOf(
+	class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements,
+) (w Want, ours bool) {
 	var text strings.Builder
 	for _, s := range slices.Concat(class.Spec.Selectors, own) {
 		if s.CEL != nil {
@@ -99,7 +101,8 @@ func (w Want) remedy(node string) string {
 	}
 	switch {
 	case w.Form == devices.MIG && len(w.Profiles) > 0:
-		return label(devices.Forms{Mode: devices.ModeMIG, MIGProfiles: w.Profiles[:1]}.String()) + " (if its GPUs have that profile; the node's condition GPUForms says so where not)"
+		return label(devices.Forms{Mode: devices.ModeMIG, MIGProfiles: w.Profiles[:1]}.String()) +
+			" (if its GPUs have that profile; the node's condition GPUForms says so where not)"
 	case w.Form == devices.MIG:
 		return label("mig_1g.10gb") + " (with a profile of its GPUs: nvidia-smi mig -lgip lists them)"
 	case w.VGPUProfile != "":

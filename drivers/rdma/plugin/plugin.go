@@ -44,23 +44,19 @@ const (
 type plugin struct {
 	Options
 	registry *metrics.Plugin
-	kubelet  *deviceplugin.Host
 	ports    *health.Watcher
 	kind     *dra.Kind
 	metrics  *portMetrics
-	layouts  *offer.Store
-	boot     string       // of the node
-	verbs    *verbsEvents // nil: not listened to
-	specs    *cdi.Dir     // of pools handed out by CDI; nil: they are not
+	verbs    *verbsEvents  // nil: not listened to
+	offers   *offer.Offers // of the pools, to the kubelet
 
 	file      *config.Config // the last good one
 	fileError error          // of the newest, where that is no good
 	devices   *inventory.Inventory
 	exclusive bool // the kernel's RDMA subsystem is in exclusive mode, as the last discovery found it
 	selection *pool.Selection
-	served    map[string]*servedPool // by resource
-	objects   []pool.Object          // the RDMAPools that select the node
-	dra       *draplugin.Plugin      // nil: starting, or not served
+	objects   []pool.Object     // the RDMAPools that select the node
+	dra       *draplugin.Plugin // nil: starting, or not served
 	published [][]resourceapi.Device
 	told      string // the last that was logged of the pools
 
@@ -111,9 +107,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	served := deviceplugin.NewMetrics()
+	kubelet := deviceplugin.NewHost(o.KubeletRoot, o.Files, served)
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), kubelet: deviceplugin.NewHost(o.KubeletRoot, o.Files, served), ports: health.New(o.SysfsRoot, clock.RealClock{}), layouts: layouts, boot: o.BootID(), specs: specs,
-		served: make(map[string]*servedPool), discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
+		Options: o, registry: metrics.New(dra.Driver), ports: health.New(o.SysfsRoot, clock.RealClock{}), offers: offer.NewOffers(offer.Node{Boot: o.BootID(), Nodes: o.deviceNodes(), Specs: specs, Layouts: layouts, Kubelet: kubelet}),
+		discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		metrics: newPortMetrics(o.SysfsRoot, o.KubeletRoot),
 		kind:    dra.NewKind(o.deviceNodes(), networks), listed: make(chan []pool.Object), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
 		setUp: make(chan struct{}, 1),
@@ -127,7 +124,7 @@ func Run(ctx context.Context, o Options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, p.registry.Registry, nil) })
 	if o.DevicePlugin { // else its directory may not even be there
-		group.Go(func() error { return p.kubelet.Run(ctx) })
+		group.Go(func() error { return kubelet.Run(ctx) })
 	}
 	group.Go(func() error { p.ports.Run(ctx); return nil })
 	group.Go(func() error { p.interfaces.Run(ctx); return nil })

@@ -65,13 +65,7 @@ func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
 			entry.HealthyDevices++
 		}
 	}
-	if s := p.served[selected.Resource()]; s != nil {
-		for _, d := range s.offer.Devices(p.ports.State) {
-			if d.Healthy {
-				entry.Units++
-			}
-		}
-	}
+	entry.Units = p.offers.Healthy(selected.Resource(), p.ports.State)
 	for _, m := range selected.Members {
 		for _, net := range m.HCA.Nets() {
 			if failure := p.interfaces.Failure(net); failure != "" {

@@ -2,28 +2,18 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
-	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
 )
-
-// servedPool is a pool that the kubelet knows of.
-type servedPool struct {
-	offer    *offer.Offer
-	resource *deviceplugin.Resource
-}
 
 // apply brings the served resources in line with the configuration and the devices.
 func (p *plugin) apply(ctx context.Context) {
@@ -38,7 +28,7 @@ func (p *plugin) apply(ctx context.Context) {
 	defer cancel()
 	p.ports.Known(known)
 	if p.DevicePlugin {
-		p.serve(ctx)
+		p.offers.Serve(ctx, p.selection.Pools, p.ports.State)
 	}
 	p.publish(ctx)
 	p.report()
@@ -47,89 +37,10 @@ func (p *plugin) apply(ctx context.Context) {
 
 // export gives the metrics what is served now.
 func (p *plugin) export() {
-	offers := make(map[string]*offer.Offer, len(p.served))
-	for name, s := range p.served {
-		offers[name] = s.offer
-	}
 	p.metrics.Set(metricsView{
 		Devices: p.devices, State: p.ports.State, Device: p.kind.Ports,
-		Unit: func(resource, id string) *inventory.HCA {
-			if o := offers[resource]; o != nil {
-				return o.Holding(id)
-			}
-			return nil
-		},
+		Unit: p.offers.Snapshot(),
 	})
-}
-
-// serve makes the kubelet's resources those of the selection.
-func (p *plugin) serve(ctx context.Context) {
-	log := klog.FromContext(ctx)
-	wanted := make(map[string]bool)
-	for _, selected := range p.selection.Pools {
-		name := selected.Resource()
-		wanted[name] = true
-		s := p.served[name]
-		if s == nil {
-			kept, err := p.layouts.Load(name)
-			if err != nil {
-				log.Error(err, "The units of a pool are divided anew", "resource", name)
-			}
-			s = &servedPool{offer: offer.New(p.deviceNodes(), kept.Units, p.specs)}
-			if kept.Boot == p.boot {
-				s.offer.Resume(kept.Pool)
-			}
-		}
-		s.offer.Set(selected)
-		if err := s.offer.WriteSpec(); err != nil {
-			log.Error(err, "A pool's CDI spec is not what it should be", "resource", name)
-		}
-		if !selected.Exclusive() {
-			if err := p.layouts.Save(name, offer.Kept{Boot: p.boot, Pool: selected.RDMAPoolConfig, Units: s.offer.Layout()}); err != nil {
-				log.Error(err, "The division of a pool's units would not outlive a restart", "resource", name)
-			}
-		}
-		devices := s.offer.Devices(p.ports.State)
-		if s.resource != nil {
-			s.resource.Update(devices)
-			continue
-		}
-		resource, err := p.kubelet.Serve(name, s.offer, devices)
-		if err != nil {
-			log.Error(err, "A pool is not served")
-			continue
-		}
-		s.resource = resource
-		p.served[name] = s
-	}
-	for name, s := range p.served {
-		if !wanted[name] {
-			log.Info("A pool is no longer served", "resource", name)
-			s.resource.Stop()
-			delete(p.served, name)
-		}
-	}
-	p.sweepSpecs(ctx)
-}
-
-// sweepSpecs removes the CDI specs of pools that are not served: those of an earlier run.
-func (p *plugin) sweepSpecs(ctx context.Context) {
-	if p.specs == nil {
-		return
-	}
-	kept := make(map[types.UID]bool)
-	for _, s := range p.served {
-		kept[s.offer.SpecName()] = true
-	}
-	names, err := p.specs.List()
-	for _, name := range names {
-		if !kept[name] {
-			err = errors.Join(err, p.specs.Remove(name))
-		}
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "CDI specs of an earlier run stay behind")
-	}
 }
 
 // refresh tells the kubelet and the API server of ports that changed. A port that went may be gone with its HCA, and one that came back may have
@@ -138,9 +49,7 @@ func (p *plugin) refresh(ctx context.Context) {
 	if p.selection == nil {
 		return
 	}
-	for _, s := range p.served {
-		s.resource.Update(s.offer.Devices(p.ports.State))
-	}
+	p.offers.Update(p.ports.State)
 	p.publish(ctx)
 	p.report()
 	p.askSoon()

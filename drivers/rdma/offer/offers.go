@@ -1,0 +1,156 @@
+package offer
+
+import (
+	"context"
+	"errors"
+	"maps"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
+	"gpufabric.io/drivers/rdma/pool"
+)
+
+// Node is what a node's offers are made with.
+type Node struct {
+	Boot    string // the node's boot
+	Nodes   inventory.DeviceNodes
+	Specs   *cdi.Dir // of pools handed out by CDI; nil: they are not
+	Layouts *Store
+	Kubelet *deviceplugin.Host
+}
+
+// Offers are the pools that the kubelet knows. They belong to one goroutine; what Snapshot returns does not.
+type Offers struct {
+	node   Node
+	served map[string]*served // by resource
+}
+
+type served struct {
+	offer    *Offer
+	resource *deviceplugin.Resource
+}
+
+// NewOffers makes the offers of a node, of which there are none yet.
+func NewOffers(node Node) *Offers { return &Offers{node: node, served: make(map[string]*served)} }
+
+// Serve makes the kubelet's resources those of the pools, with the health that state tells of their ports.
+func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health.Key) health.State) {
+	log := klog.FromContext(ctx)
+	wanted := make(map[string]bool)
+	for _, selected := range pools {
+		name := selected.Resource()
+		wanted[name] = true
+		s := o.served[name]
+		if s == nil {
+			s = &served{offer: o.resume(ctx, name)}
+		}
+		o.set(ctx, s.offer, selected)
+		devices := s.offer.Devices(state)
+		if s.resource != nil {
+			s.resource.Update(devices)
+			continue
+		}
+		resource, err := o.node.Kubelet.Serve(name, s.offer, devices)
+		if err != nil {
+			log.Error(err, "A pool is not served")
+			continue
+		}
+		s.resource = resource
+		o.served[name] = s
+	}
+	for name, s := range o.served {
+		if !wanted[name] {
+			log.Info("A pool is no longer served", "resource", name)
+			s.resource.Stop()
+			delete(o.served, name)
+		}
+	}
+	o.sweep(ctx)
+}
+
+// resume makes the offer of a resource with the layout that an earlier run left.
+func (o *Offers) resume(ctx context.Context, name string) *Offer {
+	kept, err := o.node.Layouts.Load(name)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The units of a pool are divided again", "resource", name)
+	}
+	made := New(o.node.Nodes, kept.Units, o.node.Specs)
+	if kept.Boot == o.node.Boot {
+		made.Resume(kept.Pool)
+	}
+	return made
+}
+
+// set gives an offer its pool, writes its CDI spec and keeps its layout.
+func (o *Offers) set(ctx context.Context, made *Offer, selected pool.Pool) {
+	log := klog.FromContext(ctx)
+	made.Set(selected)
+	if err := made.WriteSpec(); err != nil {
+		log.Error(err, "A pool's CDI spec is not what it should be", "resource", selected.Resource())
+	}
+	if selected.Exclusive() {
+		return
+	}
+	kept := Kept{Boot: o.node.Boot, Pool: selected.RDMAPoolConfig, Units: made.Layout()}
+	if err := o.node.Layouts.Save(selected.Resource(), kept); err != nil {
+		log.Error(err, "The division of a pool's units would not outlive a restart", "resource", selected.Resource())
+	}
+}
+
+// sweep removes the CDI specs of pools that are not served: those of an earlier run.
+func (o *Offers) sweep(ctx context.Context) {
+	if o.node.Specs == nil {
+		return
+	}
+	kept := make(map[types.UID]bool)
+	for _, s := range o.served {
+		kept[s.offer.SpecName()] = true
+	}
+	names, err := o.node.Specs.List()
+	for _, name := range names {
+		if !kept[name] {
+			err = errors.Join(err, o.node.Specs.Remove(name))
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "CDI specs of an earlier run stay behind")
+	}
+}
+
+// Update reports the health of all units to the kubelet.
+func (o *Offers) Update(state func(health.Key) health.State) {
+	for _, s := range o.served {
+		s.resource.Update(s.offer.Devices(state))
+	}
+}
+
+// Healthy counts the units of a resource that the kubelet may hand out now.
+func (o *Offers) Healthy(resource string, state func(health.Key) health.State) int32 {
+	s := o.served[resource]
+	if s == nil {
+		return 0
+	}
+	healthy := int32(0)
+	for _, d := range s.offer.Devices(state) {
+		if d.Healthy {
+			healthy++
+		}
+	}
+	return healthy
+}
+
+// Snapshot returns what finds the HCA behind a unit of the resources that are served now; nil: there is none. Any goroutine may call it.
+func (o *Offers) Snapshot() func(resource, id string) *inventory.HCA {
+	offers := maps.Clone(o.served)
+	return func(resource, id string) *inventory.HCA {
+		if s := offers[resource]; s != nil {
+			return s.offer.Holding(id)
+		}
+		return nil
+	}
+}

@@ -213,8 +213,10 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"its own node's condition of forms", gpus, "node-a", patchNode("node-a", forms, "status"), ""},
 		{"another node's condition of forms", gpus, "node-a", patchNode("node-b", forms, "status"), otherNode},
 		{"a node's condition with a token of no node", gpus, "", patchNode("node-a", forms, "status"), unsaid},
-		{"another condition of its own node", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "Ready", 1), "status"), "the condition GPUForms of a node's status, and nothing else"},
-		{"its own node's capacity beside its condition", gpus, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "the condition GPUForms of a node's status, and nothing else"},
+		{"its own node's condition of the driver", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "GPUDriver", 1), "status"), ""},
+		{"another node's condition of the driver", gpus, "node-a", patchNode("node-b", strings.Replace(forms, "GPUForms", "GPUDriver", 1), "status"), otherNode},
+		{"another condition of its own node", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "Ready", 1), "status"), "the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
+		{"its own node's capacity beside its condition", gpus, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
 		{"its own node's labels by way of its status", gpus, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`, "status"), "a GPU plugin may change no labels"},
 
 		{"the controller takes a domain's label off", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},

@@ -24,7 +24,7 @@ var noReasons = map[string]string{
 	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
 		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
 		"VGPUProfile VfioDeviceConfig",
-	"types of conditions": "Conflicting DaemonsCurrent GPUForms Ready",
+	"types of conditions": "Conflicting DaemonsCurrent GPUDriver GPUForms Ready",
 	"values of fields": "Allocated Binpack Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
 		"Spread TimeSlicing",
 	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage NodeName " +

@@ -109,6 +109,7 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, until gpufabric undrain"
 	klog.FromContext(ctx).Info(message)
 	p.note("GPUsDrained", message)
+	s.driver.say(troubleDrained, "GPUsDrained", message)
 	d.set(func() { d.idle = true })
 	err := d.await(ctx, func() bool { return !d.wanted })
 	d.set(func() { d.idle = false })

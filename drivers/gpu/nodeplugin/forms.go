@@ -14,9 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/devices"
@@ -33,8 +31,6 @@ const (
 	formsSettle = 2 * time.Second
 	// formsUnrest is how long labels may change faster than that before the node's condition says so.
 	formsUnrest = 10 * time.Second
-	// conditionRetry is how long the plugin waits before it writes a condition again that the API server did not take.
-	conditionRetry = 10 * time.Second
 )
 
 // formsFile holds the forms that were offered last, so that a restart offers them from its first moment.
@@ -211,28 +207,6 @@ func (p *plugin) condition() corev1.NodeCondition {
 		c.Status, c.Reason = corev1.ConditionFalse, "FormsHeld"
 		message = fmt.Sprintf("%d GPUs keep their forms until the claims that hold them end (%s); ", len(h.Pool.Settling), strings.Join(slices.Sorted(maps.Keys(h.Pool.Settling)), ", ")) + message
 	}
-	c.Message = message[:min(len(message), 2048)]
+	c.Message = message
 	return c
-}
-
-// tellForms writes the node's condition where it differs from last, the one written before, and returns what stands there now.
-func (p *plugin) tellForms(ctx context.Context, last *corev1.NodeCondition) (*corev1.NodeCondition, error) {
-	now := p.condition()
-	if last != nil && last.Status == now.Status && last.Reason == now.Reason && last.Message == now.Message {
-		return last, nil
-	}
-	if last == nil || last.Status != now.Status {
-		now.LastTransitionTime = metav1.Now()
-	} else {
-		now.LastTransitionTime = last.LastTransitionTime
-	}
-	now.LastHeartbeatTime = metav1.Now()
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{now}}})
-	if err != nil {
-		return last, err
-	}
-	if _, err := p.client.CoreV1().Nodes().Patch(ctx, p.options.NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
-		return last, fmt.Errorf("write the condition %s of node %s: %w", FormsCondition, p.options.NodeName, err)
-	}
-	return &now, nil
 }

@@ -72,6 +72,12 @@ func (b *bench) label(value string) {
 // awaitCondition waits for the node's condition to have a status and a reason, and to say something.
 func (b *bench) awaitCondition(status corev1.ConditionStatus, reason, says string) {
 	b.Helper()
+	b.awaitConditionOf(FormsCondition, status, reason, says)
+}
+
+// awaitConditionOf waits until a condition of the node is as wanted, and says something.
+func (b *bench) awaitConditionOf(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, says string) {
+	b.Helper()
 	var last corev1.NodeCondition
 	b.await(func() bool {
 		n, err := b.client.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
@@ -79,7 +85,7 @@ func (b *bench) awaitCondition(status corev1.ConditionStatus, reason, says strin
 			b.Fatal(err)
 		}
 		for _, c := range n.Status.Conditions {
-			if c.Type == FormsCondition {
+			if c.Type == kind {
 				last = c
 			}
 		}

@@ -2,6 +2,7 @@ package nodeplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -89,9 +90,15 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 		})
 		if err != nil {
 			p.tellLacking(logger, []error{err})
+			p.driver.found(nil, nil, err.Error())
 			return nil, err
 		}
 		p.tellLacking(logger, set.Problems)
+		problems := ""
+		if err := errors.Join(set.Problems...); err != nil {
+			problems = err.Error()
+		}
+		p.driver.found(set, set.Lacking(node.GPUs...), problems)
 		return set, nil
 	}).get, nil
 }
@@ -100,6 +107,7 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 // role starts anew.
 func (p *plugin) reread(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	p.driver.look(p.options.Driver(), p.at)
 	if came := p.bus.came(); len(came) > 0 {
 		message := fmt.Sprintf("GPUs were plugged in at %s: NVML is started again to find them", strings.Join(came, ", "))
 		logger.Info(message)

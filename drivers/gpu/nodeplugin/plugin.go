@@ -16,7 +16,7 @@
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
 //   - resource.k8s.io resourceclaims: get
 //   - resource.k8s.io resourceclaims/status: get, patch, update, and resourceclaims/driver: associated-node:patch, associated-node:update
-//   - core nodes: get, list, watch, and nodes/status: patch (its own, and of its status the condition GPUForms alone)
+//   - core nodes: get, list, watch, and nodes/status: patch (its own, and of its status the conditions GPUForms and GPUDriver alone)
 //   - gpufabric.io miglayouts and vgpuprofiles: get, list, watch; miglayouts/status: patch
 //   - core and events.k8s.io events: create, patch, update
 package nodeplugin
@@ -53,6 +53,7 @@ import (
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
@@ -136,6 +137,8 @@ type plugin struct {
 	recheck, settle time.Duration
 	mps             sharing.Daemons
 	programs        programs.Runner
+	// driver is what is known of the node's driver.
+	driver *driverState
 	// bus knows which GPUs came to the machine, restart ends the run for them.
 	bus     *bus
 	restart context.CancelCauseFunc
@@ -169,6 +172,8 @@ type starter struct {
 	interrupt atomic.Pointer[context.CancelCauseFunc]
 	// drains knows whether the GPUs are to be left alone.
 	drains *drains
+	// driver is what is known of the node's driver.
+	driver driverState
 }
 
 func (s *starter) run(ctx context.Context) error {
@@ -187,7 +192,7 @@ func (s *starter) run(ctx context.Context) error {
 	gpus := newBus(o.SysfsRoot)
 	next := func() *plugin {
 		p := newPlugin(o, s.lib, s.client, s.objects, recorder)
-		p.mps, p.programs, p.bus = mps, runner, gpus
+		p.mps, p.programs, p.bus, p.driver = mps, runner, gpus, &s.driver
 		s.change(p)
 		s.current.Store(p)
 		return p
@@ -204,6 +209,7 @@ func (s *starter) run(ctx context.Context) error {
 			cancel(err)
 		}
 	})
+	wg.Go(func() { s.driver.run(ctx, conditions{client: s.client, node: o.NodeName}, pci.NewFS(o.SysfsRoot)) })
 	var err error
 	if s.drains, err = newDrains(o.Drain(), o.StateDir); err != nil {
 		klog.FromContext(ctx).Error(err, "What an earlier run left of a drain", "drained", s.drains.isWanted())
@@ -246,9 +252,10 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		return errDrained // while this run was started
 	}
 	waited := false
-	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(message string) {
-		klog.FromContext(ctx).Info(message)
+	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(reason, message string) {
+		klog.FromContext(ctx).Info(message, "reason", reason)
 		p.report("WaitingForDriver", message)
+		s.driver.say(troubleStart, reason, message)
 		waited = true
 	})
 	if err != nil {
@@ -258,6 +265,11 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		p.bus.settle() // The driver that came has taken its GPUs, and NVML knows them.
 	}
 	defer func() { _ = s.lib.Shutdown() }()
+	version, ret := s.lib.SystemGetDriverVersion()
+	if ret != nvml.SUCCESS {
+		version = "of unknown version"
+	}
+	s.driver.runs(version)
 	err = p.run(ctx)
 	if cause := ended(ctx); cause != nil {
 		return cause

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
@@ -28,7 +27,7 @@ func (p *plugin) publishChanges(ctx context.Context, fail context.CancelCauseFun
 	case <-ctx.Done():
 		return
 	}
-	var told *corev1.NodeCondition
+	told := conditions{client: p.client, node: p.options.NodeName}
 	var retry <-chan time.Time
 	for {
 		select {
@@ -42,8 +41,7 @@ func (p *plugin) publishChanges(ctx context.Context, fail context.CancelCauseFun
 			return
 		}
 		retry = nil
-		var err error
-		if told, err = p.tellForms(ctx, told); err != nil && ctx.Err() == nil {
+		if err := told.write(ctx, p.condition()); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "The forms of the node's GPUs are not told")
 			retry = time.After(conditionRetry)
 		}

@@ -9,30 +9,46 @@ import (
 	"strings"
 )
 
+// What is wrong with a driver, in a word.
+const (
+	// NotFound: no driver's files are there.
+	NotFound = "DriverNotFound"
+	// NotLoaded: the files are there, and no kernel module is loaded.
+	NotLoaded = "DriverNotLoaded"
+	// VersionsDiffer: the files are of another version than the kernel's modules.
+	VersionsDiffer = "DriverVersionsDiffer"
+)
+
 // Explain says in words why no driver is found, or what is wrong with the one that is: nothing where nothing is.
 func (s Search) Explain() string {
+	_, message := s.Trouble()
+	return message
+}
+
+// Trouble is Explain with a word before its words.
+func (s Search) Trouble() (reason, message string) {
 	loaded := s.loadedVersion()
 	at := s.Locate()
 	if at.Library != "" {
 		if version := libraryVersion(at.Library); loaded != "" && version != "" && version != loaded {
-			return fmt.Sprintf("the driver is of two versions: %s is of %s, and the kernel's modules are of %s (%s): reboot the node, or unload the modules (nothing may have a GPU open: "+
+			return VersionsDiffer, fmt.Sprintf("the driver is of two versions: %s is of %s, and the kernel's modules are of %s (%s): reboot the node, or unload the modules (nothing may have a GPU open: "+
 				"gpufabric drain) and load those of %s", at.Library, version, loaded, filepath.Join(s.ProcRoot, "driver/nvidia/version"), version)
 		}
 		if loaded == "" {
-			return fmt.Sprintf("the driver's files are there (%s), and no kernel module is loaded (there is no %s): modprobe nvidia on the node, or wait for the driver container",
+			return NotLoaded, fmt.Sprintf("the driver's files are there (%s), and no kernel module is loaded (there is no %s): modprobe nvidia on the node, or wait for the driver container",
 				at.Library, filepath.Join(s.ProcRoot, "driver/nvidia/version"))
 		}
-		return ""
+		return "", ""
 	}
 	var lacks []string
 	for _, root := range s.Roots {
 		lacks = append(lacks, root.lack())
 	}
-	message := "no driver's files: " + strings.Join(lacks, "; ")
+	message = "no driver's files: " + strings.Join(lacks, "; ")
 	if loaded != "" {
 		message += fmt.Sprintf("; the kernel has modules of version %s, so the files are elsewhere (say where by --driver-root) or were removed", loaded)
 	}
-	return message
+	return NotFound, message
 }
 
 // lack says why a root has no driver.

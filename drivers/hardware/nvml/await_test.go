@@ -32,7 +32,7 @@ func TestADriverThatIsInstalledLaterIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.SUCCESS}}
 		var told []string
-		if err := Await(t.Context(), lib, "/run/nvidia/driver", func(message string) { told = append(told, message) }); err != nil {
+		if err := Await(t.Context(), lib, "/run/nvidia/driver", func(_, message string) { told = append(told, message) }); err != nil {
 			t.Fatal(err)
 		}
 		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") || !strings.Contains(told[1], "not loaded") {
@@ -45,7 +45,7 @@ func TestAwaitingADriverEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := Await(ctx, &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND}}, "/", func(string) {})
+		err := Await(ctx, &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND}}, "/", func(string, string) {})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v, want that of the context", err)
 		}
@@ -115,7 +115,7 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var told []string
-		if err := Await(ctx, lib, "/", func(message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := Await(ctx, lib, "/", func(_, message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) || !strings.Contains(told[0], "later driver") {
@@ -125,7 +125,7 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 			t.Errorf("started %d times more than stopped", old.running)
 		}
 		old.lacking = "" // another driver was installed
-		if err := Await(t.Context(), lib, "/", func(string) {}); err != nil {
+		if err := Await(t.Context(), lib, "/", func(string, string) {}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -66,20 +66,21 @@ func lacks(lib nvml.Interface) error {
 	return fmt.Errorf("the driver %s is too old: its %s has no %s; install a later driver", version, libraryName, strings.Join(missing, ", "))
 }
 
-// explain adds to a message what the files on the node tell of the reason.
-func (l *located) explain(message string) string {
+// explain adds to a message what the files on the node tell of the reason, and gives the reason that they show.
+func (l *located) explain(reason, message string) (string, string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.tooOld != nil {
-		return "waiting for the NVIDIA driver: " + l.tooOld.Error()
+		return TooOld, "waiting for the NVIDIA driver: " + l.tooOld.Error()
 	}
-	if why := l.search.Explain(); why != "" {
+	if word, why := l.search.Trouble(); why != "" {
+		reason = word
 		message += "; " + why
 	}
 	if l.unprepared != nil {
 		message += "; it may lack device nodes: " + l.unprepared.Error()
 	}
-	return message
+	return reason, message
 }
 
 // Init loads the library from where it lies now, and starts it; one that runs already is started once more.

@@ -133,7 +133,7 @@ var errGPUCame = errors.New("a GPU answers that did not")
 func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
 	waiting, stop := s.Interrupted(ctx)
 	defer stop()
-	err := nvidia.Await(waiting, lib, o.DriverRoot, func(message string) { klog.FromContext(ctx).Info(message) })
+	err := nvidia.Await(waiting, lib, o.DriverRoot, func(reason, message string) { klog.FromContext(ctx).Info(message, "reason", reason) })
 	switch {
 	case errors.Is(err, drain.ErrLetGo):
 		return err

@@ -234,6 +234,24 @@ static nvmlReturn_t drawing(nvmlDevice_t device, unsigned int *count, struct nam
 }
 ENTRY(215, drawing, (nvmlDevice_t device, unsigned int *count, struct named_process *out), (device, count, out))
 
+/* Entry 223, for topo -C: the NUMA nodes of the CPUs that are nearest, a bit each, in so many words. The last argument has been 0 each time, as the scope of
+ * nvmlDeviceGetMemoryAffinity would be. */
+static nvmlReturn_t cpu_nodes(nvmlDevice_t device, unsigned int words, unsigned long *set)
+{
+	nvmlPciInfo_t pci;
+	OUT(words && set);
+	nvmlReturn_t r = impl_nvmlDeviceGetPciInfo_v3(device, &pci);
+	if (r != NVML_SUCCESS)
+		return r;
+	int node = ff_pci_numa_node(pci.busId);
+	if (node < 0 || (unsigned int)node >= words * 8 * sizeof *set)
+		return NVML_ERROR_NOT_SUPPORTED;
+	memset(set, 0, words * sizeof *set);
+	set[(unsigned int)node / (8 * sizeof *set)] = 1ul << (unsigned int)node % (8 * sizeof *set);
+	return NVML_SUCCESS;
+}
+ENTRY(223, cpu_nodes, (nvmlDevice_t device, unsigned int words, unsigned long *set), (device, words, set))
+
 typedef void (*entry)(void);
 
 /* The first place has the size. The entries that are implemented take the place of those that are not. */
@@ -252,6 +270,7 @@ static const entry table[256] = {
 	[213] = (entry)computing_entry,
 	[214] = (entry)through_mps_entry,
 	[215] = (entry)drawing_entry,
+	[223] = (entry)cpu_nodes_entry,
 };
 
 EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **out, const unsigned char id[16])

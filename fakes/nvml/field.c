@@ -44,7 +44,8 @@ static nvmlReturn_t link_field(const struct source *s, nvmlFieldValue_t *f)
 	if (!s->model->link_count)
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (f->fieldId == NVML_FI_DEV_NVLINK_GET_STATE || f->fieldId == NVML_FI_DEV_NVLINK_GET_SPEED || f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION ||
-	    f->fieldId == NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID) {
+	    f->fieldId == NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID || f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY ||
+	    f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY || f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_CRC) {
 		if (f->scopeId >= s->model->link_count)
 			return NVML_ERROR_INVALID_ARGUMENT;
 		const struct ff_link *l = &s->links[f->scopeId];
@@ -54,6 +55,12 @@ static nvmlReturn_t link_field(const struct source *s, nvmlFieldValue_t *f)
 			small(f, l->active ? s->model->link_speed : 0);
 		else if (f->fieldId == NVML_FI_DEV_NVLINK_GET_VERSION)
 			small(f, s->model->link_version);
+		else if (f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY)
+			number(f, l->replays);
+		else if (f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY)
+			number(f, l->recoveries);
+		else if (f->fieldId == NVML_FI_DEV_NVLINK_ERROR_DL_CRC)
+			number(f, l->crc_errors);
 		else
 			small(f, l->remote_link);
 		return NVML_SUCCESS;

@@ -63,3 +63,9 @@ bool ff_pci_ancestor(const char *one, const char *other, nvmlGpuTopologyLevel_t 
 	*level = numa_node(a) >= 0 && numa_node(a) == numa_node(b) ? NVML_TOPOLOGY_NODE : NVML_TOPOLOGY_SYSTEM;
 	return true;
 }
+
+int ff_pci_numa_node(const char *id)
+{
+	char path[PATH_MAX];
+	return place(id, path) ? numa_node(path) : -1;
+}

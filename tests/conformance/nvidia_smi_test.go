@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,7 +70,9 @@ func TestNvidiaSMI(t *testing.T) {
 			{"queries what the profile says", queriesTheProfile},
 			{"answers query-gpu", answersQueryGPU},
 			{"shows the topology", showsTheTopology},
+			{"shows the CPU that is nearest to a GPU", showsTheNearestCPU},
 			{"shows every NVLink", showsEveryNVLink},
+			{"counts the errors of every NVLink", countsNVLinkErrors},
 			{"makes a recording that is the profile", recordsTheProfile},
 			{"sets the time slice", setsTheTimeSlice},
 			{"sets modes", setsModes},
@@ -242,6 +245,31 @@ func showsEveryNVLink(t *testing.T, s smi) {
 	}
 	if got := strings.Count(out, "GB/s"); got != want {
 		t.Errorf("%d links have a speed; want %d:\n%s", got, want, out)
+	}
+}
+
+func showsTheNearestCPU(t *testing.T, s smi) {
+	for i, g := range s.GPUs {
+		if g.NUMA < 0 {
+			continue
+		}
+		out, want := s.says(t, "topo", "-C", "-i", strconv.Itoa(i)), "NUMA IDs of closest CPU: "+strconv.Itoa(g.NUMA)
+		if strings.TrimSpace(out) != want {
+			t.Errorf("GPU %d: %q; want %q", i, out, want)
+		}
+	}
+}
+
+func countsNVLinkErrors(t *testing.T, s smi) {
+	l := s.Profile.GPUs.NVLink
+	if l == nil {
+		return
+	}
+	out := s.says(t, "nvlink", "-e")
+	for _, errors := range []string{"Replay Errors: 0", "Recovery Errors: 0", "CRC Errors: 0"} {
+		if got, want := strings.Count(out, errors), l.Links*len(s.GPUs); got != want {
+			t.Errorf("%d links say %s; want %d:\n%s", got, errors, want, out)
+		}
 	}
 }
 

@@ -1,13 +1,4 @@
-// Package claimstate keeps what a node plugin knows of its prepared claims on disk: one file per claim, written whole, with a
-// version and a checksum over the bytes as they lie there.
-//
-// A file is one header line and a JSON body:
-//
-//	gpufabric-claim 1 sha256:<hex of the body's bytes>
-//	{"uid": ...}
-//
-// The checksum covers bytes, not a re-marshalled struct, so a program that knows more or fewer fields than the writer reads the
-// file all the same. A new version number means that the meaning of a field changed, never that a field was added.
+// Package claimstate keeps what a node plugin knows of its prepared claims on disk, one file a claim (see package store).
 //
 // # Upgrades and downgrades
 //
@@ -19,24 +10,19 @@
 package claimstate
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/node/store"
 )
 
 // Version is the newest version that this program reads and writes.
 const Version = 2
-
-const magic = "gpufabric-claim"
 
 // Phase says how far a claim's preparation came.
 type Phase string
@@ -92,50 +78,18 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs,omitempty"`
 }
 
-// encode renders a record as a file.
-func encode(record Record) ([]byte, error) {
-	body, err := json.Marshal(record)
-	if err != nil {
-		return nil, fmt.Errorf("encode claim %s/%s: %w", record.Namespace, record.Name, err)
-	}
-	body = append(body, '\n')
-	return append([]byte(header(record.version(), body)), body...), nil
+// kind is how records are kept.
+func kind() store.Kind[Record] {
+	return store.Kind[Record]{Name: "gpufabric-claim", Version: Version, VersionOf: Record.version, Check: check}
 }
 
-func header(version int, body []byte) string {
-	sum := sha256.Sum256(body)
-	return fmt.Sprintf("%s %d sha256:%s\n", magic, version, hex.EncodeToString(sum[:]))
-}
-
-// errNewer marks a file that is sound but of a version that this program does not know.
-var errNewer = errors.New("written by a newer version of this program")
-
-// decode reads a file. Its errors say what is wrong with the bytes.
-func decode(data []byte) (Record, error) {
-	line, body, found := bytes.Cut(data, []byte("\n"))
-	if !found {
-		return Record{}, fmt.Errorf("no header line in %d bytes", len(data))
-	}
-	fields := strings.Split(string(line), " ")
-	if len(fields) != 3 || fields[0] != magic {
-		return Record{}, fmt.Errorf("header %.80q is not %q, a version and a checksum", line, magic)
-	}
-	version, err := strconv.Atoi(fields[1])
-	if err != nil || version < 1 {
-		return Record{}, fmt.Errorf("version %.20q is not a positive number", fields[1])
-	}
-	if want := strings.TrimSuffix(header(version, body), "\n"); string(line) != want {
-		return Record{}, fmt.Errorf("checksum %.80q does not match the %d bytes that follow", fields[2], len(body))
-	}
-	if version > Version {
-		return Record{}, fmt.Errorf("version %d, known are 1 to %d: %w", version, Version, errNewer)
-	}
-	var record Record
-	if err := json.Unmarshal(body, &record); err != nil {
-		return Record{}, fmt.Errorf("decode body: %w", err)
-	}
+// check says what is wrong with a record that was read from a file.
+func check(name string, record Record) error {
 	if record.UID == "" {
-		return Record{}, errors.New("body has no uid")
+		return errors.New("body has no uid")
 	}
-	return record, nil
+	if string(record.UID) != name {
+		return fmt.Errorf("holds claim %s, its name says otherwise", record.UID)
+	}
+	return nil
 }

@@ -25,6 +25,19 @@ func sample() Record {
 	}
 }
 
+// encode, decode and header are a claim's file.
+func encode(record Record) ([]byte, error) { return kind().Encode(record) }
+
+func decode(data []byte) (Record, error) {
+	k := kind()
+	k.Check = func(_ string, r Record) error { return check(string(r.UID), r) } // whatever the file's name
+	return k.Read("", data)
+}
+
+func header(version int, body []byte) string {
+	return fmt.Sprintf("gpufabric-claim %d sha256:%x\n", version, sha256.Sum256(body))
+}
+
 func open(t *testing.T, dir string) (*Store, []Unreadable) {
 	t.Helper()
 	store, unreadable, err := Open(dir, atomicfile.Writer{})

@@ -54,6 +54,9 @@ func TestAFileOfVersion1HoldsTheUnitsAlone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "rdma_a.layout"), fmt.Appendf(nil, "gpufabric-layout 1 sha256:%x\n%s\n", sha256.Sum256([]byte(body)), body), 0o640); err != nil {
 		t.Fatal(err)
 	}
+	if store, err = offer.OpenStore(dir); err != nil { // files are read at the start
+		t.Fatal(err)
+	}
 	got, err := store.Load("rdma/a")
 	if want := (offer.Kept{Units: pool.Layout{"0000:3b:00.0"}}); err != nil || !cmp.Equal(want, got) {
 		t.Errorf("got %v, %v", got, err)
@@ -66,10 +69,10 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 		damage func([]byte) []byte
 		reason string
 	}{
-		{"empty", func([]byte) []byte { return nil }, "first line"},
+		{"empty", func([]byte) []byte { return nil }, "no header line"},
 		{"cut off", func(b []byte) []byte { return b[:len(b)-5] }, "checksum"},
 		{"changed", func(b []byte) []byte { return []byte(strings.Replace(string(b), "0000:3b", "0000:3c", 1)) }, "checksum"},
-		{"of a later version", func(b []byte) []byte { return []byte(strings.Replace(string(b), "layout 2", "layout 3", 1)) }, "first line"},
+		{"of a later version", func(b []byte) []byte { return []byte(strings.Replace(string(b), "layout 2", "layout 3", 1)) }, "newer version"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -88,12 +91,51 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 			if err := os.WriteFile(path, test.damage(content), 0o640); err != nil {
 				t.Fatal(err)
 			}
+			if store, err = offer.OpenStore(dir); err != nil {
+				t.Fatal(err)
+			}
 			if kept, err := store.Load("rdma/a"); kept.Units != nil || err == nil || !strings.Contains(err.Error(), test.reason) {
 				t.Errorf("got %v, %v", kept, err)
 			}
 			if kept, err := store.Load("rdma/a"); kept.Units != nil || err != nil {
 				t.Errorf("the second time: got %v, %v", kept, err)
 			}
+			if _, err := os.Stat(filepath.Join(dir, "unreadable/rdma_a.layout")); err != nil {
+				t.Error(err)
+			}
 		})
+	}
+}
+
+// A file as version 0.2 wrote it, byte for byte: its checksum leaves the newline at the end out. What is written now has none there, so that version reads it.
+func TestALayoutOfTheVersionBeforeIsRead(t *testing.T) {
+	before, err := os.ReadFile("testdata/rdma_a-0.2.layout")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "rdma_a.layout")
+	if err := os.WriteFile(path, before, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	store, err := offer.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := store.Load("rdma/a")
+	if want := (pool.Layout{"0000:3b:00.0", "0000:5e:00.0"}); err != nil || kept.Boot != "b1" || !cmp.Equal(want, kept.Units) {
+		t.Fatalf("got %v, %v", kept, err)
+	}
+	kept.Boot = "b2"
+	if err := store.Save("rdma/a", kept); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, body, _ := strings.Cut(string(after), "\n")
+	if want := fmt.Sprintf("gpufabric-layout 2 sha256:%x", sha256.Sum256([]byte(strings.TrimSuffix(body, "\n")))); line != want {
+		t.Errorf("version 0.2 wants the first line %q, it is %q", want, line)
 	}
 }

@@ -438,7 +438,7 @@ func TestADamagedLayoutIsSetAside(t *testing.T) {
 	}
 	n.start()
 	n.kubelet.AwaitAllocatable(shared, 1000)
-	if _, err := os.Stat(path + ".unreadable"); err != nil {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(path), "unreadable", filepath.Base(path))); err != nil {
 		t.Error(err)
 	}
 }

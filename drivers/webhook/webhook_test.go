@@ -128,7 +128,7 @@ func TestReviews(t *testing.T) {
 		{"a layout that is wrong", "gpufabric.io", "v1alpha1", "MIGLayout", `{"spec":{"layout":"a","config":{"version":"v1","mig-configs":{}}}}`, `spec.config.mig-configs`},
 		{"a profile without memory", "gpufabric.io", "v1alpha1", "VGPUProfile", `{"spec":{"mode":"Software"}}`, `spec.memory`},
 		{"a pool without a name", "gpufabric.io", "v1alpha1", "RDMAPool", `{"spec":{}}`, `spec.resourceName`},
-		{"something that is nobody's business", "", "v1", "Pod", `{}`, ""},
+		{"something that concerns no webhook", "", "v1", "Pod", `{}`, ""},
 		{"an object that is none", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":7}`, `cannot unmarshal`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -113,7 +113,7 @@ nvmlReturn_t impl_nvmlEventSetWait_v2(nvmlEventSet_t handle, nvmlEventData_t *da
 		const struct ff_header *h = ff_state_header();
 		if (!h)
 			return NVML_ERROR_UNKNOWN;
-		if (h != s->header) { /* the node was rendered anew, and counts from 0 again */
+		if (h != s->header) { /* the node was rendered again, and counts from 0 again */
 			s->header = h;
 			s->seen = 0;
 		}

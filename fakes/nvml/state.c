@@ -190,7 +190,7 @@ static struct mapping *load_current(void)
 	return __atomic_load_n(&current, __ATOMIC_ACQUIRE);
 }
 
-/* Maps the file anew unless another thread has done so since `seen` was found to be out of date. */
+/* Maps the file again unless another thread has done so since `seen` was found to be out of date. */
 static struct mapping *reopen(struct mapping *seen)
 {
 	pthread_mutex_lock(&lock);

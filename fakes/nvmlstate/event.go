@@ -87,7 +87,7 @@ func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 			return nvml.EventData{}, r
 		}
 		s.mu.Lock()
-		if s.file != f { // the node was rendered anew, and counts from 0 again
+		if s.file != f { // the node was rendered again, and counts from 0 again
 			s.file, s.seen = f, 0
 		}
 		seen := s.seen

@@ -341,7 +341,7 @@ func (g gpu) migDevices() []migDevice {
 	return all
 }
 
-// change makes a change of one GPU, as the only writer on the node, and reads the state anew.
+// change makes a change of one GPU, as the only writer on the node, and reads the state again.
 func (c *Command) change(g gpu, fn func(*state.Model, *state.GPU) error) error {
 	if !c.file.Administered() {
 		return fmt.Errorf("insufficient permissions: root and the owner of the node's state may change this: %w", os.ErrPermission)

@@ -36,7 +36,7 @@ func (f *File) EventHead() (uint64, error) {
 	return atomic.LoadUint64(&header(f.data).EventHead), nil
 }
 
-// ErrReplaced is returned by Next when the node was rendered anew; open the file again.
+// ErrReplaced is returned by Next when the node was rendered again; open the file again.
 var ErrReplaced = errors.New("the node's state file was replaced")
 
 // Next waits for the event after the given number and returns it. Where the ring has gone round since, the oldest event still there

@@ -41,7 +41,7 @@ func slice(name, node, devices string, containers ...string) string {
 	return fmt.Sprintf(slicePod, name, node, devices, list)
 }
 
-// configure gives the vGPU plugins their two ConfigMaps, and starts them anew: a new pod's volume has them at once.
+// configure gives the vGPU plugins their two ConfigMaps, and starts them again: a new pod's volume has them at once.
 func (e *environment) configure(t *testing.T, device, node string) {
 	t.Helper()
 	const maps = `{apiVersion: v1, kind: List, items: [

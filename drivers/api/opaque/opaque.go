@@ -37,7 +37,7 @@ func Decode(raw []byte, apiVersion string, kinds map[string]func() Config, expla
 	}
 	var meta metav1.TypeMeta
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
-		if named := wrongType(raw, err); named != err { //nolint:errorlint // whether it was worded anew
+		if named := wrongType(raw, err); named != err { //nolint:errorlint // whether it was reworded
 			return nil, named
 		}
 		return nil, fmt.Errorf("the configuration is not a JSON object: %.200w", err)

@@ -90,7 +90,7 @@ func TestNodesKeepTheirIndexAndNewOnesGetTheLowestFree(t *testing.T) {
 			[]corev1.Pod{podOn("a", "10.0.0.1", isReady), podOn("b", "10.0.0.2", isReady), podOn("c", "10.0.0.3", isReady)},
 			nodes{entry("c", "10.0.0.3", "", 0, v1beta1.Ready), entry("b", "10.0.0.2", otherClique, 0, v1beta1.Ready), entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)},
 		},
-		"a node that changed its clique is numbered anew": {
+		"a node that changed its clique is numbered again": {
 			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("b", "10.0.0.2", otherClique, 0, v1beta1.Ready)},
 			[]metav1.PartialObjectMetadata{nodeIn("a", otherClique), nodeIn("b", otherClique)},
 			[]corev1.Pod{podOn("a", "10.0.0.1", isReady), podOn("b", "10.0.0.2", isReady)},

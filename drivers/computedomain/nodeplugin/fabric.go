@@ -16,7 +16,7 @@ import (
 )
 
 // NVML has no event for a GPU's place in the fabric, so it is read: every second while GPUs are joining, and every ten after that,
-// which is how late a change of clique (a partition made anew by the fabric manager) may be seen. A read takes microseconds once
+// which is how late a change of clique (a partition that is made again by the fabric manager) may be seen. A read takes microseconds once
 // the library is open, and asks no API server.
 const (
 	joiningInterval = time.Second

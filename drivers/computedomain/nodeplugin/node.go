@@ -83,7 +83,7 @@ func keepMetadata(obj any) (any, error) {
 }
 
 // labelClique keeps the node's clique label as the fabric says, until ctx ends: also when someone else changes it, or when the Node
-// object is made anew. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+// object is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
 func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric]) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff

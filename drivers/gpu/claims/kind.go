@@ -85,7 +85,7 @@ type Options struct {
 	AdoptModes bool
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, ere other claims can have it. name is how the
+	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, before other claims can have it. name is how the
 	// claims call it.
 	Appeared func(name string, d *devices.Device)
 	// Changed is called when a claim's end changed what is offered.

@@ -125,7 +125,7 @@ func (k *Kind) layOut() {
 	k.offer(&h)
 }
 
-// offer makes the pool anew and puts the hardware in the place of what was known.
+// offer makes the pool again and puts the hardware in the place of what was known.
 func (k *Kind) offer(h *Hardware) {
 	h.Offer.Held = k.holdings()
 	h.Pool = devices.NewPool(h.Node, h.Offer)

@@ -37,7 +37,7 @@ func (m *Monitor) checkLinks(ctx context.Context) {
 		switch {
 		case g.NVLinkDomain == "" && m.up[g.UUID] == nil:
 		case inMIGMode(g):
-			// An A100's links are trained off with the mode, and anew after it.
+			// An A100's links are trained off with the mode, and again after it.
 			delete(m.up, g.UUID)
 			delete(m.absent, g.UUID)
 		default:

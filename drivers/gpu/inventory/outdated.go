@@ -39,7 +39,7 @@ func (g *GPU) modeChanged() bool {
 	return ret == nvml.SUCCESS && (g.MIG.Enabled != (current == nvml.DEVICE_MIG_ENABLE) || g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
 }
 
-// Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in anew.
+// Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in again.
 func (g *GPU) Answers() bool {
 	_, ret := g.Handle.GetMemoryInfo()
 	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED

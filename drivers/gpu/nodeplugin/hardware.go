@@ -104,7 +104,7 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 }
 
 // reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late. For one that was plugged in the
-// role starts anew.
+// role starts again.
 func (p *plugin) reread(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	p.driver.look(p.options.Driver(), p.at)
@@ -127,7 +127,7 @@ func (p *plugin) reread(ctx context.Context) {
 	if err == nil {
 		node = known.Keeping(node)
 		if wish := p.options.DevicePlugin; len(legacy.Select(node, wish)) > len(legacy.Select(known, wish)) {
-			p.note("GPUsReadAgain", "a GPU of --device-plugin answers again: the driver starts anew, and asks for it before DRA has it")
+			p.note("GPUsReadAgain", "a GPU of --device-plugin answers again: the driver starts again, and asks for it before DRA has it")
 			p.restart(errPluggedIn)
 			return
 		}

@@ -212,7 +212,7 @@ func standing(g *inventory.GPU) []layout.Wanted {
 // applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
 func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
 	if !plan.MIG {
-		changed = p.kind.AdoptMode(plan.GPU) // the layout says that it is nobody's mode to keep
+		changed = p.kind.AdoptMode(plan.GPU) // the layout says that nobody keeps the mode
 	}
 	// What claims had made goes with them.
 	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {

@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// errPluggedIn ends a run of the plugin that starts anew.
+// errPluggedIn ends a run of the plugin that starts again.
 var errPluggedIn = errors.New("a GPU was plugged in")
 
 // bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs tells of no change, so it is looked at now and then: one
 // directory, read whole. Only one goroutine uses it at a time.
 type bus struct {
 	directory string
-	// known were there when the role started, or had it start anew.
+	// known were there when the role started, or had it start again.
 	known map[string]bool
 	// fresh came since the last look.
 	fresh map[string]bool

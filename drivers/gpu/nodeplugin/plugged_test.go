@@ -45,7 +45,7 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	b.mustPrepare(b.claim("u4", nil, device{name: "gpu-0"}))
 }
 
-// A driver that is installed after the role started brings its GPUs with it: NVML knows them, and nothing has to start anew.
+// A driver that is installed after the role started brings its GPUs with it: NVML knows them, and nothing has to start again.
 func TestWhatCameWithTheDriverWasNotPluggedIn(t *testing.T) {
 	m := gputest.New(t, 2)
 	directory, away := m.Path("sys/bus/pci/drivers/nvidia"), m.Path("sys/bus/pci/drivers/away")

@@ -155,7 +155,7 @@ func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.I
 	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}).run(ctx)
 }
 
-// starter runs the role, and starts it anew within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was started, so
+// starter runs the role, and starts it again within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was started, so
 // it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a restart; MPS control
 // daemons live on.
 type starter struct {

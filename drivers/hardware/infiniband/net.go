@@ -179,11 +179,11 @@ func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 
 // guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or nothing.
 func guidTail(address string) string {
-	octets := strings.Split(address, ":")
-	if len(octets) != 20 {
+	parts := strings.Split(address, ":")
+	if len(parts) != 20 {
 		return ""
 	}
-	o := octets[12:]
+	o := parts[12:]
 	return o[0] + o[1] + ":" + o[2] + o[3] + ":" + o[4] + o[5] + ":" + o[6] + o[7]
 }
 

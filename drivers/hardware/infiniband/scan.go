@@ -132,7 +132,7 @@ func place(path string) (function pci.Address, auxiliary string) {
 	return "", ""
 }
 
-// readPort reads the port of that name at dir. On hardware most of a port's attributes ask the firmware, each anew.
+// readPort reads the port of that name at dir. On hardware most of a port's attributes ask the firmware, and each read asks it again.
 func readPort(dir *sysfile.Dir, name string) (Port, error) {
 	n, err := strconv.ParseUint(name, 10, 8)
 	if err != nil || n == 0 {

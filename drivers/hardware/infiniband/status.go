@@ -66,7 +66,7 @@ func (f FS) PKeys(device string, port int) ([]uint16, error) {
 	return slices.Compact(keys), nil
 }
 
-// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four octets, as the kernel gives them.
+// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four bytes, as the kernel gives them.
 // Counters that cannot be read are left out.
 func (f FS) Counters(device string, port int) map[string]uint64 {
 	counters := make(map[string]uint64)

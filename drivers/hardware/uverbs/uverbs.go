@@ -49,7 +49,7 @@ const (
 	header = 8
 	// request is the address of the response, before the driver's part.
 	request = 8
-	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72 octets.
+	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72 bytes.
 	response = 8 + 248
 	// event is struct ib_uverbs_async_event_desc: the port in 64 bits, the kind in 32, and 32 reserved.
 	event = 16
@@ -131,7 +131,7 @@ func (d *Device) Next() (Event, error) {
 			return Event{}, err
 		}
 		if n != event {
-			return Event{}, fmt.Errorf("an event of %d octets, not %d", n, event)
+			return Event{}, fmt.Errorf("an event of %d bytes, not %d", n, event)
 		}
 		switch kind := Kind(binary.NativeEndian.Uint32(desc[8:])); kind {
 		case DeviceFatal:

@@ -147,7 +147,7 @@ func TestAnEventThatIsCutShortIsTheEnd(t *testing.T) {
 	if _, err := k.events.Write([]byte{1, 2, 3}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Next(); err == nil || !strings.Contains(err.Error(), "3 octets") {
+	if _, err := d.Next(); err == nil || !strings.Contains(err.Error(), "3 bytes") {
 		t.Errorf("got %v", err)
 	}
 }

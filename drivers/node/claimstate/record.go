@@ -43,7 +43,7 @@ type Record struct {
 	Name      string    `json:"name"`
 	Phase     Phase     `json:"phase"`
 	// BootID is the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id): after another boot the devices must be
-	// made anew.
+	// made again.
 	BootID string `json:"bootID,omitempty"`
 	// Devices are the allocated devices as the kubelet was told of them.
 	Devices []Device `json:"devices,omitempty"`

@@ -31,7 +31,7 @@ type server struct {
 	left    bool // the last stream ended
 }
 
-// listen makes the socket anew and serves on it.
+// listen makes the socket again and serves on it.
 func (r *Resource) listen() (*server, error) {
 	if err := os.Remove(r.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)

@@ -43,7 +43,7 @@ func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 	}
 }
 
-// moved is a claim as it is when its allocation was given up and made anew: a claim that outlives its pods keeps its UID.
+// moved is a claim as it is when its allocation was given up and made again: a claim that outlives its pods keeps its UID.
 func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 	claim := claimOf(uid, device)
 	claim.Status.Allocation.Devices.Results[0].Pool = pool
@@ -51,7 +51,7 @@ func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 }
 
 // A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare what it made of
-// it anew.
+// it again.
 //
 //shows:gpu-state
 func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {

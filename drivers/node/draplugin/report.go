@@ -108,7 +108,7 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 			return nil
 		}
 		// A merge patch, because it leaves the bytes of what it does not name alone. Server-side apply writes the claim's opaque
-		// parameters anew with sorted keys, which the API server takes for a change of the allocation and refuses.
+		// parameters again with sorted keys, which the API server takes for a change of the allocation and refuses.
 		var patch bytes.Buffer
 		encoder := json.NewEncoder(&patch)
 		encoder.SetEscapeHTML(false) // other drivers' data must come back byte for byte

@@ -58,7 +58,7 @@ func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := ledger.Extend("nobody's", Hold{Key: "free"}); err != nil || len(ledger.Holders("free")) != 0 {
+	if err := ledger.Extend("unknown", Hold{Key: "free"}); err != nil || len(ledger.Holders("free")) != 0 {
 		t.Errorf("held by nobody: %v, %v", ledger.Holders("free"), err)
 	}
 	if err := ledger.Extend("name", Hold{Key: "part 1", Shared: true}); err != nil {

@@ -34,7 +34,7 @@ const (
 const (
 	// settled is when a role has started: it has registered, listed and published what it has.
 	settled = 10 * time.Second
-	// Memory is given back when it has grown by leastGrown octets and by a quarter since it last was: less is what a role at rest soon
+	// Memory is given back when it has grown by leastGrown bytes and by a quarter since it last was: less is what a role at rest soon
 	// has again. That costs the RDMA plugin 7 ms of processor time. A process of which more than smallProcess is in use is left to period:
 	// its heap doubles between collections as a matter of course, and to collect it each time would cost it more than it is worth.
 	leastGrown   = 3 << 20
@@ -104,10 +104,10 @@ func Keep(ctx context.Context, look time.Duration) {
 // trim is when memory was last given back.
 type trim struct {
 	at   time.Time // zero: never
-	left int       // octets resident right after
+	left int       // bytes resident right after
 }
 
-// due says whether to give memory back again now, with so many octets resident.
+// due says whether to give memory back again now, with so many bytes resident.
 func (t trim) due(now time.Time, resident int) bool {
 	grown := t.left <= smallProcess && resident >= t.left+max(leastGrown, t.left/4)
 	return grown || now.Sub(t.at) >= period
@@ -130,7 +130,7 @@ func (t *trim) renew() error {
 	return err
 }
 
-// resident is how much memory of the process is mapped, in octets.
+// resident is how much memory of the process is mapped, in bytes.
 func resident() (int, error) {
 	const path = "/proc/self/statm" // in pages: size, resident, shared, ...
 	text, err := os.ReadFile(path)

@@ -127,7 +127,7 @@ func TestWhatWasGivenBackIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size, err := resident(); err != nil || last.left < 1<<20 || size < last.left/2 {
-		t.Errorf("%d octets are resident, %d were after giving back: %v", size, last.left, err)
+		t.Errorf("%d bytes are resident, %d were after giving back: %v", size, last.left, err)
 	}
 	grown := make([]byte, last.left+leastGrown)
 	for i := 0; i < len(grown); i += os.Getpagesize() {
@@ -138,7 +138,7 @@ func TestWhatWasGivenBackIsRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !last.at.After(first) || last.left < len(grown) {
-		t.Errorf("memory was not given back after it had grown by %d octets: %+v", len(grown), last)
+		t.Errorf("memory was not given back after it had grown by %d bytes: %+v", len(grown), last)
 	}
 	runtime.KeepAlive(grown)
 	second := last.at

@@ -27,7 +27,7 @@ const maxBytes = 1 << 20
 
 // Config is a valid config.json.
 type Config struct {
-	// Rescan is periodicUpdateInterval: how often devices are discovered anew besides by events; 0: by events only.
+	// Rescan is periodicUpdateInterval: how often devices are discovered again besides by events; 0: by events only.
 	Rescan time.Duration
 	// Pools are the entries of configList that can be served.
 	Pools []v1alpha1.RDMAPoolConfig

@@ -39,7 +39,7 @@ const (
 	AttrVendor     resourceapi.QualifiedName = "vendor"    // PCI vendor ID: 15b3
 	AttrDeviceID   resourceapi.QualifiedName = "deviceID"  // PCI device ID: 1021
 	AttrDriver     resourceapi.QualifiedName = "driver"    // mlx5_core
-	AttrMTU        resourceapi.QualifiedName = "mtu"       // of the interface, in octets
+	AttrMTU        resourceapi.QualifiedName = "mtu"       // of the interface, in bytes
 
 	AttrNUMANode   resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
 	AttrPCIeRoot   resourceapi.QualifiedName = "resource.kubernetes.io/pcieRoot"

@@ -138,7 +138,7 @@ func (k *Kind) port(name string) (Port, error) {
 	defer k.mu.Unlock()
 	p, found := k.ports[name]
 	if !found {
-		return Port{}, draplugin.Refuse("DeviceGone", "the RDMA device %s is not on this node any more; delete the pod so that it is scheduled anew", name)
+		return Port{}, draplugin.Refuse("DeviceGone", "the RDMA device %s is not on this node any more; delete the pod so that it is scheduled again", name)
 	}
 	return p, nil
 }

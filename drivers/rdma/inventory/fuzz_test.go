@@ -42,7 +42,7 @@ func entriesOf(t testing.TB, root string) []string {
 //
 //shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
-	for which := range uint16(90) { // as many as the tree has; each once removed, cut to nothing and to one octet, and with garbage
+	for which := range uint16(90) { // as many as the tree has; each once removed, cut to nothing and to one byte, and with garbage
 		f.Add(which, uint8(0), []byte(nil))
 		f.Add(which, uint8(1), []byte(nil))
 		f.Add(which, uint8(2), []byte(nil))

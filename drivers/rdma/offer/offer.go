@@ -61,7 +61,7 @@ func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 }
 
 // Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the same: it
-// comes back after its driver was loaded anew.
+// comes back after its driver was loaded again.
 func (o *Offer) Set(p pool.Pool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -166,7 +166,7 @@ func TestAThousandPodsOnOneHCA(t *testing.T) {
 	// gRPC takes messages of 4 MiB, and the kubelet asks for no more. The most units that a pool may have must fit too, with their NUMA node.
 	message := proto.Size(&pluginapi.ListAndWatchResponse{Devices: view.Devices})
 	if most := message * v1alpha1.MaxRDMAUnits / 1000; message > 64<<10 || most > 4<<20 {
-		t.Errorf("the list of 1000 units has %d octets, that of %d about %d; want at most 64 KiB and 4 MiB", message, v1alpha1.MaxRDMAUnits, most)
+		t.Errorf("the list of 1000 units has %d bytes, that of %d about %d; want at most 64 KiB and 4 MiB", message, v1alpha1.MaxRDMAUnits, most)
 	}
 	for i := range 1000 {
 		if _, _, err := n.kubelet.Allocate(t.Context(), shared, 1); err != nil {
@@ -266,7 +266,7 @@ func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
 	for range 5 {
 		n.kubelet.Stop()
 		begin := time.Now()
-		n.kubelet.Start() // on a socket made anew
+		n.kubelet.Start() // on a socket made again
 		after := n.kubelet.Await(shared, "list", func(r kubelettest.Resource) bool { return r.Lists > 0 })
 		took = append(took, time.Since(begin))
 		// The kubelet's very first list is the whole one: it counts no unit as gone or unhealthy in between.
@@ -344,7 +344,7 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.tree.Link("class/infiniband/mlx5_1", "devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0/infiniband/mlx5_1")
-	// The driver makes the device nodes anew, which is the event.
+	// The driver makes the device nodes again, which is the event.
 	node := filepath.Join(n.tree.Dev, "infiniband/uverbs1")
 	if err := os.Remove(node); err != nil {
 		t.Fatal(err)

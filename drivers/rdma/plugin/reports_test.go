@@ -153,7 +153,7 @@ func TestAReportOfManyDevicesIsShort(t *testing.T) {
 	message := a.reported["none"].Message
 	told := strings.Count(message, "selectors.ifNames: it has no interface, and [ens2f0] is wanted")
 	if len(message) > 700 || told < 5 || !strings.HasSuffix(message, fmt.Sprintf("; and %d more", 40-told)) {
-		t.Errorf("%d octets of %d devices: %s", len(message), told, message)
+		t.Errorf("%d bytes of %d devices: %s", len(message), told, message)
 	}
 }
 

@@ -115,7 +115,7 @@ func (v *verbsEvents) wait() {
 	v.group.Wait()
 }
 
-// portEvent has the ports read at once, and the devices discovered anew where more than a port's health may have changed.
+// portEvent has the ports read at once, and the devices discovered again where more than a port's health may have changed.
 func (p *plugin) portEvent(event uverbs.Event) {
 	p.ports.Nudge()
 	if event.Kind != uverbs.PortActive && event.Kind != uverbs.PortError {

@@ -71,7 +71,7 @@ func TestAnHCAThatWentIsOpenedAgainAndAVirtualOneIsNot(t *testing.T) {
 	if got := next(t, opened); got != "uverbs0 mlx5_core" {
 		t.Errorf("opened %s first", got)
 	}
-	_ = hcas["uverbs0"].Close() // Its driver was loaded anew.
+	_ = hcas["uverbs0"].Close() // Its driver was loaded again.
 	if got := next(t, opened); got != "uverbs0 mlx5_core" {
 		t.Errorf("opened %s after the HCA went", got)
 	}

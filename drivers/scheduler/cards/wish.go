@@ -65,7 +65,7 @@ type Request struct {
 	Container string
 	Number    int
 	Memory    int64 // 0: all of the GPU's
-	Cores     int   // 0: no limit, as long as the GPU is nobody's alone; 100: the GPU alone
+	Cores     int   // 0: no limit, as long as no container has the GPU alone; 100: the GPU alone
 }
 
 // Wish is what a pod asks for.

@@ -125,7 +125,7 @@ func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
 		{"chosen and not yet written", nil, "n", 1, true},
 		{"chosen for another node", nil, "m", 0, false},
 		{"written", written("n", uuid+",NVIDIA,2,0:;"), "n", 2, true},
-		{"written anew", written("n", uuid+",NVIDIA,3,0:;"), "n", 3, true},
+		{"written again", written("n", uuid+",NVIDIA,3,0:;"), "n", 3, true},
 		{"written for another node, from an attempt before", written("m", uuid+",NVIDIA,4,0:;"), "n", 1, true},
 		{"rubbish of somebody else", written("n", "rubbish"), "n", 0, false},
 	} {

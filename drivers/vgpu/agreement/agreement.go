@@ -69,7 +69,7 @@ func (f Factor) raise(ctx context.Context, needed int) (int, error) {
 	}
 	inForce, err := parse(standing)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Writing the agreed unit of memory anew")
+		klog.FromContext(ctx).Error(err, "Writing the agreed unit of memory again")
 	}
 	if units.Agree(inForce, needed) == inForce {
 		return inForce, nil

@@ -115,7 +115,7 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	}
 }
 
-// What could not be removed yet keeps its name, and a container that is made anew has the same.
+// What could not be removed yet keeps its name, and a container that is made again has the same.
 func TestADirectoryIsRemovedBesideOneThatStandsAside(t *testing.T) {
 	l := limiter(t)
 	c := Container{"uid-1", "main"}

@@ -36,7 +36,7 @@ func start(t *testing.T, known ...settings.Geometry) *node {
 	return n
 }
 
-// again starts the manager anew, as after a kill.
+// again restarts the manager, as after a kill.
 func (n *node) again() {
 	n.t.Helper()
 	m, unreadable, err := New(n.options)
@@ -251,7 +251,7 @@ func TestWhatStandsIdleIsUsedAndLeftStanding(t *testing.T) {
 	if _, err := n.give("before", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.store.Delete(owner("before").id()); err != nil { // nobody's, as an administrator's own
+	if err := n.store.Delete(owner("before").id()); err != nil { // belongs to nobody, as an administrator's own does
 		t.Fatal(err)
 	}
 	given, err := n.give("train", n.memory(0, 4000))

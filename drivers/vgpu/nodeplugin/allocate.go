@@ -171,7 +171,7 @@ func (n number) recover(ctx context.Context) error {
 	return nil
 }
 
-// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is made anew.
+// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
 	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
 		return n.hook.Book.Hold(n.hook.Deck(), held(pod, container), shares)

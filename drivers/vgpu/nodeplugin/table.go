@@ -23,7 +23,7 @@ import (
 )
 
 // table is the node's deck as it lies now: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with which GPU. When one
-// of the last two changes the deck is laid anew, and the kubelet and the scheduler hear of it.
+// of the last two changes the deck is laid again, and the kubelet and the scheduler hear of it.
 type table struct {
 	node     *inventory.Node
 	locate   func(busID string) (inventory.Place, error)
@@ -81,7 +81,7 @@ func (t *table) followUnit(ctx context.Context, cluster agreement.Factor) error 
 	})
 }
 
-// lay lays the deck anew.
+// lay lays the deck again.
 func (t *table) lay(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

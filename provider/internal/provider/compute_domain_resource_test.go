@@ -71,7 +71,7 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 			ExpectError:      regexp.MustCompile(`(?s)1 of 2 nodes ready;\s+waiting\s+for\s+b`),
 		})
 	})
-	t.Run("that was deleted by somebody is planned anew", func(t *testing.T) {
+	t.Run("that was deleted by somebody is planned again", func(t *testing.T) {
 		check(t, resource.TestStep{
 			Config: domainConfig(s, "ready", "num_nodes = 2"),
 		}, resource.TestStep{

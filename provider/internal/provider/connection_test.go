@@ -98,7 +98,7 @@ func testInterruptedApply(t *testing.T, s *apiserver.Server) {
 			}
 			for name, uid := range before {
 				if after[name] != uid {
-					t.Errorf("%s was made anew: the first apply lost it, or left it tainted", name)
+					t.Errorf("%s was made again: the first apply lost it, or left it tainted", name)
 				}
 			}
 			return nil

@@ -90,7 +90,7 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 				resource.TestCheckNoResourceAttr(stackAddress, "effective_values.controller.replicas"), resource.TestCheckResourceAttr(stackAddress, "revision", "3")),
 		})
 	})
-	t.Run("a release that somebody uninstalled is planned anew", func(t *testing.T) {
+	t.Run("a release that somebody uninstalled is planned again", func(t *testing.T) {
 		check(t, resource.TestStep{Config: stack(s, "away", "")}, resource.TestStep{
 			PreConfig: func() {
 				_, err := action.NewUninstall(helmConfig(t, s, "away-system")).Run("away")

@@ -65,7 +65,7 @@ func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 				{ResourceName: l.address(), ImportState: true, ImportStateKind: resource.ImportBlockWithResourceIdentity},
 			}})
 		})
-		t.Run(l.name+" that was deleted by somebody is created anew", func(t *testing.T) {
+		t.Run(l.name+" that was deleted by somebody is created again", func(t *testing.T) {
 			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{
 				PreConfig: func() { must(t, objects.Delete(background, "life", metav1.DeleteOptions{})) },
 				Config:    l.config(s, "life"), ConfigPlanChecks: action(plancheck.ResourceActionCreate),

@@ -142,7 +142,7 @@ func (f *Fleet) runNode(ctx context.Context, i int) error {
 }
 
 // Reboot switches node number i of the fleet off, as a power cut does, and on again. What it has on disk stays, /var/run does
-// not, and its pods start anew.
+// not, and its pods start again.
 func (f *Fleet) Reboot(i int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

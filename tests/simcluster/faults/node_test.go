@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/tests/simcluster/wallclock"
 )
 
-// silenceAndReboot cuts a node off until the cluster holds it gone, then boots it with hardware rendered anew: what plugins made there
+// silenceAndReboot cuts a node off until the cluster holds it gone, then boots it with hardware rendered again: what plugins made there
 // (MIG instances among it) is gone, and what they noted on disk is not.
 func silenceAndReboot(s *scenario) {
 	s.start()

@@ -213,7 +213,7 @@ func (w *worker) variable(ctx context.Context, spec *corev1.Container, variable 
 		}
 		return object.Data[from.ConfigMapKeyRef.Key], nil
 	}
-	return "", nil // from a secret: nobody's here
+	return "", nil // from a secret: there is none here
 }
 
 func (w *worker) field(path string) (string, error) {

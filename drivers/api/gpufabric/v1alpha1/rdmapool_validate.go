@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// MaxRDMAUnits bounds rdmaHcaMax. The kubelet takes lists of at most 4 MiB from a device plugin and a unit needs up to 28 octets of it, so that
+// MaxRDMAUnits bounds rdmaHcaMax. The kubelet takes lists of at most 4 MiB from a device plugin and a unit needs up to 28 bytes of it, so that
 // much more would reach it as no list at all.
 const MaxRDMAUnits = 100_000
 

@@ -55,7 +55,7 @@ func (d *Dir) Reopen(path string) error {
 }
 
 // Below returns d's subdirectory name without opening it, which costs less than it would save for a few attributes. It shares d's buffer, lives
-// as long as d is open, and is neither closed nor opened anew.
+// as long as d is open, and is neither closed nor opened again.
 func (d *Dir) Below(name string) *Dir {
 	return &Dir{path: d.path, fd: d.fd, below: d.below + name + "/", buf: d.buf}
 }

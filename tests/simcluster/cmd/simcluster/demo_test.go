@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,19 +45,35 @@ func TestTheREADMEShowsWhatTheDemoPrints(t *testing.T) {
 	if err := demo.Run(); err != nil {
 		t.Fatalf("simcluster demo: %v\n%s", err, said)
 	}
-	printed := strings.Split(said.String(), "\n")
-	next := 0
-	for _, line := range strings.Split(strings.TrimSpace(block), "\n") {
+	if line := notPrinted(block, said.String()); line != "" {
+		t.Fatalf("README.md shows %q, which the demo does not print there:\n%s", line, said)
+	}
+}
+
+// notPrinted is the first line of shown that is not printed after those before it.
+func notPrinted(shown, printed string) string {
+	lines := strings.Split(printed, "\n")
+	for _, line := range strings.Split(strings.TrimSpace(shown), "\n") {
 		if strings.TrimSpace(line) == "..." || strings.TrimSpace(line) == "" {
 			continue
 		}
-		found := false
-		for next < len(printed) && !found {
-			found = form(printed[next]) == form(line)
-			next++
+		at := slices.IndexFunc(lines, func(p string) bool { return form(p) == form(line) })
+		if at < 0 {
+			return line
 		}
-		if !found {
-			t.Fatalf("README.md shows %q, which the demo does not print there:\n%s", line, said)
+		lines = lines[at+1:]
+	}
+	return ""
+}
+
+func TestALineThatTheDemoDoesNotPrintIsNamed(t *testing.T) {
+	const printed = "[1/2] a cluster ... 4.4 s\n[2/2] a domain ... \n      0/18\nnode-0006  4  127.16.6.9  Ready\n"
+	if line := notPrinted("[1/2] a cluster ... 39 s\n...\nnode-0001  4  127.16.7.1   Ready\n", printed); line != "" {
+		t.Errorf("%q is printed", line)
+	}
+	for _, shown := range []string{"[1/2] a clusters ... 4 s", "node-0001  4  127.16.7.1  NotReady", "0/18\n[1/2] a cluster ... 4.4 s"} {
+		if notPrinted(shown, printed) == "" {
+			t.Errorf("%q is not printed so", shown)
 		}
 	}
 }

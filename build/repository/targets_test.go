@@ -13,7 +13,7 @@ import (
 
 var (
 	declared = regexp.MustCompile(`(?m)^([a-z0-9-]+):`)
-	quoted   = regexp.MustCompile("`(?:[A-Z_]+=[^ `]+ )*make ([^`&|;\n]+)")            // in prose and in comments
+	quoted   = regexp.MustCompile("`(?:[A-Z_]+=[^ `]+ )*make ([^`&|;\n]+)")        // in prose and in comments
 	command  = regexp.MustCompile(`^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*make ([^#|;&>]+)`) // in a block of commands
 	staged   = regexp.MustCompile(`(?m)^\s*stage \S+ make (.+)$`)                  // in .ci/run
 	target   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)

@@ -8,12 +8,13 @@ import (
 
 	"gpufabric.io/build/steps"
 	"gpufabric.io/tests/kindcluster"
+	"gpufabric.io/tests/kindcluster/nodeimage"
 )
 
 func kindCommand() *cobra.Command {
 	command := &cobra.Command{Use: "kind", Short: "Bring the cluster up or down, equip its nodes, write its logs to files"}
 	name := command.PersistentFlags().String("name", kindcluster.DefaultName, "the cluster's name")
-	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name), kindImages(name), kindHardware(name))
+	command.AddCommand(kindUp(name), kindDown(name), kindLogs(name), kindImages(name), kindImage(), kindHardware(name))
 	return command
 }
 
@@ -77,6 +78,22 @@ func kindImages(name *string) *cobra.Command {
 				return err
 			}
 			return cluster.Serve(cmd.Context(), steps.NewPrinter(os.Stderr), names...)
+		},
+	}
+}
+
+func kindImage() *cobra.Command {
+	return &cobra.Command{
+		Use:   "image",
+		Short: "Have the image that nodes run from ready, pulled or made (up to 15 min the first time); prints its name",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			image, err := nodeimage.Ensure(cmd.Context(), steps.NewPrinter(os.Stderr))
+			if err != nil {
+				return err
+			}
+			fmt.Println(image.Name)
+			return nil
 		},
 	}
 }

@@ -40,6 +40,24 @@ func AwaitNodes(ctx context.Context, client kubernetes.Interface, count int, pro
 	return nil
 }
 
+// AwaitPodStarted returns when a pod is no longer Pending.
+func AwaitPodStarted(ctx context.Context, client kubernetes.Interface, namespace, name string) error {
+	said := "it does not exist"
+	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "pods", namespace, fields.OneTermEqualSelector("metadata.name", name))
+	_, err := watchtools.UntilWithSync(ctx, list, &corev1.Pod{}, nil, func(event watch.Event) (bool, error) {
+		pod, ok := event.Object.(*corev1.Pod)
+		if !ok || event.Type == watch.Deleted {
+			return false, nil
+		}
+		said = waiting(pod)
+		return pod.Status.Phase != "" && pod.Status.Phase != corev1.PodPending, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for pod %s/%s to start: %w; %s", namespace, name, context.Cause(ctx), said)
+	}
+	return nil
+}
+
 // NodeReady tells whether a node is Ready and no taint says otherwise.
 func NodeReady(node *corev1.Node) bool {
 	for _, taint := range node.Spec.Taints {

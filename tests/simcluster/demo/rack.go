@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/domain"
 )
 
@@ -36,7 +37,11 @@ func (d *Demo) awaitRack(ctx context.Context) error {
 		}
 		return now.Status == domain.Ready && now.Ready >= Nodes
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	// The kubelet asks again for a claim that it was refused before the domain was Ready: on a busy machine that takes a while.
+	return cluster.AwaitPodStarted(ctx, d.client, "default", "rack-0")
 }
 
 // show prints what there is at the end.

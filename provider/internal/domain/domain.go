@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -32,28 +34,23 @@ type Node struct {
 	Index                 int64
 }
 
-// Read reads the status of a domain.
+// Read reads the status of a domain. One whose form this provider does not know says so in its message.
 func Read(obj *unstructured.Unstructured) State {
-	var s State
-	s.NumNodes, _, _ = unstructured.NestedInt64(obj.Object, "spec", "numNodes")
-	status, _, _ := unstructured.NestedString(obj.Object, "status", "status")
-	s.Accepted, s.Ready = status != "", status == "Ready"
-	conditions, _, _ := unstructured.NestedSlice(obj.Object, "status", "conditions")
-	for _, c := range conditions {
-		if condition, ok := c.(map[string]any); ok && condition["type"] == "Ready" {
-			s.Accepted = true
-			s.Message, _ = condition["message"].(string)
-		}
+	d, err := object.Read[v1beta1.ComputeDomain](obj)
+	if err != nil {
+		return State{Message: err.Error()}
 	}
-	nodes, _, _ := unstructured.NestedSlice(obj.Object, "status", "nodes")
-	for _, n := range nodes {
-		node, ok := n.(map[string]any)
-		if !ok {
-			continue
-		}
-		text := func(field string) string { v, _ := node[field].(string); return v }
-		index, _ := node["index"].(int64)
-		s.Nodes = append(s.Nodes, Node{Name: text("name"), Address: text("ipAddress"), Clique: text("cliqueID"), Status: text("status"), Index: index})
+	return Of(d)
+}
+
+// Of reads the status of a domain.
+func Of(d *v1beta1.ComputeDomain) State {
+	s := State{NumNodes: int64(d.Spec.NumNodes), Accepted: d.Status.Status != "", Ready: d.Status.Status == v1beta1.Ready}
+	if ready := meta.FindStatusCondition(d.Status.Conditions, v1beta1.ConditionReady); ready != nil {
+		s.Accepted, s.Message = true, ready.Message
+	}
+	for _, n := range d.Status.Nodes {
+		s.Nodes = append(s.Nodes, Node{Name: n.Name, Address: n.IPAddress, Clique: n.CliqueID, Status: string(n.Status), Index: int64(n.Index)})
 	}
 	return s
 }

@@ -1,9 +1,11 @@
-// Package feed lets any number of waiters follow objects with one list and one watch for each kind, so that an apply of hundreds of objects does
-// not open hundreds of watches.
+// Package feed is the one way in which the provider watches objects. Any number of waiters share one list and one watch for each scope, so that an apply of
+// hundreds of objects does not open hundreds of watches.
 package feed
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -11,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
@@ -19,11 +22,34 @@ import (
 // Key names an object; Namespace is empty for a cluster-wide kind.
 type Key struct{ Namespace, Name string }
 
+// String returns namespace/name, or the name alone.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Name
+	}
+	return k.Namespace + "/" + k.Name
+}
+
+// Scope is what one list and one watch are over.
+type Scope struct {
+	Resource  schema.GroupVersionResource
+	Namespace string // empty: all namespaces, or a cluster-wide kind
+	Name      string // empty: every object
+}
+
+// options select the scope's objects.
+func (s Scope) options() metav1.ListOptions {
+	if s.Name == "" {
+		return metav1.ListOptions{}
+	}
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", s.Name).String()}
+}
+
 // Condition looks at an object (nil: it does not exist) and says whether the wait is over; an error ends the wait.
 type Condition func(obj *unstructured.Unstructured) (done bool, err error)
 
 const (
-	// linger is how long a kind is still watched after its last waiter left: in an apply the next one is not far.
+	// linger is how long every object of a kind is still watched after the last waiter left: in an apply the next one is not far.
 	linger = 30 * time.Second
 	// retryDelay is the pause before a list or watch that failed is tried again.
 	retryDelay = time.Second
@@ -33,20 +59,20 @@ const (
 type Set struct {
 	client dynamic.Interface
 	mu     sync.Mutex
-	feeds  map[schema.GroupVersionResource]*feed
+	feeds  map[Scope]*feed
 }
 
 // NewSet returns a set without feeds.
 func NewSet(client dynamic.Interface) *Set {
-	return &Set{client: client, feeds: map[schema.GroupVersionResource]*feed{}}
+	return &Set{client: client, feeds: map[Scope]*feed{}}
 }
 
-// Wait follows an object until the condition holds, and returns it as last seen. The condition is not asked before the feed has reached the resource
-// version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. An Unauthorized error says
-// that the server has rejected the credentials for a while; a Forbidden one that the kind may not be listed and watched over all namespaces: the caller may
-// then watch the object alone.
-func (s *Set) Wait(ctx context.Context, gvr schema.GroupVersionResource, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
-	f := s.join(gvr) //nolint:contextcheck // the feed outlives the waiter that starts it
+// Wait follows an object of a scope until the condition holds, and returns it as last seen. The condition is not asked before the feed has reached the
+// resource version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. An answer of the
+// server that another try will not change ends the wait: Forbidden where the scope may not be listed and watched (the caller may then watch the object
+// alone), NotFound where the kind is missing, Unauthorized where the credentials have been rejected for a while.
+func (s *Set) Wait(ctx context.Context, scope Scope, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
+	f := s.join(scope) //nolint:contextcheck // the feed outlives the waiter that starts it
 	defer s.leave(f)
 	var last *unstructured.Unstructured
 	for {
@@ -68,15 +94,15 @@ func (s *Set) Wait(ctx context.Context, gvr schema.GroupVersionResource, key Key
 	}
 }
 
-func (s *Set) join(gvr schema.GroupVersionResource) *feed {
+func (s *Set) join(scope Scope) *feed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f, ok := s.feeds[gvr]
+	f, ok := s.feeds[scope]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		f = &feed{gvr: gvr, resource: s.client.Resource(gvr), stop: cancel, objects: map[Key]*unstructured.Unstructured{}, changed: map[Key]chan struct{}{}}
-		s.feeds[gvr] = f
-		go f.run(ctx) // ends when the last waiter has been gone for a while
+		f = &feed{scope: scope, resource: s.resource(scope), stop: cancel, objects: map[Key]*unstructured.Unstructured{}, changed: map[Key]chan struct{}{}}
+		s.feeds[scope] = f
+		go f.run(ctx) // ends when the last waiter has left, or a while after that
 	}
 	f.waiters++
 	if f.idle != nil {
@@ -86,34 +112,53 @@ func (s *Set) join(gvr schema.GroupVersionResource) *feed {
 	return f
 }
 
+func (s *Set) resource(scope Scope) dynamic.ResourceInterface {
+	if scope.Namespace == "" {
+		return s.client.Resource(scope.Resource)
+	}
+	return s.client.Resource(scope.Resource).Namespace(scope.Namespace)
+}
+
 func (s *Set) leave(f *feed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.waiters--; f.waiters > 0 {
 		return
 	}
+	if f.scope.Name != "" { // nobody else will want this one object
+		s.end(f)
+		return
+	}
 	f.idle = time.AfterFunc(linger, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if f.waiters == 0 && s.feeds[f.gvr] == f {
-			delete(s.feeds, f.gvr)
-			f.stop()
+		if f.waiters == 0 {
+			s.end(f)
 		}
 	})
 }
 
-// feed is one kind: its objects as last heard of, and who waits for which.
+// end is called with mu held.
+func (s *Set) end(f *feed) {
+	if s.feeds[f.scope] == f {
+		delete(s.feeds, f.scope)
+		f.stop()
+	}
+}
+
+// feed is one scope: its objects as last seen, and who waits for which.
 type feed struct {
-	gvr      schema.GroupVersionResource
-	resource dynamic.NamespaceableResourceInterface
+	scope    Scope
+	resource dynamic.ResourceInterface
 	stop     context.CancelFunc
 	waiters  int         // guarded by Set.mu
 	idle     *time.Timer // guarded by Set.mu
 
 	mu      sync.Mutex
 	objects map[Key]*unstructured.Unstructured
-	version uint64 // resource version up to which objects are right; 0 before the first list
-	refused error  // the server does not let us watch the kind
+	listed  bool
+	version uint64 // resource version up to which objects are right
+	refused error  // the server does not let us watch the scope
 	changed map[Key]chan struct{}
 	any     chan struct{} // closed when version or refused changes without an event for a key
 }
@@ -124,7 +169,7 @@ func (f *feed) look(key Key, since string) (obj *unstructured.Unstructured, reac
 	defer f.mu.Unlock()
 	obj = f.objects[key]
 	wanted, _ := strconv.ParseUint(since, 10, 64) // not a number: any version will do
-	reached = f.version > 0 && (f.version >= wanted || versionOf(obj) >= wanted)
+	reached = f.listed && (f.version >= wanted || versionOf(obj) >= wanted)
 	if !reached {
 		if f.any == nil {
 			f.any = make(chan struct{})
@@ -148,31 +193,52 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
+// follow lists, then watches from there until the watch ends.
 func (f *feed) follow(ctx context.Context, rejections *Rejections) {
-	list, err := f.resource.List(ctx, metav1.ListOptions{})
-	inVain := rejections.Last(err)
+	list, err := f.resource.List(ctx, f.scope.options())
+	if rejections.Last(err) || final(err) {
+		f.refuse(err)
+	}
 	if err != nil {
-		// A kind that is missing, like one that is forbidden, is no reason to wait: the caller decides.
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || inVain {
-			f.refuse(err)
-		}
 		return
 	}
 	f.replace(list)
-	w, err := f.resource.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), AllowWatchBookmarks: true})
+	options := f.scope.options()
+	options.ResourceVersion, options.AllowWatchBookmarks = list.GetResourceVersion(), true
+	w, err := f.resource.Watch(ctx, options)
+	if final(err) {
+		f.refuse(err)
+	}
 	if err != nil {
-		if apierrors.IsForbidden(err) {
-			f.refuse(err)
-		}
 		return
 	}
 	defer w.Stop()
-	for event := range w.ResultChan() {
-		obj, ok := event.Object.(*unstructured.Unstructured)
-		if !ok || event.Type == watch.Error {
-			return // usually 410 Gone: list again
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event, open := <-w.ResultChan():
+			obj, ok := event.Object.(*unstructured.Unstructured)
+			if !open || !ok || event.Type == watch.Error {
+				return // usually 410 Gone: list again
+			}
+			f.take(event.Type, obj)
 		}
-		f.take(event.Type, obj)
+	}
+}
+
+// final tells whether an error is an answer that the server will give again. An API server that restarts in a long apply, or asks for patience, is waited
+// for, and so is one that cannot be reached; credentials that are rejected are left to Rejections.
+func final(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusGone, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= 400 && code < 500
 	}
 }
 
@@ -191,7 +257,7 @@ func (f *feed) replace(list *unstructured.UnstructuredList) {
 	for i := range list.Items {
 		f.objects[keyOf(&list.Items[i])] = &list.Items[i]
 	}
-	f.version = number(list.GetResourceVersion())
+	f.listed, f.version = true, number(list.GetResourceVersion())
 	f.wakeAll()
 }
 

@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 
@@ -53,10 +52,11 @@ func Repartition(ctx context.Context, client *cluster.Client, name string, evict
 			if obj == nil {
 				return false, object.ErrGone
 			}
-			layout = v1alpha1.MIGLayout{}
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &layout); err != nil {
+			read, err := object.Read[v1alpha1.MIGLayout](obj)
+			if err != nil {
 				return false, err
 			}
+			layout = *read
 			return r.stands(&layout), nil
 		})
 		stop()

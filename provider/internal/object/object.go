@@ -12,9 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
 
 	"gpufabric.io/provider/internal/cluster"
+	"gpufabric.io/provider/internal/feed"
 )
 
 // FieldManager owns the fields that Terraform sets.
@@ -40,14 +42,19 @@ func (k Kind) APIVersion() string {
 func (k Kind) CRD() string { return k.Plural + "." + k.Group }
 
 // Key names an object; Namespace is empty for a cluster-wide kind.
-type Key struct{ Namespace, Name string }
+type Key = feed.Key
 
-// String returns namespace/name, or the name alone.
-func (k Key) String() string {
-	if k.Namespace == "" {
-		return k.Name
+// Read reads an object into its API type.
+func Read[T any](obj *unstructured.Unstructured) (*T, error) {
+	into := new(T)
+	text, err := obj.MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(text, into)
 	}
-	return k.Namespace + "/" + k.Name
+	if err != nil {
+		return nil, fmt.Errorf("%s %s has another form than this provider knows: %w", obj.GetKind(), obj.GetName(), err)
+	}
+	return into, nil
 }
 
 // Store reads and writes the objects of one kind.
@@ -129,7 +136,7 @@ func (e *ExistsError) Error() string {
 // the field manager) is taken up again. While the kind's CRD is missing Create waits for it, so that the order of resources in one
 // apply does not matter. Errors: *ExistsError, *ConflictError, *MissingKindError, or the API server's.
 func (s *Store) Create(ctx context.Context, obj *unstructured.Unstructured, force bool) (*unstructured.Unstructured, error) {
-	key := Key{obj.GetNamespace(), obj.GetName()}
+	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	found, err := s.Get(ctx, key)
 	if err != nil {
 		return nil, err
@@ -164,7 +171,7 @@ func (s *Store) Add(ctx context.Context, obj *unstructured.Unstructured) (*unstr
 // Apply writes the fields in obj by server-side apply and returns the object as stored. Fields applied earlier and now absent are
 // removed; a field that another manager owns with another value is a *ConflictError, unless force takes it over.
 func (s *Store) Apply(ctx context.Context, obj *unstructured.Unstructured, force bool) (*unstructured.Unstructured, error) {
-	key := Key{obj.GetNamespace(), obj.GetName()}
+	key := Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	applied, err := s.resource(key).Apply(ctx, key.Name, obj, metav1.ApplyOptions{FieldManager: FieldManager, Force: force})
 	if apierrors.IsConflict(err) {
 		return nil, conflict(s.kind.Name, key, err)

@@ -17,6 +17,8 @@ import (
 	"gpufabric.io/provider/internal/feed"
 )
 
+var pod = feed.Key{Namespace: "default", Name: "p"}
+
 var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 
 // A token without a known end expires in the middle of a wait: the request that finds out is rejected, and the next has a new one.
@@ -25,11 +27,11 @@ var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
 	waits := map[string]func(context.Context, *fake.FakeDynamicClient) error{
 		"alone": func(ctx context.Context, client *fake.FakeDynamicClient) error {
-			_, err := follow(ctx, client.Resource(pods).Namespace("default"), "p", exists)
+			_, err := feed.NewSet(client).Wait(ctx, feed.Scope{Resource: pods, Namespace: "default", Name: "p"}, pod, "", exists)
 			return err
 		},
 		"shared": func(ctx context.Context, client *fake.FakeDynamicClient) error {
-			_, err := feed.NewSet(client).Wait(ctx, pods, feed.Key{Namespace: "default", Name: "p"}, "", exists)
+			_, err := feed.NewSet(client).Wait(ctx, feed.Scope{Resource: pods}, pod, "", exists)
 			return err
 		},
 	}

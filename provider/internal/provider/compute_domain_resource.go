@@ -19,6 +19,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
 
 	"gpufabric.io/provider/internal/cluster"
 	"gpufabric.io/provider/internal/domain"
@@ -41,6 +44,8 @@ type computeDomainModel struct {
 
 	readiness
 	Nodes types.List `tfsdk:"nodes"`
+
+	missing string // what the domain still lacks, as last observed
 }
 
 type channelModel struct {
@@ -61,12 +66,14 @@ func newComputeDomainResource() resource.Resource {
 
 func computeDomainDefinition() definition[*computeDomainModel] {
 	return definition[*computeDomainModel]{
-		name:   "compute_domain",
-		kind:   computeDomainKind,
-		schema: computeDomainSchema,
-		empty:  func() *computeDomainModel { return &computeDomainModel{} },
-		advise: adviseComputeDomain,
-		await:  awaitComputeDomain,
+		name:      "compute_domain",
+		kind:      computeDomainKind,
+		schema:    computeDomainSchema,
+		empty:     func() *computeDomainModel { return &computeDomainModel{} },
+		validate:  validateComputeDomain,
+		attribute: computeDomainAttribute,
+		advise:    adviseComputeDomain,
+		await:     awaitComputeDomain,
 	}
 }
 
@@ -100,37 +107,52 @@ func computeDomainSchema(ctx context.Context) schema.Schema {
 		"It is the resource `ComputeDomain` of `resource.nvidia.com/v1beta1`, kept by server-side apply."}
 }
 
-func (m *computeDomainModel) spec(ctx context.Context) (map[string]any, diag.Diagnostics) {
+func (m *computeDomainModel) api(ctx context.Context) (*v1beta1.ComputeDomainSpec, diag.Diagnostics) {
 	var channel channelModel
 	diags := m.Channel.As(ctx, &channel, objectAsOptions)
-	return map[string]any{
-		"numNodes": m.NumNodes.ValueInt64(),
-		"channel": map[string]any{
-			"resourceClaimTemplate": map[string]any{"name": channel.Template.ValueString()},
-			"allocationMode":        channel.AllocationMode.ValueString(),
-		},
-	}, diags
+	return &v1beta1.ComputeDomainSpec{NumNodes: int(m.NumNodes.ValueInt64()), Channel: v1beta1.ComputeDomainChannelSpec{
+		ResourceClaimTemplate: v1beta1.ComputeDomainResourceClaimTemplate{Name: channel.Template.ValueString()},
+		AllocationMode:        v1beta1.AllocationMode(channel.AllocationMode.ValueString()),
+	}}, diags
+}
+
+// validateComputeDomain holds the configuration against what the CustomResourceDefinition takes.
+func validateComputeDomain(ctx context.Context, m *computeDomainModel) (field.ErrorList, diag.Diagnostics) {
+	spec, diags := m.api(ctx)
+	return spec.Validate(field.NewPath("spec")), diags
+}
+
+// computeDomainAttribute is attributePath but for the template's name, which is an attribute of its own.
+func computeDomainAttribute(fieldPath string) path.Path {
+	if fieldPath == "spec.channel.resourceClaimTemplate.name" {
+		return path.Root("channel").AtName("resource_claim_template")
+	}
+	return attributePath(fieldPath)
+}
+
+func (m *computeDomainModel) spec(ctx context.Context) (map[string]any, diag.Diagnostics) {
+	spec, diags := m.api(ctx)
+	return toMap(spec, &diags), diags
 }
 
 func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
-	numNodes, _, _ := unstructured.NestedInt64(obj.Object, "spec", "numNodes")
-	m.NumNodes = types.Int64Value(numNodes)
-	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
-	mode, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "allocationMode")
-	if mode == "" {
-		mode = "Single" // the API's default, for servers whose CRD does not write it
+	var diags diag.Diagnostics
+	d := fromObject[v1beta1.ComputeDomain](obj, &diags)
+	if d == nil {
+		return diags
 	}
-	channel, diags := types.ObjectValue(channelType, map[string]attr.Value{"resource_claim_template": types.StringValue(template), "allocation_mode": types.StringValue(mode)})
-	m.Channel = channel
-	state := domain.Read(obj)
+	m.NumNodes = types.Int64Value(int64(d.Spec.NumNodes))
+	mode := or(string(d.Spec.Channel.AllocationMode), string(v1beta1.AllocationModeSingle)) // for servers whose CRD does not write the default
+	m.Channel = types.ObjectValueMust(channelType, map[string]attr.Value{
+		"resource_claim_template": types.StringValue(d.Spec.Channel.ResourceClaimTemplate.Name), "allocation_mode": types.StringValue(mode)})
+	state := domain.Of(d)
 	m.WaitFor = types.StringValue(or(m.WaitFor.ValueString(), waitAccepted)) // none after an import
 	m.Accepted, m.Ready, m.Message = types.BoolValue(state.Accepted), types.BoolValue(state.Ready), types.StringValue(state.Message)
+	m.missing = state.Missing()
 	nodes := make([]attr.Value, 0, len(state.Nodes))
 	for _, n := range state.Nodes {
-		node, more := types.ObjectValue(nodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "ip_address": types.StringValue(n.Address),
-			"clique_id": types.StringValue(n.Clique), "index": types.Int64Value(n.Index), "status": types.StringValue(n.Status)})
-		diags.Append(more...)
-		nodes = append(nodes, node)
+		nodes = append(nodes, types.ObjectValueMust(nodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "ip_address": types.StringValue(n.Address),
+			"clique_id": types.StringValue(n.Clique), "index": types.Int64Value(n.Index), "status": types.StringValue(n.Status)}))
 	}
 	list, more := types.ListValue(types.ObjectType{AttrTypes: nodeType}, nodes)
 	m.Nodes = list
@@ -142,6 +164,8 @@ func (m *computeDomainModel) forget() {
 	m.forgetReadiness()
 	m.Nodes = types.ListUnknown(types.ObjectType{AttrTypes: nodeType})
 }
+
+func (m *computeDomainModel) waiting(context.Context) string { return m.missing }
 
 // adviseComputeDomain warns of a domain with more nodes than the cluster's fabric has.
 func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *computeDomainModel) diag.Diagnostics {
@@ -159,28 +183,16 @@ func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *co
 	return diags
 }
 
+// awaitComputeDomain waits for the domain as for every object, then for the template that its pods name.
 func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
-	key := m.key()
-	if m.WaitFor.ValueString() == waitNone {
-		return obj, "", nil
+	last, waiting, err := awaitCondition[*computeDomainModel](computeDomainKind)(ctx, client, m, obj)
+	if err != nil || m.WaitFor.ValueString() == waitNone {
+		return last, waiting, err
 	}
-	last, err := object.NewStore(client, computeDomainKind).Await(ctx, key, obj, func(obj *unstructured.Unstructured) (bool, error) {
-		if obj == nil || obj.GetDeletionTimestamp() != nil {
-			return false, object.ErrGone
-		}
-		state := domain.Read(obj)
-		progress(ctx, "ComputeDomain "+key.String(), state.Missing())
-		return state.Ready || (state.Accepted && m.WaitFor.ValueString() == waitAccepted), nil
-	})
-	if last == nil {
-		last = obj
-	}
-	if err != nil {
-		return last, domain.Read(last).Missing(), err
-	}
-	template, _, _ := unstructured.NestedString(obj.Object, "spec", "channel", "resourceClaimTemplate", "name")
-	_, err = object.NewStore(client, domain.ClaimTemplateKind).Await(ctx, object.Key{Namespace: key.Namespace, Name: template}, nil, func(obj *unstructured.Unstructured) (bool, error) {
+	spec, _ := m.api(ctx) // its diagnostics were reported with the object as applied
+	template := object.Key{Namespace: m.key().Namespace, Name: spec.Channel.ResourceClaimTemplate.Name}
+	_, err = object.NewStore(client, domain.ClaimTemplateKind).Await(ctx, template, nil, func(obj *unstructured.Unstructured) (bool, error) {
 		return obj != nil, nil
 	})
-	return last, fmt.Sprintf("the controller has not created the ResourceClaimTemplate %s/%s", key.Namespace, template), err
+	return last, "the controller has not created the ResourceClaimTemplate " + template.String(), err
 }

@@ -11,6 +11,8 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/json"
+
+	"gpufabric.io/provider/internal/object"
 )
 
 // toMap writes an API type as the plain values that an unstructured object holds.
@@ -26,16 +28,13 @@ func toMap(v any, diags *diag.Diagnostics) map[string]any {
 	return out
 }
 
-// fromObject reads an object into its API type and reports whether it could.
-func fromObject(obj *unstructured.Unstructured, into any, diags *diag.Diagnostics) bool {
-	text, err := obj.MarshalJSON()
-	if err == nil {
-		err = json.Unmarshal(text, into)
-	}
+// fromObject reads an object into its API type; nil, with a diagnostic, where it cannot.
+func fromObject[T any](obj *unstructured.Unstructured, diags *diag.Diagnostics) *T {
+	read, err := object.Read[T](obj)
 	if err != nil {
-		diags.AddError("Cannot read the "+obj.GetKind(), fmt.Sprintf("%s %s in the cluster has another form than this provider knows: %v.", obj.GetKind(), obj.GetName(), err))
+		diags.AddError("Cannot read the "+obj.GetKind(), err.Error()+".")
 	}
-	return err == nil
+	return read
 }
 
 // int64OrNull reads a number whose zero means that it is left out.

@@ -148,8 +148,8 @@ func (m *migLayoutModel) spec(ctx context.Context) (map[string]any, diag.Diagnos
 
 func (m *migLayoutModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
-	layout := &v1alpha1.MIGLayout{}
-	if !fromObject(obj, layout, &diags) {
+	layout := fromObject[v1alpha1.MIGLayout](obj, &diags)
+	if layout == nil {
 		return diags
 	}
 	m.NodeSelector = nodeSelectorValue(layout.Spec.NodeSelector, &diags)

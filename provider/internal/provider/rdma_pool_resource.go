@@ -103,8 +103,8 @@ func (m *rdmaPoolModel) spec(ctx context.Context) (map[string]any, diag.Diagnost
 
 func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
-	pool := &v1alpha1.RDMAPool{}
-	if !fromObject(obj, pool, &diags) {
+	pool := fromObject[v1alpha1.RDMAPool](obj, &diags)
+	if pool == nil {
 		return diags
 	}
 	s := pool.Spec

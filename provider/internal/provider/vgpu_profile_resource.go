@@ -111,8 +111,8 @@ func (m *vgpuProfileModel) spec(ctx context.Context) (map[string]any, diag.Diagn
 
 func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstructured) diag.Diagnostics {
 	var diags diag.Diagnostics
-	profile := &v1alpha1.VGPUProfile{}
-	if !fromObject(obj, profile, &diags) {
+	profile := fromObject[v1alpha1.VGPUProfile](obj, &diags)
+	if profile == nil {
 		return diags
 	}
 	s := profile.Spec

@@ -9,9 +9,9 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-log/tflog"
 	resourcev1 "k8s.io/api/resource/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"gpufabric.io/provider/internal/object"
@@ -89,18 +89,19 @@ func (m *Manager) blockers(ctx context.Context, crdNames, drivers []string) ([]B
 }
 
 func (m *Manager) objectsOf(ctx context.Context, crdName string) ([]Blocker, error) {
-	crd, err := object.NewStore(m.client, crds).Get(ctx, object.Key{Name: crdName})
+	crd, err := object.NewStore(m.client, object.CRDKind).Get(ctx, object.Key{Name: crdName})
 	if err != nil || crd == nil {
 		return nil, err
 	}
-	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
-	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
-	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
-	version := servedVersion(crd)
+	definition, err := object.Read[apiextensionsv1.CustomResourceDefinition](crd)
+	if err != nil {
+		return nil, err
+	}
+	names, version := definition.Spec.Names, servedVersion(definition)
 	if version == "" {
 		return nil, nil
 	}
-	gvr := schema.GroupVersionResource{Group: group, Version: version, Resource: plural}
+	gvr := schema.GroupVersionResource{Group: definition.Spec.Group, Version: version, Resource: names.Plural}
 	found, err := m.client.Dynamic.Resource(gvr).List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -110,7 +111,7 @@ func (m *Manager) objectsOf(ctx context.Context, crdName string) ([]Blocker, err
 	}
 	var list []Blocker
 	for _, obj := range found.Items {
-		b := Blocker{What: kind + " " + object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String(), Why: "not being deleted"}
+		b := Blocker{What: names.Kind + " " + object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String(), Why: "not being deleted"}
 		if obj.GetDeletionTimestamp() != nil {
 			b.Deleting = true
 			b.Why = "being deleted, held by finalizers " + strings.Join(obj.GetFinalizers(), ", ")
@@ -120,13 +121,10 @@ func (m *Manager) objectsOf(ctx context.Context, crdName string) ([]Blocker, err
 	return list, nil
 }
 
-func servedVersion(crd *unstructured.Unstructured) string {
-	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
-	for _, v := range versions {
-		if m, ok := v.(map[string]any); ok && m["served"] == true {
-			if name, ok := m["name"].(string); ok {
-				return name
-			}
+func servedVersion(crd *apiextensionsv1.CustomResourceDefinition) string {
+	for _, v := range crd.Spec.Versions {
+		if v.Served {
+			return v.Name
 		}
 	}
 	return ""

@@ -14,8 +14,6 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-var crds = object.Kind{Group: "apiextensions.k8s.io", Version: "v1", Name: crdKind, Plural: "customresourcedefinitions"}
-
 // releaseAnnotation notes on a CRD or namespace which release brought it, as namespace/name.
 const releaseAnnotation = "gpufabric.io/release"
 
@@ -35,7 +33,7 @@ func crdObjects(c *chart.Chart) ([]*unstructured.Unstructured, error) {
 			return nil, fmt.Errorf("chart file %s: %w", crd.Filename, err)
 		}
 		for _, obj := range parsed {
-			if obj.GetKind() == crdKind {
+			if obj.GetKind() == object.CRDKind.Name {
 				list = append(list, obj)
 			}
 		}
@@ -50,7 +48,7 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	store := object.NewStore(m.client, crds)
+	store := object.NewStore(m.client, object.CRDKind)
 	release := spec.Namespace + "/" + spec.Name
 	present := map[string]bool{}
 	var foreign []string
@@ -87,7 +85,7 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 			})
 		}
 		// Forced: `helm install` may own the fields as a plain client, and the chart is the one source of its CRDs.
-		_, err := m.client.Dynamic.Resource(crds.GVR()).Apply(ctx, name, crd, metav1.ApplyOptions{FieldManager: object.FieldManager, Force: true})
+		_, err := m.client.Dynamic.Resource(object.CRDKind.GVR()).Apply(ctx, name, crd, metav1.ApplyOptions{FieldManager: object.FieldManager, Force: true})
 		if err != nil {
 			return fmt.Errorf("apply CustomResourceDefinition %s: %w", name, err)
 		}
@@ -103,7 +101,7 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 
 // removeCRDs deletes CRDs and waits until they are gone.
 func (m *Manager) removeCRDs(ctx context.Context, names []string) error {
-	store := object.NewStore(m.client, crds)
+	store := object.NewStore(m.client, object.CRDKind)
 	for _, name := range names {
 		if last, err := store.Delete(ctx, object.Key{Name: name}); err != nil {
 			if last != nil {

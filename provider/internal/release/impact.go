@@ -9,6 +9,8 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"gpufabric.io/provider/internal/object"
 )
 
 // Impact is what an upgrade would do to the pods of a release.
@@ -94,18 +96,21 @@ func compare(have, want, namespace string) (impact Impact, selectors map[string]
 	return impact, selectors, nil
 }
 
+// podTemplate is the template as written, so that a field which this provider does not know counts as a difference too.
 func podTemplate(obj *unstructured.Unstructured) map[string]any {
 	template, _, _ := unstructured.NestedMap(obj.Object, "spec", "template")
 	return template
 }
 
+// driverOf returns the DRA driver that a workload's containers run, empty for none.
 func driverOf(obj *unstructured.Unstructured) string {
-	containers, _, _ := unstructured.NestedSlice(obj.Object, "spec", "template", "spec", "containers")
-	for _, c := range containers {
-		if m, ok := c.(map[string]any); ok {
-			if name, ok := m["name"].(string); ok && pluginDrivers[name] != "" {
-				return pluginDrivers[name]
-			}
+	owner, err := object.Read[podOwner](obj)
+	if err != nil {
+		return ""
+	}
+	for _, c := range owner.Spec.Template.Spec.Containers {
+		if pluginDrivers[c.Name] != "" {
+			return pluginDrivers[c.Name]
 		}
 	}
 	return ""

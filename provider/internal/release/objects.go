@@ -10,9 +10,9 @@ import (
 	"helm.sh/helm/v3/pkg/releaseutil"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
-)
 
-const crdKind = "CustomResourceDefinition"
+	"gpufabric.io/provider/internal/object"
+)
 
 // objects parses a manifest into its objects, with the release's namespace where they name none.
 func objects(manifest, namespace string) ([]*unstructured.Unstructured, error) {
@@ -42,7 +42,7 @@ func (r *Release) customResources() (removed, left []string, err error) {
 		return nil, nil, err
 	}
 	for _, obj := range list {
-		if obj.GetKind() != crdKind {
+		if obj.GetKind() != object.CRDKind.Name {
 			continue
 		}
 		if strings.EqualFold(strings.TrimSpace(obj.GetAnnotations()[kube.ResourcePolicyAnno]), kube.KeepPolicy) {
@@ -57,7 +57,7 @@ func (r *Release) customResources() (removed, left []string, err error) {
 			return nil, nil, err
 		}
 		for _, obj := range list {
-			if obj.GetKind() == crdKind {
+			if obj.GetKind() == object.CRDKind.Name {
 				left = append(left, obj.GetName())
 			}
 		}

@@ -116,7 +116,7 @@ func (m *Manager) takeBack(ctx context.Context, name string) error {
 	}
 	var made []string
 	for _, crd := range left {
-		found, err := object.NewStore(m.client, crds).Get(ctx, object.Key{Name: crd})
+		found, err := object.NewStore(m.client, object.CRDKind).Get(ctx, object.Key{Name: crd})
 		if err != nil {
 			return err
 		}

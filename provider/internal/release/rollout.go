@@ -12,17 +12,31 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
 	"gpufabric.io/provider/internal/feed"
+	"gpufabric.io/provider/internal/object"
 )
 
 // workload is a Deployment, DaemonSet or StatefulSet of a release.
 type workload struct {
 	Kind, Namespace, Name string
 	selector              *metav1.LabelSelector
+}
+
+// podOwner is what Deployments, DaemonSets and StatefulSets agree on, as far as it is wanted here.
+type podOwner struct {
+	Spec struct {
+		Selector *metav1.LabelSelector `json:"selector"`
+		Template struct {
+			Spec struct {
+				Containers []struct {
+					Name string `json:"name"`
+				} `json:"containers"`
+			} `json:"spec"`
+		} `json:"template"`
+	} `json:"spec"`
 }
 
 func (w workload) String() string { return w.Kind + " " + w.Namespace + "/" + w.Name }
@@ -37,16 +51,11 @@ func workloads(r *Release) ([]workload, error) {
 		if k := obj.GetKind(); k != "Deployment" && k != "DaemonSet" && k != "StatefulSet" {
 			continue
 		}
-		// The three kinds agree on spec.selector, the only part wanted here.
-		var partial struct {
-			Spec struct {
-				Selector *metav1.LabelSelector `json:"selector"`
-			} `json:"spec"`
+		w, err := object.Read[podOwner](obj)
+		if err != nil {
+			return nil, fmt.Errorf("the release's manifest: %w", err)
 		}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &partial); err != nil {
-			return nil, fmt.Errorf("%s %s of the release's manifest: %w", obj.GetKind(), obj.GetName(), err)
-		}
-		out = append(out, workload{obj.GetKind(), obj.GetNamespace(), obj.GetName(), partial.Spec.Selector})
+		out = append(out, workload{obj.GetKind(), obj.GetNamespace(), obj.GetName(), w.Spec.Selector})
 	}
 	return out, nil
 }

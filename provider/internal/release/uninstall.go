@@ -249,15 +249,14 @@ func (m *Manager) lodgers(ctx context.Context) ([]string, error) {
 
 // namespaceTrouble reads from a terminating namespace what it waits for.
 func namespaceTrouble(ns *unstructured.Unstructured) string {
+	namespace, err := object.Read[corev1.Namespace](ns)
+	if err != nil {
+		return err.Error()
+	}
 	var words []string
-	conditions, _, _ := unstructured.NestedSlice(ns.Object, "status", "conditions")
-	for _, c := range conditions {
-		condition, ok := c.(map[string]any)
-		if !ok || condition["status"] != "True" {
-			continue
-		}
-		if message, ok := condition["message"].(string); ok {
-			words = append(words, message)
+	for _, c := range namespace.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && c.Message != "" {
+			words = append(words, c.Message)
 		}
 	}
 	if len(words) == 0 {

@@ -131,12 +131,20 @@ func finished(obj *unstructured.Unstructured) (bool, error) {
 	return false, nil
 }
 
-// condition returns what a true condition says, or "" when it does not hold.
+// condition returns what a true condition says, or "" when it does not hold. Jobs and MPIJobs agree on the form of conditions.
 func condition(obj *unstructured.Unstructured, kind string) string {
-	conditions, _, _ := unstructured.NestedSlice(obj.Object, "status", "conditions")
-	for _, c := range conditions {
-		if m, ok := c.(map[string]any); ok && m["type"] == kind && m["status"] == string(corev1.ConditionTrue) {
-			return fmt.Sprintf("%v: %v", m["reason"], m["message"])
+	type conditioned struct {
+		Status struct {
+			Conditions []metav1.Condition `json:"conditions"`
+		} `json:"status"`
+	}
+	job, err := object.Read[conditioned](obj)
+	if err != nil {
+		return ""
+	}
+	for _, c := range job.Status.Conditions {
+		if c.Type == kind && c.Status == metav1.ConditionTrue {
+			return c.Reason + ": " + c.Message
 		}
 	}
 	return ""

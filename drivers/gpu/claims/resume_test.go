@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/claimstate"
 )
@@ -53,7 +54,7 @@ func (d *daemons) Retain(_ context.Context, _ sharing.Moment, claims []types.UID
 // After a boot the kubelet may take a claim back while the plugin still waits for the keeper to start the claim's daemon again.
 func TestAClaimThatEndsWhileItsDaemonIsStartedAgainHasNone(t *testing.T) {
 	asked := &daemons{starting: make(chan types.UID)}
-	k := New(&Hardware{}, Options{MPS: asked})
+	k := New(&Hardware{Node: &inventory.Node{}}, Options{MPS: asked})
 	k.aside = []types.UID{"unread"}
 	mps := []byte(`{"mps":{"devices":["GPU-a"]}}`)
 	records := func() []claimstate.Record {

@@ -66,7 +66,7 @@ demo-down: ## Remove what `make demo` made.
 # What a change is checked with while it is made. UNIT_SLOW are packages that take over 20 s; -short leaves out what starts an API server, Terraform or
 # another program of others. Results of packages that did not change come from Go's cache, which does not see charts, examples and programs of other
 # modules change: `make test` is the proof.
-UNIT_SLOW := drivers/gpu/nodeplugin drivers/rdma/controller drivers/rdma/plugin drivers/vgpu/nodeplugin fakes/cuda/cudatest fakes/nvmlstate build/images tests/charts
+UNIT_SLOW := drivers/gpu/plugin drivers/rdma/controller drivers/rdma/plugin drivers/vgpu/plugin fakes/cuda/cudatest fakes/nvmlstate build/images tests/charts
 .PHONY: unit
 unit: fakes ## Run the quick tests, results of unchanged packages from Go's cache (no program of others is built; says what it leaves out).
 	@echo "left out, see make test: what -short skips, and $(UNIT_SLOW)"

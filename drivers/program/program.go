@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 )
 
 // Host is what a role may ask of the machine it runs on; the zero value is the real machine.

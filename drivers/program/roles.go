@@ -7,31 +7,26 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpufabric.io/drivers/computedomain/controller"
 	"gpufabric.io/drivers/computedomain/daemon"
-	"gpufabric.io/drivers/computedomain/nodeplugin"
-	gpuobjects "gpufabric.io/drivers/gpu/controller"
+	domains "gpufabric.io/drivers/computedomain/plugin"
+	"gpufabric.io/drivers/controllers"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/mpskeeper"
-	gpu "gpufabric.io/drivers/gpu/nodeplugin"
+	gpu "gpufabric.io/drivers/gpu/plugin"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/program/footprint"
-	"gpufabric.io/drivers/program/host"
-	rdmapools "gpufabric.io/drivers/rdma/controller"
 	rdmaexplain "gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
-	"gpufabric.io/drivers/rdma/policy"
 	"gpufabric.io/drivers/uninstall"
-	vgpu "gpufabric.io/drivers/vgpu/nodeplugin"
+	vgpu "gpufabric.io/drivers/vgpu/plugin"
 	"gpufabric.io/drivers/webhook"
 )
 
 // roles are the program's subcommands, one a line.
 func roles() []func(host.Host) *cobra.Command {
 	return []func(host.Host) *cobra.Command{
-		func(h host.Host) *cobra.Command {
-			return controller.Command(h, gpuobjects.Add, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)))
-		},
-		nodeplugin.Command,
+		controllers.Command,
+		domains.Command,
 		daemon.Command,
 		gpu.Command,
 		mpskeeper.Command,

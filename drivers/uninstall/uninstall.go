@@ -19,8 +19,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/node/apiclient"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 )
 
 const role = "uninstall"
@@ -48,7 +47,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			client, err := metadata.NewForConfig(apiclient.Tune(config, role))
+			client, err := metadata.NewForConfig(host.Tune(config, role))
 			if err != nil {
 				return fmt.Errorf("make a client for nodes: %w", err)
 			}

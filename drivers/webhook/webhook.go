@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
-	"gpufabric.io/drivers/program/host"
 )
 
 // Path is where reviews are answered.

@@ -41,6 +41,7 @@ spec:
 }
 
 // TestForms upgrades four nodes of an earlier chart, which offered every form of every GPU, to nodes of one form each, with claims of every form held.
+//
 //shows:gpu-forms chart-upgrade
 func TestForms(t *testing.T) {
 	if *earlier == "" {
@@ -140,6 +141,7 @@ func (e *environment) standing(t *testing.T, pod string) string {
 }
 
 // TestARuntimeWithoutCDIIsReported switches CDI off in the container runtime of one node.
+//
 //shows:node-cdi
 func TestARuntimeWithoutCDIIsReported(t *testing.T) {
 	if *earlier == "" {

@@ -16,7 +16,7 @@ const runner = "tests/charts/manual_test.go"
 var elsewhere = map[string][]string{
 	"charts/fake-hardware/README.md": {"tests/e2e/machines_test.go", "tests/kindcluster", runner},
 	"charts/gpufabric/README.md": {runner, "docs/install.md", "docs/uninstall.md", "drivers/gpu/explain",
-		"drivers/rdma/explain", "drivers/gpu/nodeplugin", "tests/firstday"},
+		"drivers/rdma/explain", "drivers/gpu/plugin", "tests/firstday"},
 	"examples/terraform/platform/README.md":     {"tests/e2e/examples_test.go", "tests/e2e/terraform_test.go", "tests/demo/kind"},
 	"examples/terraform/quickstart/README.md":   {"tests/e2e/terraform_test.go", "tests/demo/kind"},
 	"examples/terraform/rack/README.md":         {"tests/e2e/examples_test.go", "tests/e2e/terraform_test.go", "tests/demo/kind"},

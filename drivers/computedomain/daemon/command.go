@@ -19,17 +19,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/computedomain"
-	"gpufabric.io/drivers/computedomain/domains"
 	"gpufabric.io/drivers/computedomain/imexd"
-	"gpufabric.io/drivers/node/apiclient"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/node/host"
 )
 
 const role = "imex-daemon"
 
 // settings are a daemon's flags and what its container was given.
 type settings struct {
-	programs                            imexd.Programs
+	programs                            imex.Programs
 	dir, hostsFile                      string
 	node, podIP                         string
 	domainUID, domainName, domainSpace  string
@@ -96,7 +95,7 @@ func (s *settings) validate() error {
 }
 
 func run(ctx context.Context, h host.Host, s settings) error {
-	spec, err := imexd.NewSpec(s.dir, s.hostsFile, s.podIP, s.serverPort, s.commandPort)
+	spec, err := imex.NewSpec(s.dir, s.hostsFile, s.podIP, s.serverPort, s.commandPort)
 	if err != nil {
 		return err
 	}
@@ -111,16 +110,16 @@ func run(ctx context.Context, h host.Host, s settings) error {
 	if err != nil {
 		return err
 	}
-	config = apiclient.Tune(config, role)
-	client, err := domains.New(config)
+	config = host.Tune(config, role)
+	client, err := computedomain.NewClient(config)
 	if err != nil {
 		return err
 	}
-	kubernetes, err := apiclient.New(config, role)
+	kubernetes, err := host.Client(config, role)
 	if err != nil {
 		return err
 	}
-	recorder, stopRecorder := apiclient.Recorder(ctx, kubernetes, role, s.node)
+	recorder, stopRecorder := host.Recorder(ctx, kubernetes, role, s.node)
 	defer stopRecorder()
 	pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: s.podNamespace, Name: s.podName, UID: types.UID(s.podUID)}
 	supervisor := imexd.NewSupervisor(h.Runner(s.programs), spec, func(reason, message string) {

@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"gpufabric.io/drivers/computedomain/imexd"
+	"gpufabric.io/drivers/hardware/imex"
 )
 
 func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
 	dir := t.TempDir()
-	spec, err := imexd.NewSpec(dir, filepath.Join(dir, "hosts"), "127.0.0.1", 1, 2)
+	spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "127.0.0.1", 1, 2)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,6 +188,7 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 
 // The program is one of NVIDIA's, made for C libraries as old as nvidia-imex is, and starts without a GPU. The C libraries are those of Debian 11 and 13; this
 // machine's is another, as that of our image is.
+//
 //shows:cd-libc
 func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {
 	for _, c := range []struct {

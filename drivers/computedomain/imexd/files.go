@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"gpufabric.io/drivers/node/atomicfile"
+
+	"gpufabric.io/drivers/hardware/imex"
 )
 
 // SlotsPerStep is in which steps the list of peers grows. A rack of NVL72 has 18 nodes, so most domains never grow it; larger ones
@@ -93,7 +95,7 @@ func nobody(index int, likeThis netip.Addr) netip.Addr {
 }
 
 // configFile is nvidia-imex's configuration for a spec.
-func configFile(spec Spec) []byte {
+func configFile(spec imex.Spec) []byte {
 	var text bytes.Buffer
 	for _, line := range [][2]string{
 		{"LOG_FILE_NAME", ""}, // the container's log
@@ -134,7 +136,7 @@ func hostsWith(old []byte, group Group, bindAddress string) []byte {
 	for _, peer := range group.Peers {
 		addresses[peer.Index] = peer.Address
 	}
-	own, _ := netip.ParseAddr(bindAddress) // NewSpec has parsed it
+	own, _ := netip.ParseAddr(bindAddress) // imex.NewSpec has parsed it
 	var text strings.Builder
 	text.WriteString(kept + hostsBegin)
 	for index := range group.slots() {
@@ -150,7 +152,7 @@ func hostsWith(old []byte, group Group, bindAddress string) []byte {
 
 // writeHosts puts the group into the hosts file. A container's /etc/hosts is a mount, which cannot be renamed over, so the file is
 // written in place; the daemon looks at it only after it is told to.
-func writeHosts(spec Spec, group Group) error {
+func writeHosts(spec imex.Spec, group Group) error {
 	old, err := os.ReadFile(spec.HostsFile)
 	if err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("read the hosts file: %w", err)
@@ -166,7 +168,7 @@ func writeHosts(spec Spec, group Group) error {
 }
 
 // writeConfig writes the files that a start reads.
-func writeConfig(spec Spec, group Group) error {
+func writeConfig(spec imex.Spec, group Group) error {
 	if err := os.MkdirAll(spec.Dir, 0o755); err != nil {
 		return fmt.Errorf("make the domain's directory: %w", err)
 	}

@@ -1,3 +1,4 @@
+// Package imexd keeps one IMEX daemon running on a node, with the peers that the controller gives it.
 package imexd
 
 import (
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/hardware/imex"
 )
 
 const (
@@ -18,7 +21,7 @@ const (
 	steadyInterval = time.Second
 
 	// unwellLimit is how long a daemon may be UNAVAILABLE, or not answer, before another takes its place: it does not recover by itself.
-	// With the question that notices it (queryTimeout), hungPatience and restartPause the next one runs within 15 s.
+	// With the question that notices it (2 s, package imex), hungPatience and restartPause the next one runs within 15 s.
 	unwellLimit = 8 * time.Second
 	// hungPatience is how long such a daemon gets to end in order, stopPatience one that is well: it lets go of its importers first.
 	hungPatience = 2 * time.Second
@@ -44,7 +47,7 @@ type Status struct {
 	// Reason says in words what is waited for, or went wrong; empty when Ready.
 	Reason string
 	// State is the daemon's own word.
-	State State
+	State imex.State
 	// Peers is how many daemons the domain has in this clique, this one included.
 	Peers int
 	// Restarts is how often the daemon ended by itself.
@@ -53,8 +56,8 @@ type Status struct {
 
 // Supervisor keeps one daemon running and its list of peers current.
 type Supervisor struct {
-	runner Runner
-	spec   Spec
+	runner imex.Runner
+	spec   imex.Spec
 	report func(reason, message string)
 
 	mu      sync.Mutex
@@ -68,10 +71,10 @@ type Supervisor struct {
 
 // NewSupervisor makes a supervisor. report is told what a person should know (a daemon that ended, one that cannot start); reason
 // is a CamelCase word.
-func NewSupervisor(runner Runner, spec Spec, report func(reason, message string)) *Supervisor {
+func NewSupervisor(runner imex.Runner, spec imex.Spec, report func(reason, message string)) *Supervisor {
 	return &Supervisor{
 		runner: runner, spec: spec, report: report,
-		status:  Status{State: Unavailable, Reason: "waiting for the controller to number this node"},
+		status:  Status{State: imex.Unavailable, Reason: "waiting for the controller to number this node"},
 		changed: make(chan struct{}), groups: make(chan Group, 1),
 	}
 }
@@ -142,19 +145,23 @@ func (s *Supervisor) set(change func(*Status)) {
 // fail keeps an error that only another container can mend; Run returns it.
 func (s *Supervisor) fail(err error) { s.failure = err }
 
-// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with ErrNoPrograms, where this
+// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with imex.ErrNoPrograms, where this
 // container cannot run a daemon: the container that the kubelet makes in its place gets what the node has by then.
 func (s *Supervisor) Run(ctx context.Context) error {
 	group, ok := s.next(ctx)
 	for ok {
 		if group.Clique == "" {
-			s.set(func(status *Status) { *status = Status{Ready: true, State: Unavailable, Restarts: status.Restarts} })
+			s.set(func(status *Status) {
+				*status = Status{Ready: true, State: imex.Unavailable, Restarts: status.Restarts}
+			})
 			group, ok = s.next(ctx)
 			continue
 		}
 		group, ok = s.serve(ctx, group)
 	}
-	s.set(func(status *Status) { status.Ready, status.Reason, status.State = false, "shutting down", ShuttingDown })
+	s.set(func(status *Status) {
+		status.Ready, status.Reason, status.State = false, "shutting down", imex.ShuttingDown
+	})
 	return errors.Join(s.failure, s.cleanUp())
 }
 
@@ -185,7 +192,7 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 		if ctx.Err() != nil {
 			return Group{}, false
 		}
-		if errors.Is(err, ErrNoPrograms) {
+		if errors.Is(err, imex.ErrNoPrograms) {
 			s.fail(err)
 			return Group{}, false
 		}
@@ -195,7 +202,7 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 		logger.Error(err, "The IMEX daemon is not running", "nextStartIn", pause)
 		s.report("IMEXDaemonFailed", fmt.Sprintf("%v; starting it again in %s", err, pause))
 		s.set(func(status *Status) {
-			status.Ready, status.State, status.Reason = false, Unavailable, err.Error()
+			status.Ready, status.State, status.Reason = false, imex.Unavailable, err.Error()
 			status.Restarts++
 		})
 		select {
@@ -219,7 +226,7 @@ func (s *Supervisor) serve(ctx context.Context, group Group) (Group, bool) {
 // group needs another daemon.
 func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) {
 	s.set(func(status *Status) {
-		status.Ready, status.State, status.Peers, status.Reason = false, Initializing, len(group.Peers), "the IMEX daemon is starting"
+		status.Ready, status.State, status.Peers, status.Reason = false, imex.Initializing, len(group.Peers), "the IMEX daemon is starting"
 	})
 	if err := writeConfig(s.spec, group); err != nil {
 		return group, err

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/drivers/hardware/imex"
 )
 
 // fakeRunner makes daemons that are whatever the test says.
@@ -23,7 +25,7 @@ type fakeRunner struct {
 
 type fakeDaemon struct {
 	mu       sync.Mutex
-	state    State
+	state    imex.State
 	silent   bool // it does not answer
 	asked    int
 	patience time.Duration
@@ -33,13 +35,13 @@ type fakeDaemon struct {
 	end      sync.Once
 }
 
-func (r *fakeRunner) Start(context.Context, Spec) (Daemon, error) {
+func (r *fakeRunner) Start(context.Context, imex.Spec) (imex.Daemon, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
 		return nil, r.err
 	}
-	daemon := &fakeDaemon{state: Initializing, exited: make(chan struct{})}
+	daemon := &fakeDaemon{state: imex.Initializing, exited: make(chan struct{})}
 	r.started = append(r.started, daemon)
 	return daemon, nil
 }
@@ -61,22 +63,22 @@ func (d *fakeDaemon) Reload() error {
 	return nil
 }
 
-func (d *fakeDaemon) State(ctx context.Context) (State, error) {
+func (d *fakeDaemon) State(ctx context.Context) (imex.State, error) {
 	d.mu.Lock()
 	d.asked++
 	silent, state := d.silent, d.state
 	d.mu.Unlock()
 	if silent {
-		ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		<-ctx.Done()
-		return Unavailable, errors.New("nvidia-imex-ctl -q did not answer")
+		return imex.Unavailable, errors.New("nvidia-imex-ctl -q did not answer")
 	}
 	return state, nil
 }
 
 func (d *fakeDaemon) hang()                   { d.mu.Lock(); defer d.mu.Unlock(); d.silent = true }
-func (d *fakeDaemon) become(state State)      { d.mu.Lock(); defer d.mu.Unlock(); d.state = state }
+func (d *fakeDaemon) become(state imex.State) { d.mu.Lock(); defer d.mu.Unlock(); d.state = state }
 func (d *fakeDaemon) Exited() <-chan struct{} { return d.exited }
 func (d *fakeDaemon) Err() error              { return d.err }
 func (d *fakeDaemon) Stop(patience time.Duration) {
@@ -96,7 +98,7 @@ func supervised(t *testing.T, body func(t *testing.T, s *Supervisor, r *fakeRunn
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		spec, err := NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
+		spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,10 +131,10 @@ func TestADaemonStartsOnceTheNodeHasItsNumber(t *testing.T) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
 		daemon := r.newest(t, 1)
-		if status, _ := s.Status(); status.Ready || status.State != Initializing || status.Peers != 2 {
+		if status, _ := s.Status(); status.Ready || status.State != imex.Initializing || status.Peers != 2 {
 			t.Errorf("while starting: %+v", status)
 		}
-		daemon.become(Ready)
+		daemon.become(imex.Ready)
 		began := time.Now()
 		if status := s.AwaitReady(t.Context()); !status.Ready || time.Since(began) > 100*time.Millisecond {
 			t.Errorf("ready after %s: %+v", time.Since(began), status)
@@ -192,7 +194,7 @@ func TestADaemonThatDiesIsStartedAgainAndSaysWhy(t *testing.T) {
 	supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
-		r.newest(t, 1).become(Ready)
+		r.newest(t, 1).become(imex.Ready)
 		pass(100 * time.Millisecond)
 		r.newest(t, 1).die(errors.New("nvidia-imex ended: signal: killed"))
 		pass(time.Millisecond)
@@ -200,7 +202,7 @@ func TestADaemonThatDiesIsStartedAgainAndSaysWhy(t *testing.T) {
 			t.Errorf("after its death: %+v", status)
 		}
 		pass(restartPause)
-		r.newest(t, 2).become(Ready)
+		r.newest(t, 2).become(imex.Ready)
 		if status := s.AwaitReady(t.Context()); !status.Ready {
 			t.Errorf("after the restart: %+v", status)
 		}
@@ -255,13 +257,13 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 		s.Join(two())
 		synctest.Wait()
 		daemon := r.newest(t, 1)
-		daemon.become(Unavailable)
+		daemon.become(imex.Unavailable)
 		s.Join(Group{Domain: "u", Clique: "c.1", Peers: two().Peers[:1]})
 		pass(time.Second)
 		if len(daemon.reloads) != 0 {
 			t.Error("SIGUSR1 ends a program that has not asked for it yet")
 		}
-		daemon.become(InitGPU)
+		daemon.become(imex.InitGPU)
 		pass(time.Second)
 		if len(daemon.reloads) != 1 {
 			t.Errorf("signalled %d times once it spoke, want once", len(daemon.reloads))
@@ -273,14 +275,14 @@ func TestADaemonIsNotSignalledBeforeItHasSpoken(t *testing.T) {
 func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeDaemon){
 		"it hangs":          func(d *fakeDaemon) { d.hang() },
-		"it is UNAVAILABLE": func(d *fakeDaemon) { d.become(Unavailable) },
+		"it is UNAVAILABLE": func(d *fakeDaemon) { d.become(imex.Unavailable) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			supervised(t, func(t *testing.T, s *Supervisor, r *fakeRunner) {
 				s.Join(two())
 				pass(100 * time.Millisecond)
 				first := r.newest(t, 1)
-				first.become(Ready)
+				first.become(imex.Ready)
 				pass(time.Minute)
 				spoil(first)
 				pass(5 * time.Second)
@@ -290,7 +292,7 @@ func TestADaemonThatHangsOrIsUnavailableIsReplacedWithin15Seconds(t *testing.T) 
 				r.newest(t, 1)
 				// On top of what is left the end of a hung daemon may take hungPatience.
 				pass(10*time.Second - hungPatience)
-				r.newest(t, 2).become(Ready)
+				r.newest(t, 2).become(imex.Ready)
 				if first.patience != hungPatience {
 					t.Errorf("it got %s to end", first.patience)
 				}
@@ -307,7 +309,7 @@ func TestADaemonThatIsWellButNotReadyIsLeftAlone(t *testing.T) {
 		s.Join(two())
 		pass(100 * time.Millisecond)
 		daemon := r.newest(t, 1)
-		daemon.become(WaitingForRecovery)
+		daemon.become(imex.WaitingForRecovery)
 		pass(10 * time.Minute)
 		r.newest(t, 1)
 		if daemon.asked > 620 {
@@ -323,7 +325,7 @@ func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
 			s.Join(two())
 			pass(takes)
 			daemon := r.newest(t, 1)
-			daemon.become(Ready)
+			daemon.become(imex.Ready)
 			began := time.Now()
 			if status := s.AwaitReady(t.Context()); !status.Ready || time.Since(began) > takes/2 || daemon.asked > 12 {
 				t.Errorf("ready after %s: noticed %s later, with %d questions", takes, time.Since(began), daemon.asked)
@@ -334,13 +336,13 @@ func TestADaemonThatStartsIsAskedSeldomAndNoticedSoon(t *testing.T) {
 
 func TestAContainerWithoutProgramsEndsSoThatItIsMadeAgain(t *testing.T) {
 	dir := t.TempDir()
-	spec, err := NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
+	spec, err := imex.NewSpec(dir, filepath.Join(dir, "hosts"), "10.0.0.1", 50000, 50005)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewSupervisor(&Process{}, spec, func(string, string) {})
+	s := NewSupervisor(&imex.Process{}, spec, func(string, string) {})
 	s.Join(two())
-	if err := s.Run(t.Context()); !errors.Is(err, ErrNoPrograms) {
+	if err := s.Run(t.Context()); !errors.Is(err, imex.ErrNoPrograms) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -398,12 +400,12 @@ func TestForeignLinesOfTheHostsFileStay(t *testing.T) {
 
 func TestCommandsStayOnTheMachine(t *testing.T) {
 	for address, want := range map[string]string{"10.0.0.1": "127.0.0.1", "127.3.0.9": "127.3.0.9", "fd00::1": "127.0.0.1"} {
-		spec, err := NewSpec("/d", "/h", address, 1, 2)
+		spec, err := imex.NewSpec("/d", "/h", address, 1, 2)
 		if err != nil || spec.CommandAddress != want {
 			t.Errorf("%s: commands at %s, %v; want %s", address, spec.CommandAddress, err, want)
 		}
 	}
-	if _, err := NewSpec("/d", "/h", "", 1, 2); err == nil || !strings.Contains(err.Error(), "POD_IP") {
+	if _, err := imex.NewSpec("/d", "/h", "", 1, 2); err == nil || !strings.Contains(err.Error(), "POD_IP") {
 		t.Errorf("no address: %v", err)
 	}
 }

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/hardware/imex"
 )
 
 // watch follows one running daemon: it asks it for its state, and tells it of its peers.
 type watch struct {
 	supervisor *Supervisor
-	daemon     Daemon
+	daemon     imex.Daemon
 	group      Group
 	// patience is what the daemon gets to end in order.
 	patience time.Duration
@@ -30,7 +32,7 @@ type watch struct {
 
 type answer struct {
 	asked time.Time
-	state State
+	state imex.State
 	err   error
 }
 
@@ -82,22 +84,22 @@ func (w *watch) ask(ctx context.Context) {
 
 // consider takes an answer in. Its error is the daemon's end.
 func (w *watch) consider(a answer) error {
-	well := a.err == nil && a.state != Unavailable
+	well := a.err == nil && a.state != imex.Unavailable
 	if well {
 		w.answered, w.unwellSince = true, time.Time{}
 	} else if w.unwellSince.IsZero() {
 		w.unwellSince = a.asked
 	}
 	w.supervisor.set(func(status *Status) {
-		status.State, status.Ready, status.Reason = a.state, a.state == Ready, ""
+		status.State, status.Ready, status.Reason = a.state, a.state == imex.Ready, ""
 		switch {
 		case a.err != nil:
 			status.Reason = a.err.Error()
-		case a.state != Ready:
+		case a.state != imex.Ready:
 			status.Reason = "the IMEX daemon is " + string(a.state)
 		}
 	})
-	if a.state == Ready {
+	if a.state == imex.Ready {
 		w.pause = steadyInterval
 	} else {
 		w.pause = min(max(w.pause, firstPause)*3/2, steadyInterval)

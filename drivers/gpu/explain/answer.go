@@ -12,8 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"gpufabric.io/drivers/gpu/devices"
-	"gpufabric.io/drivers/gpu/forms"
-	"gpufabric.io/drivers/gpu/nodeplugin"
+	"gpufabric.io/drivers/gpu/plugin"
 )
 
 // Answer is all that the command says.
@@ -64,7 +63,7 @@ const shown = 3
 // Explain says what each node offers, and of each claim that waits where its form is, or could be had.
 func Explain(c *Cluster) Answer {
 	nodes := nodesOf(c)
-	answer := Answer{Precedence: forms.Precedence()}
+	answer := Answer{Precedence: devices.Precedence()}
 	for i := range c.Claims {
 		if waiting, ours := explainClaim(&c.Claims[i], c.Classes, nodes); ours {
 			answer.Waiting = append(answer.Waiting, waiting)
@@ -162,7 +161,7 @@ func formOf(d resourceapi.Device) string {
 
 func said(n *corev1.Node) string {
 	for _, c := range n.Status.Conditions {
-		if c.Type == nodeplugin.FormsCondition {
+		if c.Type == plugin.FormsCondition {
 			return fmt.Sprintf("%s: %s", c.Reason, c.Message)
 		}
 	}
@@ -260,7 +259,7 @@ func named(nodes []*Node) string {
 func (a Answer) String() string {
 	var out strings.Builder
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NODE\tGPUS\tFREE\tOFFERS\tCONDITION "+string(nodeplugin.FormsCondition))
+	fmt.Fprintln(table, "NODE\tGPUS\tFREE\tOFFERS\tCONDITION "+string(plugin.FormsCondition))
 	for _, n := range a.Nodes {
 		var offers []string
 		for _, form := range slices.Sorted(maps.Keys(n.Offers)) {

@@ -17,8 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"gpufabric.io/drivers/gpu/devices"
-	"gpufabric.io/drivers/node/apiclient"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 )
 
 const (
@@ -51,7 +50,7 @@ func Command(h host.Host) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("find an API server (--kubeconfig, KUBECONFIG or a pod's service account): %w", err)
 			}
-			client, err := apiclient.New(apiclient.Tune(reach, agent), agent)
+			client, err := host.Client(host.Tune(reach, agent), agent)
 			if err != nil {
 				return err
 			}

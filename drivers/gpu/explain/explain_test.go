@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/inventory"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 )
 
 // slicesOf are what a node of some GPUs publishes in a form.

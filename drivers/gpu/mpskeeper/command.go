@@ -23,9 +23,9 @@ import (
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/options"
-	"gpufabric.io/drivers/program/host"
 )
 
 // Role is the subcommand's name.

@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+
 	"gpufabric.io/drivers/hardware/driver"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/health"

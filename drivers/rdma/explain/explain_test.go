@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/explain"
 	"gpufabric.io/drivers/rdma/inventory"

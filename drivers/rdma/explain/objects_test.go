@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/hardware/sysfstest"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/explain"
 )
 

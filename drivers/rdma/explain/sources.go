@@ -12,8 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"gpufabric.io/drivers/node/apiclient"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/pool"
 )
@@ -71,9 +70,9 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool
 	if o.node == "" {
 		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or NODE_NAME); --rdma-pools=false leaves them out")
 	}
-	reach = apiclient.Tune(reach, agent)
+	reach = host.Tune(reach, agent)
 	reach.Timeout = apiTimeout
-	core, err := apiclient.New(reach, agent)
+	core, err := host.Client(reach, agent)
 	if err != nil {
 		return nil, err
 	}

@@ -8,9 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 
-	"gpufabric.io/drivers/node/apiclient"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/options"
-	"gpufabric.io/drivers/program/host"
 	"gpufabric.io/drivers/rdma/config"
 	"gpufabric.io/drivers/rdma/exclusive"
 	"gpufabric.io/drivers/rdma/inventory"
@@ -112,7 +111,7 @@ func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 	if err != nil {
 		return fmt.Errorf("%w (with --dra=false --rdma-pools=false no API server is needed)", err)
 	}
-	client, err := apiclient.New(reach, Role)
+	client, err := host.Client(reach, Role)
 	if err != nil {
 		return err
 	}
@@ -120,7 +119,7 @@ func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 		o.Client = client
 	}
 	if readPools {
-		pools, err := pool.NewClient(apiclient.Tune(reach, Role), client, o.NodeName)
+		pools, err := pool.NewClient(host.Tune(reach, Role), client, o.NodeName)
 		if err != nil {
 			return err
 		}

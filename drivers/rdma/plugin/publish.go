@@ -10,8 +10,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
-	"gpufabric.io/drivers/node/apiclient"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/dra"
 )
 
@@ -20,7 +20,7 @@ const Role = "rdma-plugin"
 
 // serveDRA serves claims until ctx ends.
 func (p *plugin) serveDRA(ctx context.Context, networks *podNetworks, started chan<- *draplugin.Plugin) error {
-	recorder, stop := apiclient.Recorder(ctx, p.Client, Role, p.NodeName)
+	recorder, stop := host.Recorder(ctx, p.Client, Role, p.NodeName)
 	defer stop()
 	served, err := draplugin.Start(ctx, draplugin.Config{
 		Driver: dra.Driver, Node: p.Node, Client: p.Client, Kind: p.kind, Metrics: p.registry, Recorder: recorder,

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/assignment"
 )
 
 // Annotations by which a pod chooses another policy than the scheduler's own.
@@ -85,7 +84,7 @@ type Wish struct {
 const maximumGPUs = 64
 
 // Read takes a pod's wish from its spec and annotations, nil where it asks for no shares. An error is the pod's mistake and names what is allowed.
-func Read(pod *corev1.Pod, resources assignment.Resources, defaults Policies) (*Wish, error) {
+func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*Wish, error) {
 	initial, err := requests(pod.Spec.InitContainers, resources)
 	if err != nil {
 		return nil, err
@@ -156,7 +155,7 @@ func Before(pod *corev1.Pod, listed int) []bool {
 	return before
 }
 
-func requests(containers []corev1.Container, resources assignment.Resources) ([]Request, error) {
+func requests(containers []corev1.Container, resources annotation.Resources) ([]Request, error) {
 	out := make([]Request, len(containers))
 	for i := range containers {
 		c := &containers[i]

@@ -20,7 +20,6 @@ import (
 	"gpufabric.io/drivers/scheduler/cards"
 	"gpufabric.io/drivers/scheduler/profiles"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/assignment"
 )
 
 // Name is the plugin's in a KubeSchedulerConfiguration.
@@ -46,7 +45,7 @@ func defaults() Args {
 // Plugin places shares of GPUs.
 type Plugin struct {
 	handle    fwk.Handle
-	resources assignment.Resources
+	resources annotation.Resources
 	policies  cards.Policies
 	ledger    *ledger
 	topology  *topology
@@ -79,7 +78,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	pods := informers.Core().V1().Pods().Lister()
 	p := &Plugin{
 		handle:    handle,
-		resources: assignment.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource},
+		resources: annotation.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource},
 		policies:  policies,
 		ledger: newLedger(func(pod *corev1.Pod) bool {
 			live, err := pods.Pods(pod.Namespace).Get(pod.Name)

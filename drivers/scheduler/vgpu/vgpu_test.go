@@ -24,7 +24,6 @@ import (
 
 	"gpufabric.io/drivers/scheduler/cards"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/assignment"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -218,7 +217,7 @@ func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
 }
 
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
-	p := &Plugin{ledger: newLedger(always), topology: newTopology(), resources: assignment.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
+	p := &Plugin{ledger: newLedger(always), topology: newTopology(), resources: annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
 	some := *resource.NewQuantity(10, resource.DecimalSI)
 	info := framework.NewNodeInfo()
 	info.SetNode(&corev1.Node{

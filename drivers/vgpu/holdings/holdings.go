@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/decks"
 )
 
 // Holder is a container that holds shares.
@@ -52,7 +52,7 @@ type Use struct {
 }
 
 // Take books shares for a container, all of them or none. Taking again for the same ID replaces what it had.
-func (b *Book) Take(deck *cards.Deck, holder Holder, shares []annotation.Share) error {
+func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, share := range shares {
@@ -86,7 +86,7 @@ func (b *Book) Take(deck *cards.Deck, holder Holder, shares []annotation.Share) 
 
 // Hold books what a container has and cannot be refused any more: it runs. The error says what is wrong with that, for a person to see; the shares are booked
 // all the same, so that nobody else is given them.
-func (b *Book) Hold(deck *cards.Deck, holder Holder, shares []annotation.Share) error {
+func (b *Book) Hold(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
 	err := b.Take(deck, holder, shares)
 	if err == nil {
 		return nil
@@ -100,7 +100,7 @@ func (b *Book) Hold(deck *cards.Deck, holder Holder, shares []annotation.Share) 
 	return err
 }
 
-func (u Use) with(share annotation.Share, card *cards.Card) Use {
+func (u Use) with(share annotation.Share, card *decks.Card) Use {
 	u.Slots++
 	if share.Memory == 0 {
 		u.Units += card.Units
@@ -125,7 +125,7 @@ func (u Use) or(v Use) Use {
 }
 
 // peak is the most that one group's holders have of a card at one time.
-func peak(card *cards.Card, together []entry) Use {
+func peak(card *decks.Card, together []entry) Use {
 	slices.SortFunc(together, func(a, b entry) int { return cmp.Compare(a.holder.Step, b.holder.Step) })
 	var now, most Use
 	for _, entry := range together {
@@ -147,7 +147,7 @@ func peak(card *cards.Card, together []entry) Use {
 	return most
 }
 
-func fits(card *cards.Card, held, more Use, factor int) error {
+func fits(card *decks.Card, held, more Use, factor int) error {
 	var lacks []string
 	if free := card.Slots - held.Slots; more.Slots > free {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d slots are free and %d are asked for", free, card.Slots, more.Slots))
@@ -193,7 +193,7 @@ func (b *Book) Keep(live map[string]bool) {
 }
 
 // Use is what is taken of a card.
-func (b *Book) Use(deck *cards.Deck, uuid string) Use {
+func (b *Book) Use(deck *decks.Deck, uuid string) Use {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	card := deck.ByUUID(uuid)
@@ -204,7 +204,7 @@ func (b *Book) Use(deck *cards.Deck, uuid string) Use {
 }
 
 // use counts everyone's shares of a card but one group's.
-func (b *Book) use(card *cards.Card, except string) Use {
+func (b *Book) use(card *decks.Card, except string) Use {
 	groups := map[string][]entry{}
 	for _, entry := range b.holds {
 		if group := entry.holder.group(); group != except {

@@ -9,13 +9,13 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/decks"
 )
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
-func deck() *cards.Deck {
-	return &cards.Deck{Factor: 10, Cards: []cards.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 3, Units: 1000, Cores: 100, Healthy: true}}}
+func deck() *decks.Deck {
+	return &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 3, Units: 1000, Cores: 100, Healthy: true}}}
 }
 
 func share(memory int64, cores int) []annotation.Share {

@@ -9,7 +9,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
@@ -52,7 +52,7 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 }
 
 // mode says whether a container's shares are MIG instances. All of them are or none: CUDA sees one kind of device in a process.
-func mode(deck *cards.Deck, container string, shares []annotation.Share) (partitioned bool, err error) {
+func mode(deck *decks.Deck, container string, shares []annotation.Share) (partitioned bool, err error) {
 	for i, share := range shares {
 		card := deck.ByUUID(share.UUID)
 		mig := card != nil && card.Mode == annotation.ModeMIG
@@ -69,7 +69,7 @@ func mode(deck *cards.Deck, container string, shares []annotation.Share) (partit
 }
 
 // partition gives a container MIG instances. The hardware keeps it to them: there is no limiter, and no accounting directory.
-func (h *Hook) partition(ctx context.Context, deck *cards.Deck, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
+func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
 	asks := make([]instances.Ask, 0, len(shares))
 	for _, share := range shares {
 		asks = append(asks, instances.Ask{GPU: deck.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(deck.Factor), Cores: share.Cores})

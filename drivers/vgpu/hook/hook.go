@@ -21,8 +21,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/assignment"
-	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
@@ -52,13 +51,13 @@ type Instances interface {
 
 // Hook is the NRI plugin. Fill it before it is started; it is not copied afterwards.
 type Hook struct {
-	Resources assignment.Resources
+	Resources annotation.Resources
 	Pods      Pods
 	Book      *holdings.Book
 	Limiter   injection.Limiter
 	Outcome   Outcome
 	// Deck is the node's shared GPUs now.
-	Deck func() *cards.Deck
+	Deck func() *decks.Deck
 	// Device is the CDI device that brings a GPU's device nodes and the driver's files into a container ("gpufabric.io/vgpu=GPU-...").
 	Device func(uuid string) string
 	// NoCoreLimit leaves cores unlimited.

@@ -22,8 +22,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
-	"gpufabric.io/drivers/vgpu/assignment"
-	"gpufabric.io/drivers/vgpu/cards"
+	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
@@ -85,13 +84,13 @@ func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 	for _, pod := range pods {
 		w.cached[pod.Name], w.fresh[pod.Name] = pod, pod
 	}
-	deck := &cards.Deck{Factor: 10, Cards: []cards.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 10, Units: 4914, Cores: 100, Healthy: true}}}
+	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 10, Units: 4914, Cores: 100, Healthy: true}}}
 	root := t.TempDir()
 	return &Hook{
-		Resources: assignment.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
+		Resources: annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
 		Pods:      w, Outcome: w, Book: &holdings.Book{},
 		Limiter: injection.Limiter{Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")},
-		Deck:    func() *cards.Deck { return deck },
+		Deck:    func() *decks.Deck { return deck },
 		Device:  func(uuid string) string { return "gpufabric.io/vgpu=" + uuid },
 
 		Instances: &instance{},

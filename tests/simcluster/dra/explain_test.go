@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
-	"gpufabric.io/drivers/program/host"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/rdma/explain"
 
 	"gpufabric.io/tests/simcluster/cluster"

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"gpufabric.io/drivers/computedomain"
-	"gpufabric.io/drivers/computedomain/imexd"
-	"gpufabric.io/fakes/imex"
+	"gpufabric.io/drivers/hardware/imex"
+	fakeimex "gpufabric.io/fakes/imex"
 	"gpufabric.io/tests/simcluster/simnode"
 )
 
@@ -36,11 +36,11 @@ type imexDaemons struct {
 	container simnode.Container
 }
 
-var _ imexd.Runner = imexDaemons{}
+var _ imex.Runner = imexDaemons{}
 
-// Start implements imexd.Runner.
-func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, error) {
-	config, err := imex.ReadConfig(spec.ConfigFile)
+// Start implements imex.Runner.
+func (r imexDaemons) Start(ctx context.Context, spec imex.Spec) (imex.Daemon, error) {
+	config, err := fakeimex.ReadConfig(spec.ConfigFile)
 	if err != nil {
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
@@ -50,7 +50,7 @@ func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, 
 	}
 	options.HostName = spec.BindAddress
 	options.Resolve = func(_ context.Context, name string) ([]netip.Addr, error) { return resolve(spec.HostsFile, name) }
-	daemon, err := imex.New(config, options)
+	daemon, err := fakeimex.New(config, options)
 	if err != nil {
 		return nil, fmt.Errorf("start the fake IMEX daemon: %w", err)
 	}
@@ -73,29 +73,29 @@ func (r imexDaemons) Start(ctx context.Context, spec imexd.Spec) (imexd.Daemon, 
 }
 
 // options are what the daemon's container has of its node, and no more.
-func (r imexDaemons) options() (imex.Options, error) {
-	o := imex.Options{Version: imexVersion, Heartbeat: r.heartbeat}
-	container, err := imex.ReadContainer(r.container.Bundle)
+func (r imexDaemons) options() (fakeimex.Options, error) {
+	o := fakeimex.Options{Version: imexVersion, Heartbeat: r.heartbeat}
+	container, err := fakeimex.ReadContainer(r.container.Bundle)
 	if err != nil {
 		return o, err
 	}
-	o.Surroundings, o.PersistDir = container, container.Mounts[imex.PersistDir]
+	o.Surroundings, o.PersistDir = container, container.Mounts[fakeimex.PersistDir]
 	program := r.container.Env[computedomain.EnvProgram] // as this machine calls it
 	if program == "" {
 		// As on a real node: there is nothing to start.
-		return o, imexd.ErrNoPrograms
+		return o, imex.ErrNoPrograms
 	}
 	// The program lies where its node keeps its driver.
 	root := filepath.Join(filepath.Dir(program), "../../..")
 	o.StateDir = filepath.Join(root, "state")
-	o.Faults = imex.FaultsFile(filepath.Join(o.StateDir, imex.FaultsName))
-	o.Needs, err = imex.Needs(root)
+	o.Faults = fakeimex.FaultsFile(filepath.Join(o.StateDir, fakeimex.FaultsName))
+	o.Needs, err = fakeimex.Needs(root)
 	return o, err
 }
 
 type imexDaemon struct {
-	daemon *imex.Daemon
-	config imex.Config
+	daemon *fakeimex.Daemon
+	config fakeimex.Config
 	cancel context.CancelFunc
 	exited chan struct{}
 	err    error // set before exited is closed
@@ -107,11 +107,11 @@ func (d *imexDaemon) Reload() error {
 }
 
 // State asks as nvidia-imex-ctl -q does.
-func (d *imexDaemon) State(ctx context.Context) (imexd.State, error) {
+func (d *imexDaemon) State(ctx context.Context) (imex.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	status, err := imex.Query(ctx, d.config, imex.OfDaemon)
-	return imexd.State(status.Local), err
+	status, err := fakeimex.Query(ctx, d.config, fakeimex.OfDaemon)
+	return imex.State(status.Local), err
 }
 
 func (d *imexDaemon) Exited() <-chan struct{} { return d.exited }

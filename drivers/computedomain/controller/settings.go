@@ -1,0 +1,113 @@
+// Package controller is the cluster's half of compute domains: it makes what a ComputeDomain needs, numbers its nodes, says in its
+// status what it waits for, and removes everything when it goes.
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/client-go/tools/record"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// Settings are what the controller of compute domains is told by flags.
+type Settings struct {
+	// Namespace is where the IMEX daemons run: the controller's own.
+	Namespace string
+	// Image of the daemon pods, and the secrets to pull it with.
+	Image            string
+	ImagePullPolicy  string
+	ImagePullSecrets []string
+	// DaemonServiceAccount is what the daemon pods run as.
+	DaemonServiceAccount string
+	// HostMounts are directories of nodes that daemon pods see at the same path.
+	HostMounts []string
+	// DaemonVerbosity is the log level of the daemons.
+	DaemonVerbosity int
+}
+
+// Bind adds the flags to a flag set.
+func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
+	flags.StringVar(&s.Namespace, "namespace", getenv("POD_NAMESPACE"),
+		"namespace in which IMEX daemons run: the controller's own (environment: POD_NAMESPACE)")
+	flags.StringVar(&s.Image, "image", "", "image of the IMEX daemons: this program's")
+	flags.StringVar(&s.ImagePullPolicy, "image-pull-policy", string(corev1.PullIfNotPresent), "Always, IfNotPresent or Never")
+	flags.StringSliceVar(&s.ImagePullSecrets, "image-pull-secrets", nil, "names of the secrets to pull the image with, in the namespace")
+	flags.StringVar(&s.DaemonServiceAccount, "daemon-service-account", "gpufabric-imex-daemon",
+		"service account of the IMEX daemons, in the namespace")
+	flags.StringArrayVar(&s.HostMounts, "host-mount", nil, "directory of nodes that IMEX daemons see at the same path (repeatable)")
+	flags.IntVar(&s.DaemonVerbosity, "daemon-v", 0, "log level of the IMEX daemons")
+}
+
+// Validate names every flag that cannot work.
+func (s *Settings) Validate() error {
+	var errs []error
+	if s.Namespace == "" {
+		errs = append(errs, errors.New("--namespace is empty: give the controller's own namespace, or set POD_NAMESPACE"))
+	}
+	if s.Image == "" {
+		errs = append(errs, errors.New("--image is empty: give this program's image, which the IMEX daemons run too"))
+	}
+	switch corev1.PullPolicy(s.ImagePullPolicy) {
+	case corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
+	default:
+		errs = append(errs, fmt.Errorf("--image-pull-policy %q: allowed are Always, IfNotPresent and Never", s.ImagePullPolicy))
+	}
+	for _, dir := range s.HostMounts {
+		if !filepath.IsAbs(dir) {
+			errs = append(errs, fmt.Errorf("--host-mount takes an absolute path of a node, not %q", dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Caches says what the manager's cache holds for this controller: only what belongs to a domain, so that its memory grows with domains and
+// not with the cluster.
+func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
+	ours, err := labels.NewRequirement(v1beta1.LabelComputeDomain, selection.Exists, nil)
+	if err != nil {
+		return nil, err
+	}
+	labelled := labels.NewSelector().Add(*ours)
+	inNamespace := map[string]cache.Config{s.Namespace: {}}
+	return map[client.Object]cache.ByObject{
+		&corev1.Node{}:                       {Label: labelled},
+		&corev1.Pod{}:                        {Label: labelled, Namespaces: inNamespace, Transform: keepDaemonPod},
+		&appsv1.DaemonSet{}:                  {Label: labelled, Namespaces: inNamespace},
+		&resourceapi.ResourceClaimTemplate{}: {Label: labelled},
+	}, nil
+}
+
+// keepDaemonPod keeps of a pod what the controller looks at.
+func keepDaemonPod(obj any) (any, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
+			CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
+		},
+		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName},
+		Status: corev1.PodStatus{PodIP: pod.Status.PodIP, Conditions: pod.Status.Conditions, ContainerStatuses: pod.Status.ContainerStatuses},
+	}, nil
+}
+
+// Add adds the controller to a manager whose scheme knows ComputeDomains and whose cache holds what Caches says. Events go to recorder.
+func Add(ctx context.Context, m ctrl.Manager, recorder record.EventRecorder, s Settings) error {
+	return newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s).setup(ctx, m)
+}

@@ -1,0 +1,212 @@
+// Package plugin is the DRA driver compute-domain.nvidia.com on one node: it labels the node with its NVLink clique, publishes
+// a channel and a daemon, makes the node part of a compute domain when a claim for its channel is prepared, and lets the pod start
+// once the domain's IMEX daemon is ready here.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/node/options"
+)
+
+const role = "compute-domain-plugin"
+
+// Command is `gpufabric compute-domain-plugin`.
+func Command(h host.Host) *cobra.Command {
+	var node options.Node
+	var namespace string
+	command := &cobra.Command{
+		Use:   role,
+		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := node.Validate()
+			if namespace == "" {
+				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set POD_NAMESPACE"))
+			}
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), h, node, namespace)
+		},
+	}
+	node.Bind(command.Flags(), h.Env, role)
+	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"), "namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
+	return command
+}
+
+func run(ctx context.Context, h host.Host, node options.Node, namespace string) error {
+	config, err := h.Kubernetes()
+	if err != nil {
+		return err
+	}
+	config = host.Tune(config, role)
+	node.Files = h.Watcher()
+	client, err := host.Client(config, role)
+	if err != nil {
+		return err
+	}
+	finder, err := computedomain.NewClient(config)
+	if err != nil {
+		return err
+	}
+	recorder, stopRecorder := host.Recorder(ctx, client, role, node.NodeName)
+	defer stopRecorder()
+
+	p := newPlugin(node, namespace, client, finder)
+	reader := newFabricReader(h, node)
+	collected := metrics.New(computedomain.Driver)
+	collected.Registry.MustRegister(fabricMetric(&p.fabric))
+
+	group, ctx := errgroup.WithContext(ctx)
+	// Everything the kubelet's first call may need is under way before the kubelet can call.
+	group.Go(func() error { p.node.follow(ctx); return nil })
+	group.Go(func() error { p.daemons.follow(ctx); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric); return nil })
+	// A driver that does not answer must not keep the plugin from serving what is prepared already.
+	served := make(chan struct{})
+	follow := &follower{
+		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served, changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
+	}
+	group.Go(func() error {
+		member := drain.Member{Directory: node.Drain(), Role: role}
+		if phase, _ := member.Phase(); phase == drain.Drained { // one that cannot be read is told of by the member
+			follow.rest()
+		}
+		return member.Run(ctx, follow.run)
+	})
+	group.Go(func() error { return metrics.Serve(ctx, node.MetricsAddress, collected.Registry, nil) })
+	group.Go(func() error {
+		plugin, err := draplugin.Start(ctx, draplugin.Config{
+			Driver: computedomain.Driver, Node: node, Client: client, Kind: p, Metrics: collected, Recorder: recorder,
+		})
+		if err != nil {
+			return err
+		}
+		defer plugin.Stop()
+		close(served)
+		var beside sync.WaitGroup
+		defer beside.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		beside.Go(func() { renew(ctx, plugin, &p.fabric) })
+		beside.Go(func() { p.keepLabel(ctx) })
+		return publish(ctx, plugin, node.NodeName, &p.fabric)
+	})
+	return group.Wait()
+}
+
+func newFabricReader(h host.Host, node options.Node) *fabricReader {
+	return &fabricReader{
+		library:    h.Library(node.Driver()),
+		board:      func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(node.SysfsRoot)) },
+		last:       newLastFabric(node.StateDir),
+		hostDaemon: func() bool { return hostDaemon(node.SysfsRoot) },
+	}
+}
+
+// newPlugin makes the device kind and what it watches.
+func newPlugin(at options.Node, namespace string, client kubernetes.Interface, finder domainFinder) *kind {
+	return &kind{
+		namespace: namespace, stateDir: at.StateDir,
+		node:    &node{name: at.NodeName, client: client},
+		daemons: &daemons{node: at.NodeName, namespace: namespace, client: client},
+		domains: finder, imex: imex.FS{ProcDevices: at.ProcDevices}, driver: at.Driver(), bootID: at.BootID, settle: settleTime,
+	}
+}
+
+// publish keeps the node's ResourceSlice as the fabric says until the plugin stops.
+func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, current *observed.Value[fabric]) error {
+	for {
+		f, changed := current.Get()
+		if f.known {
+			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f)}}},
+			}})
+			if ctx.Err() != nil {
+				return nil // what it was told to end in the middle of is no failure
+			}
+			if err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-plugin.Done():
+			return plugin.Err()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// renew has claims prepared again whose devices are others since the node's place in the fabric changed.
+func renew(ctx context.Context, plugin *draplugin.Plugin, current *observed.Value[fabric]) {
+	for {
+		_, changed := current.Get()
+		plugin.Renew(ctx)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tell reports a change of the node's fabric: the log, and for a problem an Event on the node.
+func tell(ctx context.Context, recorder record.EventRecorder, nodeName string, f fabric) {
+	klog.FromContext(ctx).Info("NVLink fabric of this node", "state", f.state, "clique", f.clique, "problem", f.problem)
+	if f.problem != "" {
+		// Node Events name the node in place of its UID, which is what kubectl describe looks for.
+		recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}, corev1.EventTypeWarning, f.problemKind, f.problem)
+	}
+}
+
+// fabricMetric is 1 for the state that the node's fabric is in.
+func fabricMetric(current *observed.Value[fabric]) prometheus.Collector {
+	return &fabricCollector{current: current, description: prometheus.NewDesc("gpufabric_nvlink_fabric",
+		"1 for the state of this node's NVLink fabric: NoFabric, Joining or Joined, or why it cannot be used.", []string{"state", "clique"}, nil)}
+}
+
+type fabricCollector struct {
+	current     *observed.Value[fabric]
+	description *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (c *fabricCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- c.description
+}
+
+// Collect implements prometheus.Collector.
+func (c *fabricCollector) Collect(collected chan<- prometheus.Metric) {
+	f := c.current.Now()
+	if !f.known {
+		return
+	}
+	state := string(f.state)
+	if f.problem != "" {
+		state = f.problemKind
+	}
+	collected <- prometheus.MustNewConstMetric(c.description, prometheus.GaugeValue, 1, state, f.clique)
+}

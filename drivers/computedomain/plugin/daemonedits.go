@@ -1,0 +1,127 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/driverfiles"
+	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/draplugin"
+)
+
+// Files of a domain's directory on a node.
+const (
+	// persistName is what the container sees as computedomain.PersistDir.
+	persistName = "persist"
+	// bootName holds the ID of the boot in which persistName was last used.
+	bootName = "boot"
+	// resolverName is what the container sees as /etc/nsswitch.conf. Its image has none, and not every C library looks into /etc/hosts first without:
+	// "dns [!UNAVAIL=return] files" has been the default, with which a peer's name is asked of DNS and found nowhere.
+	resolverName = "nsswitch.conf"
+	resolverText = "hosts: files dns\n"
+)
+
+// domainEdits give a daemon's container the domain's directory.
+func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
+	dir := k.domainDir(domain)
+	persist := filepath.Join(dir, persistName)
+	if err := k.forgetEarlierBoot(dir, persist); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if err := os.MkdirAll(persist, 0o755); err != nil {
+		return specs.ContainerEdits{}, fmt.Errorf("make the domain's directory: %w", err)
+	}
+	var writer atomicfile.Writer
+	resolver := filepath.Join(dir, resolverName)
+	if err := writer.Write(resolver, []byte(resolverText), 0o644); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	return specs.ContainerEdits{Mounts: []*specs.Mount{
+		{HostPath: dir, ContainerPath: computedomain.DaemonDir, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: persist, ContainerPath: computedomain.PersistDir, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: resolver, ContainerPath: "/etc/nsswitch.conf", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
+	}}, nil
+}
+
+// forgetEarlierBoot removes what nvidia-imex kept in an earlier boot of the node. Its own place for it is on a tmpfs, which a boot empties: memory that
+// others had mapped is gone with the boot, and nobody is to be waited for.
+func (k *kind) forgetEarlierBoot(dir, persist string) error {
+	path, boot := filepath.Join(dir, bootName), k.bootID()
+	last, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read in which boot the domain's directory was used last: %w", err)
+	}
+	if err == nil && strings.TrimSpace(string(last)) == boot {
+		return nil
+	}
+	if err := os.RemoveAll(persist); err != nil {
+		return fmt.Errorf("forget what an IMEX daemon kept in an earlier boot: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the domain's directory: %w", err)
+	}
+	var writer atomicfile.Writer
+	return writer.Write(path, []byte(boot+"\n"), 0o644)
+}
+
+// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the right to manage the fabric
+// (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"). problems are told, and are no refusal.
+func (k *kind) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {
+	const reason = "NoIMEXDaemon"
+	at := k.driver.Locate()
+	if at.Library == "" {
+		return edits, nil, draplugin.Refuse("DriverNotFound", "the node's GPUs are in NVLink clique %s, but the driver's files are in none of %s", clique, placesOf(k.driver))
+	}
+	files, err := driverfiles.Find(at.Root)
+	if err != nil {
+		return edits, nil, draplugin.Refuse(reason, "the node's GPUs are in NVLink clique %s, but no IMEX daemon can run there: %w", clique, err)
+	}
+	for _, file := range files.Files {
+		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: file.Host, ContainerPath: file.Container, Options: []string{"ro", "nosuid", "nodev", "bind"}})
+	}
+	edits.Env = append(edits.Env, computedomain.EnvProgram+"="+files.Daemon, computedomain.EnvControl+"="+files.Control)
+	if files.Loader != "" {
+		edits.Env = append(edits.Env, computedomain.EnvLoader+"="+files.Loader)
+	}
+	devices, err := k.daemonDevices()
+	if err != nil {
+		return edits, nil, draplugin.Refuse(reason, "the node's GPUs are in NVLink clique %s, but no IMEX daemon can run there: %w", clique, err)
+	}
+	edits.DeviceNodes = deviceNodes(devices)
+	return edits, files.Problems, nil
+}
+
+func (k *kind) daemonDevices() ([]imex.Device, error) {
+	control, err := k.imex.Control()
+	if err != nil {
+		return nil, err
+	}
+	gpus, err := k.imex.GPUs()
+	if err != nil {
+		return nil, err
+	}
+	management, err := k.imex.Management()
+	if err != nil {
+		return nil, err
+	}
+	return append(append([]imex.Device{control}, gpus...), management), nil
+}
+
+// placesOf are the directories of the node in which a search looks.
+func placesOf(search driver.Search) string {
+	var places []string
+	for _, root := range search.Roots {
+		places = append(places, root.Host)
+	}
+	return strings.Join(places, ", ")
+}

@@ -1,0 +1,85 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// daemons are the IMEX daemon pods of this node, by domain. Their readiness is what a channel waits for; the plugin sees it on the
+// pods themselves, one step earlier than in the domain's status, and at a cost that does not grow with the cluster.
+type daemons struct {
+	node, namespace string
+	client          kubernetes.Interface
+	pods            observed.Value[[]*corev1.Pod]
+}
+
+// follow keeps the pods current until ctx ends.
+func (d *daemons) follow(ctx context.Context) {
+	source := cache.NewFilteredListWatchFromClient(d.client.CoreV1().RESTClient(), "pods", d.namespace, func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", d.node).String()
+		options.LabelSelector = v1beta1.LabelComputeDomain
+	})
+	var store cache.Store
+	changed := func(any) {
+		objects := store.List()
+		pods := make([]*corev1.Pod, 0, len(objects))
+		for _, object := range objects {
+			pods = append(pods, object.(*corev1.Pod))
+		}
+		d.pods.Set(pods)
+	}
+	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: source,
+		ObjectType:    &corev1.Pod{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: changed, UpdateFunc: func(_, obj any) { changed(obj) }, DeleteFunc: changed,
+		},
+	})
+	informer.RunWithContext(ctx)
+}
+
+// await returns nil as soon as the node's daemon for domain is ready. Until then it tells waiting what is missing; when ctx ends
+// first, the error does.
+func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(message string)) error {
+	for {
+		pods, changed := d.pods.Get()
+		missing := missingOf(pods, domain)
+		if missing == "" {
+			return nil
+		}
+		waiting(missing)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return errors.New(missing)
+		}
+	}
+}
+
+// missingOf says what keeps a domain's daemon from being ready; empty if nothing does.
+func missingOf(pods []*corev1.Pod, domain types.UID) string {
+	index := slices.IndexFunc(pods, func(pod *corev1.Pod) bool {
+		return pod.Labels[v1beta1.LabelComputeDomain] == string(domain) && pod.DeletionTimestamp == nil
+	})
+	if index < 0 {
+		return "the IMEX daemon's pod is not on this node yet"
+	}
+	pod := pods[index]
+	if computedomain.PodReady(pod) {
+		return ""
+	}
+	return fmt.Sprintf("the IMEX daemon's pod %s is not ready: %s", pod.Name, computedomain.WhyNotReady(pod))
+}

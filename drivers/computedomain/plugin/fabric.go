@@ -1,0 +1,227 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// NVML has no event for a GPU's place in the fabric, so it is read: every second while GPUs are joining, and every ten after that,
+// which is how late a change of clique (a partition that is made again by the fabric manager) may be seen. A read takes microseconds once
+// the library is open, and asks no API server.
+const (
+	joiningInterval = time.Second
+	steadyInterval  = 10 * time.Second
+)
+
+// fabric is this node's place in the NVLink fabric.
+type fabric struct {
+	// known is false until the first read.
+	known  bool
+	state  nvml.FabricState
+	clique string
+	// problem says why the node's fabric cannot be used; its kind is one of the taint's values.
+	problem     string
+	problemKind string
+}
+
+// The taint's values.
+const (
+	problemDisagree = "CliquesDisagree"
+	problemGPU      = "GPUTrouble"
+	problemJoining  = "Joining"
+	// problemNoDriver: the node has GPUs, and no driver that is loaded.
+	problemNoDriver = "DriverNotLoaded"
+	// problemOldDriver: the driver is older than minimumDriver.
+	problemOldDriver = "DriverTooOld"
+	// problemHostDaemon: the node runs an nvidia-imex of its own.
+	problemHostDaemon = "HostIMEXRunning"
+	// problemDrained: the node's GPUs are drained, and its fabric is not read.
+	problemDrained = "GPUsDrained"
+)
+
+// minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without that each
+// change of peers would be a restart).
+const minimumDriver = "570.158.01"
+
+// passing says that the state is one that nodes go through when they start: it is waited for.
+func (f fabric) passing() bool {
+	return !f.known || f.state == nvml.Joining || f.problemKind == problemNoDriver
+}
+
+// taint is the value of the taint that the node's channel carries, empty for none.
+func (f fabric) taint() string {
+	switch {
+	case f.problem != "":
+		return f.problemKind
+	case f.state == nvml.Joining:
+		return problemJoining
+	default:
+		return ""
+	}
+}
+
+// fabricReader reads the fabric through one library, which it keeps open.
+type fabricReader struct {
+	library nvmllib.Interface
+	driver  *nvml.Driver // nil while the library is not open
+	version string       // of the driver that is open
+	board   func(context.Context) (board, error)
+	last    lastFabric
+	// hostDaemon says whether the node runs an nvidia-imex of its own.
+	hostDaemon func() bool
+}
+
+// read never fails: what it cannot read is a node without fabric, or one with a problem.
+func (r *fabricReader) read(ctx context.Context) fabric {
+	if r.driver == nil {
+		driver, err := nvml.Open(r.library)
+		if errors.Is(err, nvmllib.ERROR_LIBRARY_NOT_FOUND) || errors.Is(err, nvmllib.ERROR_DRIVER_NOT_LOADED) {
+			return r.withoutDriver(ctx, err)
+		}
+		if err != nil {
+			return troubled(err)
+		}
+		r.driver = driver
+		if r.version, err = driver.Version(); err != nil {
+			r.version = "" // an old driver is asked less for it than one that says nothing
+		}
+	}
+	gpus, err := r.driver.Fabric()
+	if err != nil {
+		// Opened again next time: a driver that was reloaded leaves the library useless.
+		r.close(ctx)
+		return troubled(err)
+	}
+	clique, state, err := gpus.Clique()
+	if err != nil {
+		return troubled(err)
+	}
+	if state == nvml.Joining {
+		return r.joining(ctx)
+	}
+	if err := r.last.remember(clique); err != nil {
+		klog.FromContext(ctx).Error(err, "The node's place in the fabric is not remembered over a reboot")
+	}
+	return r.usable(fabric{known: true, state: state, clique: clique})
+}
+
+// withoutDriver tells a node without GPUs from one whose driver is not there, or not there yet.
+func (r *fabricReader) withoutDriver(ctx context.Context, reason error) fabric {
+	logger := klog.FromContext(ctx)
+	last := r.lastClique(ctx)
+	found, err := r.board(ctx)
+	if err != nil {
+		logger.Error(err, "It is not known whether the node has GPUs")
+	}
+	if err == nil && found.gpus == 0 && last == "" {
+		logger.V(2).Info("No NVIDIA GPU and no driver on this node", "reason", reason.Error())
+		return fabric{known: true, state: nvml.NoFabric}
+	}
+	problem := fmt.Sprintf("the node has %d NVIDIA GPUs on its PCI bus, but its driver is not there or not loaded (%v)", found.gpus, reason)
+	if last != "" {
+		problem += "; it was last in NVLink clique " + last
+	}
+	return fabric{known: true, state: nvml.NoFabric, problem: problem, problemKind: problemNoDriver}
+}
+
+// joining tells a node that is joining its fabric from a board whose GPUs say so for ever.
+func (r *fabricReader) joining(ctx context.Context) fabric {
+	found, err := r.board(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known whether the node's NVLink leaves the node")
+	}
+	if err != nil || found.multiNode || r.lastClique(ctx) != "" {
+		return fabric{known: true, state: nvml.Joining}
+	}
+	return fabric{known: true, state: nvml.NoFabric}
+}
+
+// usable adds why no daemon can run on a node that is in its fabric.
+func (r *fabricReader) usable(f fabric) fabric {
+	switch {
+	case f.state != nvml.Joined:
+	case r.version != "" && older(r.version, minimumDriver):
+		f.problemKind = problemOldDriver
+		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update the driver", r.version, minimumDriver)
+	case r.hostDaemon():
+		f.problemKind = problemHostDaemon
+		f.problem = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl disable --now " + hostService
+	}
+	return f
+}
+
+func (r *fabricReader) lastClique(ctx context.Context) string {
+	clique, err := r.last.clique()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known whether the node was in a fabric")
+	}
+	return clique
+}
+
+// older compares versions of the driver, number by number. What is no number is not older.
+func older(version, than string) bool {
+	numbers := strings.Split(version, ".")
+	for i, want := range strings.Split(than, ".") {
+		if i >= len(numbers) {
+			return true
+		}
+		has, err := strconv.Atoi(numbers[i])
+		wanted, _ := strconv.Atoi(want) // ours
+		if err != nil || has != wanted {
+			return err == nil && has < wanted
+		}
+	}
+	return false
+}
+
+func troubled(err error) fabric {
+	kind := problemGPU
+	if errors.Is(err, nvml.ErrDisagree) {
+		kind = problemDisagree
+	}
+	return fabric{known: true, state: nvml.NoFabric, problem: err.Error(), problemKind: kind}
+}
+
+func (r *fabricReader) close(ctx context.Context) {
+	if r.driver == nil {
+		return
+	}
+	if err := r.driver.Close(); err != nil {
+		klog.FromContext(ctx).V(2).Info("Closing NVML failed", "reason", err.Error())
+	}
+	r.driver = nil
+}
+
+// follow keeps into current until ctx ends, and calls changed whenever it is another than before.
+func (r *fabricReader) follow(ctx context.Context, into *observed.Value[fabric], changed func(fabric)) {
+	defer r.close(ctx)
+	for {
+		current := r.read(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if current != into.Now() {
+			into.Set(current)
+			changed(current)
+		}
+		interval := steadyInterval
+		if current.passing() {
+			interval = joiningInterval
+		}
+		select {
+		case <-time.After(interval):
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package plugin
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// holdings are the claims of this node and what each is for. The zero value has none.
+type holdings struct {
+	mu      sync.Mutex
+	byClaim map[types.UID]held
+	// namespaces are those of the domains whose channel is held.
+	namespaces map[types.UID]string
+	// unsure is set where records of claims could not be read: any domain may be held by one of these.
+	unsure  bool
+	changed chan struct{} // closed and replaced at each change
+}
+
+// hold notes what a claim is for; namespace is the claim's.
+func (h *holdings) hold(claim types.UID, namespace string, data held) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byClaim == nil {
+		h.byClaim, h.namespaces = map[types.UID]held{}, map[types.UID]string{}
+	}
+	if data.Channel != "" {
+		h.namespaces[data.Channel] = namespace
+	}
+	if h.byClaim[claim] != data {
+		h.byClaim[claim] = data
+		h.tell()
+	}
+}
+
+// release forgets a claim, and calls last for each domain that no other claim is for. What nvidia-imex keeps must outlive its own claim while a job of the
+// domain runs here: the daemon that comes next has to know. Where last fails the claim stays.
+func (h *holdings) release(claim types.UID, data held, last func(domain types.UID) error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, domain := range data.domains() {
+		if h.others(claim, domain) {
+			continue
+		}
+		if err := last(domain); err != nil {
+			return err
+		}
+	}
+	if _, known := h.byClaim[claim]; known {
+		delete(h.byClaim, claim)
+		delete(h.namespaces, data.Channel)
+		h.tell()
+	}
+	return nil
+}
+
+func (h *holdings) others(claim, domain types.UID) bool {
+	for other, data := range h.byClaim {
+		if other != claim && (data.Channel == domain || data.Daemon == domain) {
+			return true
+		}
+	}
+	return false
+}
+
+// channel is the domain that the node's channel is held for, whether that is sure, and a channel that is closed when it may have changed.
+func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	for _, data := range h.byClaim {
+		if data.Channel != "" {
+			return data.Channel, true, h.changed
+		}
+	}
+	return "", !h.unsure, h.changed
+}
+
+// count is how many claims are for channels and for daemons.
+func (h *holdings) count() (channels, daemons int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, data := range h.byClaim {
+		if data.Channel != "" {
+			channels++
+		}
+		if data.Daemon != "" {
+			daemons++
+		}
+	}
+	return channels, daemons
+}
+
+// daemonOf is the domain whose daemon a claim is for; empty where it is for none, or not known.
+func (h *holdings) daemonOf(claim types.UID) types.UID {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.byClaim[claim].Daemon
+}
+
+// namespaceOf is the namespace of a domain whose channel is held: that of the claim, which can be for a domain of its own namespace alone.
+func (h *holdings) namespaceOf(domain types.UID) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.namespaces[domain]
+}
+
+// doubt notes that there are claims of which nothing is known.
+func (h *holdings) doubt() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.unsure = true
+}
+
+func (h *holdings) tell() {
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
+	}
+}
+
+// domains are the domains that a claim is for.
+func (d held) domains() []types.UID {
+	var domains []types.UID
+	for _, domain := range []types.UID{d.Channel, d.Daemon} {
+		if domain != "" {
+			domains = append(domains, domain)
+		}
+	}
+	return domains
+}

@@ -1,0 +1,64 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+// settleTime is for how long the label and the claims may disagree before the label is changed: preparing and unpreparing do it themselves, a moment apart.
+const settleTime = 5 * time.Second
+
+// keepLabel keeps the domain's label as the node's claims say, until ctx ends. A label that somebody took off, or that went with a Node object which was made
+// again, is put back while a claim of the domain is prepared: without it the domain's daemon goes, and the job's memory with it. One that no claim is for
+// (its record was lost, or is another plugin's of before) is taken off: it would keep a daemon here for ever.
+func (k *kind) keepLabel(ctx context.Context) {
+	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
+	retry := backoff
+	for ctx.Err() == nil {
+		held, sure, heldChanged := k.holdings.channel()
+		labels, labelsChanged := k.node.labels.Get()
+		var again <-chan time.Time
+		if labels.known && sure && labels.domain != held {
+			again = time.After(retry.Step())
+		} else {
+			retry = backoff
+		}
+		select {
+		case <-heldChanged:
+		case <-labelsChanged:
+		case <-again:
+			if err := k.mendLabel(ctx, held, labels.domain); err != nil {
+				klog.FromContext(ctx).Error(err, "The node's label does not say which compute domain it is part of", "label", labels.domain, "claims", held)
+			}
+		case <-ctx.Done():
+		}
+	}
+}
+
+// mendLabel brings the label into line with the claims.
+func (k *kind) mendLabel(ctx context.Context, held, label types.UID) error {
+	logger := klog.FromContext(ctx)
+	if label != "" {
+		logger.Info("Taking the label of a compute domain off the node, which no claim of the node is for", "domain", label)
+		if err := k.node.leave(ctx, label); err != nil {
+			return err
+		}
+	}
+	if held == "" {
+		return nil
+	}
+	domain, err := k.domains.ByUID(ctx, k.holdings.namespaceOf(held), "", held)
+	if err != nil {
+		return fmt.Errorf("put the label of compute domain %s back: %w", held, err)
+	}
+	if domain == nil || domain.DeletionTimestamp != nil {
+		return nil // the controller has taken it off
+	}
+	logger.Info("Putting the label of a compute domain back, of which a claim is prepared here", "domain", held)
+	return k.node.join(ctx, held)
+}

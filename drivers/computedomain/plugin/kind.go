@@ -1,0 +1,409 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// quiet is how long a wait may take before it is worth an Event.
+const quiet = 2 * time.Second
+
+// domainFinder finds a ComputeDomain by UID in one namespace (domains.Client).
+type domainFinder interface {
+	ByUID(ctx context.Context, namespace, hint string, uid types.UID) (*v1beta1.ComputeDomain, error)
+}
+
+// kind is the plugin's devices: the channel, which makes its node part of a domain, and the daemon, which serves that domain on
+// the node.
+type kind struct {
+	// namespace is where the controller makes daemon claims; nobody else's are served.
+	namespace string
+	stateDir  string
+	node      *node
+	daemons   *daemons
+	domains   domainFinder
+	fabric    observed.Value[fabric]
+	imex      imex.FS
+	driver    driver.Search
+	bootID    func() string
+	holdings  holdings
+	// settle is settleTime, but in tests.
+	settle time.Duration
+}
+
+var (
+	_ draplugin.Kind      = (*kind)(nil)
+	_ draplugin.Recoverer = (*kind)(nil)
+	_ draplugin.Renewer   = (*kind)(nil)
+)
+
+// held is what a claim's record says beside its devices.
+type held struct {
+	// Channel is the domain that a channel of the claim made the node part of, Daemon the domain whose daemon the claim is for.
+	Channel types.UID `json:"channel,omitempty"`
+	Daemon  types.UID `json:"daemon,omitempty"`
+	// Fabric is the clique that the node was in when a daemon's claim was prepared; empty: none.
+	Fabric string `json:"fabric,omitempty"`
+}
+
+// Prepare implements draplugin.Kind.
+func (k *kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
+	prepared := &draplugin.Prepared{Edits: make([]specs.ContainerEdits, len(claim.Devices))}
+	var data held
+	for i, device := range claim.Devices {
+		config, err := configOf(device)
+		if err != nil {
+			return nil, err
+		}
+		switch config := config.(type) {
+		case *v1beta1.ComputeDomainChannelConfig:
+			data.Channel = types.UID(config.DomainID)
+			prepared.Edits[i], err = k.prepareChannel(ctx, claim, config, data)
+		case *v1beta1.ComputeDomainDaemonConfig:
+			data.Daemon = types.UID(config.DomainID)
+			prepared.Edits[i], err = k.prepareDaemon(ctx, claim, &data)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	prepared.Data = data
+	return prepared, nil
+}
+
+// configOf returns a device's strongest configuration, which must be of the device's kind.
+func configOf(device draplugin.AllocatedDevice) (v1beta1.Config, error) {
+	const reason = "InvalidConfig"
+	want := "ComputeDomainChannelConfig"
+	if device.Device == computedomain.DaemonDevice {
+		want = "ComputeDomainDaemonConfig"
+	}
+	if len(device.Configs) == 0 {
+		return nil, draplugin.Refuse(reason, "request %s has no configuration: a claim for %s is made from the ResourceClaimTemplate of a ComputeDomain, which brings a %s", device.Request, device.Device, want)
+	}
+	strongest := device.Configs[len(device.Configs)-1]
+	config, err := v1beta1.Decode(strongest.Raw)
+	if err != nil {
+		return nil, draplugin.Refuse(reason, "%s: %w", strongest.Path, err)
+	}
+	_, isChannel := config.(*v1beta1.ComputeDomainChannelConfig)
+	_, isDaemon := config.(*v1beta1.ComputeDomainDaemonConfig)
+	if isDaemon != (device.Device == computedomain.DaemonDevice) || !isChannel && !isDaemon {
+		return nil, draplugin.Refuse(reason, "%s: the device %s takes a %s only", strongest.Path, device.Device, want)
+	}
+	return config, nil
+}
+
+// prepareChannel makes the node part of the claim's domain and waits for the domain's daemon here.
+func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig, data held) (specs.ContainerEdits, error) {
+	domain, err := k.findDomain(ctx, claim, data.Channel)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if config.AllocationMode == v1beta1.AllocationModeAll && domain.Spec.Channel.AllocationMode != v1beta1.AllocationModeAll {
+		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "allocationMode is All, but ComputeDomain %s/%s has allocationMode %s", domain.Namespace, domain.Name, domain.Spec.Channel.AllocationMode)
+	}
+	if _, err := k.awaitFabric(ctx, claim); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	// Before the label, which a crash must not leave without a claim to answer for it.
+	if err := k.intend(claim, data); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if err := k.node.join(ctx, data.Channel); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if err := k.awaitDaemon(ctx, claim, domain); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	// Asked last: a node may have left its fabric, or joined one, during the wait.
+	current, err := k.awaitFabric(ctx, claim)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if current.state != nvml.Joined {
+		return specs.ContainerEdits{}, nil
+	}
+	count := 1
+	if config.AllocationMode == v1beta1.AllocationModeAll {
+		count = imex.Channels
+	}
+	channels, err := k.imex.ChannelRange(0, count)
+	if err != nil {
+		return specs.ContainerEdits{}, draplugin.Refuse("NoIMEXChannels", "the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w", current.clique, err)
+	}
+	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
+}
+
+// intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that fails.
+func (k *kind) intend(claim *draplugin.Claim, data held) error {
+	if k.holdings.daemonOf(claim.UID) == data.Daemon && data.Daemon != "" {
+		return nil
+	}
+	if err := claim.Intend(data); err != nil {
+		return err
+	}
+	k.holdings.hold(claim.UID, claim.Namespace, data)
+	return nil
+}
+
+// findDomain finds the claim's domain in the claim's own namespace: a tenant's claim may name any UID. It asks again while the API
+// server has trouble, since a failed prepare costs the pod a minute.
+func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types.UID) (*v1beta1.ComputeDomain, error) {
+	var domain *v1beta1.ComputeDomain
+	var lastErr error
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 5 * time.Second}
+	err := backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		domain, lastErr = k.domains.ByUID(ctx, claim.Namespace, claim.Annotations[computedomain.AnnotationName], uid)
+		return lastErr == nil, nil
+	})
+	switch {
+	case err != nil && lastErr != nil:
+		return nil, lastErr
+	case err != nil:
+		return nil, err
+	case domain == nil:
+		return nil, draplugin.Refuse("NotInDomainNamespace", "namespace %s has no ComputeDomain with UID %s: a claim can only use a ComputeDomain of its own namespace, through the ResourceClaimTemplate that this ComputeDomain names", claim.Namespace, uid)
+	case domain.DeletionTimestamp != nil:
+		return nil, draplugin.Refuse("DomainDeleted", "ComputeDomain %s/%s is being deleted", domain.Namespace, domain.Name)
+	}
+	return domain, nil
+}
+
+// awaitFabric waits while the node's driver is on its way, or its GPUs are joining their fabric.
+func (k *kind) awaitFabric(ctx context.Context, claim *draplugin.Claim) (fabric, error) {
+	ready := func(f fabric) bool { return !f.passing() }
+	if now := k.fabric.Now(); !ready(now) {
+		claim.Waiting(waitingFor(now, k.node.name))
+	}
+	current, ok := k.fabric.Await(ctx, ready)
+	if !ok {
+		reason, message := waitingFor(current, k.node.name)
+		return fabric{}, draplugin.Refuse(reason, "%s", message)
+	}
+	if current.problem != "" {
+		return fabric{}, draplugin.Refuse(current.problemKind, "the NVLink fabric of node %s cannot be used: %s", k.node.name, current.problem)
+	}
+	return current, nil
+}
+
+// waitingFor says what a claim on the node waits for.
+func waitingFor(f fabric, node string) (reason, message string) {
+	if f.problemKind == problemNoDriver {
+		return "WaitingForDriver", fmt.Sprintf("waiting for the NVIDIA driver of node %s: %s", node, f.problem)
+	}
+	return "WaitingForFabric", "waiting for the GPUs of node " + node + " to join their NVLink fabric"
+}
+
+// awaitDaemon waits for the domain's daemon on this node, and says what is missing once that takes long.
+func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) error {
+	const reason = "WaitingForIMEXDaemon"
+	// The wait tells its news to tell, which passes them on once the quiet time is over.
+	var mu sync.Mutex
+	var latest string
+	loud := false
+	tell := func() {
+		if loud && latest != "" {
+			claim.Waiting(reason, fmt.Sprintf("ComputeDomain %s on node %s: %s", domain.Name, k.node.name, latest))
+		}
+	}
+	timer := time.AfterFunc(quiet, func() { mu.Lock(); defer mu.Unlock(); loud = true; tell() })
+	defer timer.Stop()
+	err := k.daemons.await(ctx, domain.UID, func(message string) { mu.Lock(); defer mu.Unlock(); latest = message; tell() })
+	if err != nil {
+		return draplugin.Refuse(reason, "ComputeDomain %s on node %s: %w", domain.Name, k.node.name, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	latest = ""
+	return nil
+}
+
+// prepareDaemon gives a domain's daemon what it needs on this node.
+func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *held) (specs.ContainerEdits, error) {
+	if claim.Namespace != k.namespace {
+		return specs.ContainerEdits{}, draplugin.Refuse("NotADaemon", "namespace %s: only the controller's claims in namespace %s get the device %s", claim.Namespace, k.namespace, computedomain.DaemonDevice)
+	}
+	name, namespace := claim.Annotations[computedomain.AnnotationName], claim.Annotations[computedomain.AnnotationNamespace]
+	if name == "" || namespace == "" {
+		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the claim lacks the annotations %s and %s, with which the controller says whose daemon it is", computedomain.AnnotationName, computedomain.AnnotationNamespace)
+	}
+	current, err := k.awaitFabric(ctx, claim)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	data.Fabric = current.clique
+	if err := k.intend(claim, *data); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	edits, err := k.domainEdits(data.Daemon)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	edits.Env = []string{
+		computedomain.EnvClique + "=" + current.clique,
+		computedomain.EnvUID + "=" + string(data.Daemon),
+		computedomain.EnvName + "=" + name,
+		computedomain.EnvNamespace + "=" + namespace,
+	}
+	if current.state != nvml.Joined {
+		return edits, nil
+	}
+	ofDriver, problems, err := k.driverEdits(current.clique)
+	if err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	for _, problem := range problems {
+		klog.FromContext(ctx).Info("The IMEX daemon may miss a file of the driver", "problem", problem)
+	}
+	edits.Env = append(edits.Env, ofDriver.Env...)
+	edits.Mounts = append(edits.Mounts, ofDriver.Mounts...)
+	edits.DeviceNodes = ofDriver.DeviceNodes
+	return edits, nil
+}
+
+// Outdated implements draplugin.Renewer: a daemon's claim that was prepared before the node was in its fabric, or in another clique, lacks what the daemon needs.
+// Its container gets that when it is started again, which it sees to itself.
+func (k *kind) Outdated(record claimstate.Record) bool {
+	data, err := decode(record)
+	current := k.fabric.Now()
+	return err == nil && data.Daemon != "" && !current.passing() && current.state == nvml.Joined && current.problem == "" && data.Fabric != current.clique
+}
+
+// Unprepare implements draplugin.Kind.
+func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
+	data, err := decode(record)
+	if err != nil {
+		return err
+	}
+	if data.Channel != "" {
+		// The channel is held by one claim at a time, so this was the last of its domain here.
+		if err := k.node.leave(ctx, data.Channel); err != nil {
+			return err
+		}
+	}
+	return k.holdings.release(record.UID, data, k.removeDir)
+}
+
+// removeDir removes the directory of a domain that no claim of this node is for any more.
+func (k *kind) removeDir(domain types.UID) error {
+	if err := os.RemoveAll(k.domainDir(domain)); err != nil {
+		return fmt.Errorf("remove the domain's directory: %w", err)
+	}
+	return nil
+}
+
+// dataVersion is raised when a field of held changes its meaning.
+const dataVersion = 0
+
+// decode reads what a claim's record says beside its devices.
+func decode(record claimstate.Record) (held, error) {
+	var data held
+	if record.DataVersion > dataVersion {
+		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; run that one again, "+
+			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
+	}
+	if len(record.Data) == 0 {
+		return data, nil
+	}
+	if err := json.Unmarshal(record.Data, &data); err != nil {
+		return data, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
+	}
+	return data, nil
+}
+
+// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is: any may be that of a
+// daemon that runs, which could not start nvidia-imex again without.
+func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
+	wanted, sure := map[string]bool{}, len(aside) == 0
+	for _, record := range records {
+		data, err := decode(record)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "It is not known what a claim is for")
+			sure = false
+			continue
+		}
+		k.holdings.hold(record.UID, record.Namespace, data)
+		wanted[string(data.Daemon)], wanted[string(data.Channel)] = true, true
+	}
+	if !sure {
+		k.holdings.doubt()
+		klog.FromContext(ctx).Info("No domain's directory is removed while records of claims cannot be read", "aside", aside)
+		return nil
+	}
+	entries, err := os.ReadDir(k.domainsDir())
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the domains' directories: %w", err)
+	}
+	for _, entry := range entries {
+		if wanted[entry.Name()] {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(k.domainsDir(), entry.Name())); err != nil {
+			return fmt.Errorf("remove the directory of a domain that is gone: %w", err)
+		}
+	}
+	return nil
+}
+
+func (k *kind) domainsDir() string { return filepath.Join(k.stateDir, "domains") }
+
+func (k *kind) domainDir(domain types.UID) string {
+	return filepath.Join(k.domainsDir(), filepath.Base(string(domain)))
+}
+
+// deviceNodes gives numbers rather than host paths, so that no device file need exist on the host.
+func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
+	mode := os.FileMode(0o666)
+	nodes := make([]*specs.DeviceNode, 0, len(devices))
+	for _, device := range devices {
+		nodes = append(nodes, &specs.DeviceNode{Path: device.Path, Type: "c", Major: device.Major, Minor: device.Minor, FileMode: &mode, Permissions: "rw"})
+	}
+	return nodes
+}
+
+// devicesOf are the devices of a node with this fabric.
+func devicesOf(f fabric) []resourceapi.Device {
+	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
+	if value := f.taint(); value != "" {
+		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	return []resourceapi.Device{channel, device(computedomain.DaemonDevice, computedomain.TypeDaemon, f)}
+}
+
+func device(name, kind string, f fabric) resourceapi.Device {
+	id := int64(0)
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		computedomain.AttributeType: {StringValue: &kind},
+		computedomain.AttributeID:   {IntValue: &id},
+	}
+	if f.clique != "" {
+		clique := strings.Clone(f.clique)
+		attributes[computedomain.AttributeClique] = resourceapi.DeviceAttribute{StringValue: &clique}
+	}
+	return resourceapi.Device{Name: name, Attributes: attributes}
+}

@@ -1,0 +1,61 @@
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+// lastFabric is the file that says which clique the node was last known to be in, over restarts and reboots: without a driver nothing else tells a node of a
+// rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody understands.
+type lastFabric struct {
+	path string
+}
+
+type lastFabricFile struct {
+	Clique string `json:"clique"`
+}
+
+func newLastFabric(stateDir string) lastFabric {
+	return lastFabric{path: filepath.Join(stateDir, "fabric.json")}
+}
+
+// clique is empty where the node was in none, or nothing is known.
+func (l lastFabric) clique() (string, error) {
+	data, err := os.ReadFile(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	var file lastFabricFile
+	if err == nil {
+		err = json.Unmarshal(data, &file)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read which NVLink clique the node was in (%s; it is written again when its GPUs have joined): %w", l.path, err)
+	}
+	return file.Clique, nil
+}
+
+// remember writes the clique down; empty: the driver says that there is no fabric.
+func (l lastFabric) remember(clique string) error {
+	if clique == "" {
+		if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget which NVLink clique the node was in: %w", err)
+		}
+		return nil
+	}
+	data, err := json.Marshal(lastFabricFile{Clique: clique})
+	if err != nil {
+		return fmt.Errorf("write down which NVLink clique the node is in: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(l.path), 0o750); err != nil {
+		return fmt.Errorf("write down which NVLink clique the node is in: %w", err)
+	}
+	var writer atomicfile.Writer
+	return writer.Write(l.path, append(data, '\n'), 0o600)
+}

@@ -1,0 +1,170 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// nodeLabels are the labels of this node's Node object that are the plugin's to set.
+type nodeLabels struct {
+	// known is false until the node was seen, and while it does not exist.
+	known  bool
+	clique string
+	domain types.UID
+}
+
+// node is this node's Node object: one watch of one object, and patches of two labels.
+type node struct {
+	name   string
+	client kubernetes.Interface
+	labels observed.Value[nodeLabels]
+
+	mu     sync.Mutex
+	newest string // resource version of the newest state seen
+}
+
+// see takes in a state of the Node object. The answer to a patch overtakes the watch, whose older states are then passed over.
+func (n *node) see(object *corev1.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if order, err := resourceversion.CompareResourceVersion(object.ResourceVersion, n.newest); err == nil && order < 0 {
+		return
+	}
+	n.newest = object.ResourceVersion
+	if labels := labelsOf(object); labels != n.labels.Now() {
+		n.labels.Set(labels)
+	}
+}
+
+// follow keeps the labels current until ctx ends.
+func (n *node) follow(ctx context.Context) {
+	source := cache.NewListWatchFromClient(n.client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector(metav1.ObjectNameField, n.name))
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: source,
+		ObjectType:    &corev1.Node{},
+		Transform:     keepMetadata,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { n.see(obj.(*corev1.Node)) },
+			UpdateFunc: func(_, obj any) { n.see(obj.(*corev1.Node)) },
+			DeleteFunc: func(any) { n.labels.Set(nodeLabels{}) },
+		},
+	})
+	informer.RunWithContext(ctx)
+}
+
+func labelsOf(object *corev1.Node) nodeLabels {
+	return nodeLabels{known: true, clique: object.Labels[v1beta1.LabelClique], domain: types.UID(object.Labels[v1beta1.LabelComputeDomain])}
+}
+
+// keepMetadata drops what a Node object carries beside its labels: the list of its images alone is tens of kilobytes.
+func keepMetadata(obj any) (any, error) {
+	if object, ok := obj.(*corev1.Node); ok {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion, Labels: object.Labels}}, nil
+	}
+	return obj, nil
+}
+
+// labelClique keeps the node's clique label as the fabric says, until ctx ends: also when someone else changes it, or when the Node
+// object is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric]) {
+	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
+	retry := backoff
+	for ctx.Err() == nil {
+		now, fabricChanged := current.Get()
+		labels, labelsChanged := n.labels.Get()
+		var again <-chan time.Time
+		if want, decided := cliqueLabel(now); decided && labels.known && labels.clique != want {
+			if err := n.patch(ctx, map[string]any{v1beta1.LabelClique: orNil(want)}); err != nil {
+				klog.FromContext(ctx).Error(err, "Clique label not set", "clique", want)
+				again = time.After(retry.Step())
+			} else {
+				retry = backoff
+			}
+		}
+		select {
+		case <-fabricChanged:
+		case <-labelsChanged:
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// cliqueLabel is the label's value, or undecided.
+func cliqueLabel(f fabric) (value string, decided bool) {
+	return f.clique, !f.passing() && f.taint() != problemGPU && f.taint() != problemDrained
+}
+
+// orNil makes an empty label one that a merge patch removes.
+func orNil(value string) any {
+	if value == "" {
+		return nil
+	}
+	return value
+}
+
+// join labels the node with a domain; no write where it is labelled so already.
+func (n *node) join(ctx context.Context, domain types.UID) error {
+	if n.labels.Now().domain == domain {
+		return nil
+	}
+	return n.patch(ctx, map[string]any{v1beta1.LabelComputeDomain: string(domain)})
+}
+
+// patch sets labels.
+func (n *node) patch(ctx context.Context, labels map[string]any) error {
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
+	if err != nil {
+		return fmt.Errorf("label node %s: %w", n.name, err)
+	}
+	object, err := n.client.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, data, metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("label node %s: %w", n.name, err)
+	}
+	n.see(object)
+	return nil
+}
+
+// leave takes the domain's label off the node, unless the node has another domain's by now. Where no label is known the API server is asked all
+// the same: the answer to join may have been lost, and its watch be late.
+func (n *node) leave(ctx context.Context, domain types.UID) error {
+	if labels := n.labels.Now(); labels.domain != "" && labels.domain != domain {
+		return nil
+	}
+	path := "/metadata/labels/" + strings.ReplaceAll(v1beta1.LabelComputeDomain, "/", "~1")
+	data, err := json.Marshal([]map[string]string{
+		{"op": "test", "path": path, "value": string(domain)},
+		{"op": "remove", "path": path},
+	})
+	if err != nil {
+		return fmt.Errorf("take the label of compute domain %s off node %s: %w", domain, n.name, err)
+	}
+	object, err := n.client.CoreV1().Nodes().Patch(ctx, n.name, types.JSONPatchType, data, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		// The node is gone, or the test failed: it is labelled otherwise.
+		return nil
+	case err != nil:
+		return fmt.Errorf("take the label of compute domain %s off node %s: %w", domain, n.name, err)
+	}
+	n.see(object)
+	return nil
+}

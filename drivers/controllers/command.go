@@ -1,0 +1,161 @@
+// Package controllers is the role controller: one manager under one lease, in which the controllers of compute domains, of GPU objects and
+// of RDMA pools work.
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	computedomain "gpufabric.io/drivers/computedomain/controller"
+	gpu "gpufabric.io/drivers/gpu/controller"
+	"gpufabric.io/drivers/node/host"
+	rdmapools "gpufabric.io/drivers/rdma/controller"
+	"gpufabric.io/drivers/rdma/policy"
+)
+
+const (
+	role = "controller"
+	// leaseName is the lease of the controller that works.
+	leaseName = "gpufabric-controller"
+)
+
+// settings are the role's flags.
+type settings struct {
+	domains computedomain.Settings
+	// neighbours are the controllers beside that of compute domains.
+	neighbours []func(context.Context, ctrl.Manager) error
+
+	metricsAddress, healthAddress string
+	leaderElection                bool
+	// identity is who holds the lease; empty: a new one with each start.
+	identity string
+}
+
+// Command is `gpufabric controller`.
+func Command(h host.Host) *cobra.Command {
+	s := settings{neighbours: []func(context.Context, ctrl.Manager) error{
+		gpu.Add, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)),
+	}}
+	command := &cobra.Command{
+		Use:   role,
+		Short: "Form compute domains (one a cluster; further ones stand by)",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := s.domains.Validate(); err != nil {
+				return err
+			}
+			config, err := h.Kubernetes()
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), config, s)
+		},
+	}
+	flags := command.Flags()
+	s.domains.Bind(flags, h.Env)
+	flags.StringVar(&s.metricsAddress, "metrics-address", "", "host:port that serves /metrics; empty: nowhere")
+	flags.StringVar(&s.healthAddress, "health-address", "", "host:port that serves /healthz and /readyz; empty: nowhere")
+	flags.StringVar(&s.identity, "identity", h.Env("POD_NAME"), "who holds the lease: the pod, so that its container goes on at once after a "+
+		"crash instead of waiting for its own lease to end (environment: POD_NAME)")
+	flags.BoolVar(&s.leaderElection, "leader-election", true, "stand by while another controller in the namespace works")
+	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
+	return command
+}
+
+// These bound what one controller does to the API server: 56 racks formed at once make a few hundred writes, which at 100 a second
+// are done in seconds.
+const (
+	queriesPerSecond = 100
+	burst            = 200
+)
+
+// run runs the controllers until ctx ends.
+func run(ctx context.Context, config *rest.Config, s settings) error {
+	manager, err := newManager(ctx, config, s)
+	if err != nil {
+		return fmt.Errorf("set the controller up: %w", err)
+	}
+	kubernetes, err := host.Client(config, role)
+	if err != nil {
+		return err
+	}
+	recorder, stopRecorder := host.Recorder(ctx, kubernetes, role, "")
+	defer stopRecorder()
+	if err := computedomain.Add(ctx, manager, recorder, s.domains); err != nil {
+		return fmt.Errorf("set the controller up: %w", err)
+	}
+	for _, add := range s.neighbours {
+		if err := manager.Add(&neighbour{config: manager.GetConfig(), add: add}); err != nil {
+			return fmt.Errorf("set another controller up: %w", err)
+		}
+	}
+	if err := manager.Start(ctx); err != nil {
+		return fmt.Errorf("run the controller: %w", err)
+	}
+	return nil
+}
+
+func newManager(ctx context.Context, config *rest.Config, s settings) (ctrl.Manager, error) {
+	// The library's caches log through a logger of the process, and complain where there is none.
+	ctrl.SetLogger(klog.FromContext(ctx))
+	config = rest.AddUserAgent(rest.CopyConfig(config), role)
+	config.QPS, config.Burst = queriesPerSecond, burst
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	held, err := s.domains.Caches()
+	if err != nil {
+		return nil, err
+	}
+	renew, retry := 20*time.Second, 5*time.Second
+	lease, namespace := renew+10*time.Second, s.domains.Namespace
+	var lock resourcelock.Interface
+	if s.leaderElection && s.identity != "" {
+		lock, err = resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, namespace, leaseName,
+			resourcelock.ResourceLockConfig{Identity: s.identity}, config, renew)
+		if err != nil {
+			return nil, fmt.Errorf("lease %s/%s: %w", namespace, leaseName, err)
+		}
+	}
+	manager, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:         scheme,
+		Logger:         klog.FromContext(ctx),
+		Cache:          cache.Options{DefaultTransform: cache.TransformStripManagedFields(), ByObject: held},
+		LeaderElection: s.leaderElection, LeaderElectionID: leaseName, LeaderElectionNamespace: namespace,
+		LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
+		LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
+		Metrics:                metricsserver.Options{BindAddress: orOff(s.metricsAddress)},
+		HealthProbeBindAddress: orOff(s.healthAddress),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(manager.AddHealthzCheck("ping", healthz.Ping), manager.AddReadyzCheck("ping", healthz.Ping)); err != nil {
+		return nil, err
+	}
+	return manager, nil
+}
+
+// orOff is the manager's word for an address that serves nothing.
+func orOff(address string) string {
+	if strings.TrimSpace(address) == "" {
+		return "0"
+	}
+	return address
+}

@@ -1,0 +1,172 @@
+// Package legacy hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want GPUs
+// counted on the node. Its GPUs are tainted in DRA before they are counted here.
+package extendedresource
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/deviceplugin"
+)
+
+// Resource is the extended resource.
+const Resource = "nvidia.com/gpu"
+
+// Owner is who asks for the GPUs in the handover.
+const Owner = "nvidia-com-gpu"
+
+// kind is the CDI kind of the GPUs; a device's name is its UUID.
+const kind = "k8s.gpu.nvidia.com/gpu"
+
+// Plugin knows the GPUs that it hands out.
+type Plugin struct {
+	gpus []*inventory.GPU
+	lock func(ctx context.Context, uuids ...string) (unlock func(), err error)
+}
+
+var (
+	_ deviceplugin.Backend   = (*Plugin)(nil)
+	_ deviceplugin.Preferrer = (*Plugin)(nil)
+)
+
+// Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on every node of a cluster, so UUIDs of other nodes' GPUs are no error.
+func Select(n *inventory.Node, wish []string) []*inventory.GPU {
+	var out []*inventory.GPU
+	for _, g := range n.GPUs {
+		if g.CanBeWhole() && (slices.Contains(wish, "all") || slices.Contains(wish, g.UUID)) {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// New writes the CDI spec of the GPUs and makes the plugin. lock keeps the GPU's claims away while its mode is changed.
+func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin, error) {
+	spec := specs.Spec{Kind: kind, ContainerEdits: set.Common()}
+	for _, g := range gpus {
+		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: set.GPU(g)})
+	}
+	version, err := specs.MinimumRequiredVersion(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
+	}
+	spec.Version = version
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
+	}
+	if err := (atomicfile.Writer{}).Write(filepath.Join(cdiRoot, "k8s.gpu.nvidia.com-gpu.json"), raw, 0o644); err != nil {
+		return nil, err
+	}
+	return &Plugin{gpus: gpus, lock: lock}, nil
+}
+
+// Devices are the GPUs as the kubelet is told of them. healthy says whether one may be given to new pods.
+func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Device {
+	var out []deviceplugin.Device
+	for _, g := range p.gpus {
+		d := deviceplugin.Device{ID: g.UUID, Healthy: healthy(g)}
+		if g.Place.NUMANode >= 0 {
+			d.NUMANodes = []int{g.Place.NUMANode}
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// Allocate names the CDI devices of GPUs. A GPU in MIG mode without instances is taken out of it.
+func (p *Plugin) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	unlock, err := p.lock(ctx, ids...)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	response := &pluginapi.ContainerAllocateResponse{}
+	for _, id := range ids {
+		at := slices.IndexFunc(p.gpus, func(g *inventory.GPU) bool { return g.UUID == id })
+		if at < 0 {
+			return nil, fmt.Errorf("%s is not among the GPUs of %s", id, Resource)
+		}
+		if err := whole(p.gpus[at]); err != nil {
+			return nil, err
+		}
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: kind + "=" + id})
+	}
+	return response, nil
+}
+
+func whole(g *inventory.GPU) error {
+	if g.MIG == nil {
+		return nil
+	}
+	standing, err := partition.List(g)
+	if err != nil {
+		return err
+	}
+	if len(standing) > 0 {
+		return fmt.Errorf("%s is cut into %d MIG instances: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or leave the GPU to DRA", g.UUID, len(standing))
+	}
+	return partition.Require(g, false)
+}
+
+// Prefer chooses GPUs that share an NVLink domain and a NUMA node with those required, else with most of the others.
+func (p *Plugin) Prefer(available, required []string, size int) []string {
+	chosen := slices.Clone(required)
+	rest := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(required, id) })
+	for len(chosen) < size && len(rest) > 0 {
+		best, score := 0, -1
+		for i, id := range rest {
+			if s := p.nearness(id, chosen, rest); s > score {
+				best, score = i, s
+			}
+		}
+		chosen = append(chosen, rest[best])
+		rest = slices.Delete(rest, best, best+1)
+	}
+	return chosen
+}
+
+// nearness counts how close a GPU is to those chosen; for the first one, to those it could be chosen with.
+func (p *Plugin) nearness(id string, chosen, rest []string) int {
+	others := chosen
+	if len(others) == 0 {
+		others = rest
+	}
+	a := p.gpu(id)
+	sum := 0
+	for _, other := range others {
+		b := p.gpu(other)
+		if a == nil || b == nil || a == b {
+			continue
+		}
+		if a.NVLinkDomain != "" && a.NVLinkDomain == b.NVLinkDomain {
+			sum += 4
+		}
+		if a.Place.Switch != "" && a.Place.Switch == b.Place.Switch {
+			sum += 2
+		}
+		if a.Place.NUMANode >= 0 && a.Place.NUMANode == b.Place.NUMANode {
+			sum++
+		}
+	}
+	return sum
+}
+
+func (p *Plugin) gpu(id string) *inventory.GPU {
+	for _, g := range p.gpus {
+		if g.UUID == id {
+			return g
+		}
+	}
+	return nil
+}

@@ -1,0 +1,365 @@
+package plugin
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+const (
+	// controlSocket is where the role takes orders, in its state directory, which root alone can enter.
+	controlSocket = "control.sock"
+	// drainedFile stood in the state directory of versions that drained this role alone.
+	drainedFile = "drained.json"
+	// DrainTaint keeps new claims off the GPUs of a node that is being drained.
+	DrainTaint = "gpufabric.io/drained"
+	// drainTold is how often a drain that waits says for what.
+	drainTold = 5 * time.Second
+)
+
+// errDrained ends a run of the plugin whose GPUs are drained.
+var errDrained = errors.New("the node's GPUs are drained")
+
+// drains knows whether the node's GPUs are drained, or are to be.
+type drains struct {
+	// shared is where the other roles read it.
+	shared drain.Directory
+
+	mu sync.Mutex
+	// wanted: somebody wants them drained. idle: the role has let go of NVML.
+	wanted, idle bool
+	// changed is closed at every change, and another takes its place.
+	changed chan struct{}
+}
+
+// newDrains reads what an earlier run left. A drain that was waiting then is over: whoever wanted it has been told that the role went away.
+func newDrains(shared drain.Directory, stateDir string) (*drains, error) {
+	d := &drains{shared: shared, changed: make(chan struct{})}
+	earlier := filepath.Join(stateDir, drainedFile)
+	if _, err := os.Stat(earlier); err == nil {
+		if err := errors.Join(shared.Set(drain.Drained), os.Remove(earlier)); err != nil {
+			return d, err
+		}
+	}
+	phase, err := shared.Phase()
+	d.wanted = phase == drain.Drained
+	if phase == drain.Draining {
+		err = shared.Set(drain.None)
+	}
+	return d, err
+}
+
+// set changes the state.
+func (d *drains) set(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// await waits until the state is as wished.
+func (d *drains) await(ctx context.Context, so func() bool) error {
+	for {
+		d.mu.Lock()
+		ok, changed := so(), d.changed
+		d.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (d *drains) isWanted() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.wanted
+}
+
+// hold keeps the role from opening NVML while the GPUs are drained.
+func (s *starter) hold(ctx context.Context, p *plugin) error {
+	d := s.drains
+	if !d.isWanted() {
+		return nil
+	}
+	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, until gpufabric undrain"
+	klog.FromContext(ctx).Info(message)
+	p.note("GPUsDrained", message)
+	s.driver.say(troubleDrained, "GPUsDrained", message)
+	d.set(func() { d.idle = true })
+	err := d.await(ctx, func() bool { return !d.wanted })
+	d.set(func() { d.idle = false })
+	return err
+}
+
+// control takes orders from the role's socket until ctx ends.
+func (s *starter) control(ctx context.Context) error {
+	path := filepath.Join(s.options.StateDir, controlSocket)
+	if err := os.MkdirAll(s.options.StateDir, 0o750); err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // one that a killed run left
+		return fmt.Errorf("take an old control socket away: %w", err)
+	}
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("listen for gpufabric drain: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("keep the control socket to root: %w", err), listener.Close())
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	for {
+		conn, err := listener.Accept()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("listen for gpufabric drain: %w", err)
+		}
+		wg.Go(func() { s.obey(ctx, conn) })
+	}
+}
+
+// obey carries one order out and answers in lines, the last of which begins with "done" or "failed: ". An order whose giver is gone is
+// given up.
+func (s *starter) obey(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	lines := bufio.NewScanner(conn)
+	if !lines.Scan() {
+		return
+	}
+	order := lines.Text()
+	go func() { // Ends with the connection.
+		lines.Scan()
+		cancel()
+	}()
+	say := func(format string, args ...any) {
+		_, _ = fmt.Fprintf(conn, strings.ReplaceAll(format, "\n", " ")+"\n", args...)
+	}
+	var err error
+	switch order {
+	case "drain":
+		err = s.drain(ctx, say)
+	case "undrain":
+		err = s.undrain()
+	default:
+		err = fmt.Errorf("order %q is not known: drain and undrain are", order)
+	}
+	if err != nil {
+		say("failed: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
+	}
+	say("done")
+}
+
+// drain keeps new claims off the GPUs, waits until those that stand have ended, and has all roles of the node let go of NVML.
+func (s *starter) drain(ctx context.Context, say func(format string, args ...any)) error {
+	d := s.drains
+	if !d.isWanted() {
+		if err := s.empty(ctx, say); err != nil {
+			return err
+		}
+	}
+	if err := d.shared.Set(drain.Drained); err != nil {
+		return err
+	}
+	d.set(func() { d.wanted = true })
+	if interrupt := s.interrupt.Load(); interrupt != nil {
+		(*interrupt)(errDrained)
+	}
+	if err := d.await(ctx, func() bool { return d.idle }); err != nil {
+		return fmt.Errorf("waiting for NVML to be let go of: %w", err)
+	}
+	if err := d.awaitOthers(ctx, say); err != nil { // those of a node that was drained already may have come back in doubt
+		return err
+	}
+	say("every role of this driver has let go of NVML, and leaves the GPUs alone until gpufabric undrain, also when it is started again")
+	return nil
+}
+
+// empty waits until nobody has a GPU of the node through this driver. Where it fails the GPUs are offered as before.
+func (s *starter) empty(ctx context.Context, say func(format string, args ...any)) (err error) {
+	d, p := s.drains, s.current.Load()
+	if err := d.shared.Set(drain.Draining); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w: the GPUs are offered again", err), d.shared.Set(drain.None))
+		}
+	}()
+	if p.served.Load() == nil {
+		return d.awaitOthers(ctx, say) // it waits for a driver, and has given nothing
+	}
+	p.draining.Store(true)
+	p.changed()
+	defer func() {
+		if err != nil {
+			p.draining.Store(false)
+			p.dra.Ledger().Release(drainOwner)
+			p.changed()
+		}
+	}()
+	say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
+	if err := p.free(ctx, d.shared, say); err != nil {
+		return err
+	}
+	if err := d.awaitOthers(ctx, say); err != nil {
+		return err
+	}
+	for _, g := range p.kind.Hardware().Node.GPUs {
+		if running := partition.Processes(g); len(running) > 0 {
+			say("on %s still runs, which no claim gave it: %s", g.UUID, strings.Join(running, ", "))
+		}
+	}
+	return nil
+}
+
+// awaitOthers waits until the node's other roles have let go of NVML, and says what each waits for.
+func (d *drains) awaitOthers(ctx context.Context, say func(format string, args ...any)) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	changes, err := d.shared.Changes(watching)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(drainTold) // a role that is killed changes no file where directories cannot be watched
+	defer tick.Stop()
+	for last := ""; ; {
+		holders, err := d.shared.Holders()
+		if err != nil {
+			return err
+		}
+		if len(holders) == 0 {
+			return nil
+		}
+		words := make([]string, len(holders))
+		for i, h := range holders {
+			words[i] = h.String()
+		}
+		now := strings.Join(words, "; ")
+		if now != last {
+			say("waiting: %s", now)
+			last = now
+		}
+		select {
+		case <-changes:
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("given up while waiting for %s", now)
+		}
+	}
+}
+
+// undrain hands the GPUs out again.
+func (s *starter) undrain() error {
+	if err := s.drains.shared.Set(drain.None); err != nil {
+		return err
+	}
+	s.drains.set(func() { s.drains.wanted = false })
+	return nil
+}
+
+// drainOwner is who keeps the GPUs in the ledger while they are drained.
+const drainOwner = "drain"
+
+// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin
+// whose role takes part in drains are that role's to let go of.
+func (p *plugin) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
+	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
+	last := ""
+	for patience := time.Duration(0); ; patience = drainTold { // the first time says at once for what it waits
+		given := p.given.snapshot()
+		own := slices.DeleteFunc(slices.Clone(p.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
+			owner, is := given[g.UUID]
+			return is && shared.TakesPart(owner+"-plugin")
+		})
+		turn, cancel := context.WithTimeout(ctx, patience)
+		err := p.dra.Ledger().Acquire(turn, owner, holdsOf(own)...)
+		cancel()
+		var held *ledger.ConflictError
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("given up while %s", strings.TrimSpace(err.Error()))
+		case !errors.As(err, &held):
+			return err
+		}
+		if message := p.holders(shared); message != last {
+			say("waiting: %s; %s", err.Error(), message)
+			last = message
+		}
+	}
+}
+
+func holdsOf(gpus []*inventory.GPU) []ledger.Hold {
+	var holds []ledger.Hold
+	for _, g := range gpus {
+		holds = append(holds, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...)
+	}
+	return holds
+}
+
+// holders says who has devices of the node.
+func (p *plugin) holders(shared drain.Directory) string {
+	var out []string
+	for _, record := range p.dra.Records() {
+		var held []string
+		for _, d := range record.Devices {
+			held = append(held, d.Device)
+		}
+		out = append(out, fmt.Sprintf("claim %s/%s has %s", record.Namespace, record.Name, strings.Join(held, ", ")))
+	}
+	for uuid, plugin := range p.given.snapshot() {
+		if shared.TakesPart(plugin + "-plugin") {
+			continue // it says itself what it waits for
+		}
+		out = append(out, fmt.Sprintf("the device plugin %s has %s: take the GPU from it first", plugin, uuid))
+	}
+	return "delete their pods, or kubectl drain the node: " + strings.Join(sortedWords(out), "; ")
+}
+
+// drainTaints adds the taint of a node that is being drained to all devices.
+func (p *plugin) drainTaints(into map[string][]resourceapi.DeviceTaint, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
+	if !p.draining.Load() {
+		return into
+	}
+	for _, d := range all {
+		into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: DrainTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	return into
+}

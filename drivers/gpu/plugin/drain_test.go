@@ -1,0 +1,214 @@
+//shows:gpu-drain
+package plugin
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/fakes/nvmlstate"
+)
+
+// transcript keeps what a command writes.
+type transcript struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (t *transcript) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.Write(p)
+}
+
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// drainable is a node whose GPU 0 waits for a reset to come into MIG mode.
+func drainable(t *testing.T) (b *bench, root string) {
+	t.Helper()
+	root = renderFake(t, "a100-40")
+	if out, err := administrator(t, root, "-i", "0", "-mig", "1"); err != nil {
+		t.Fatal(out, err)
+	}
+	return benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root, func(o *Options) { o.HandoverDir = "" }), root
+}
+
+func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
+	b, root := drainable(t)
+	b.taints("gpu-0", "")
+	c := b.claim("u1", nil, device{name: "gpu-0"})
+	b.mustPrepare(c)
+	said, ended := &transcript{}, make(chan error, 1)
+	go func() { ended <- order(t.Context(), b.options.StateDir, "drain", said) }()
+	b.taints("gpu-1", DrainTaint+"=:NoSchedule")
+	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
+	if problem := b.prepareWithin(2*time.Second, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
+		// One that was allocated before the taint was seen may still come; it is waited for as well.
+		t.Errorf("a claim that came while the drain waits: %s", problem)
+	}
+	if _, err := administrator(t, root, "-i", "0", "--gpu-reset"); err == nil {
+		t.Error("the GPU was reset while the plugin has NVML open")
+	}
+	for _, uid := range []string{"u1", "u2"} {
+		// The plugin starts again at once when the last claim is gone, which may cut that call's answer off; a kubelet asks again, as
+		// this does.
+		b.await(func() bool { return b.unprepare(b.get(uid)) == "" }, "claim "+uid+" is given back")
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("the drain does not end; it said:\n%s", said)
+	}
+	if out, err := administrator(t, root, "-i", "0", "--gpu-reset"); err != nil {
+		t.Errorf("the GPU of a drained node could not be reset: %v\n%s", err, out)
+	}
+	if !drainedOn(t, b) {
+		t.Error("a role that is started again would open NVML")
+	}
+	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	b.await(func() bool { return slices.Equal(b.forms("gpu-0"), []string{"mig"}) }, "GPU 0 is offered in its new mode")
+	b.taints("gpu-1", "")
+	again := b.claim("u3", nil, device{name: "gpu-1"})
+	b.await(func() bool { return b.prepareWithin(time.Second, again) == "" }, "a claim is prepared again")
+}
+
+// drainedOn says whether a role that is started on the bench's node would leave NVML closed.
+func drainedOn(t *testing.T, b *bench) bool {
+	t.Helper()
+	phase, err := b.options.Drain().Phase()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return phase == drain.Drained
+}
+
+// TestADrainWaitsForTheNodesOtherRoles has another role of the node with a claim of its own.
+func TestADrainWaitsForTheNodesOtherRoles(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	shared := b.options.Drain()
+	shared.Files = &filewatch.Watcher{}
+	open, stands, ended := make(chan bool, 3), make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		ended <- drain.Member{Directory: shared, Role: "compute-domain-plugin"}.Run(ctx, func(ctx context.Context, s *drain.Session) error {
+			open <- true
+			if !s.Await(ctx, true) {
+				return nil
+			}
+			s.Holds(ctx, "a daemon's claim stands")
+			<-stands
+			open <- false
+			return drain.ErrLetGo
+		})
+	}()
+	if !<-open {
+		t.Fatal("the role did not open NVML")
+	}
+	said, drained := &transcript{}, make(chan error, 1)
+	go func() { drained <- order(t.Context(), b.options.StateDir, "drain", said) }()
+	named := func() bool { return strings.Contains(said.String(), "compute-domain-plugin: a daemon's claim stands") }
+	b.await(named, "the other role's claim is named")
+	if drainedOn(t, b) {
+		t.Error("the node counts as drained while a role of it holds NVML")
+	}
+	close(stands)
+	if err := <-drained; err != nil {
+		t.Fatalf("%v; it said:\n%s", err, said)
+	}
+	if <-open || !drainedOn(t, b) {
+		t.Error("the other role did not let go")
+	}
+	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if !<-open {
+		t.Error("the other role did not come back")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestANodeThatAnEarlierVersionDrainedStaysDrained(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	b.stop()
+	if err := os.WriteFile(filepath.Join(b.options.StateDir, "drained.json"), []byte(`{"since":"2026-11-22T17:00:00Z"}`), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time it is the shared file that says so
+		if d, err := newDrains(b.options.Drain(), b.options.StateDir); err != nil || !d.isWanted() {
+			t.Errorf("drained: %v, %v", d.isWanted(), err)
+		}
+	}
+	if !drainedOn(t, b) {
+		t.Error("the node's other roles do not know it")
+	}
+}
+
+func TestADrainThatIsGivenUpLeavesEverythingAsItWas(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := order(ctx, b.options.StateDir, "drain", io.Discard); err == nil {
+		t.Fatal("drained while a claim stands")
+	}
+	b.taints("gpu-1", "")
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
+	if drainedOn(t, b) {
+		t.Error("the node counts as drained")
+	}
+}
+
+func TestADrainWithoutAPluginSaysSo(t *testing.T) {
+	if err := order(t.Context(), t.TempDir(), "drain", io.Discard); err == nil || !strings.Contains(err.Error(), "no gpu-plugin answers") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestProgramsThatHaveAGPUOpenAreNamed(t *testing.T) {
+	proc := t.TempDir()
+	process := func(pid, name string, open ...string) {
+		t.Helper()
+		fds := filepath.Join(proc, pid, "fd")
+		if err := os.MkdirAll(fds, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, pid, "comm"), []byte(name+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for i, target := range open {
+			if err := os.Symlink(target, filepath.Join(fds, string(rune('3'+i)))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	process("17", "dcgm-exporter", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia0")
+	process("18", "sshd", "/dev/null", "socket:[1]")
+	process("19", "gpufabric", "/dev/nvidiactl")
+	got := openedBy(proc, 19)
+	if want := []string{"process 17 (dcgm-exporter) still has /dev/nvidia0, /dev/nvidiactl open"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

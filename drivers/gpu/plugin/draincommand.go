@@ -1,0 +1,192 @@
+package plugin
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/host"
+)
+
+// DrainCommand is the subcommand drain.
+func DrainCommand(h host.Host) *cobra.Command {
+	var at drainPlace
+	var procRoot string
+	var patience time.Duration
+	cmd := &cobra.Command{
+		Use:   "drain",
+		Short: "Have this node's plugins let go of its GPUs, so that they can be reset or their driver unloaded",
+		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node
+(taint ` + DrainTaint + `), and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then
+every role of the node closes NVML and leaves it closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open
+is named as far as it can be seen from here. Interrupted while it waits, it leaves everything as it was.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+			defer cancel()
+			if err := at.order(ctx, "drain", h.Out()); err != nil {
+				return err
+			}
+			for _, line := range openedBy(procRoot, os.Getpid()) {
+				if _, err := fmt.Fprintln(h.Out(), line); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	at.bind(cmd)
+	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc, where programs that have a GPU open are looked for")
+	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
+	return cmd
+}
+
+// UndrainCommand is the subcommand undrain.
+func UndrainCommand(h host.Host) *cobra.Command {
+	var at drainPlace
+	cmd := &cobra.Command{
+		Use:   "undrain",
+		Short: "Have this node's plugins hand out its GPUs again after gpufabric drain",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return at.order(cmd.Context(), "undrain", h.Out()) },
+	}
+	at.bind(cmd)
+	return cmd
+}
+
+// drainPlace is where the roles of a node take orders.
+type drainPlace struct {
+	stateDir, drainDir string
+	// alone: no gpu-plugin is installed on the node.
+	alone bool
+}
+
+func (at *drainPlace) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&at.stateDir, "state-dir", "/var/lib/gpufabric/"+role, "the plugin's --state-dir on this node")
+	cmd.Flags().StringVar(&at.drainDir, "drain-dir", "", "the --drain-dir of the node's plugins; empty: drain, beside --state-dir")
+	cmd.Flags().BoolVar(&at.alone, "without-gpu-plugin", false, "the node has no gpu-plugin: order the other roles alone")
+}
+
+// order gives an order to the node's roles, and writes their answers out.
+func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) error {
+	if !at.alone {
+		return order(ctx, at.stateDir, what, out)
+	}
+	d := &drains{shared: drain.Directory{Path: cmp.Or(at.drainDir, drain.Beside(at.stateDir)), Files: &filewatch.Watcher{}}}
+	if what == "undrain" {
+		return d.shared.Set(drain.None)
+	}
+	if err := d.shared.Set(drain.Draining); err != nil {
+		return err
+	}
+	err := d.awaitOthers(ctx, func(format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) })
+	if err != nil {
+		return errors.Join(fmt.Errorf("%w: the GPUs are in use as before", err), d.shared.Set(drain.None))
+	}
+	return d.shared.Set(drain.Drained)
+}
+
+// order gives an order to the role of a state directory, and writes its answers out.
+func order(ctx context.Context, stateDir, what string, out io.Writer) error {
+	path := filepath.Join(stateDir, controlSocket)
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("%s: no gpu-plugin answers at %s: %w (does it run on this node, with this --state-dir? "+
+			"Where none is installed: --without-gpu-plugin)", what, path, err)
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if _, err := fmt.Fprintln(conn, what); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	for lines := bufio.NewScanner(conn); lines.Scan(); {
+		line := lines.Text()
+		if why, failed := strings.CutPrefix(line, "failed: "); failed {
+			return fmt.Errorf("%s: %s", what, why)
+		}
+		if line == "done" {
+			return nil
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: given up: %w", what, context.Cause(ctx))
+	}
+	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
+}
+
+// openedBy says in sentences which programs have a device node of the driver open, but for one.
+func openedBy(procRoot string, self int) []string {
+	entries, err := os.ReadDir(procRoot)
+	if err != nil {
+		return []string{fmt.Sprintf("what else has the GPUs open is not known: %v", err)}
+	}
+	var out []string
+	hidden := 0
+	for _, e := range entries {
+		if e.Name() == fmt.Sprint(self) || strings.Trim(e.Name(), "0123456789") != "" {
+			continue
+		}
+		nodes, err := nodesOf(filepath.Join(procRoot, e.Name(), "fd"))
+		if err != nil {
+			hidden++
+			continue
+		}
+		if len(nodes) > 0 {
+			name, _ := os.ReadFile(filepath.Join(procRoot, e.Name(), "comm")) // without one the number has to do
+			out = append(out, fmt.Sprintf("process %s (%s) still has %s open", e.Name(), strings.TrimSpace(string(name)), strings.Join(nodes, ", ")))
+		}
+	}
+	slices.Sort(out)
+	if len(out) == 0 {
+		out = append(out, "no program that can be seen from here has a GPU open; in a pod those of other pods and of the node cannot be seen: "+
+			"fuser -v /dev/nvidia* on the node tells")
+	}
+	if hidden > 0 {
+		out = append(out, fmt.Sprintf("%d processes could not be looked at: run it as root", hidden))
+	}
+	return out
+}
+
+// nodesOf are the driver's device nodes among a process's open files.
+func nodesOf(directory string) ([]string, error) {
+	entries, err := os.ReadDir(directory)
+	if os.IsNotExist(err) {
+		return nil, nil // it has ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	var nodes []string
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(directory, e.Name()))
+		if err == nil && strings.HasPrefix(target, "/dev/nvidia") && !slices.Contains(nodes, target) {
+			nodes = append(nodes, target)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes, nil
+}
+
+// sortedWords sorts in place, and returns what it sorted.
+func sortedWords(words []string) []string {
+	slices.Sort(words)
+	return words
+}

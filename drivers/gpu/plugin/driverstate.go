@@ -1,0 +1,158 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/hardware/pci"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// DriverCondition is the condition of a Node that says whether its NVIDIA driver can be used, and what is wrong with it.
+const DriverCondition corev1.NodeConditionType = "GPUDriver"
+
+// driverTrouble is one thing that may be wrong with a driver, the strongest first.
+type driverTrouble int
+
+const (
+	// troubleStart: NVML does not start.
+	troubleStart driverTrouble = iota
+	// troubleDrained: an administrator has the GPUs drained.
+	troubleDrained
+	// troubleGone: the driver's files were removed, or replaced, while it runs.
+	troubleGone
+	// troubleNodes: device nodes are missing without which no container can have a GPU.
+	troubleNodes
+	// troubleFiles: containers go without some of the driver's files.
+	troubleFiles
+	troubles
+)
+
+// driverWord is what is said of a driver.
+type driverWord struct{ reason, message string }
+
+// driverState gathers what those who meet the driver say of it. The plugin goes on whatever is said.
+type driverState struct {
+	mu      sync.Mutex
+	wrong   [troubles]driverWord
+	version string // of the driver that runs; empty: not known
+	now     observed.Value[driverWord]
+}
+
+// say notes that something is wrong; an empty reason: it is not.
+func (d *driverState) say(what driverTrouble, reason, message string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wrong[what] = driverWord{reason, message}
+	d.tell()
+}
+
+// runs notes that NVML has started on a driver.
+func (d *driverState) runs(version string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.version = version
+	d.wrong = [troubles]driverWord{}
+	d.tell()
+}
+
+// tell works out what counts. d.mu is held.
+func (d *driverState) tell() {
+	word := driverWord{reason: "DriverReady", message: "the NVIDIA driver " + d.version + " can be used"}
+	for _, w := range d.wrong {
+		if w.reason != "" {
+			word = w
+			break
+		}
+	}
+	if d.version == "" && word.reason == "DriverReady" {
+		return // nothing is known yet
+	}
+	if word != d.now.Now() {
+		d.now.Set(word)
+	}
+}
+
+// found notes what a search for what containers need has found.
+func (d *driverState) found(set *edits.Set, lacking error, problems string) {
+	if set != nil && lacking != nil {
+		d.say(troubleNodes, "DeviceNodeMissing", lacking.Error())
+	} else {
+		d.say(troubleNodes, "", "")
+	}
+	reason := ""
+	if problems != "" {
+		reason = "DriverIncomplete"
+	}
+	d.say(troubleFiles, reason, problems)
+}
+
+// look notes whether the driver that runs has lost its files, as when a driver container is replaced beneath pods that use it.
+func (d *driverState) look(search driver.Search, at driver.Location) {
+	if at.Library == "" {
+		return // it was not found where it was looked for, and runs all the same
+	}
+	reason, message := search.Trouble()
+	if reason != driver.NotFound && reason != driver.VersionsDiffer {
+		reason, message = "", ""
+	}
+	if reason == driver.NotFound {
+		message = "the driver's files were removed while it runs, so no new container gets them: " + message
+	}
+	d.say(troubleGone, reason, message)
+}
+
+// run writes the node's condition whenever it changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no driver, and has no condition.
+func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
+	wrote := false
+	var retry <-chan time.Time
+	for {
+		word, changed := d.now.Get()
+		retry = nil
+		if word.reason != "" && (wrote || word.reason == "DriverReady" || hasGPU(ctx, sysfs)) {
+			c := corev1.NodeCondition{Type: DriverCondition, Status: corev1.ConditionFalse, Reason: word.reason, Message: word.message}
+			if word.reason == "DriverReady" {
+				c.Status = corev1.ConditionTrue
+			}
+			if err := w.write(ctx, c); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "The state of the node's driver is not told")
+				retry = time.After(conditionRetry)
+			}
+			wrote = true
+		}
+		select {
+		case <-changed:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// hasGPU says whether PCI shows an NVIDIA GPU, or cannot be asked.
+func hasGPU(ctx context.Context, sysfs pci.FS) bool {
+	const nvidia, classDisplay = 0x10de, 0x03
+	bus, err := sysfs.Scan(ctx, func(class pci.Class) bool { return class>>16 == classDisplay })
+	if errors.Is(err, fs.ErrNotExist) {
+		return false // a machine without PCI
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(fmt.Errorf("look for GPUs on the PCI bus: %w", err), "It is not known whether the node has GPUs")
+		return true
+	}
+	for i := range bus.Functions {
+		if bus.Functions[i].Vendor == nvidia {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,217 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/gputest"
+)
+
+// withForms runs the role as the chart's value gpus.forms says.
+func withForms(text string) func(*Options) {
+	return func(o *Options) { o.Forms = text }
+}
+
+// published are the names of the published devices in order, those with a taint in brackets.
+func (b *bench) published() string {
+	b.Helper()
+	list := b.slices()
+	slices.SortFunc(list, func(x, y resourceapi.ResourceSlice) int { return strings.Compare(x.Name, y.Name) })
+	var names []string
+	for _, s := range list {
+		for _, d := range s.Spec.Devices {
+			name := d.Name
+			if len(d.Taints) > 0 {
+				name = "(" + name + ")"
+			}
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+func (b *bench) awaitPublished(want string) {
+	b.Helper()
+	got := ""
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if got = b.published(); got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("published are %s, want %s", got, want)
+		}
+	}
+}
+
+// label sets the node's label for forms; an empty value takes it off.
+func (b *bench) label(value string) {
+	b.Helper()
+	n, err := b.client.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n.Labels = map[string]string{devices.FormsLabel: value}
+	if value == "" {
+		n.Labels = nil
+	}
+	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), n, metav1.UpdateOptions{}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// awaitCondition waits for the node's condition to have a status and a reason, and to say something.
+func (b *bench) awaitCondition(status corev1.ConditionStatus, reason, says string) {
+	b.Helper()
+	b.awaitConditionOf(FormsCondition, status, reason, says)
+}
+
+// awaitConditionOf waits until a condition of the node is as wanted, and says something.
+func (b *bench) awaitConditionOf(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, says string) {
+	b.Helper()
+	var last corev1.NodeCondition
+	b.await(func() bool {
+		n, err := b.client.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == kind {
+				last = c
+			}
+		}
+		return last.Status == status && last.Reason == reason && strings.Contains(last.Message, says)
+	}, fmt.Sprintf("condition %s, %s, %q", status, reason, says))
+}
+
+func TestByDefaultAGPUIsOneDeviceWithoutCounters(t *testing.T) {
+	b := newBench(t, gputest.New(t, 2), withForms(""))
+	list := b.slices()
+	if len(list) != 1 || len(list[0].Spec.Devices) != 2 || len(list[0].Spec.SharedCounters) != 0 {
+		t.Fatalf("published are %d slices: %+v", len(list), list)
+	}
+	for _, d := range list[0].Spec.Devices {
+		if len(d.ConsumesCounters) > 0 || d.AllowMultipleAllocations != nil || *d.Attributes["type"].StringValue != "gpu" {
+			t.Errorf("%s draws on %v, several allocations %v", d.Name, d.ConsumesCounters, d.AllowMultipleAllocations)
+		}
+	}
+	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "2 GPUs offer whole; asked for: whole, by gpus.forms.default")
+}
+
+func TestALabelChangesTheFormsAndTheNodeSaysByWhoseWord(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1), withForms(`{"nodes": [{"nodeSelector": {"matchLabels": {"pool": "x"}}, "form": "flexible"}]}`))
+	b.awaitPublished("gpu-0")
+	b.label("mig_3g.20gb")
+	b.awaitPublished("gpu-0-mig-3g20gb-9-0 gpu-0-mig-3g20gb-9-4")
+	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "1 GPUs offer MIG 3g.20gb")
+	b.label("sometimes")
+	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", `form "sometimes": allowed are whole`)
+	// Also when the role starts again, it is the last good state that is offered.
+	b.stop()
+	b.start()
+	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", `form "sometimes"`)
+	b.awaitPublished("gpu-0-mig-3g20gb-9-0 gpu-0-mig-3g20gb-9-4")
+	b.label("mig_9g.90gb")
+	b.awaitPublished("gpu-0")
+	b.awaitCondition(corev1.ConditionFalse, "FormNotOnGPU", "has no MIG profile 9g.90gb: it has 1g.5gb")
+	b.label("")
+	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "")
+}
+
+func TestALabelThatNeverStandsStillChangesNothing(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1), withForms(""))
+	b.awaitPublished("gpu-0")
+	values := []string{"shareable", "flexible"}
+	end := time.Now().Add(formsUnrest + formsSettle)
+	for i := 0; time.Now().Before(end); i++ {
+		b.label(values[i%2])
+		time.Sleep(100 * time.Millisecond)
+		if got := b.published(); got != "gpu-0" {
+			t.Fatalf("after %d changes of the label published are %s", i+1, got)
+		}
+	}
+	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", "labels change faster")
+	b.label("flexible")
+	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "MIG 1g.5gb")
+}
+
+func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1), withForms(`{"default": {"form": "shareable"}}`))
+	b.awaitPublished("gpu-0")
+	all := b.slices()[0].Spec.Devices[0].Capacity["memory"].Value
+	plain := func(uid string) *resourceapi.ResourceClaim {
+		return b.claim(uid, nil, device{name: "gpu-0", share: "s-" + uid, capacity: map[string]string{"memory": all.String(), "cores": "10"}})
+	}
+	whole := plain("whole")
+	if e := b.edits(whole, b.mustPrepare(whole)...); strings.Contains(fmt.Sprint(e.Env), "CUDA_DEVICE_MEMORY_LIMIT") {
+		t.Errorf("a plain claim is limited: %v", e.Env)
+	}
+	share := func(uid string) *resourceapi.ResourceClaim {
+		return b.claim(uid, nil, device{name: "gpu-0", share: "s-" + uid, capacity: map[string]string{"memory": "10Gi", "cores": "10"}})
+	}
+	first := share("first")
+	// The scheduler would not have done that; the node holds against it, also when it was started in between.
+	for range 2 {
+		if problem := b.prepareWithin(2*time.Second, first); !strings.Contains(problem, "claim default/claim-whole") {
+			t.Errorf("a share beside a plain claim: %q", problem)
+		}
+		b.stop()
+		b.start()
+	}
+	if problem := b.unprepare(whole); problem != "" {
+		t.Fatal(problem)
+	}
+	if e := b.edits(first, b.mustPrepare(first)...); !slices.Contains(e.Env, "CUDA_DEVICE_MEMORY_LIMIT=10240m") {
+		t.Errorf("a share has the environment %v", e.Env)
+	}
+	b.mustPrepare(share("second"))
+	b.stop()
+	b.start()
+	if problem := b.prepareWithin(2*time.Second, plain("late")); !strings.Contains(problem, "is held by") {
+		t.Errorf("a plain claim beside shares: %q", problem)
+	}
+}
+
+// TestAFormThatIsHeldStaysUntilItsClaimsEnd is also the upgrade from the version that offered every form of every GPU.
+//
+//shows:gpu-forms
+func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
+	b := newBench(t, gputest.New(t, 4))
+	size := map[string]string{"memory": "1Gi", "cores": "10"}
+	claims := []*resourceapi.ResourceClaim{
+		b.claim("share", nil, device{name: "gpu-0-shared", share: "s1", capacity: size}),
+		b.claim("mig", nil, device{name: "gpu-1-mig-1g5gb-19-3"}),
+		b.claim("whole", nil, device{name: "gpu-2"}),
+	}
+	for _, c := range claims {
+		b.mustPrepare(c)
+	}
+	b.stop()
+	if err := os.Remove(b.options.StateDir + "/" + formsFile); err != nil { // which the version before did not write
+		t.Fatal(err)
+	}
+	b.options.Forms = ""
+	b.start()
+	b.awaitPublished("(gpu-0-shared) gpu-1-mig-1g5gb-19-3 gpu-2 gpu-3")
+	b.awaitCondition(corev1.ConditionFalse, "FormsHeld", "2 GPUs keep their forms until the claims that hold them end")
+	// What the scheduler had allocated a moment before is prepared all the same, and published then.
+	late := b.claim("late", nil, device{name: "gpu-3-shared", share: "s2", capacity: size})
+	b.mustPrepare(late)
+	b.awaitPublished("(gpu-0-shared) gpu-1-mig-1g5gb-19-3 gpu-2 (gpu-3-shared)")
+	for _, c := range append(claims, late) {
+		if problem := b.unprepare(c); problem != "" {
+			t.Fatal(problem)
+		}
+	}
+	b.awaitPublished("gpu-0 gpu-1 gpu-2 gpu-3")
+	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "4 GPUs offer whole")
+}

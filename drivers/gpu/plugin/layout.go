@@ -1,0 +1,237 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/layout"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/gpu/selection"
+	"gpufabric.io/drivers/node/ledger"
+)
+
+// layoutRetry is how long a layout waits for GPUs that something runs on, where nothing tells when it ends.
+const layoutRetry = 5 * time.Second
+
+// followLayouts gives the node's GPUs the layout of the one MIGLayout that selects the node, until ctx ends.
+func (p *plugin) followLayouts(ctx context.Context) error {
+	if p.dynamic == nil {
+		return nil
+	}
+	view := p.view()
+	told := make(chan []v1alpha1.MIGLayout)
+	ended := make(chan error, 1)
+	go func() { // Ends with ctx.
+		ended <- layout.Watch(ctx, view, func(l []v1alpha1.MIGLayout) {
+			select {
+			case told <- l:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	var selected []v1alpha1.MIGLayout
+	var retry <-chan time.Time
+	free := make(chan struct{}, 1)                  // a GPU that was waited for is held by nobody
+	reported := map[string]v1alpha1.MIGLayoutNode{} // by layout, as identity says
+	for {
+		select {
+		case selected = <-told:
+		case <-retry:
+		case <-free:
+		case <-p.relay:
+		case err := <-ended:
+			return err
+		}
+		retry = nil
+		// Of a layout that selects the node no more, or that another of its name replaced, nothing counts as reported: its entry is gone with it.
+		still := map[string]v1alpha1.MIGLayoutNode{}
+		for i, entry := range p.applyLayouts(ctx, selected, free) {
+			l := &selected[i]
+			if entry.State == v1alpha1.MIGLayoutWaiting {
+				retry = time.After(layoutRetry)
+			}
+			if reported[identity(l)] != entry {
+				if err := layout.Report(ctx, view, l.Name, entry); err != nil {
+					klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
+					retry = time.After(layoutRetry)
+					continue
+				}
+			}
+			still[identity(l)] = entry
+		}
+		reported = still
+	}
+}
+
+// identity tells a layout from the next of its name.
+func identity(l *v1alpha1.MIGLayout) string { return l.Name + "/" + string(l.UID) }
+
+// applyAgain has the node's layout applied to GPUs that lost it.
+func (p *plugin) applyAgain() {
+	select {
+	case p.relay <- struct{}{}:
+	default: // it will be looked at anyway
+	}
+}
+
+// view is the node's view of the API.
+func (p *plugin) view() selection.Node {
+	return selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.dynamic, Self: p.self}
+}
+
+// applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.
+func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout, free chan struct{}) []v1alpha1.MIGLayoutNode {
+	out := make([]v1alpha1.MIGLayoutNode, 0, len(selected))
+	for i := range selected {
+		l := &selected[i]
+		entry := v1alpha1.MIGLayoutNode{Name: p.options.NodeName, ObservedGeneration: l.Generation}
+		if len(selected) > 1 {
+			entry.State, entry.Reason = v1alpha1.MIGLayoutFailed, "SeveralLayouts"
+			entry.Message = fmt.Sprintf("the node keeps what it has: the MIGLayouts %s all select it; narrow their nodeSelectors", names(selected))
+		} else {
+			entry.State, entry.Reason, entry.Message = p.applyLayout(ctx, l, free)
+		}
+		out = append(out, entry)
+	}
+	return out
+}
+
+func names(layouts []v1alpha1.MIGLayout) string {
+	var out []string
+	for _, l := range layouts {
+		out = append(out, l.Name)
+	}
+	return strings.Join(out, ", ")
+}
+
+func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free chan struct{}) (state v1alpha1.MIGLayoutState, reason, message string) {
+	if err := layout.Mistake(l); err != nil {
+		return v1alpha1.MIGLayoutFailed, "InvalidSpec", err.Error()
+	}
+	plans, err := layout.Plans(p.kind.Hardware().Node.GPUs, l.Spec.Config.Layouts[l.Spec.Layout], standing)
+	if err != nil {
+		return v1alpha1.MIGLayoutFailed, "LayoutImpossible", err.Error()
+	}
+	var waiting, failed []string
+	changed := false
+	for _, plan := range plans {
+		touched, err := p.applyPlan(ctx, plan, l.Name)
+		changed = changed || touched
+		var held *ledger.ConflictError
+		switch {
+		case err == nil:
+		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
+			if held != nil {
+				p.tellWhenFree(ctx, plan.GPU, free)
+			}
+			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
+		default:
+			failed = append(failed, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
+		}
+	}
+	if changed {
+		p.kind.LayOut()
+		p.changed()
+	}
+	applied := fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))
+	switch {
+	case len(failed) > 0:
+		return v1alpha1.MIGLayoutFailed, "ApplyFailed", applied + "; " + strings.Join(slices.Concat(failed, waiting), "; ")
+	case len(waiting) > 0:
+		return v1alpha1.MIGLayoutWaiting, "InUse", applied + "; waiting for " + strings.Join(waiting, "; ")
+	default:
+		return v1alpha1.MIGLayoutApplied, "Applied", applied
+	}
+}
+
+// tellWhenFree sends into free once nothing holds a part of a GPU. At most one waits for a GPU.
+func (p *plugin) tellWhenFree(ctx context.Context, g *inventory.GPU, free chan struct{}) {
+	if !p.awaited.add(g.UUID) {
+		return
+	}
+	owner := ledger.Owner{ID: "miglayout-waiting/" + g.UUID, Name: "a waiting MIGLayout"}
+	p.waiters.Go(func() {
+		defer p.awaited.remove(g.UUID)
+		if p.dra.Ledger().Acquire(ctx, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...) != nil {
+			return
+		}
+		p.dra.Ledger().Release(owner.ID)
+		select {
+		case free <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// nameSet is a set that several goroutines use.
+type nameSet struct {
+	mu   sync.Mutex
+	held map[string]bool
+}
+
+// add says whether the name was not there.
+func (s *nameSet) add(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[name] {
+		return false
+	}
+	if s.held == nil {
+		s.held = map[string]bool{}
+	}
+	s.held[name] = true
+	return true
+}
+
+func (s *nameSet) remove(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, name)
+}
+
+// standing is what the layout may keep where it is.
+func standing(g *inventory.GPU) []layout.Wanted {
+	now, err := layout.Standing(g)
+	if err != nil {
+		return nil // what cannot be listed cannot be kept; applying says why
+	}
+	return now
+}
+
+// applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
+func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
+	if !plan.MIG {
+		changed = p.kind.AdoptMode(plan.GPU) // the layout says that nobody keeps the mode
+	}
+	// What claims had made goes with them.
+	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {
+		return changed, err
+	}
+	now, cancel := context.WithCancel(ctx)
+	cancel()
+	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
+	if err := p.dra.Ledger().Acquire(now, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
+		return changed, err
+	}
+	defer p.dra.Ledger().Release(owner.ID)
+	unlock, err := p.kind.Lock(ctx, plan.GPU.UUID)
+	if err != nil {
+		return changed, err
+	}
+	defer unlock()
+	p.kind.OwnMode(plan.GPU.UUID)
+	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances", len(plan.Instances))
+	// Whatever came of it, what stands now is to be published.
+	return true, plan.Apply()
+}

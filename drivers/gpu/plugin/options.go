@@ -1,0 +1,115 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/node/options"
+)
+
+// Options are the role's flags.
+type Options struct {
+	options.Node
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
+	CDIHook string
+	// CDIHookProgram is nvidia-cdi-hook in this container.
+	CDIHookProgram string
+	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
+	ContainerEdits string
+	// Forms says in JSON (package forms) in which forms the GPUs of which nodes are offered; empty: whole.
+	Forms string
+	// MIG says whether GPUs may be cut on demand: dynamic, or static (only what an administrator made is offered).
+	MIG string
+	// UnknownMIG says what becomes of MIG instances that belong to no claim when the plugin starts: keep or remove.
+	UnknownMIG string
+	// ShareMemory and ShareCores are what a share of a GPU gets that asks for nothing: a quantity ("" is a tenth) and percent (0 is 10).
+	ShareMemory string
+	// MPSDir is where MPS control daemons and their clients meet; best on a tmpfs of the host's.
+	MPSDir string
+	// MPSKeeper says that MPS control daemons are asked for at the role mps-keeper, and outlive this one; else they are this process's children.
+	MPSKeeper bool
+	// HandoverDir is shared with device plugins that hand out some of this node's GPUs; empty: there are none.
+	HandoverDir string
+	// HandoverTo are the device plugins that may have GPUs. What others asked for, which are no longer installed, goes back to DRA.
+	HandoverTo []string
+	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
+	DevicePlugin []string
+	ShareCores   int64
+
+	formsConfig devices.Choice // what Forms says, once it is valid
+}
+
+// Bind adds the flags to a flag set, with defaults from the environment.
+func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
+	o.Node.Bind(flags, getenv, name)
+	text := func(target *string, flag, fallback, usage string) {
+		options.Text(flags, getenv, target, flag, fallback, usage)
+	}
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
+	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
+	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
+	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": {...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
+	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
+	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
+	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients can fill it")
+	flags.BoolVar(&o.MPSKeeper, "mps-keeper", false, "ask the role mps-keeper, which has the same --mps-dir, for MPS control daemons: they outlive this role's restarts")
+	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
+	flags.StringSliceVar(&o.HandoverTo, "handover-to", []string{"vgpu"}, "device plugins of this node that may have GPUs; what others asked for earlier goes back to DRA once nothing runs on it")
+	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil, "UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
+	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
+}
+
+// Validate names every flag that cannot work.
+func (o *Options) Validate() error {
+	errs := []error{o.Node.Validate()}
+	oneOf := func(flag, value string, allowed ...string) {
+		for _, a := range allowed {
+			if value == a {
+				return
+			}
+		}
+		errs = append(errs, fmt.Errorf("--%s %q: allowed are %v", flag, value, allowed))
+	}
+	var err error
+	if o.formsConfig, err = devices.ParseChoice(o.Forms); err != nil {
+		errs = append(errs, fmt.Errorf("--forms %s: %w", o.Forms, err))
+	}
+	oneOf("mig", o.MIG, "dynamic", "static")
+	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")
+	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {
+		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
+	}
+	for _, gpu := range o.DevicePlugin { // one list for all nodes: a UUID may be that of another node's GPU
+		if gpu != "all" && !handover.IsGPU(gpu) {
+			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all, or a GPU's UUID (GPU-... in nvidia-smi -L)", gpu))
+		}
+	}
+	if o.ShareCores < 1 || o.ShareCores > 100 {
+		errs = append(errs, fmt.Errorf("--share-cores %d: allowed are 1 to 100", o.ShareCores))
+	}
+	if _, err := o.offer(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// offer is how GPUs are offered.
+func (o *Options) offer() (devices.Options, error) {
+	offer := devices.Options{NoMIG: o.MIG == "static", Share: devices.Share{Cores: o.ShareCores}}
+	if o.ShareMemory == "" {
+		return offer, nil
+	}
+	q, err := resource.ParseQuantity(o.ShareMemory)
+	if err != nil || q.Sign() <= 0 {
+		return offer, fmt.Errorf("--share-memory %q: must be a positive quantity, such as 4Gi", o.ShareMemory)
+	}
+	offer.Share.Memory = uint64(q.Value()) //nolint:gosec // positive
+	return offer, nil
+}

@@ -1,0 +1,88 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+
+	"gpufabric.io/drivers/gpu/edits"
+)
+
+// search finds what containers need of the node: at once, in the background, and again for a claim that comes when something was not found or has changed.
+type search struct {
+	look func() (*edits.Set, error)
+	// running counts the looks under way.
+	running *sync.WaitGroup
+
+	mu   sync.Mutex
+	last *finding
+}
+
+// finding is what one look finds, once done is closed.
+type finding struct {
+	done chan struct{}
+	set  *edits.Set
+	err  error
+}
+
+// newSearch starts to look.
+func newSearch(running *sync.WaitGroup, look func() (*edits.Set, error)) *search {
+	s := &search{look: look, running: running}
+	s.last = s.start()
+	return s
+}
+
+func (s *search) start() *finding {
+	f := &finding{done: make(chan struct{})}
+	s.running.Go(func() {
+		defer close(f.done)
+		f.set, f.err = s.look()
+	})
+	return f
+}
+
+// again says whether a look has ended whose result does not stand any more.
+func (f *finding) again() bool {
+	select {
+	case <-f.done:
+		return f.err != nil || f.set.Outdated()
+	default:
+		return false
+	}
+}
+
+// get waits for the newest look. Claims that come together wait for the same one.
+func (s *search) get(ctx context.Context) (*edits.Set, error) {
+	s.mu.Lock()
+	if s.last.again() {
+		s.last = s.start()
+	}
+	f := s.last
+	s.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.set, f.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+	}
+}
+
+// tellLacking tells what containers go without, once for as long as it is the same.
+func (p *plugin) tellLacking(logger logr.Logger, problems []error) {
+	var words []string
+	for _, problem := range problems {
+		words = append(words, problem.Error())
+	}
+	message := strings.Join(words, "; ")
+	if before := p.lacking.Swap(&message); before != nil && *before == message {
+		return
+	}
+	if message == "" {
+		return
+	}
+	logger.Info("Containers go without something", "reason", message)
+	p.report("DriverIncomplete", message+"; it is looked for again with each claim")
+}

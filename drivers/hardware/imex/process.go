@@ -1,0 +1,157 @@
+package imex
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// queryTimeout bounds one nvidia-imex-ctl: what it asks may hang.
+const queryTimeout = 2 * time.Second
+
+// Programs are NVIDIA's, as the daemon's container has them.
+type Programs struct {
+	// Daemon and Control are nvidia-imex and nvidia-imex-ctl.
+	Daemon, Control string
+	// Loader starts them with the libraries that lie beside it, and with none of the image's; empty: they need no loader.
+	Loader string
+}
+
+// command is how a program is started.
+func (p Programs) command(program string, args ...string) []string {
+	if p.Loader == "" {
+		return append([]string{program}, args...)
+	}
+	return append([]string{p.Loader, "--inhibit-cache", "--library-path", filepath.Dir(p.Loader), program}, args...)
+}
+
+// Process runs nvidia-imex as a child process.
+type Process struct {
+	Programs Programs
+	// Output gets what the daemon prints; nil: nothing.
+	Output io.Writer
+}
+
+var _ Runner = (*Process)(nil)
+
+// ErrNoPrograms says that this container has no nvidia-imex, though it needs one.
+var ErrNoPrograms = errors.New("this container was made without nvidia-imex: the node's driver was not there yet, or its fabric not joined")
+
+// Start implements Runner.
+func (p *Process) Start(_ context.Context, spec Spec) (Daemon, error) {
+	if p.Programs.Daemon == "" || p.Programs.Control == "" {
+		return nil, ErrNoPrograms
+	}
+	words := p.Programs.command(p.Programs.Daemon, "-c", spec.ConfigFile)
+	child := &child{
+		control: p.Programs.command(p.Programs.Control, "-c", spec.ConfigFile, "-q"),
+		command: exec.Command(words[0], words[1:]...), exited: make(chan struct{}),
+	}
+	child.command.Stdout, child.command.Stderr = p.Output, p.Output
+	// A supervisor that is killed takes the daemon with it.
+	child.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go child.run(started)
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s (from the node's driver root): %w", strings.Join(words, " "), err)
+	}
+	return child, nil
+}
+
+// child is a running nvidia-imex.
+type child struct {
+	control []string
+	command *exec.Cmd
+	stopped atomic.Bool
+	exited  chan struct{}
+	err     error // set before exited is closed
+}
+
+// run starts the child and waits for its end, on one thread: the kernel takes the end of the thread that made a child for the
+// death of its parent.
+func (c *child) run(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := c.command.Start()
+	started <- err
+	if err != nil {
+		return
+	}
+	err = c.command.Wait()
+	if !c.stopped.Load() {
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		c.err = fmt.Errorf("nvidia-imex ended: %w", err)
+	}
+	close(c.exited)
+}
+
+// Reload implements Daemon.
+func (c *child) Reload() error {
+	if err := c.command.Process.Signal(syscall.SIGUSR1); err != nil {
+		return fmt.Errorf("signal nvidia-imex: %w", err)
+	}
+	return nil
+}
+
+// State implements Daemon.
+func (c *child) State(ctx context.Context) (State, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	command := exec.CommandContext(ctx, c.control[0], c.control[1:]...)
+	// What it started and left behind must not hold this up.
+	command.WaitDelay = time.Second
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if ctx.Err() != nil && err != nil {
+		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q did not answer within %s", queryTimeout)
+	}
+	if err != nil {
+		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	// Exactly one word; anything else is no state.
+	state := State(strings.TrimSuffix(string(out), "\n"))
+	switch state {
+	case Initializing, StartingAuthServer, WaitingForPeers, WaitingForRecovery, InitGPU, Ready, ShuttingDown, Unavailable:
+		return state, nil
+	default:
+		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q answered %.100q, which is no state", out)
+	}
+}
+
+// Exited implements Daemon.
+func (c *child) Exited() <-chan struct{} { return c.exited }
+
+// Err implements Daemon.
+func (c *child) Err() error {
+	select {
+	case <-c.exited:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// Stop implements Daemon.
+func (c *child) Stop(patience time.Duration) {
+	c.stopped.Store(true)
+	// Both fail only where the process is gone already.
+	_ = c.command.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-c.exited:
+	case <-time.After(patience):
+		_ = c.command.Process.Kill()
+		<-c.exited
+	}
+}

@@ -1,0 +1,49 @@
+package host
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+)
+
+const (
+	// A node prepares at most as many claims at once as pods start on it (110 by the kubelet's default), each with one GET; the
+	// client's own limit of 5 a second would make the last of them wait for 20 s. The API server has its own fairness.
+	queriesPerSecond = 50
+	burst            = 150
+)
+
+// Tune returns a copy of config with the limits and the encoding that a node role wants, named for the role in the API server's
+// audit log.
+func Tune(config *rest.Config, role string) *rest.Config {
+	config = rest.AddUserAgent(rest.CopyConfig(config), role)
+	config.QPS, config.Burst = queriesPerSecond, burst
+	return config
+}
+
+// Client makes a client for built-in kinds, which speaks protobuf.
+func Client(config *rest.Config, role string) (kubernetes.Interface, error) {
+	config = Tune(config, role)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	}
+	return client, nil
+}
+
+// Recorder makes a recorder of Events that come from role on node, and what stops it. Events are sent in the background, and
+// repeated ones are counted rather than repeated.
+func Recorder(ctx context.Context, client kubernetes.Interface, role, node string) (record.EventRecorder, func()) {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: role, Host: node}), broadcaster.Shutdown
+}

@@ -1,0 +1,106 @@
+// Package host is what a role may ask of the machine it runs on.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/go-logr/logr"
+
+	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/hardware/imex"
+	"gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/node/filewatch"
+)
+
+// Host is what a role may ask of the machine it runs on; the zero value is the real machine.
+type Host struct {
+	Getenv         func(string) string                       // nil: os.Getenv
+	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
+	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
+	IMEX           imex.Runner                               // nil: run the node's nvidia-imex as a child process
+	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
+	Files          *filewatch.Watcher                        // tells of changed directories; nil: one of the role's own
+}
+
+// Env returns the value of an environment variable.
+func (h Host) Env(name string) string {
+	if h.Getenv != nil {
+		return h.Getenv(name)
+	}
+	return os.Getenv(name)
+}
+
+// Out is where a role's answers go.
+func (h Host) Out() io.Writer {
+	if h.Stdout != nil {
+		return h.Stdout
+	}
+	return os.Stdout
+}
+
+// Err is where a role's log goes.
+func (h Host) Err() io.Writer {
+	if h.Stderr != nil {
+		return h.Stderr
+	}
+	return os.Stderr
+}
+
+// Logger makes a logger of its own for a role, so that roles in one process do not share verbosity or output.
+func (h Host) Logger(role string, verbosity int) logr.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(h.Err()), textlogger.Verbosity(verbosity))).WithName(role)
+}
+
+// Library returns NVML of the driver that search finds.
+func (h Host) Library(search driver.Search) nvmllib.Interface {
+	if h.NVML != nil {
+		return h.NVML(search.Locate().Root.Path)
+	}
+	return nvml.Load(search)
+}
+
+// Watcher returns what tells of changed directories: the host's, or one for the role alone.
+func (h Host) Watcher() *filewatch.Watcher {
+	if h.Files != nil {
+		return h.Files
+	}
+	return &filewatch.Watcher{}
+}
+
+// Runner returns what runs IMEX daemons.
+func (h Host) Runner(programs imex.Programs) imex.Runner {
+	if h.IMEX != nil {
+		return h.IMEX
+	}
+	return &imex.Process{Programs: programs, Output: h.Err()}
+}
+
+// Kubernetes returns how to reach the API server.
+func (h Host) Kubernetes() (*rest.Config, error) {
+	if h.RESTConfig != nil {
+		return h.RESTConfig()
+	}
+	if path := h.Env("KUBECONFIG"); path != "" {
+		config, err := clientcmd.BuildConfigFromFlags("", path)
+		if err != nil {
+			return nil, fmt.Errorf("read KUBECONFIG %s: %w", path, err)
+		}
+		return config, nil
+	}
+	config, err := rest.InClusterConfig()
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return nil, errors.New("no way to the API server: neither KUBECONFIG is set nor does this run in a pod with a service account")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pod's service account: %w", err)
+	}
+	return config, nil
+}

@@ -1,0 +1,157 @@
+// Package decks lays out the GPUs of a node that are shared through device plugins: how many containers each takes, how many units of memory and percent
+// of cores it has, and the ids under which the kubelet counts them.
+package decks
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// Card is one GPU as it is shared.
+type Card struct {
+	GPU     *inventory.GPU
+	Mode    annotation.Mode
+	Slots   int   // containers
+	Units   int64 // memory, in units of Deck.Factor MiB
+	Cores   int   // percent of the GPU's SMs, times the scaling
+	Healthy bool
+	// Reason says why an unhealthy card is so.
+	Reason string
+}
+
+// Deck is the shared GPUs of a node.
+type Deck struct {
+	Cards []Card
+	// Factor is the size of a unit of memory in MiB.
+	Factor int
+	// Refused says which GPUs are not shared although nothing hides them, and why.
+	Refused []error
+}
+
+// Lay lays the node's GPUs out. factorInForce is the cluster's factor, 0 where there is none yet; a factor in the settings comes before it.
+func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, error) {
+	deck := &Deck{Factor: s.MemoryFactor}
+	var shared []*inventory.GPU
+	var memory []int64
+	for _, gpu := range node.GPUs {
+		if s.Hides(gpu.UUID, gpu.Index) {
+			continue
+		}
+		if s.ModeOf(gpu.UUID) == annotation.ModeMIG && (gpu.MIG == nil || len(gpu.MIG.Profiles) == 0) {
+			deck.Refused = append(deck.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU cannot be partitioned; it is not shared. Set mode hami-core for it in gpumodes", gpu.UUID, gpu.ProductName))
+			continue
+		}
+		shared = append(shared, gpu)
+		memory = append(memory, MiB(gpu))
+	}
+	if deck.Factor == 0 {
+		needed, err := SmallestFactor(memory, s.MemoryScaling, Budget)
+		if err != nil {
+			return nil, err
+		}
+		deck.Factor = AgreeFactor(factorInForce, needed)
+	} else if err := CheckFactor(deck.Factor, memory, s.MemoryScaling); err != nil {
+		return nil, err
+	}
+	for _, gpu := range shared {
+		deck.Cards = append(deck.Cards, Card{
+			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
+			Units: CountUnits(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))), // none at all would be a node without the resource
+		})
+	}
+	return deck, nil
+}
+
+// MiB is a GPU's memory in MiB, rounded down.
+func MiB(gpu *inventory.GPU) int64 { return int64(gpu.MemoryBytes >> 20) }
+
+// Ail marks each card of which ails says something as unhealthy.
+func (d *Deck) Ail(ails func(*Card) string) {
+	for i := range d.Cards {
+		if why := ails(&d.Cards[i]); why != "" {
+			d.Cards[i].Healthy, d.Cards[i].Reason = false, why
+		}
+	}
+}
+
+// slots is the split count, or in MIG mode the most instances the GPU takes: more containers than instances could never run.
+func slots(gpu *inventory.GPU, s settings.Settings) int {
+	if s.ModeOf(gpu.UUID) != annotation.ModeMIG {
+		return s.SplitCount
+	}
+	most := 0
+	for _, profile := range gpu.MIG.Profiles {
+		most = max(most, profile.MaxInstances)
+	}
+	return most
+}
+
+// Registered is the deck as the scheduler hears of it.
+func (d *Deck) Registered() []annotation.GPU {
+	out := make([]annotation.GPU, 0, len(d.Cards))
+	for _, card := range d.Cards {
+		out = append(out, annotation.GPU{
+			UUID: card.GPU.UUID, Slots: card.Slots, Memory: card.Units, Model: card.GPU.ProductName, Healthy: card.Healthy, Mode: card.Mode,
+		})
+	}
+	return out
+}
+
+// Number are the ids that count containers: UUID-i, as existing monitors expect them.
+func (d *Deck) Number() []deviceplugin.Device {
+	return d.devices(func(c Card) int { return c.Slots }, func(_ int, c Card, n int) string { return c.GPU.UUID + "-" + strconv.Itoa(n) })
+}
+
+// Memory are the ids that count units of memory.
+func (d *Deck) Memory() []deviceplugin.Device {
+	return d.devices(func(c Card) int { return int(c.Units) }, func(i int, _ Card, n int) string { return UnitID(i, n) })
+}
+
+// Cores are the ids that count percent of cores.
+func (d *Deck) Cores() []deviceplugin.Device {
+	return d.devices(func(c Card) int { return c.Cores }, func(i int, _ Card, n int) string { return UnitID(i, n) })
+}
+
+func (d *Deck) devices(count func(Card) int, id func(int, Card, int) string) []deviceplugin.Device {
+	total := 0
+	for _, card := range d.Cards {
+		total += count(card)
+	}
+	out := make([]deviceplugin.Device, 0, total)
+	for i, card := range d.Cards {
+		var numa []int
+		if card.GPU.Place.NUMANode >= 0 {
+			numa = []int{card.GPU.Place.NUMANode}
+		}
+		for n := range count(card) {
+			out = append(out, deviceplugin.Device{ID: id(i, card, n), Healthy: card.Healthy, NUMANodes: numa})
+		}
+	}
+	return out
+}
+
+// ByUUID finds a card, nil where the deck has none.
+func (d *Deck) ByUUID(uuid string) *Card {
+	for i := range d.Cards {
+		if d.Cards[i].GPU.UUID == uuid {
+			return &d.Cards[i]
+		}
+	}
+	return nil
+}
+
+// UUIDOf is the GPU that an id of Number belongs to; empty for anything else.
+func UUIDOf(id string) string {
+	at := strings.LastIndexByte(id, '-')
+	if at < 0 || !annotation.ValidUUID(id[:at]) {
+		return ""
+	}
+	return id[:at]
+}

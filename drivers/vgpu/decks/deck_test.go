@@ -1,0 +1,118 @@
+package decks
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+func node(n int, memoryMiB uint64, mig *inventory.MIG) *inventory.Node {
+	node := &inventory.Node{}
+	for i := range n {
+		node.GPUs = append(node.GPUs, &inventory.GPU{
+			Index: i, Minor: i, UUID: fmt.Sprintf("GPU-%08d-4e5f-6071-8293-a4b5c6d7e8f9", i), ProductName: "NVIDIA L40S",
+			MemoryBytes: memoryMiB << 20, Place: inventory.Place{NUMANode: i / 4}, MIG: mig,
+		})
+	}
+	return node
+}
+
+func TestLayGivesTheCountsOfAnL40SNode(t *testing.T) {
+	s := settings.Default()
+	s.MemoryFactor = 10
+	deck, err := Lay(node(8, 49140, nil), s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, m, c := len(deck.Number()), len(deck.Memory()), len(deck.Cores()); n != 80 || m != 39312 || c != 800 {
+		t.Errorf("number %d, memory %d, cores %d; want 80, 39312, 800", n, m, c)
+	}
+	first := deck.Number()[79]
+	if first.ID != "GPU-00000007-4e5f-6071-8293-a4b5c6d7e8f9-9" || first.NUMANodes[0] != 1 {
+		t.Errorf("the last slot is %+v", first)
+	}
+	if got := UUIDOf(first.ID); got != "GPU-00000007-4e5f-6071-8293-a4b5c6d7e8f9" {
+		t.Errorf("the slot's GPU is %q", got)
+	}
+	if got := annotation.FormatGPUs(deck.Registered()[:1]); got != "GPU-00000000-4e5f-6071-8293-a4b5c6d7e8f9,10,4914,NVIDIA-L40S,true,hami-core:" {
+		t.Errorf("registered as %s", got)
+	}
+}
+
+func TestLayChoosesTheFactorByItselfAndKeepsTheClusters(t *testing.T) {
+	for name, test := range map[string]struct{ inForce, want int }{
+		"the first node":              {0, 16},
+		"a cluster of smaller GPUs":   {4, 16},
+		"a cluster with a larger one": {64, 64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deck, err := Lay(node(8, 183359, nil), settings.Default(), test.inForce)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if deck.Factor != test.want {
+				t.Errorf("factor %d, want %d", deck.Factor, test.want)
+			}
+		})
+	}
+}
+
+func TestCoresAreThePercentThatTheScalingSays(t *testing.T) {
+	for scaling, want := range map[float64]int{0.29: 29, 0.57: 57, 1: 100, 1.15: 115, 0.001: 1} {
+		s := settings.Default()
+		s.CoreScaling = scaling
+		deck, err := Lay(node(1, 49140, nil), s, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(deck.Cores()); got != want {
+			t.Errorf("scaling %g: %d, want %d", scaling, got, want)
+		}
+	}
+}
+
+func TestLayRefusesMIGModeOnAGPUWithoutIt(t *testing.T) {
+	s := settings.Default()
+	s.Mode = annotation.ModeMIG
+	for name, test := range map[string]struct {
+		mig  *inventory.MIG
+		want string
+	}{
+		"a GPU that cannot":      {nil, "cannot be partitioned"},
+		"a GPU without profiles": {&inventory.MIG{}, "cannot be partitioned"},
+		"a GPU that can":         {&inventory.MIG{Profiles: []inventory.Profile{{MaxInstances: 7}, {MaxInstances: 1}}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deck, err := Lay(node(1, 40960, test.mig), s, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.want == "" {
+				if len(deck.Cards) != 1 || deck.Cards[0].Slots != 7 {
+					t.Errorf("cards %+v, want one of 7 slots", deck.Cards)
+				}
+				return
+			}
+			if len(deck.Cards) != 0 || len(deck.Refused) != 1 || !strings.Contains(deck.Refused[0].Error(), test.want) {
+				t.Errorf("cards %v, refused %v; want none and %q", deck.Cards, deck.Refused, test.want)
+			}
+		})
+	}
+}
+
+func TestLayLeavesHiddenGPUsOut(t *testing.T) {
+	s := settings.Default()
+	s.HiddenIndexes = []int{1}
+	s.HiddenUUIDs = []string{"GPU-00000002-4e5f-6071-8293-a4b5c6d7e8f9"}
+	deck, err := Lay(node(4, 1000, nil), s, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(deck.Cards) != 2 || deck.ByUUID("GPU-00000003-4e5f-6071-8293-a4b5c6d7e8f9") == nil || deck.ByUUID(s.HiddenUUIDs[0]) != nil {
+		t.Errorf("cards %+v, want GPUs 0 and 3", deck.Cards)
+	}
+}

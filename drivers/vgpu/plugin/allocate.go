@@ -1,0 +1,250 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/holdings"
+	"gpufabric.io/drivers/vgpu/hook"
+	"gpufabric.io/drivers/vgpu/podwatch"
+)
+
+// amount serves memory and cores: the kubelet counts them, and what a container may use of which GPU comes with its number.
+type amount struct{}
+
+func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error) {
+	return &pluginapi.ContainerAllocateResponse{}, nil
+}
+
+// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted. Without, the
+// allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
+type number struct {
+	hook *hook.Hook
+	pods *podwatch.Pods
+	// nri tells that a runtime socket is configured, so that shares come through the hook.
+	nri bool
+	// refused are the pods of which a container got nothing.
+	refused *refusals
+}
+
+// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods may go on to show
+// them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.
+type refusals struct {
+	mu   sync.Mutex
+	pods map[types.UID]bool
+}
+
+func (r *refusals) add(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pods == nil {
+		r.pods = map[types.UID]bool{}
+	}
+	r.pods[pod] = true
+}
+
+func (r *refusals) has(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod]
+}
+
+// keep forgets pods that are not listed any more.
+func (r *refusals) keep(listed []*corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.pods, func(uid types.UID, _ bool) bool {
+		return !slices.ContainsFunc(listed, func(pod *corev1.Pod) bool { return pod.UID == uid })
+	})
+}
+
+// watchDelay is how long an allocation waits for the pod that it is for: the kubelet may have heard of it a moment before this plugin did.
+const watchDelay = 3 * time.Second
+
+func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	if n.nri {
+		if !n.hook.Connected() {
+			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
+		}
+		return &pluginapi.ContainerAllocateResponse{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, watchDelay)
+	defer cancel()
+	for {
+		changed := n.pods.Changed()
+		all, err := n.pods.All()
+		if err != nil {
+			return nil, err
+		}
+		candidates := n.hook.Resources.Candidates(all, len(ids), n.served)
+		switch {
+		case len(candidates) == 1:
+			n.forget(all)
+			return n.give(ctx, candidates[0])
+		case len(candidates) > 1:
+			return nil, ambiguous(candidates, len(ids))
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ambiguous(candidates, len(ids))
+		}
+	}
+}
+
+// forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given its room away already.
+func (n number) forget(all []*corev1.Pod) {
+	live := map[string]bool{}
+	for _, pod := range all {
+		if podwatch.Over(pod) {
+			continue
+		}
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			live[heldID(string(pod.UID), container.Name)] = true
+		}
+	}
+	n.hook.Book.Keep(live)
+	n.refused.keep(all)
+}
+
+func (n number) served(uid, container string) bool {
+	return n.refused.has(types.UID(uid)) || n.hook.Book.Holds(heldID(uid, container))
+}
+
+// heldID stands in for the runtime's id of a container, which an allocation does not know.
+func heldID(uid, container string) string { return uid + "/" + container }
+
+func ambiguous(candidates []annotation.Candidate, count int) error {
+	if len(candidates) == 0 {
+		return fmt.Errorf("allocate %d shares: no pod that waits on this node has an annotation %s that gives a container %d", count, annotation.PodDevices, count)
+	}
+	var names []string
+	for _, c := range candidates {
+		names = append(names, c.Pod.Namespace+"/"+c.Pod.Name+", container "+c.Container)
+	}
+	return fmt.Errorf("allocate %d shares: without NRI nobody says which of %d containers this is for: %s; enable NRI in the container runtime and set --nri-socket, or start such pods one after another",
+		count, len(candidates), strings.Join(names, "; "))
+}
+
+// recover books what pods on this node have already, after a restart. With NRI the runtime tells; without, the pods' annotations do.
+func (n number) recover(ctx context.Context) error {
+	all, err := n.pods.All()
+	if err != nil {
+		return err
+	}
+	live := map[string]bool{}
+	for _, pod := range all {
+		if podwatch.Over(pod) {
+			continue
+		}
+		live[string(pod.UID)] = true
+		// One that runs has its share, whether or not the plugin lived to say so.
+		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess && pod.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			shares, err := n.hook.Resources.Of(pod, container.Name)
+			if err == nil && len(shares) > 0 {
+				err = n.rebook(ctx, pod, container.Name, shares)
+			}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "A running container's share does not fit", "pod", klog.KObj(pod))
+			}
+		}
+	}
+	n.hook.Instances.Keep(live)
+	n.hook.RemoveLeftovers(ctx, live)
+	return nil
+}
+
+// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is made again.
+func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
+	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
+		return n.hook.Book.Hold(n.hook.Deck(), held(pod, container), shares)
+	}
+	_, err := n.hook.Give(ctx, pod, container, held(pod, container), shares)
+	return err
+}
+
+// held is a container of a pod as the kubelet allocates for it: for all containers before the first runs. An init container's share counts beside those of
+// sidecars before it, and not beside what starts when it has ended.
+func held(pod *corev1.Pod, container string) holdings.Holder {
+	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container, Pod: string(pod.UID)}
+	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	h.Step = slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == container })
+	if h.Step < len(pod.Spec.InitContainers) {
+		policy := all[max(h.Step, 0)].RestartPolicy
+		h.Ends = policy == nil || *policy != corev1.ContainerRestartPolicyAlways
+	}
+	return h
+}
+
+func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.ContainerAllocateResponse, error) {
+	given, err := n.hook.Give(ctx, c.Pod, c.Container, held(c.Pod, c.Container), c.Shares)
+	if err != nil {
+		n.refused.add(c.Pod.UID)
+		n.hook.Outcome.Failed(c.Pod, c.Container, err)
+		return nil, err
+	}
+	response := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{}}
+	for _, variable := range given.Edits.Env {
+		key, value, _ := strings.Cut(variable, "=")
+		response.Envs[key] = value
+	}
+	for _, mount := range given.Edits.Mounts {
+		response.Mounts = append(response.Mounts, &pluginapi.Mount{
+			ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, ReadOnly: slices.Contains(mount.Options, "ro"),
+		})
+	}
+	for _, node := range given.Edits.DeviceNodes {
+		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: node.Path, HostPath: cmp.Or(node.HostPath, node.Path), Permissions: "rw"})
+	}
+	for _, device := range given.Devices {
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})
+	}
+	n.hook.Outcome.Served(c.Pod, c.Container)
+	return response, nil
+}
+
+// Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that pods on this
+// node wait for come first. The kubelet's account then agrees with the scheduler's; what a container gets never depends on it.
+func (n number) Prefer(available, required []string, size int) []string {
+	chosen := slices.Clone(required)
+	all, err := n.pods.All()
+	if err != nil {
+		return nil
+	}
+	wanted := map[string]int{}
+	for _, c := range n.hook.Resources.Candidates(all, size, n.served) {
+		for _, share := range c.Shares {
+			wanted[share.UUID]++
+		}
+	}
+	for _, preferred := range []bool{true, false} {
+		for _, id := range available {
+			if len(chosen) == size {
+				return chosen
+			}
+			uuid := decks.UUIDOf(id)
+			if slices.Contains(chosen, id) || preferred && wanted[uuid] == 0 {
+				continue
+			}
+			wanted[uuid]--
+			chosen = append(chosen, id)
+		}
+	}
+	return chosen
+}

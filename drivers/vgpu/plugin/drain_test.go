@@ -1,0 +1,129 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	nvidiasmi "gpufabric.io/fakes/smi"
+)
+
+// resetter resets GPU 0 of a fake machine as an administrator does. NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1),
+// --gpu-reset).
+func resetter(root string) func() error {
+	return func() error {
+		var out bytes.Buffer
+		return (&nvidiasmi.Command{Root: root, Stdout: &out, Now: time.Now()}).Run([]string{"-i", "0", "--gpu-reset"})
+	}
+}
+
+// heldBy waits until what holds a node's GPUs contains want; empty: until nothing holds them.
+func heldBy(t *testing.T, shared drain.Directory, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	changes, err := shared.Changes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		all, err := shared.Holders()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) == 0 && want == "" || len(all) == 1 && want != "" && strings.Contains(all[0].String(), want) {
+			return
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			t.Fatalf("held by %v, want %q", all, want)
+		}
+	}
+}
+
+//shows:gpu-drain
+func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	root, shared := t.TempDir(), drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
+	api := machine(t, "a100-40", root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return Run(ctx, o, nvmlstate.New(root), api)
+	}, "--kubelet-root="+kubelet.Root(), "--drain-dir="+shared.Path, "--device-split-count=10", "--gpu-memory-factor=10")
+	reset := resetter(root)
+	n := &node{t: t, api: api, kubelet: kubelet, ended: make(chan error)}
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	p, err := profile.Load("a100-40")
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := p.Node(0).GPUs[0].UUID + ",NVIDIA,1024,0:;"
+	n.schedule("first", share, "main")
+	n.allocate("volcano.sh/vgpu-number", 1)
+	if err := reset(); err == nil {
+		t.Error("the GPU was reset while the role has NVML open")
+	}
+	if err := shared.Set(drain.Draining); err != nil {
+		t.Fatal(err)
+	}
+	heldBy(t, shared, "default/first")
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 0)
+	// Given up, it shares as before.
+	if err := shared.Set(drain.None); err != nil {
+		t.Fatal(err)
+	}
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	if err := shared.Set(drain.Draining); err != nil {
+		t.Fatal(err)
+	}
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 0)
+	if err := api.CoreV1().Pods("default").Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	heldBy(t, shared, "")
+	if err := reset(); err != nil {
+		t.Errorf("the GPU of a drained node could not be reset: %v", err)
+	}
+	if err := shared.Set(drain.None); err != nil {
+		t.Fatal(err)
+	}
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	n.schedule("second", share, "main")
+	n.allocate("volcano.sh/vgpu-number", 1)
+}
+
+//shows:gpu-drain
+func TestTheMonitorLetsGoOfADrainedNodesGPUsAndComesBack(t *testing.T) {
+	address, root := free(t), t.TempDir()
+	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
+	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return RunMonitor(ctx, o, false, nvmlstate.New(root), api)
+	}, "--gpu-memory-factor=10", "--metrics-address="+address, "--drain-dir="+shared.Path)
+	const series = `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`
+	scrape(t, address, series)
+	reset := resetter(root)
+	if err := reset(); err == nil {
+		t.Error("the GPU was reset while the role has NVML open")
+	}
+	if err := shared.Set(drain.Drained); err != nil {
+		t.Fatal(err)
+	}
+	heldBy(t, shared, "")
+	if err := reset(); err != nil {
+		t.Errorf("the GPU of a drained node could not be reset: %v", err)
+	}
+	if err := shared.Set(drain.None); err != nil {
+		t.Fatal(err)
+	}
+	scrape(t, address, series)
+}

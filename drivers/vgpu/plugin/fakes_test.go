@@ -1,0 +1,122 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
+)
+
+// machine renders a machine of the fakes and starts a role on it. l40s-8 is that of the public write-up on vGPU sharing.
+func machine(t *testing.T, name, root string, run func(context.Context, *Options, string, *fake.Clientset) error, flags ...string) *fake.Clientset {
+	t.Helper()
+	p, err := profile.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	var o Options
+	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
+	o.Bind(set, func(string) string { return "" })
+	if err := set.Parse(append([]string{
+		"--node-name=" + nodeName, "--driver-root=" + root + "/driver", "--sysfs-root=" + root + "/sys", "--dev-root=" + root + "/dev",
+		"--proc-devices=" + root + "/proc/devices", "--cdi-root=" + t.TempDir(), "--state-dir=" + t.TempDir(), "--handover-dir=", "--nri-socket=",
+	}, flags...)); err != nil {
+		t.Fatal(err)
+	}
+	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, &o, root, api) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the role ended with %v", err)
+		}
+	})
+	return api
+}
+
+func TestAnL40SNodeHasTheCountsOfThePublicWriteUp(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return Run(ctx, o, nvmlstate.New(root), api)
+	}, "--kubelet-root="+kubelet.Root(), "--device-split-count=10", "--gpu-memory-factor=10")
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 39312)
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-cores", 800)
+}
+
+// TestEightOfTheLargestGPUsRegisterWithNoSetting has the kubelet's side of gRPC refuse what is over 4 MiB, as the kubelet's own does.
+func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	api := machine(t, "b200-hgx", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return Run(ctx, o, nvmlstate.New(root), api)
+	}, "--kubelet-root="+kubelet.Root())
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 8*184320/16)
+	(&node{t: t, api: api, ended: make(chan error)}).annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 16 MiB" })
+}
+
+func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
+	address := free(t)
+	api := machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		return RunMonitor(ctx, o, false, nvmlstate.New(root), api)
+	}, "--gpu-memory-factor=10", "--metrics-address="+address)
+	n := &node{t: t, api: api}
+	uuid := scrape(t, address, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`)
+	n.schedule("test1", uuid+",NVIDIA,1024,50:;", "main")
+	scrape(t, address, fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10`, uuid))
+}
+
+// scrape asks the monitor until a line begins as asked for, and returns what follows in that line up to a quote. The monitor starts in the background and
+// hears of pods by a watch; the test's own deadline bounds the asking.
+func scrape(t *testing.T, address, begins string) string {
+	t.Helper()
+	for t.Context().Err() == nil {
+		response, err := http.Get("http://" + address + "/metrics")
+		if err != nil {
+			continue // it does not listen yet
+		}
+		text, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if after, found := strings.CutPrefix(line, begins); found {
+				value, _, _ := strings.Cut(after, `"`)
+				return value
+			}
+		}
+	}
+	t.Fatalf("no line begins with %s", begins)
+	return ""
+}
+
+func free(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}

@@ -1,0 +1,127 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// Options are the role's flags.
+type Options struct {
+	options.Node
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
+	CDIHook string
+	// CDIHookProgram is nvidia-cdi-hook in this container.
+	CDIHookProgram string
+	// DeviceConfig and NodeConfig are the files of the two ConfigMaps; empty or missing: none.
+	DeviceConfig, NodeConfig string
+	// Handover is the directory shared with the GPU plugin; empty where that plugin is not installed.
+	Handover string
+	// RuntimeSocket is the container runtime's NRI socket; empty: do without NRI.
+	RuntimeSocket string
+	// LimiterDir holds libvgpu.so and ld.so.preload on the host; empty: none is mounted.
+	LimiterDir string
+	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
+	Handshake bool
+	// ForbidControlOff refuses containers that switch their limiter off by environment.
+	ForbidControlOff bool
+	// Namespace holds the ConfigMap in which nodes agree on a unit of memory; empty: each node chooses for itself.
+	Namespace string
+
+	flags     *pflag.FlagSet
+	split     int
+	factor    int
+	memory    float64
+	cores     float64
+	mig, list string
+	recheck   time.Duration // of the GPUs' health; 0: as package health says
+}
+
+// stateFile is a file of the role's state.
+func (o *Options) stateFile(name string) string { return filepath.Join(o.StateDir, name) }
+
+// Bind adds the flags to a flag set. Those of the public plugin have its names.
+func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
+	o.Node.Bind(flags, getenv, Role)
+	o.flags = flags
+	text := func(target *string, flag, fallback, usage string) {
+		options.Text(flags, getenv, target, flag, fallback, usage)
+	}
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
+	text(&o.DeviceConfig, "device-config", "", "device-config.yaml of the ConfigMap volcano-vgpu-device-config")
+	text(&o.NodeConfig, "node-config", "", "config.json of the ConfigMap volcano-vgpu-node-config")
+	text(&o.Handover, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")
+	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
+	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as environment alone")
+	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")
+	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false, "refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or GPU_CORE_UTILIZATION_POLICY=disable, by which they switch their limit of cores off (unless the device configuration has disableCoreLimit)")
+	flags.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the ConfigMap gpufabric-vgpu-unit, by which nodes agree on a unit of memory where none is set (environment: POD_NAMESPACE); empty: each chooses for itself")
+	flags.IntVar(&o.split, "device-split-count", 0, "containers that may share one GPU; before the configuration file where set")
+	flags.IntVar(&o.factor, "gpu-memory-factor", 0, "MiB in one unit of memory; 0: the smallest that the kubelet can receive; before the configuration file where set")
+	flags.Float64Var(&o.memory, "device-memory-scaling", 1, "multiple of a GPU's memory that is promised; before the configuration file where set")
+	flags.Float64Var(&o.cores, "device-cores-scaling", 1, "multiple of a GPU's cores that is promised; before the configuration file where set")
+	flags.StringVar(&o.mig, "mig-strategy", "none", "only none: MIG instances are claimed through the DeviceClass mig.nvidia.com")
+	flags.StringVar(&o.list, "device-list-strategy", "cdi-annotations", "accepted for the public plugin's manifests: cdi-annotations, cdi-cri, envvar; devices always come through CDI")
+}
+
+// Validate names every flag that cannot work.
+func (o *Options) Validate() error {
+	errs := []error{o.Node.Validate()}
+	if o.mig != "none" {
+		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com", o.mig))
+	}
+	switch o.list {
+	case "cdi-annotations", "cdi-cri", "envvar":
+	default:
+		errs = append(errs, fmt.Errorf("--device-list-strategy %q: cdi-annotations, cdi-cri and envvar are allowed, and mean the same here: devices come through CDI", o.list))
+	}
+	return errors.Join(errs...)
+}
+
+// settings reads the configuration files, and puts the flags that were given over them.
+func (o *Options) settings() (settings.Settings, error) {
+	s := settings.Default()
+	for _, file := range []struct {
+		path  string
+		apply func([]byte) error
+	}{
+		{o.DeviceConfig, s.ApplyDeviceConfig},
+		{o.NodeConfig, func(text []byte) error { return s.ApplyNodeConfig(text, o.NodeName) }},
+	} {
+		if file.path == "" {
+			continue
+		}
+		text, err := os.ReadFile(file.path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the ConfigMap is optional
+		}
+		if err == nil {
+			err = file.apply(text)
+		}
+		if err != nil {
+			return s, fmt.Errorf("configuration %s: %w", file.path, err)
+		}
+	}
+	if o.flags.Changed("device-split-count") {
+		s.SplitCount = o.split
+	}
+	if o.flags.Changed("gpu-memory-factor") {
+		s.MemoryFactor = o.factor
+	}
+	if o.flags.Changed("device-memory-scaling") {
+		s.MemoryScaling = o.memory
+	}
+	if o.flags.Changed("device-cores-scaling") {
+		s.CoreScaling = o.cores
+	}
+	return s, s.Validate()
+}

@@ -1,0 +1,220 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/instances"
+)
+
+// outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only enqueues.
+type outcome struct {
+	client    kubernetes.Interface
+	resources annotation.Resources
+	node      string
+	queue     chan result
+	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
+	served map[types.UID]map[string]bool
+	// ended asks whether a pod has ended; set it before run.
+	ended func(context.Context, *corev1.Pod) (bool, error)
+	// after is time.After; tests put their own in its place.
+	after func(time.Duration) <-chan time.Time
+	// shown are the MIG instances of the last pod that was told of, which its cached annotations may not have yet.
+	shown map[types.UID]map[string][]instances.Instance
+}
+
+type result struct {
+	pod       *corev1.Pod
+	container string
+	why       error
+	// given, where it is set, is told instead of a phase.
+	given []instances.Instance
+	// gone says that the pod has ended, and nothing more.
+	gone bool
+}
+
+// queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then learns from the
+// pod's phase.
+const queueLength = 512
+
+func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string) *outcome {
+	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength), served: map[types.UID]map[string]bool{}, after: time.After}
+}
+
+func (o *outcome) Served(pod *corev1.Pod, container string) {
+	o.add(result{pod: pod, container: container})
+}
+
+func (o *outcome) Failed(pod *corev1.Pod, container string, why error) {
+	o.add(result{pod: pod, container: container, why: why})
+}
+
+func (o *outcome) Partitioned(pod *corev1.Pod, container string, given []instances.Instance) {
+	o.add(result{pod: pod, container: container, given: given})
+}
+
+// Gone hears that a pod has ended.
+func (o *outcome) Gone(pod *corev1.Pod) {
+	o.add(result{pod: pod, gone: true})
+}
+
+func (o *outcome) add(r result) {
+	select {
+	case o.queue <- r:
+	default:
+		klog.Background().Info("Too many results wait to be told to the scheduler; one is dropped", "pod", klog.KObj(r.pod))
+	}
+}
+
+func (o *outcome) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-o.queue:
+			if err := o.persist(ctx, r); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Telling the scheduler what became of a container", "pod", klog.KObj(r.pod), "container", r.container)
+			}
+		}
+	}
+}
+
+// tellPatience is how long a result is tried that the API server does not take, from half a second to half a minute apart: a minute in all.
+var tellPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7}
+
+// persist tells a result until it is taken, or until trying again cannot help. What comes later waits: it may be of the same pod.
+func (o *outcome) persist(ctx context.Context, r result) error {
+	retry := tellPatience
+	for {
+		err := o.tell(ctx, r)
+		if err == nil || retry.Steps == 0 || errors.IsForbidden(err) || errors.IsInvalid(err) || errors.IsBadRequest(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-o.after(retry.Step()):
+		}
+	}
+}
+
+// tell tells a result, and remembers nothing of a pod that has ended: a call of the runtime that took its time may end after its pod.
+func (o *outcome) tell(ctx context.Context, r result) error {
+	if r.gone {
+		o.forget(r.pod.UID)
+		return nil
+	}
+	if err := o.write(ctx, r); err != nil {
+		return err
+	}
+	ended, err := o.ended(ctx, r.pod)
+	if ended {
+		o.forget(r.pod.UID)
+	}
+	return err
+}
+
+func (o *outcome) forget(pod types.UID) {
+	delete(o.served, pod)
+	delete(o.shown, pod)
+}
+
+// write writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends the scheduler's
+// lock on the node.
+func (o *outcome) write(ctx context.Context, r result) error {
+	if r.given != nil {
+		return o.show(ctx, r)
+	}
+	served := o.served[r.pod.UID]
+	if served == nil {
+		served = map[string]bool{}
+		o.served[r.pod.UID] = served
+	}
+	phase := annotation.BindFailed
+	served[r.container] = r.why == nil
+	if r.why == nil {
+		if slices.ContainsFunc(r.pod.Spec.Containers, func(c corev1.Container) bool { return o.resources.Asks(&c) > 0 && !served[c.Name] }) {
+			return nil
+		}
+		phase = annotation.BindSuccess
+	}
+	if r.pod.Annotations[annotation.BindPhase] == phase {
+		return nil // a restarted container: nothing changed
+	}
+	// On failure the shares go back to "to be allocated", so that the next try finds them as the scheduler wrote them.
+	annotations := map[string]any{annotation.BindPhase: phase, annotation.PodPending: nil}
+	if r.why != nil {
+		annotations[annotation.PodPending] = r.pod.Annotations[annotation.PodDevices]
+	}
+	if err := o.annotate(ctx, r.pod, annotations); err != nil {
+		return err
+	}
+	return o.unlock(ctx, r.pod)
+}
+
+// instancesAnnotation shows people which MIG instances a pod's containers have: a JSON object of lists, by container.
+const instancesAnnotation = "vgpu.gpufabric.io/mig-instances"
+
+// show writes which instances a container has into the pod's annotation, beside those of its other containers.
+func (o *outcome) show(ctx context.Context, r result) error {
+	shown := o.shown[r.pod.UID]
+	if shown == nil {
+		shown = map[string][]instances.Instance{}
+		// What another program wrote there is written over.
+		_ = json.Unmarshal([]byte(r.pod.Annotations[instancesAnnotation]), &shown)
+		o.shown = map[types.UID]map[string][]instances.Instance{r.pod.UID: shown}
+	}
+	shown[r.container] = r.given
+	text, err := json.Marshal(shown)
+	if err != nil || string(text) == r.pod.Annotations[instancesAnnotation] {
+		return err
+	}
+	return o.annotate(ctx, r.pod, map[string]any{instancesAnnotation: string(text)})
+}
+
+func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map[string]any) error {
+	// The UID keeps the patch from a later pod of the same name.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	_, err = o.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if errors.IsNotFound(err) || errors.IsConflict(err) {
+		return nil // the pod is gone
+	}
+	return err
+}
+
+// unlock ends the lock of the node that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and nobody else's.
+func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
+	node, err := o.client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)
+	}
+	lock := node.Annotations[annotation.NodeLock]
+	if !annotation.Locks(lock, pod) {
+		return nil
+	}
+	path := "/metadata/annotations/" + annotation.NodeLock
+	patch, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": lock}, {"op": "remove", "path": path}})
+	if err != nil {
+		return err
+	}
+	// Invalid: it is gone meanwhile, or another's.
+	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil && !errors.IsInvalid(err) {
+		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)
+	}
+	return nil
+}

@@ -1,0 +1,375 @@
+// Package plugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's scheduler
+// (and HAMi's) knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
+//
+// # What a pod of this role needs
+//
+// Run it on nodes whose GPUs are shared this way, as root, unprivileged, no hostNetwork. Environment: NODE_NAME from spec.nodeName.
+//
+// Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir (/var/lib/gpufabric/vgpu-plugin:
+// the containers' accounting directories are in it, and are mounted into them), --handover-dir, the directory of --nri-socket, --dev-root and
+// --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and volcano-vgpu-node-config, for --device-config and --node-config.
+//
+// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch; in its own namespace the ConfigMap
+// gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
+// node and the pods on it.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/gpu/inventory"
+	nvidia "gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/runtimehook"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/holdings"
+	"gpufabric.io/drivers/vgpu/hook"
+	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/podwatch"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// Role is the subcommand's name.
+const Role = "vgpu-plugin"
+
+const (
+	driver = "vgpu.gpufabric.io"
+	// owner is who asks for GPUs in the handover.
+	owner = "vgpu"
+	// spec names the one CDI spec of all shared GPUs.
+	spec = "gpus"
+)
+
+// Command is the subcommand vgpu-plugin.
+func Command(h host.Host) *cobra.Command {
+	var o Options
+	cmd := &cobra.Command{
+		Use:   Role,
+		Short: "Share a node's GPUs through device plugins, as Volcano's scheduler knows it",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil { // before an API server is looked for
+				return err
+			}
+			config, err := h.Kubernetes()
+			if err != nil {
+				return err
+			}
+			client, err := host.Client(config, Role)
+			if err != nil {
+				return err
+			}
+			o.Files = h.Watcher()
+			return Run(cmd.Context(), &o, h.Library(o.Driver()), client)
+		},
+	}
+	o.Bind(cmd.Flags(), h.Env)
+	return cmd
+}
+
+// Run runs the role until ctx ends.
+func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.Interface) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	config, err := o.settings()
+	if err != nil {
+		return err
+	}
+	if o.Files == nil {
+		o.Files = &filewatch.Watcher{}
+	}
+	registry := metrics.New(driver).Registry
+	registry.MustRegister(o.Files)
+	return together(ctx,
+		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
+		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
+		func(ctx context.Context) error {
+			member := drain.Member{Directory: o.Drain(), Role: Role}
+			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
+				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
+					for {
+						if err := share(ctx, s, o, config, lib, client, registry); !errors.Is(err, errGPUCame) {
+							return err
+						}
+						klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared again")
+					}
+				})
+			})
+		})
+}
+
+// errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart of the role.
+var errGPUCame = errors.New("a GPU answers that did not")
+
+// withDriver starts NVML, waits for a driver that is not there yet, and closes NVML after use. A drain ends the wait.
+func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
+	waiting, stop := s.Interrupted(ctx)
+	defer stop()
+	err := nvidia.Await(waiting, lib, o.DriverRoot, func(reason, message string) { klog.FromContext(ctx).Info(message, "reason", reason) })
+	switch {
+	case errors.Is(err, drain.ErrLetGo):
+		return err
+	case err != nil:
+		return nil // told to end while it waited
+	}
+	defer func() { _ = lib.Shutdown() }()
+	return use(ctx)
+}
+
+// share hands out shares until ctx ends, until a GPU is there that was not, or until it has let go of the GPUs for a drain.
+func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	factor := agreement{Client: client, Namespace: o.Namespace}
+	t, err := setTable(ctx, o, lib, config, factor)
+	if err != nil {
+		return err
+	}
+	if err := own(ctx, o, t.Deck()); err != nil {
+		return err
+	}
+	found, devices, err := writeDevices(ctx, o, lib, t)
+	if err != nil {
+		return err
+	}
+	t.divide(ctx)
+	t.follow(ctx, o, lib)
+	t.lay(ctx)
+	made, err := openInstances(ctx, o, t)
+	if err != nil {
+		return err
+	}
+	book := &holdings.Book{}
+	defer count(registry, book, made)()
+	drained := drained{session: s, table: t, book: book, made: made}
+	defer drained.leave(ctx)
+	resources := annotation.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
+	told := newOutcome(client, resources, o.NodeName)
+	h := &hook.Hook{
+		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
+		Limiter: injection.Limiter{
+			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks"), Oversubscribed: config.MemoryScaling > 1,
+		},
+		Deck:      t.Deck,
+		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
+		Instances: made, Capabilities: found.capabilities,
+	}
+	nri := o.RuntimeSocket != ""
+	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) { podGone(ctx, h, told, pod, nri) })
+	if err != nil {
+		return err
+	}
+	h.Pods, told.ended = running, running.Ended
+	shares := number{hook: h, pods: running, nri: nri, refused: &refusals{}}
+	if !shares.nri {
+		if err := shares.recover(ctx); err != nil {
+			return err
+		}
+	}
+	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
+	if err := t.serve(plugins, shares); err != nil {
+		return err
+	}
+	registers := &registrar{
+		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
+		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After,
+		slots: func(card decks.Card) ([][]int64, error) {
+			return instances.Slots(card.GPU, config.GeometriesOf(card.GPU.ProductName))
+		},
+	}
+	t.onChange(func(*decks.Deck) { registers.wake() })
+	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
+	return together(ctx,
+		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run,
+		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
+		func(ctx context.Context) error { told.run(ctx); return nil },
+		func(ctx context.Context) error {
+			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
+		},
+	)
+}
+
+// podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is gone.
+func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, nri bool) {
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		h.Book.Release(heldID(string(pod.UID), container.Name))
+	}
+	told.Gone(pod)
+	// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of a pod that has
+	// run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
+	if !nri || podwatch.Over(pod) {
+		h.Instances.End(string(pod.UID))
+	}
+	// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go at the next start.
+	if !nri && podwatch.Over(pod) {
+		h.RemoveDirectories(ctx, string(pod.UID))
+	}
+}
+
+// count makes the registry export how many containers the ledger and the state of MIG instances have, until what it returns is called.
+func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager) (end func()) {
+	gauges := []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
+			func() float64 { return float64(book.Len()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers", Help: "Containers that have MIG instances, or had and whose instances still stand."},
+			func() float64 { return float64(made.Len()) }),
+	}
+	registry.MustRegister(gauges...)
+	return func() {
+		for _, gauge := range gauges {
+			registry.Unregister(gauge)
+		}
+	}
+}
+
+// together runs all of jobs until ctx ends or one of them fails, and waits for every one.
+func together(ctx context.Context, jobs ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group sync.WaitGroup
+	for _, job := range jobs {
+		group.Go(func() {
+			if err := job(ctx); err != nil && ctx.Err() == nil {
+				cancel(err)
+			}
+		})
+	}
+	group.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// setTable reads the node's GPUs and lays them out, with the factor that the cluster agreed on where the settings have none.
+func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings, factor agreement) (*table, error) {
+	locate, err := inventory.Locator(ctx, o.SysfsRoot)
+	if err != nil {
+		return nil, err
+	}
+	node, err := inventory.Reader{NVML: lib, Locate: locate}.Read()
+	if err != nil {
+		return nil, err
+	}
+	deck, err := decks.Lay(node, config, 0)
+	if err != nil {
+		return nil, err
+	}
+	t := &table{node: node, locate: locate, settings: config, came: make(chan struct{})}
+	if config.MemoryFactor == 0 {
+		if t.factor, err = factor.Agree(ctx, deck.Factor); err != nil {
+			return nil, err
+		}
+		if deck, err = decks.Lay(node, config, t.factor); err != nil {
+			return nil, err
+		}
+	}
+	t.deck.Store(deck)
+	for _, problem := range append(node.Problems, deck.Refused...) {
+		klog.FromContext(ctx).Error(problem, "A GPU is not shared")
+	}
+	return t, nil
+}
+
+// openInstances makes what gives MIG instances, with what was kept.
+func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manager, error) {
+	made, unreadable, err := instances.New(instances.Options{
+		Directory: o.stateFile("mig"), Boot: o.BootID(), GPU: t.node.ByUUID, Geometries: t.settings.GeometriesOf, Faulty: t.faulty,
+	})
+	for _, file := range unreadable {
+		klog.FromContext(ctx).Error(file.Err, "State of MIG instances is lost", "what", file.String())
+	}
+	return made, err
+}
+
+// own waits until the shared GPUs are this role's: tainted in DRA by the GPU plugin.
+func own(ctx context.Context, o *Options, deck *decks.Deck) error {
+	if o.Handover == "" {
+		return nil
+	}
+	uuids := make([]string, 0, len(deck.Cards))
+	for _, card := range deck.Cards {
+		uuids = append(uuids, card.GPU.UUID)
+	}
+	directory := handover.Directory(o.Handover)
+	if err := directory.Ask(owner, uuids...); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Waiting for gpu-plugin to taint the shared GPUs in DRA", "gpus", len(uuids))
+	return directory.Await(ctx, o.Files, uuids...)
+}
+
+// finder finds the device nodes of MIG instances.
+type finder struct{ nodes edits.Capabilities }
+
+func (f finder) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
+	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
+}
+
+// writeDevices writes the CDI spec through which containers get the shared GPUs' device nodes and the driver's files.
+func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, t *table) (finder, *cdi.Dir, error) {
+	at := o.Driver().Locate()
+	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host}}
+	hook, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
+	if err != nil {
+		return nodes, nil, err
+	}
+	found, err := edits.Find(t.node, edits.Options{
+		NVML: lib, DriverRoot: at.Root.Path, HostDriverRoot: at.Root.Host, DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host,
+		ProcDevices: o.ProcDevices, HookPath: hook,
+		Log: klog.FromContext(ctx),
+	})
+	if err != nil {
+		return nodes, nil, err
+	}
+	directory, err := cdi.Open(o.CDIRoot, driver, atomicfile.Writer{})
+	if err != nil {
+		return nodes, nil, err
+	}
+	var devices []cdi.Device
+	for _, card := range t.Deck().Cards {
+		own := found.GPU(card.GPU)
+		if card.Mode == annotation.ModeMIG {
+			own = found.Partition(card.GPU) // the instance's own nodes come when it is made
+		}
+		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), own)})
+	}
+	return nodes, directory, directory.Write(spec, devices)
+}
+
+// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.
+func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {
+			return strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
+		}),
+		DeviceNodes: slices.Concat(common.DeviceNodes, gpu.DeviceNodes),
+		Hooks:       slices.Concat(common.Hooks, gpu.Hooks),
+		Mounts:      slices.Concat(common.Mounts, gpu.Mounts),
+	}
+}

@@ -1,0 +1,99 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/decks"
+)
+
+// refusing is an API server with one node, which never changes by itself, and refuses the first registrations.
+func refusing(registrations int) (*fake.Clientset, chan string) {
+	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	written := make(chan string, 1)
+	api.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if registrations > 0 {
+			registrations--
+			return true, nil, errors.New("etcdserver: request timed out")
+		}
+		written <- string(action.(clienttesting.PatchAction).GetPatch())
+		return false, nil, nil
+	})
+	return api, written
+}
+
+func register(ctx context.Context, api *fake.Clientset, after func(time.Duration) <-chan time.Time) chan error {
+	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10, Units: 4914, Cores: 100, Healthy: true}}}
+	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: time.Now, deck: func() *decks.Deck { return deck },
+		changed: make(chan struct{}, 1), after: after}
+	ended := make(chan error, 1)
+	go func() { ended <- r.run(ctx) }()
+	return ended
+}
+
+//shows:vgpu-shares
+func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testing.T) {
+	const refusals = 10
+	api, written := refusing(refusals)
+	var pauses []time.Duration
+	ctx, cancel := context.WithCancel(t.Context())
+	var said []string
+	ctx = logr.NewContext(ctx, funcr.New(func(_, line string) { said = append(said, line) }, funcr.Options{}))
+	ended := register(ctx, api, func(pause time.Duration) <-chan time.Time {
+		pauses = append(pauses, pause)
+		now := make(chan time.Time, 1)
+		now <- time.Time{}
+		return now
+	})
+	<-written
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	node, err := api.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	if err != nil || node.Annotations[annotation.NodeRegister] == "" {
+		t.Errorf("annotations %v (%v), want the GPUs registered", node.Annotations, err)
+	}
+	if len(pauses) != refusals {
+		t.Fatalf("%d pauses for %d refusals: %v", len(pauses), refusals, pauses)
+	}
+	if first, last := pauses[0], pauses[refusals-1]; first < 500*time.Millisecond || first > time.Second || last < 30*time.Second || last > 40*time.Second {
+		t.Errorf("pauses from %s to %s, want half a second to half a minute: %v", first, last, pauses)
+	}
+	if len(said) < refusals {
+		t.Fatalf("%d lines for %d refusals: %v", len(said), refusals, said)
+	}
+	for _, part := range []string{"request timed out", nodeName, "trying again"} {
+		if !strings.Contains(said[0], part) {
+			t.Errorf("it says %q, without %q", said[0], part)
+		}
+	}
+}
+
+func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
+	api, _ := refusing(1)
+	waits := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := register(ctx, api, func(time.Duration) <-chan time.Time {
+		close(waits)
+		return nil // for ever
+	})
+	<-waits
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}

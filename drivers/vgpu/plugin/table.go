@@ -1,0 +1,222 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/settings"
+)
+
+// table is the node's deck as it lies now: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with which GPU. When one
+// of the last two changes the deck is laid again, and the kubelet and the scheduler hear of it.
+type table struct {
+	node     *inventory.Node
+	locate   func(busID string) (inventory.Place, error)
+	settings settings.Settings
+	monitor  *health.Monitor
+	// came is closed when a GPU answers that did not when the node was read.
+	came chan struct{}
+	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
+	unusable map[string]string
+
+	// draining: the node's GPUs are to be let go of.
+	draining atomic.Bool
+
+	deck atomic.Pointer[decks.Deck]
+
+	mu     sync.Mutex // held while the deck is laid
+	factor int
+	tell   []func(*decks.Deck)
+}
+
+// Deck is the deck now.
+func (t *table) Deck() *decks.Deck { return t.deck.Load() }
+
+// onChange has hear called with every deck that is laid after this call.
+func (t *table) onChange(hear func(*decks.Deck)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tell = append(t.tell, hear)
+}
+
+// agreed takes over the cluster's factor, where the settings have none of their own.
+func (t *table) agreed(ctx context.Context, factor int) {
+	if t.settings.MemoryFactor != 0 {
+		return
+	}
+	t.mu.Lock()
+	same := t.factor == factor
+	t.factor = factor
+	t.mu.Unlock()
+	if !same {
+		t.lay(ctx)
+	}
+}
+
+// followUnit keeps the node in the unit of memory that the cluster has agreed on, until ctx ends.
+func (t *table) followUnit(ctx context.Context, cluster agreement) error {
+	return cluster.Follow(ctx, func(inForce int) {
+		t.agreed(ctx, inForce)
+		// Somebody took the agreement away or wrote over it. This node cannot count in less, and the others must not go on in another unit.
+		if needed := t.Deck().Factor; t.settings.MemoryFactor == 0 && needed > inForce {
+			if _, err := cluster.Agree(ctx, needed); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
+			}
+		}
+	})
+}
+
+// lay lays the deck again.
+func (t *table) lay(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	deck, err := decks.Lay(t.node, t.settings, t.factor)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The shared GPUs stay as they were laid out")
+		return
+	}
+	deck.Ail(t.ails)
+	t.deck.Store(deck)
+	for _, hear := range t.tell {
+		hear(deck)
+	}
+}
+
+// drain makes every GPU unhealthy while the node is drained.
+func (t *table) drain(ctx context.Context, wanted bool) {
+	if t.draining.Swap(wanted) != wanted {
+		t.lay(ctx)
+	}
+}
+
+// ails says what is wrong with a card, empty where nothing is. A fault of one MIG instance leaves the others of its GPU to be used.
+func (t *table) ails(card *decks.Card) string {
+	if t.draining.Load() {
+		return "the node's GPUs are drained, until gpufabric undrain"
+	}
+	if why := t.unusable[card.GPU.UUID]; why != "" {
+		return why
+	}
+	if t.monitor == nil {
+		return ""
+	}
+	for _, f := range t.monitor.Faults() {
+		if f.Fatal && f.GPU == card.GPU.UUID && (f.Placement == nil || card.Mode != annotation.ModeMIG) {
+			return f.String()
+		}
+	}
+	return ""
+}
+
+// faulty says why no MIG instance may be made at a placement.
+func (t *table) faulty(uuid string, at inventory.Placement) error {
+	for _, f := range t.monitor.Faults() {
+		if p := f.Placement; f.Fatal && f.GPU == uuid && p != nil && p.Start < at.Start+at.Size && at.Start < p.Start+p.Size {
+			return errors.New(f.String())
+		}
+	}
+	return nil
+}
+
+// follow makes the monitor of the GPUs' health.
+func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
+	came := sync.OnceFunc(func() { close(t.came) })
+	var err error
+	t.monitor, err = health.New(health.Options{
+		NVML: lib, Path: o.stateFile("faults.json"), Boot: o.BootID(), Now: time.Now, Recheck: o.recheck,
+		Node:    func() *inventory.Node { return t.node },
+		Changed: func() { t.lay(ctx) },
+		Checked: func(context.Context) {
+			reader := inventory.Reader{NVML: lib, Locate: t.locate}
+			if !reader.Outdated(&inventory.Node{Missing: t.node.Missing}) {
+				return
+			}
+			// One that answers and cannot be read is none more.
+			if now, err := reader.Read(); err == nil && slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return t.node.ByUUID(g.UUID) == nil }) {
+				came()
+			}
+		},
+		Tell: func(f health.Fault, first bool) {
+			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
+		},
+		Healed: func(f health.Fault) {
+			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
+		},
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Kept faults not read")
+	}
+}
+
+// whole waits until a GPU answers that did not, and ends with errGPUCame.
+func (t *table) whole(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-t.came:
+		return errGPUCame
+	}
+}
+
+// divide brings each shared GPU into the MIG mode that its way of sharing needs. One that cannot be is unhealthy, with the reason.
+func (t *table) divide(ctx context.Context) {
+	t.unusable = map[string]string{}
+	for _, card := range t.Deck().Cards {
+		if card.GPU.MIG == nil {
+			continue
+		}
+		if err := setMode(card); err != nil {
+			t.unusable[card.GPU.UUID] = err.Error()
+			klog.FromContext(ctx).Error(err, "A GPU cannot be shared in its mode", "gpu", card.GPU.UUID, "mode", card.Mode)
+		}
+	}
+}
+
+func setMode(card decks.Card) error {
+	if card.Mode == annotation.ModeMIG {
+		return partition.Require(card.GPU, true)
+	}
+	standing, err := partition.List(card.GPU)
+	if err != nil {
+		return err
+	}
+	if len(standing) > 0 {
+		return fmt.Errorf("%s is cut into %d MIG instances and cannot be shared in mode %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or give it mode mig in gpumodes",
+			card.GPU.UUID, len(standing), card.Mode)
+	}
+	return partition.Require(card.GPU, false)
+}
+
+// serve serves the three resources, and sends the kubelet each new deck.
+func (t *table) serve(plugins *deviceplugin.Host, shares number) error {
+	for _, served := range []struct {
+		resource string
+		backend  deviceplugin.Backend
+		devices  func(*decks.Deck) []deviceplugin.Device
+	}{
+		{t.settings.NumberResource, shares, (*decks.Deck).Number},
+		{t.settings.MemoryResource, amount{}, (*decks.Deck).Memory},
+		{t.settings.CoresResource, amount{}, (*decks.Deck).Cores},
+	} {
+		resource, err := plugins.Serve(served.resource, served.backend, served.devices(t.Deck()))
+		if err != nil {
+			return err
+		}
+		t.onChange(func(deck *decks.Deck) { resource.Update(served.devices(deck)) })
+	}
+	return nil
+}

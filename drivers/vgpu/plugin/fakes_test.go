@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
+	"gpufabric.io/fakes/fault"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
 	"gpufabric.io/fakes/tree"
@@ -119,4 +122,32 @@ func free(t *testing.T) string {
 	}
 	defer func() { _ = listener.Close() }()
 	return listener.Addr().String()
+}
+
+// A GPU without its device nodes is not shared; a driver container, or nvidia-modprobe, may make them after the role has started.
+func TestDeviceNodesThatComeLateAreGivenToContainers(t *testing.T) {
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	root := t.TempDir()
+	var options *Options
+	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		options = o
+		if err := fault.Apply(root, "uvm-unload", nil); err != nil {
+			return err
+		}
+		return Run(ctx, o, nvmlstate.New(root, nvmlstate.ReadOnlyDev), api)
+	}, "--kubelet-root="+kubelet.Root(), "--device-split-count=10", "--gpu-memory-factor=10", "--own-dev=")
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 0)
+	if err := fault.Apply(root, "uvm-load", nil); err != nil {
+		t.Fatal(err)
+	}
+	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
+	specs, err := filepath.Glob(filepath.Join(options.CDIRoot, "*.json"))
+	if err != nil || len(specs) != 1 {
+		t.Fatalf("CDI specs %v, %v", specs, err)
+	}
+	text, err := os.ReadFile(specs[0])
+	if err != nil || !strings.Contains(string(text), "/dev/nvidia-uvm") {
+		t.Errorf("the spec names no /dev/nvidia-uvm: %v", err)
+	}
 }

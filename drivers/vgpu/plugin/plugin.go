@@ -17,9 +17,7 @@ package plugin
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,14 +27,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
-	"gpufabric.io/drivers/node/atomicfile"
-	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
@@ -153,8 +147,11 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	if err := own(ctx, o, t.Deck()); err != nil {
 		return err
 	}
-	found, devices, err := writeDevices(ctx, o, lib, t)
+	files, err := openDevices(o, lib, t)
 	if err != nil {
+		return err
+	}
+	if err := files.find(ctx); err != nil {
 		return err
 	}
 	t.divide(ctx)
@@ -176,8 +173,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks"), Oversubscribed: config.MemoryScaling > 1,
 		},
 		Deck:      t.Deck,
-		Device:    func(uuid string) string { return devices.ID(spec, uuid) },
-		Instances: made, Capabilities: found.capabilities,
+		Device:    func(uuid string) string { return files.directory.ID(spec, uuid) },
+		Instances: made, Capabilities: files.capabilities,
 	}
 	nri := o.RuntimeSocket != ""
 	running, err := podwatch.Watch(ctx, client, o.NodeName, func(pod *corev1.Pod) { podGone(ctx, h, told, pod, nri) })
@@ -205,7 +202,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	t.onChange(func(*decks.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run,
+		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run, files.follow,
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {
@@ -322,54 +319,4 @@ func own(ctx context.Context, o *Options, deck *decks.Deck) error {
 	}
 	klog.FromContext(ctx).Info("Waiting for gpu-plugin to taint the shared GPUs in DRA", "gpus", len(uuids))
 	return directory.Await(ctx, o.Files, uuids...)
-}
-
-// finder finds the device nodes of MIG instances.
-type finder struct{ nodes edits.Capabilities }
-
-func (f finder) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
-	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
-}
-
-// writeDevices writes the CDI spec through which containers get the shared GPUs' device nodes and the driver's files.
-func writeDevices(ctx context.Context, o *Options, lib nvml.Interface, t *table) (finder, *cdi.Dir, error) {
-	at := o.Driver().Locate()
-	nodes := finder{edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host}}
-	hook, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
-	if err != nil {
-		return nodes, nil, err
-	}
-	found, err := edits.Find(t.node, edits.Options{
-		NVML: lib, DriverRoot: at.Root.Path, HostDriverRoot: at.Root.Host, DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host,
-		ProcDevices: o.ProcDevices, HookPath: hook,
-		Log: klog.FromContext(ctx),
-	})
-	if err != nil {
-		return nodes, nil, err
-	}
-	directory, err := cdi.Open(o.CDIRoot, driver, atomicfile.Writer{})
-	if err != nil {
-		return nodes, nil, err
-	}
-	var devices []cdi.Device
-	for _, card := range t.Deck().Cards {
-		own := found.GPU(card.GPU)
-		if card.Mode == annotation.ModeMIG {
-			own = found.Partition(card.GPU) // the instance's own nodes come when it is made
-		}
-		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), own)})
-	}
-	return nodes, directory, directory.Write(spec, devices)
-}
-
-// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.
-func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
-	return specs.ContainerEdits{
-		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {
-			return strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
-		}),
-		DeviceNodes: slices.Concat(common.DeviceNodes, gpu.DeviceNodes),
-		Hooks:       slices.Concat(common.Hooks, gpu.Hooks),
-		Mounts:      slices.Concat(common.Mounts, gpu.Mounts),
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,8 @@ type table struct {
 	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
 	unusable map[string]string
 
+	// lacking says which device nodes a GPU's containers would lack, by UUID.
+	lacking atomic.Pointer[map[string]string]
 	// draining: the node's GPUs are to be let go of.
 	draining atomic.Bool
 
@@ -96,6 +99,18 @@ func (t *table) lay(ctx context.Context) {
 	}
 }
 
+// lacks makes GPUs unhealthy whose containers would lack device nodes, and others healthy again.
+func (t *table) lacks(ctx context.Context, nodes map[string]string) {
+	before := t.lacking.Swap(&nodes)
+	if before == nil && len(nodes) == 0 || before != nil && maps.Equal(*before, nodes) {
+		return
+	}
+	for uuid, why := range nodes {
+		klog.FromContext(ctx).Info("A GPU is not shared until its device nodes are there", "gpu", uuid, "reason", why)
+	}
+	t.lay(ctx)
+}
+
 // drain makes every GPU unhealthy while the node is drained.
 func (t *table) drain(ctx context.Context, wanted bool) {
 	if t.draining.Swap(wanted) != wanted {
@@ -107,6 +122,9 @@ func (t *table) drain(ctx context.Context, wanted bool) {
 func (t *table) ails(card *decks.Card) string {
 	if t.draining.Load() {
 		return "the node's GPUs are drained, until gpufabric undrain"
+	}
+	if lacking := t.lacking.Load(); lacking != nil && (*lacking)[card.GPU.UUID] != "" {
+		return (*lacking)[card.GPU.UUID]
 	}
 	if why := t.unusable[card.GPU.UUID]; why != "" {
 		return why

@@ -1,0 +1,121 @@
+package plugin
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/cdi"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/instances"
+)
+
+// nodesLook is how often device nodes and the driver's files are looked at again: a device's numbers in /proc/devices change without an event. Files that
+// come or go in the devices' directory are noticed at once.
+const nodesLook = 10 * time.Second
+
+// deviceFiles are the CDI spec through which containers get the shared GPUs' device nodes and the driver's files, kept as the node has them now.
+type deviceFiles struct {
+	options   *Options
+	nvml      nvml.Interface
+	table     *table
+	nodes     edits.Capabilities
+	hook      string
+	directory *cdi.Dir
+	// set is what was found last; one goroutine at a time uses it.
+	set *edits.Set
+}
+
+func openDevices(o *Options, lib nvml.Interface, t *table) (*deviceFiles, error) {
+	at := o.Driver().Locate()
+	hook, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
+	if err != nil {
+		return nil, err
+	}
+	directory, err := cdi.Open(o.CDIRoot, driver, atomicfile.Writer{})
+	if err != nil {
+		return nil, err
+	}
+	return &deviceFiles{
+		options: o, nvml: lib, table: t, hook: hook, directory: directory,
+		nodes: edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host},
+	}, nil
+}
+
+// capabilities are the device nodes of a MIG instance.
+func (f *deviceFiles) capabilities(g *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
+	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
+}
+
+// find looks for what containers need, writes the spec, and has GPUs unhealthy whose containers would lack a device node.
+func (f *deviceFiles) find(ctx context.Context) error {
+	at := f.options.Driver().Locate()
+	found, err := edits.Find(f.table.node, edits.Options{
+		NVML: f.nvml, DriverRoot: at.Root.Path, HostDriverRoot: at.Root.Host, DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host,
+		ProcDevices: f.options.ProcDevices, HookPath: f.hook,
+		Log: klog.FromContext(ctx),
+	})
+	if err != nil {
+		return err
+	}
+	var devices []cdi.Device
+	lacking := map[string]string{}
+	for _, card := range f.table.Deck().Cards {
+		own := found.GPU(card.GPU)
+		if card.Mode == annotation.ModeMIG {
+			own = found.Partition(card.GPU) // the instance's own nodes come when it is made
+		}
+		devices = append(devices, cdi.Device{Name: card.GPU.UUID, Edits: deviceEdits(found.Common(), own)})
+		if err := found.Lacking(card.GPU); err != nil {
+			lacking[card.GPU.UUID] = err.Error()
+		}
+	}
+	if err := f.directory.Write(spec, devices); err != nil {
+		return err
+	}
+	f.set = found
+	f.table.lacks(ctx, lacking)
+	return nil
+}
+
+// follow looks again when device nodes come or go, or the driver's files do, until ctx ends.
+func (f *deviceFiles) follow(ctx context.Context) error {
+	changes := f.options.Files.Entries(ctx, f.options.Driver().Locate().Dev.Path)
+	tick := time.NewTicker(nodesLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-changes:
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if !f.set.Outdated() {
+			continue
+		}
+		if err := f.find(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Containers get the device nodes and files that were found last")
+		}
+	}
+}
+
+// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.
+func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {
+			return strings.HasPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
+		}),
+		DeviceNodes: slices.Concat(common.DeviceNodes, gpu.DeviceNodes),
+		Hooks:       slices.Concat(common.Hooks, gpu.Hooks),
+		Mounts:      slices.Concat(common.Mounts, gpu.Mounts),
+	}
+}

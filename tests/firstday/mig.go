@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,9 +54,12 @@ func (m *machine) partition(g *inventory.GPU) (res result) {
 	if r != nvml.SUCCESS {
 		return refused(fmt.Errorf("ask GPU %d for its MIG mode: %w", g.Index, r))
 	}
-	// The driver's nvidia-modprobe makes capability nodes and never removes one.
-	caps := filepath.Join(m.at.Dev.Path, "nvidia-caps/nvidia-cap*")
+	// The driver's nvidia-modprobe makes capability nodes, and their directory with the first, and never removes one.
+	directory := filepath.Join(m.at.Dev.Path, "nvidia-caps")
+	caps := filepath.Join(directory, "nvidia-cap*")
 	before, _ := filepath.Glob(caps) // the pattern is a good one
+	_, err := os.Lstat(directory)
+	bare := errors.Is(err, fs.ErrNotExist)
 	defer func() {
 		after, _ := filepath.Glob(caps)
 		for _, node := range after {
@@ -64,6 +69,12 @@ func (m *machine) partition(g *inventory.GPU) (res result) {
 			if err := os.Remove(node); err != nil && res.state == ok {
 				res = refused(fmt.Errorf("the capability node %s is left: %w", node, err))
 			}
+		}
+		if !bare {
+			return
+		}
+		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) && res.state == ok {
+			res = refused(fmt.Errorf("the directory of capability nodes is left: %w", err))
 		}
 	}()
 	if current == nvml.DEVICE_MIG_DISABLE {

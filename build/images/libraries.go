@@ -30,8 +30,9 @@ func (m machine) searchPath() []string {
 	return []string{"/lib/" + m.triplet, "/usr/lib/" + m.triplet, "/lib64", "/usr/lib64", "/usr/" + m.triplet + "/lib", "/lib", "/usr/lib"}
 }
 
-// Libraries returns the files that a binary built on this machine needs in an otherwise empty image: the loader, the shared libraries that it
-// names (and those that these name), and the C library's parts that may be loaded later. They are this machine's own, so their version always fits.
+// Libraries returns the files that a binary built on this machine needs in an otherwise empty image: the loader, the shared libraries that
+// it names (and those that these name), and the C library's parts that may be loaded later. They are this machine's own, so their version
+// always fits.
 func Libraries(binary, architecture string) ([]File, error) {
 	m, ok := machines[architecture]
 	if !ok {

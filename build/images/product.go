@@ -68,7 +68,8 @@ func chartVersion(path string) (string, error) {
 	return chart.AppVersion, nil
 }
 
-// Build makes the product's image for amd64 or arm64 from what `make build` (this machine's architecture) or `make cross` (the other) built in the
+// Build makes the product's image for amd64 or arm64 from what `make build` (this machine's architecture) or `make cross` (the other) built
+// in the
 // checkout at root.
 func (p Product) Build(root, architecture string) (v1.Image, error) {
 	image, err := p.build(root, architecture)
@@ -86,9 +87,20 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 		return nil, err
 	}
 	if needs, err := imported(path); err != nil || len(needs) > 0 {
-		return nil, fmt.Errorf("%s needs %v of the host that it is put on (error: %w): link it statically, as `make build` does", path, needs, err)
+		return nil, fmt.Errorf(
+			"%s needs %v of the host that it is put on (error: %w): link it statically, as `make build` does",
+			path,
+			needs,
+			err,
+		)
 	}
-	return program(root, "gpufabric", architecture, File{Path: "/usr/bin/" + hook, From: path}, File{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644})
+	return program(
+		root,
+		"gpufabric",
+		architecture,
+		File{Path: "/usr/bin/" + hook, From: path},
+		File{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644},
+	)
 }
 
 func scheduler(root, architecture string) (v1.Image, error) {
@@ -125,7 +137,8 @@ func program(root, name, architecture string, further ...File) (v1.Image, error)
 	return New(architecture, v1.Config{Entrypoint: []string{"/usr/bin/" + name}}, layers...)
 }
 
-// hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart, value
+// hostLinks make /host a root that programs of the node find their loader and libraries in, when the node's /usr is mounted in it (chart,
+// value
 // hardware.driverDirectories): the links that every distribution with a merged /usr has.
 func hostLinks() []File {
 	var links []File

@@ -162,7 +162,8 @@ func tracked(t *testing.T, root string) []string {
 }
 
 func TestTargetsAreFoundWhereTheyAreNamed(t *testing.T) {
-	page := "Say `make demo`, or `DEMO=sim make demo test`; make sure that it works.\n```\n$ make unit  # quick\nmake -C fakes all\nNODES=\"18\" make bench\n```\nmake nothing\n"
+	page := "Say `make demo`, or `DEMO=sim make demo test`; make sure that it works.\n```\n$ make unit  # quick\nmake -C fakes " +
+		"all\nNODES=\"18\" make bench\n```\nmake nothing\n"
 	if got := strings.Join(blockTargets(page), " "); got != "unit bench" {
 		t.Errorf("in blocks: %q", got)
 	}

@@ -84,34 +84,70 @@ func catalogue() map[string]Tool {
 	add(Tool{Name: "kubeadm", Version: Kubernetes, fits: exactly, askVersion: []string{"version", "-o", "short"}, static: true,
 		release: kubernetesRelease("kubeadm"), minutes: 4,
 		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubeadm", settings: stamps})
-	add(Tool{Name: "kubectl", Version: Kubernetes, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"version", "--client"}, static: true,
-		release: kubernetesRelease("kubectl"), minutes: 2,
-		module: "kubernetes", main: "k8s.io/kubernetes/cmd/kubectl", settings: stamps})
+	add(
+		Tool{
+			Name:       "kubectl",
+			Version:    Kubernetes,
+			fits:       span{version{1, 36, 0}, version{1, 37, 0}},
+			askVersion: []string{"version", "--client"},
+			static:     true,
+			release:    kubernetesRelease("kubectl"),
+			minutes:    2,
+			module:     "kubernetes",
+			main:       "k8s.io/kubernetes/cmd/kubectl",
+			settings:   stamps,
+		},
+	)
 
 	add(Tool{Name: "etcd", Version: Etcd, fits: span{version{3, 6, 8}, version{3, 7, 0}}, askVersion: []string{"--version"}, static: true,
-		release: githubRelease("etcd-io/etcd", "etcd-{version}-linux-{arch}.tar.gz", "SHA256SUMS", "etcd-{version}-linux-{arch}/etcd"), minutes: 1,
+		release: githubRelease(
+			"etcd-io/etcd",
+			"etcd-{version}-linux-{arch}.tar.gz",
+			"SHA256SUMS",
+			"etcd-{version}-linux-{arch}/etcd",
+		), minutes: 1,
 		module: "etcd", main: "go.etcd.io/etcd/server/v3"})
 	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2"} {
 		add(Tool{Name: name, Version: Containerd, fits: span{version{2, 3, 4}, version{2, 4, 0}}, askVersion: []string{"--version"}, static: true,
 			module: "containerd", main: "github.com/containerd/containerd/v2/cmd/" + name, tags: "no_btrfs,no_zfs,no_devmapper,no_aufs",
 			settings: []string{"github.com/containerd/containerd/v2/version.Version=" + Containerd}})
 	}
-	add(Tool{Name: "crictl", Version: CRITools, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"--version"}, static: true,
-		release: githubRelease("kubernetes-sigs/cri-tools", "crictl-{version}-linux-{arch}.tar.gz", "crictl-{version}-linux-{arch}.tar.gz.sha256", "crictl"), minutes: 2,
-		module: "crictl", main: "sigs.k8s.io/cri-tools/cmd/crictl", settings: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + CRITools}})
-	add(Tool{Name: "coredns", Version: CoreDNS, fits: span{version{1, 14, 3}, version{1, 15, 0}}, askVersion: []string{"-version"}, static: true,
-		minutes: 3,
-		module:  "coredns", main: "github.com/coredns/coredns"})
+	add(
+		Tool{Name: "crictl", Version: CRITools, fits: span{version{1, 36, 0}, version{1, 37, 0}}, askVersion: []string{"--version"}, static: true,
+			release: githubRelease(
+				"kubernetes-sigs/cri-tools",
+				"crictl-{version}-linux-{arch}.tar.gz",
+				"crictl-{version}-linux-{arch}.tar.gz.sha256",
+				"crictl",
+			), minutes: 2,
+			module: "crictl", main: "sigs.k8s.io/cri-tools/cmd/crictl", settings: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + CRITools}},
+	)
+	add(
+		Tool{Name: "coredns", Version: CoreDNS, fits: span{version{1, 14, 3}, version{1, 15, 0}}, askVersion: []string{"-version"}, static: true,
+			minutes: 3,
+			module:  "coredns", main: "github.com/coredns/coredns"},
+	)
 
 	add(Tool{Name: "kind", Version: Kind, fits: span{version{0, 33, 0}, version{1, 0, 0}}, askVersion: []string{"version"},
 		release: githubRelease("kubernetes-sigs/kind", "kind-linux-{arch}", "kind-linux-{arch}.sha256sum", ""),
 		module:  "kind", main: "sigs.k8s.io/kind"})
 	add(Tool{Name: "helm", Version: Helm, fits: span{version{3, 21, 0}, version{4, 0, 0}}, askVersion: []string{"version", "--short"},
-		release: release{"https://get.helm.sh", "helm-{version}-linux-{arch}.tar.gz", "helm-{version}-linux-{arch}.tar.gz.sha256sum", "linux-{arch}/helm"}, minutes: 3,
+		release: release{
+			"https://get.helm.sh",
+			"helm-{version}-linux-{arch}.tar.gz",
+			"helm-{version}-linux-{arch}.tar.gz.sha256sum",
+			"linux-{arch}/helm",
+		}, minutes: 3,
 		module: "helm", main: "helm.sh/helm/v3/cmd/helm", settings: []string{"helm.sh/helm/v3/internal/version.version=" + Helm}})
-	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into nothing that ships.
+	// Actions and `terraform query` need Terraform 1.14. Its licence is the Business Source Licence: it is built to test with, and goes into
+	// nothing that ships.
 	add(Tool{Name: "terraform", Version: Terraform, fits: span{version{1, 14, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
-		release: release{"https://releases.hashicorp.com/terraform/{number}", "terraform_{number}_linux_{arch}.zip", "terraform_{number}_SHA256SUMS", "terraform"}, minutes: 3,
+		release: release{
+			"https://releases.hashicorp.com/terraform/{number}",
+			"terraform_{number}_linux_{arch}.zip",
+			"terraform_{number}_SHA256SUMS",
+			"terraform",
+		}, minutes: 3,
 		module: "terraform", main: "github.com/hashicorp/terraform", settings: []string{"github.com/hashicorp/terraform/version.dev=no"}})
 	add(Tool{Name: "tofu", Version: OpenTofu, fits: span{version{1, 8, 0}, version{2, 0, 0}}, askVersion: []string{"version"},
 		release: githubRelease("opentofu/opentofu", "tofu_{number}_linux_{arch}.zip", "tofu_{number}_SHA256SUMS", "tofu"), minutes: 6,
@@ -123,10 +159,21 @@ func catalogue() map[string]Tool {
 		module: "golangci-lint", main: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"})
 	add(Tool{Name: "gotestsum", Version: Gotestsum, fits: span{version{1, 12, 0}, version{2, 0, 0}}, askVersion: []string{"--version"},
 		module: "gotestsum", main: "gotest.tools/gotestsum"})
-	add(Tool{Name: "controller-gen", Version: ControllerGen, fits: span{version{0, 21, 0}, version{0, 22, 0}}, askVersion: []string{"--version"},
-		module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"})
-	add(Tool{Name: "mpi-operator", Version: MPIOperator, fits: span{version{0, 8, 0}, version{0, 9, 0}}, askVersion: []string{"--version"}, static: true,
-		module: "mpi-operator", main: "github.com/kubeflow/mpi-operator/cmd/mpi-operator"})
+	add(
+		Tool{Name: "controller-gen", Version: ControllerGen, fits: span{version{0, 21, 0}, version{0, 22, 0}}, askVersion: []string{"--version"},
+			module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"},
+	)
+	add(
+		Tool{
+			Name:       "mpi-operator",
+			Version:    MPIOperator,
+			fits:       span{version{0, 8, 0}, version{0, 9, 0}},
+			askVersion: []string{"--version"},
+			static:     true,
+			module:     "mpi-operator",
+			main:       "github.com/kubeflow/mpi-operator/cmd/mpi-operator",
+		},
+	)
 	add(Tool{Name: "multus", Version: Multus, fits: span{version{4, 2, 0}, version{5, 0, 0}}, askVersion: []string{"--version"}, static: true,
 		module: "multus", main: "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
 		settings: []string{"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/pkg/multus.version=" + Multus}})

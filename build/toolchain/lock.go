@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// LockName is the file beside the catalogue with the checksums of every published file: "<sha256>  <URL>" a line. Where it is, nothing is fetched that it
+// LockName is the file beside the catalogue with the checksums of every published file: "<sha256>  <URL>" a line. Where it is, nothing is
+// fetched that it
 // does not name, and the checksums on the sites are not asked.
 const LockName = "releases.lock"
 
@@ -53,7 +54,8 @@ func readLock(file string) (lock, error) {
 	return locked, nil
 }
 
-// WriteLock asks the sites for the checksum of every published file, on both architectures, and writes the lock of this checkout. further are lines to add,
+// WriteLock asks the sites for the checksum of every published file, on both architectures, and writes the lock of this checkout. further
+// are lines to add,
 // checksums by name. It writes all or nothing, and returns the path.
 func WriteLock(ctx context.Context, log io.Writer, further map[string]string) (string, error) {
 	t, err := New(log)

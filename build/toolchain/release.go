@@ -19,7 +19,8 @@ import (
 	"strings"
 )
 
-// release says where a project publishes a tool as a file, and the checksums beside it. In its texts {version} stands for v1.36.3, {number} for 1.36.3 and
+// release says where a project publishes a tool as a file, and the checksums beside it. In its texts {version} stands for v1.36.3, {number}
+// for 1.36.3 and
 // {arch} for amd64 or arm64; every file is for Linux.
 type release struct {
 	directory string // URL of the version's files
@@ -58,7 +59,8 @@ func (t Tool) sumsURL(arch string) string {
 	return t.fill(t.release.directory+"/"+t.release.sums, arch)
 }
 
-// fetch writes the tool to target from its published file, checked by the lock where there is one, else by the checksum beside the file. An error says
+// fetch writes the tool to target from its published file, checked by the lock where there is one, else by the checksum beside the file. An
+// error says
 // why that cannot be; it leaves nothing at target that would be taken for the tool.
 func (s *sites) fetch(ctx context.Context, t Tool, target string, line progress) error {
 	from := t.fileURL(runtime.GOARCH)

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// ReleasesVariable names the environment variable that says where published files of tools come from. Unset: from their projects' own sites. A URL: from a
+// ReleasesVariable names the environment variable that says where published files of tools come from. Unset: from their projects' own
+// sites. A URL: from a
 // mirror, which has the file of https://HOST/PATH at URL/HOST/PATH. "off": from nowhere, so that what is missing is built.
 const ReleasesVariable = "GPUFABRIC_RELEASES"
 

@@ -21,7 +21,8 @@ import (
 	"time"
 )
 
-// site plays the projects' release sites as a mirror does. The sites themselves have not been reached from the machines where this was written.
+// site plays the projects' release sites as a mirror does. The sites themselves have not been reached from the machines where this was
+// written.
 type site struct {
 	*httptest.Server
 	files map[string][]byte // by path: /HOST/PATH
@@ -231,7 +232,8 @@ func TestAFileThatCannotBeTrustedOrHadIsBuiltAndTheReasonIsSaid(t *testing.T) {
 				t.Errorf("the tool holds %q, want a build", got)
 			}
 			said := log.String()
-			if !strings.Contains(said, test.why) || !strings.Contains(said, ReleasesVariable+"=off does not try") || !strings.Contains(said, "building (") {
+			if !strings.Contains(said, test.why) || !strings.Contains(said, ReleasesVariable+"=off does not try") ||
+				!strings.Contains(said, "building (") {
 				t.Errorf("progress lacks %q, the switch or the build:\n%s", test.why, said)
 			}
 			left, err := filepath.Glob(filepath.Join(c.Cache, "kind", "*", "*"))
@@ -356,7 +358,8 @@ func TestTheSettingIsAMirrorOrOff(t *testing.T) {
 	if s, err := newSites("", nil); err != nil || s.place("https://get.helm.sh/x") != "https://get.helm.sh/x" {
 		t.Errorf("unset does not read the sites themselves: %v", err)
 	}
-	if s, err := newSites("https://mirror.example/r/", nil); err != nil || s.place("https://get.helm.sh/x") != "https://mirror.example/r/get.helm.sh/x" {
+	if s, err := newSites("https://mirror.example/r/", nil); err != nil ||
+		s.place("https://get.helm.sh/x") != "https://mirror.example/r/get.helm.sh/x" {
 		t.Errorf("a mirror is not asked: %v", err)
 	}
 	for _, wrong := range []string{"on", "mirror.example", "file:///srv"} {

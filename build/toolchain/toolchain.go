@@ -1,6 +1,7 @@
-// Package toolchain provides the commands that tests run. It takes, in this order: what is on the PATH where the version fits; what is in its cache, a
-// directory keyed by version; the file that the tool's project publishes, checked by the checksum beside it or by a lock; and only then it builds the tool
-// from its Go module. A build that was interrupted goes on where it stopped (Go's own build cache), a half-written command is never seen (it is renamed into
+// Package toolchain provides the commands that tests run. It takes, in this order: what is on the PATH where the version fits; what is in
+// its cache, a directory keyed by version; the file that the tool's project publishes, checked by the checksum beside it or by a lock; and
+// only then it builds the tool from its Go module. A build that was interrupted goes on where it stopped (Go's own build cache), a
+// half-written command is never seen (it is renamed into
 // place when whole), and two processes that want the same tool wait for each other (a lock per tool).
 //
 // Each tool's dependencies are a module of their own under modules/, because they conflict with each other and with the project's.
@@ -40,7 +41,8 @@ type Toolchain struct {
 	build func(ctx context.Context, t Tool, path string) error
 }
 
-// CacheRoot is the directory for everything that is costly to make and safe to delete: $GPUFABRIC_CACHE, else gpufabric under the user's cache directory.
+// CacheRoot is the directory for everything that is costly to make and safe to delete: $GPUFABRIC_CACHE, else gpufabric under the user's
+// cache directory.
 func CacheRoot() (string, error) {
 	if dir := os.Getenv(CacheVariable); dir != "" {
 		return filepath.Abs(dir)
@@ -68,7 +70,8 @@ func New(log io.Writer) (*Toolchain, error) {
 	return t, err
 }
 
-// Ensure returns the path of each named tool, having fetched or built what was missing; progress goes to standard error. No names means all.
+// Ensure returns the path of each named tool, having fetched or built what was missing; progress goes to standard error. No names means
+// all.
 func Ensure(ctx context.Context, names ...string) (map[string]string, error) {
 	t, err := New(os.Stderr)
 	if err != nil {
@@ -204,7 +207,15 @@ func (c *Toolchain) goBuild(ctx context.Context, t Tool, path string) error {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return fmt.Errorf("build %s %s: go %s in %s: %w\n%s", t.Name, t.Version, strings.Join(cmd.Args[1:], " "), cmd.Dir, err, tail(said.String(), 20))
+		return fmt.Errorf(
+			"build %s %s: go %s in %s: %w\n%s",
+			t.Name,
+			t.Version,
+			strings.Join(cmd.Args[1:], " "),
+			cmd.Dir,
+			err,
+			tail(said.String(), 20),
+		)
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ var (
 	computeDomains = schema.GroupVersionResource{Group: "resource.nvidia.com", Version: "v1beta1", Resource: "computedomains"}
 )
 
-// RollOut plays the controllers of Deployments and DaemonSets on a cluster with nodes nodes: every workload is rolled out at once. It ends with
+// RollOut plays the controllers of Deployments and DaemonSets on a cluster with nodes nodes: every workload is rolled out at once. It ends
+// with
 // the test or when stop is called.
 func (s *Server) RollOut(t testing.TB, nodes int64) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
@@ -31,13 +32,29 @@ func (s *Server) RollOut(t testing.TB, nodes int64) (stop func()) {
 		group.Go(func() {
 			s.follow(ctx, deployments, func(obj *unstructured.Unstructured) {
 				want, _, _ := unstructured.NestedInt64(obj.Object, "spec", "replicas")
-				s.setStatus(ctx, deployments, obj, map[string]any{"observedGeneration": obj.GetGeneration(), "replicas": want, "updatedReplicas": want, "readyReplicas": want, "availableReplicas": want})
+				s.setStatus(
+					ctx,
+					deployments,
+					obj,
+					map[string]any{
+						"observedGeneration": obj.GetGeneration(),
+						"replicas":           want,
+						"updatedReplicas":    want,
+						"readyReplicas":      want,
+						"availableReplicas":  want,
+					},
+				)
 			})
 		})
 		group.Go(func() {
 			s.follow(ctx, daemonSets, func(obj *unstructured.Unstructured) {
-				s.setStatus(ctx, daemonSets, obj, map[string]any{"observedGeneration": obj.GetGeneration(), "desiredNumberScheduled": nodes, "currentNumberScheduled": nodes,
-					"updatedNumberScheduled": nodes, "numberReady": nodes, "numberAvailable": nodes, "numberMisscheduled": int64(0)})
+				s.setStatus(
+					ctx,
+					daemonSets,
+					obj,
+					map[string]any{"observedGeneration": obj.GetGeneration(), "desiredNumberScheduled": nodes, "currentNumberScheduled": nodes,
+						"updatedNumberScheduled": nodes, "numberReady": nodes, "numberAvailable": nodes, "numberMisscheduled": int64(0)},
+				)
 			})
 		})
 		group.Wait()
@@ -68,7 +85,8 @@ type Domain struct {
 // finalizer as a driver would set it.
 const finalizer = "resource.nvidia.com/computeDomain"
 
-// ServeDomains plays the ComputeDomain controller: it sets a finalizer, creates the claim template, writes the status that answer gives, and on
+// ServeDomains plays the ComputeDomain controller: it sets a finalizer, creates the claim template, writes the status that answer gives,
+// and on
 // deletion takes everything back.
 func (s *Server) ServeDomains(t testing.TB, answer func(name string) Domain) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
@@ -77,7 +95,11 @@ func (s *Server) ServeDomains(t testing.TB, answer func(name string) Domain) (st
 }
 
 // Serve plays a controller that only writes a status, which answer gives.
-func (s *Server) Serve(t testing.TB, gvr schema.GroupVersionResource, answer func(*unstructured.Unstructured) map[string]any) (stop func()) {
+func (s *Server) Serve(
+	t testing.TB,
+	gvr schema.GroupVersionResource,
+	answer func(*unstructured.Unstructured) map[string]any,
+) (stop func()) {
 	return s.play(t, func(ctx context.Context) {
 		s.follow(ctx, gvr, func(obj *unstructured.Unstructured) { s.setStatus(ctx, gvr, obj, answer(obj)) })
 	})
@@ -111,12 +133,19 @@ func (s *Server) serveDomain(ctx context.Context, obj *unstructured.Unstructured
 		_, _ = domains.Update(ctx, copied, metav1.UpdateOptions{FieldManager: "controller"})
 		return // the update comes back as an event
 	}
-	template := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": name},
-		"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
-			map[string]any{"name": "channel", "exactly": map[string]any{"deviceClassName": "compute-domain-default-channel.nvidia.com"}}},
-			// The chart's policy takes no channel that says not of which domain it is.
-			"config": []any{map[string]any{"requests": []any{"channel"}, "opaque": map[string]any{"driver": "compute-domain.nvidia.com", "parameters": map[string]any{
-				"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainChannelConfig", "domainID": string(obj.GetUID())}}}}}}}}}
+	template := &unstructured.Unstructured{
+		Object: map[string]any{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": map[string]any{"name": name},
+			"spec": map[string]any{"spec": map[string]any{"devices": map[string]any{"requests": []any{
+				map[string]any{"name": "channel", "exactly": map[string]any{"deviceClassName": "compute-domain-default-channel.nvidia.com"}}},
+				// The chart's policy takes no channel that says not of which domain it is.
+				"config": []any{
+					map[string]any{
+						"requests": []any{"channel"},
+						"opaque": map[string]any{"driver": "compute-domain.nvidia.com", "parameters": map[string]any{
+							"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainChannelConfig", "domainID": string(obj.GetUID())}},
+					},
+				}}}}},
+	}
 	_, _ = templates.Create(ctx, template, metav1.CreateOptions{})
 	nodes := make([]any, len(d.Nodes))
 	for i, n := range d.Nodes {
@@ -136,7 +165,15 @@ func (s *Server) setStatus(ctx context.Context, gvr schema.GroupVersionResource,
 	}
 	copied := obj.DeepCopy()
 	copied.Object["status"] = status
-	_, _ = s.Dynamic.Resource(gvr).Namespace(obj.GetNamespace()).UpdateStatus(ctx, copied, metav1.UpdateOptions{FieldManager: "controller"}) // see serveDomain on errors
+	_, _ = s.Dynamic.Resource(
+		gvr,
+	).Namespace(
+		obj.GetNamespace(),
+	).UpdateStatus(
+		ctx,
+		copied,
+		metav1.UpdateOptions{FieldManager: "controller"},
+	) // see serveDomain on errors
 }
 
 // play runs a controller double until the test ends or stop is called.

@@ -51,7 +51,8 @@ func (s *Server) ServeNodes(t testing.TB, labels map[string]string, output func(
 	}
 }
 
-// RunJobs plays the Job controller and the MPI operator: each Job's pods end at once on the nodes, one a node, and the Job with them, Complete or, where
+// RunJobs plays the Job controller and the MPI operator: each Job's pods end at once on the nodes, one a node, and the Job with them,
+// Complete or, where
 // failed says so, Failed.
 func (s *Server) RunJobs(t testing.TB, failed func(job string) bool, nodes ...string) (stop func()) {
 	runOne := func(ctx context.Context, gvr schema.GroupVersionResource, job *unstructured.Unstructured) {
@@ -97,7 +98,9 @@ func (s *Server) endPod(ctx context.Context, job *unstructured.Unstructured, spe
 	}
 	pod := &corev1.Pod{ObjectMeta: template.Template.ObjectMeta, Spec: template.Template.Spec}
 	pod.Name, pod.Spec.NodeName, pod.Spec.RestartPolicy = name, node, corev1.RestartPolicyNever
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName(), UID: job.GetUID()}}
+	pod.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName(), UID: job.GetUID()},
+	}
 	made, err := s.Typed.CoreV1().Pods(job.GetNamespace()).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return // made before, or the server is going away
@@ -107,7 +110,12 @@ func (s *Server) endPod(ctx context.Context, job *unstructured.Unstructured, spe
 	if !ok {
 		made.Status.Phase, code = corev1.PodFailed, 1
 	}
-	made.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: "Error"}}}}
+	made.Status.ContainerStatuses = []corev1.ContainerStatus{
+		{
+			Name:  pod.Spec.Containers[0].Name,
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: "Error"}},
+		},
+	}
 	_, _ = s.Typed.CoreV1().Pods(job.GetNamespace()).UpdateStatus(ctx, made, metav1.UpdateOptions{}) // see serveDomain on errors
 }
 
@@ -122,12 +130,19 @@ func jobStatus(gvr schema.GroupVersionResource, ok bool, pods int64) map[string]
 	case gvr == mpiJobs:
 		return map[string]any{"conditions": []any{condition("Failed")}}
 	case ok:
-		return map[string]any{"startTime": at, "completionTime": at, "succeeded": pods, "completedIndexes": fmt.Sprintf("0-%d", pods-1), "conditions": []any{condition("SuccessCriteriaMet"), condition("Complete")}}
+		return map[string]any{
+			"startTime":        at,
+			"completionTime":   at,
+			"succeeded":        pods,
+			"completedIndexes": fmt.Sprintf("0-%d", pods-1),
+			"conditions":       []any{condition("SuccessCriteriaMet"), condition("Complete")},
+		}
 	}
 	return map[string]any{"startTime": at, "failed": pods, "conditions": []any{condition("FailureTarget"), condition("Failed")}}
 }
 
-// KeepPods plays a DaemonSet's controller and the kubelet for pods with a label: one that is being deleted goes at once, and another, Ready, takes its place on its
+// KeepPods plays a DaemonSet's controller and the kubelet for pods with a label: one that is being deleted goes at once, and another,
+// Ready, takes its place on its
 // node; a pod that is made is Ready at once.
 func (s *Server) KeepPods(t testing.TB, label string) (stop func()) {
 	zero := int64(0)

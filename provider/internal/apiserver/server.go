@@ -59,7 +59,10 @@ func Start(t testing.TB) *Server {
 	}
 	etcdPath, apiPath := Find("etcd", "TEST_ASSET_ETCD"), Find("kube-apiserver", "TEST_ASSET_KUBE_APISERVER")
 	if etcdPath == "" || apiPath == "" {
-		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both, or TEST_ASSET_ETCD and TEST_ASSET_KUBE_APISERVER to their paths")
+		t.Skip(
+			"skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both, or TEST_ASSET_ETCD " +
+				"and TEST_ASSET_KUBE_APISERVER to their paths",
+		)
 	}
 	dir := t.TempDir()
 	key := filepath.Join(dir, "service-accounts.key")
@@ -73,16 +76,27 @@ func Start(t testing.TB) *Server {
 	s.run(t, etcdPath, "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
-	s.args = []string{"--etcd-servers=" + client, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[2]),
-		"--cert-dir=" + filepath.Join(dir, "certificates"), "--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--allow-privileged",
-		"--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + key, "--service-account-signing-key-file=" + key,
-		"--disable-admission-plugins=ServiceAccount"} // no controller manager runs to make what it waits for
+	s.args = []string{
+		"--etcd-servers=" + client,
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", ports[2]),
+		"--cert-dir=" + filepath.Join(dir, "certificates"),
+		"--token-auth-file=" + tokens,
+		"--authorization-mode=RBAC",
+		"--allow-privileged",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + key,
+		"--service-account-signing-key-file=" + key,
+		"--disable-admission-plugins=ServiceAccount",
+	} // no controller manager runs to make what it waits for
 	s.Resume(t)
 	return s
 }
 
-// Find looks for a program in the environment variable, in KUBEBUILDER_ASSETS, on the PATH and in the toolchain's cache; empty when it is in none.
+// Find looks for a program in the environment variable, in KUBEBUILDER_ASSETS, on the PATH and in the toolchain's cache; empty when it is
+// in none.
 func Find(name, variable string) string {
 	var candidates []string
 	if variable != "" {

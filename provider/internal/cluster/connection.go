@@ -113,5 +113,13 @@ func connect(ctx context.Context, s Settings) (*Client, error) {
 	if err != nil {
 		return nil, &ConnectError{Host: config.Host, Source: source, Err: err}
 	}
-	return &Client{Config: config, Source: source, Dynamic: dyn, Typed: typed, Version: info, Feeds: feed.NewSet(dyn), Inventory: inventory.NewCache(typed)}, nil
+	return &Client{
+		Config:    config,
+		Source:    source,
+		Dynamic:   dyn,
+		Typed:     typed,
+		Version:   info,
+		Feeds:     feed.NewSet(dyn),
+		Inventory: inventory.NewCache(typed),
+	}, nil
 }

@@ -56,22 +56,45 @@ func Explain(doing string, err error) (summary, detail string) {
 	case errors.As(err, &unknown):
 		return "Cluster not known yet", could + capitalise(unknown.Error())
 	case errors.As(err, &unsigned):
-		return "Server certificate not trusted", could + fmt.Sprintf("%s presents a certificate signed by an authority that is not in cluster_ca_certificate or the kubeconfig: %v. "+
-			"Give the cluster's own CA (PEM); insecure = true would turn the check off.", server, unsigned)
+		return "Server certificate not trusted", could + fmt.Sprintf(
+			"%s presents a certificate signed by an authority that is not in cluster_ca_certificate or the kubeconfig: %v. "+
+				"Give the cluster's own CA (PEM); insecure = true would turn the check off.",
+			server,
+			unsigned,
+		)
 	case errors.As(err, &hostname), errors.As(err, &invalid):
-		return "Server certificate not valid", could + fmt.Sprintf("%s: %v. Use an address that is in the certificate, or set tls_server_name.", server, rootCause(err))
+		return "Server certificate not valid", could + fmt.Sprintf(
+			"%s: %v. Use an address that is in the certificate, or set tls_server_name.",
+			server,
+			rootCause(err),
+		)
 	case apierrors.IsUnauthorized(err):
-		return "Credentials rejected", could + fmt.Sprintf("%s does not accept the credentials (401 Unauthorized): the token or certificate is wrong or has expired. "+
-			"Get a new one; an exec block or a kubeconfig with an exec plugin renews it by itself during long applies.", server)
+		return "Credentials rejected", could + fmt.Sprintf(
+			"%s does not accept the credentials (401 Unauthorized): the token or certificate is wrong or has expired. "+
+				"Get a new one; an exec block or a kubeconfig with an exec plugin renews it by itself during long applies.",
+			server,
+		)
 	case apierrors.IsForbidden(err):
 		return "Not allowed", could + fmt.Sprintf("%v. Grant this verb on this resource to the user with a Role or ClusterRole and its binding; "+
 			"`kubectl auth can-i --list` shows what is granted.", err)
 	case errors.As(err, &connect) && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)):
-		return "Cluster unreachable", could + fmt.Sprintf("%s does not answer: %v. Nothing was changed. Check that the cluster runs, that the address is right, and that this machine may reach it.", server, rootCause(err))
+		return "Cluster unreachable", could + fmt.Sprintf(
+			"%s does not answer: %v. Nothing was changed. Check that the cluster runs, that the address is right, and that this machine may "+
+				"reach it.",
+			server,
+			rootCause(err),
+		)
 	case errors.As(err, &connect):
-		return "Cluster unreachable", could + fmt.Sprintf("%s does not answer as a Kubernetes API server: %v. Nothing was changed.", server, connect.Err)
+		return "Cluster unreachable", could + fmt.Sprintf(
+			"%s does not answer as a Kubernetes API server: %v. Nothing was changed.",
+			server,
+			connect.Err,
+		)
 	case errors.As(err, &network) || IsConnectionLost(err):
-		return "Connection to the cluster lost", could + fmt.Sprintf("The API server stopped answering: %v. What was done so far is in the state; run terraform apply again when it is back.", rootCause(err))
+		return "Connection to the cluster lost", could + fmt.Sprintf(
+			"The API server stopped answering: %v. What was done so far is in the state; run terraform apply again when it is back.",
+			rootCause(err),
+		)
 	case apierrors.IsInvalid(err):
 		return "Refused by the API server", could + capitalise(err.Error())
 	}

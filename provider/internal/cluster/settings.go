@@ -74,7 +74,14 @@ func (s Settings) RESTConfig() (*rest.Config, string, error) {
 	case s.InCluster:
 		source = "the pod's service account"
 		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, "", &SettingError{"in_cluster", fmt.Sprintf("in_cluster = true needs a pod's service account, but there is none here: %v. Remove in_cluster and name a kubeconfig with config_path.", err)}
+			return nil, "", &SettingError{
+				"in_cluster",
+				fmt.Sprintf(
+					"in_cluster = true needs a pod's service account, but there is none here: %v. Remove in_cluster and name a kubeconfig with "+
+						"config_path.",
+					err,
+				),
+			}
 		}
 	case s.Host != "":
 		source = "the provider's host"
@@ -101,24 +108,44 @@ func (s Settings) check() error {
 	case s.Host != "" && files:
 		return &SettingError{"host", fmt.Sprintf("host = %q cannot be combined with config_path or config_paths: name one cluster only.", s.Host)}
 	case s.Context != "" && (s.Host != "" || s.InCluster):
-		return &SettingError{"context", fmt.Sprintf("context = %q picks an entry of a kubeconfig file, but host or in_cluster names the cluster: remove one of them.", s.Context)}
+		return &SettingError{
+			"context",
+			fmt.Sprintf(
+				"context = %q picks an entry of a kubeconfig file, but host or in_cluster names the cluster: remove one of them.",
+				s.Context,
+			),
+		}
 	case s.Insecure && s.CA != "":
-		return &SettingError{"insecure", "insecure = true skips the check of the server's certificate and cannot be combined with cluster_ca_certificate: remove one of them."}
+		return &SettingError{
+			"insecure",
+			"insecure = true skips the check of the server's certificate and cannot be combined with cluster_ca_certificate: remove one of them.",
+		}
 	case (s.ClientCert == "") != (s.ClientKey == ""):
 		return &SettingError{"client_certificate", "client_certificate and client_key belong together: set both or neither."}
 	case s.Token != "" && s.Exec != nil:
 		return &SettingError{"token", "token and exec are two ways to log in: set one of them."}
 	case s.Host == "" && !files && !s.InCluster && s.Kubeconfig == "":
-		return &SettingError{"", "No cluster is named. Set one of config_path, config_paths, host (with token, client certificate or exec), or in_cluster = true in the provider block, " +
-			"or export KUBECONFIG. The provider never falls back to localhost or to ~/.kube/config by itself."}
+		return &SettingError{
+			"",
+			"No cluster is named. Set one of config_path, config_paths, host (with token, client certificate or exec), or in_cluster = true in " +
+				"the provider block, " +
+				"or export KUBECONFIG. The provider never falls back to localhost or to ~/.kube/config by itself.",
+		}
 	}
 	if s.Host != "" {
 		u, err := url.Parse(s.Host)
 		if err != nil && strings.Contains(s.Host, "@") {
-			return &SettingError{"host", "host is not a URL of an API server; write it like https://10.0.0.1:6443, without a user."} // it may hold a password
+			return &SettingError{
+				"host",
+				"host is not a URL of an API server; write it like https://10.0.0.1:6443, without a user.",
+			} // it may hold a password
 		}
 		if err == nil && u.User != nil {
-			return &SettingError{"host", "host names a user (https://user@...), which the API server does not read: take it away and log in with token, a client certificate or exec."}
+			return &SettingError{
+				"host",
+				"host names a user (https://user@...), which the API server does not read: take it away and log in with token, a client certificate " +
+					"or exec.",
+			}
 		}
 		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") {
 			return &SettingError{"host", fmt.Sprintf("host = %q is not a URL of an API server; write it like https://10.0.0.1:6443.", s.Host)}
@@ -172,7 +199,10 @@ func (s Settings) fromFiles() (*rest.Config, string, error) {
 		if s.Context != "" {
 			at = "context"
 		}
-		return nil, "", &SettingError{at, fmt.Sprintf("there is no context %q in %s. It has: %s.", name, strings.Join(paths, ", "), names(raw.Contexts))}
+		return nil, "", &SettingError{
+			at,
+			fmt.Sprintf("there is no context %q in %s. It has: %s.", name, strings.Join(paths, ", "), names(raw.Contexts)),
+		}
 	}
 	if c, ok := raw.Clusters[context.Cluster]; !ok || c.Server == "" {
 		return nil, "", fail("%s names the cluster %q, which has no server address there. Add clusters[].cluster.server.", where, context.Cluster)
@@ -235,12 +265,16 @@ func (s Settings) override(config *rest.Config) error {
 		case s.ClientCert != "":
 			attribute = "client_certificate"
 		}
-		return &SettingError{attribute, fmt.Sprintf("the TLS settings cannot be used: %v. Certificates and keys are PEM text, not file names and not base64 of PEM.", err)}
+		return &SettingError{
+			attribute,
+			fmt.Sprintf("the TLS settings cannot be used: %v. Certificates and keys are PEM text, not file names and not base64 of PEM.", err),
+		}
 	}
 	return nil
 }
 
-// checkPlain refuses credentials for an address that everybody on the way can read. client-go sends a bearer token over http as it does over https.
+// checkPlain refuses credentials for an address that everybody on the way can read. client-go sends a bearer token over http as it does
+// over https.
 func checkPlain(config *rest.Config) error {
 	address, err := url.Parse(config.Host)
 	if err != nil || address.Scheme != "http" {
@@ -257,8 +291,14 @@ func checkPlain(config *rest.Config) error {
 	default:
 		return nil
 	}
-	return &SettingError{"host", fmt.Sprintf("%s would go to %s unencrypted, for everybody on the way to read: write the address with https, or take the credentials away.",
-		carried, address.Redacted())}
+	return &SettingError{
+		"host",
+		fmt.Sprintf(
+			"%s would go to %s unencrypted, for everybody on the way to read: write the address with https, or take the credentials away.",
+			carried,
+			address.Redacted(),
+		),
+	}
 }
 
 func expandHome(path string) (string, error) {

@@ -35,7 +35,10 @@ func TestALoginOfTheProviderBlockReplacesTheKubeconfigs(t *testing.T) {
 		}
 	})
 	t.Run("a command replaces a token", func(t *testing.T) {
-		config, _, err := Settings{ConfigPaths: []string{kubeconfig(t, "{token: old}")}, Exec: &Exec{APIVersion: "client.authentication.k8s.io/v1", Command: "login"}}.RESTConfig()
+		config, _, err := Settings{
+			ConfigPaths: []string{kubeconfig(t, "{token: old}")},
+			Exec:        &Exec{APIVersion: "client.authentication.k8s.io/v1", Command: "login"},
+		}.RESTConfig()
 		if err != nil {
 			t.Fatal(err)
 		}

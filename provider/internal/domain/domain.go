@@ -16,7 +16,13 @@ import (
 var Kind = object.Kind{Group: "resource.nvidia.com", Version: "v1beta1", Name: "ComputeDomain", Plural: "computedomains", Namespaced: true}
 
 // ClaimTemplateKind is what the controller makes for a domain, for its pods to claim channels by.
-var ClaimTemplateKind = object.Kind{Group: "resource.k8s.io", Version: "v1", Name: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Namespaced: true}
+var ClaimTemplateKind = object.Kind{
+	Group:      "resource.k8s.io",
+	Version:    "v1",
+	Name:       "ResourceClaimTemplate",
+	Plural:     "resourceclaimtemplates",
+	Namespaced: true,
+}
 
 // State is what a ComputeDomain's status says.
 type State struct {

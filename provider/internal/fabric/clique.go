@@ -21,7 +21,10 @@ func ParseClique(text string) (Clique, error) {
 	cluster, id, found := strings.Cut(text, ".")
 	cluster = strings.ToLower(cluster)
 	if !found || !uuid.MatchString(cluster) {
-		return Clique{}, fmt.Errorf("%q is no clique: want <ClusterUUID>.<CliqueID>, for example 69a19a31-f41c-45a5-8245-579b6bce5bdd.32766", text)
+		return Clique{}, fmt.Errorf(
+			"%q is no clique: want <ClusterUUID>.<CliqueID>, for example 69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
+			text,
+		)
 	}
 	number, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {

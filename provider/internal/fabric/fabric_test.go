@@ -138,10 +138,12 @@ func TestPoolOfConfig(t *testing.T) {
 
 func TestParseMIGParted(t *testing.T) {
 	for _, c := range []struct{ name, text, wrong string }{
-		{"reads a file as mig-parted has it", "version: v1\nmig-configs:\n  all-1g:\n  - devices: all\n    mig-enabled: true\n    mig-devices: {1g.5gb: 7}\n", ""},
+		{"reads a file as mig-parted has it", "version: v1\nmig-configs:\n  all-1g:\n  - devices: all\n    mig-enabled: true\n    " +
+			"mig-devices: {1g.5gb: 7}\n", ""},
 		{"refuses unknown keys", "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enable: true\n", "mig-enable"},
 		{"refuses another version", "version: v2\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: false\n", "v2"},
-		{"refuses instances with MIG off", "version: v1\nmig-configs:\n  x:\n  - devices: [0]\n    mig-enabled: false\n    mig-devices: {1g.5gb: 1}\n", "only allowed where mig-enabled is true"},
+		{"refuses instances with MIG off", "version: v1\nmig-configs:\n  x:\n  - devices: [0]\n    mig-enabled: false\n    mig-devices: " +
+			"{1g.5gb: 1}\n", "only allowed where mig-enabled is true"},
 		{"refuses a file without layouts", "version: v1\n", "no layout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -90,7 +90,8 @@ func MIGModels() []string {
 	return list
 }
 
-// MIGLayouts lists every way to fill one GPU of a model to which nothing can be added, each as its profiles from large to small, the layouts sorted.
+// MIGLayouts lists every way to fill one GPU of a model to which nothing can be added, each as its profiles from large to small, the
+// layouts sorted.
 // Only layouts with all profiles of containing (repeated ones as often) are returned. The profiles 1g.*gb+me count among the others and
 // are left out of fillings unless asked for, since each layout with a 1g would otherwise come twice.
 func MIGLayouts(name string, containing ...string) ([][]string, error) {

@@ -1,4 +1,5 @@
-// Package feed is the one way in which the provider watches objects. Any number of waiters share one list and one watch for each scope, so that an apply of
+// Package feed is the one way in which the provider watches objects. Any number of waiters share one list and one watch for each scope, so
+// that an apply of
 // hundreds of objects does not open hundreds of watches.
 package feed
 
@@ -67,9 +68,10 @@ func NewSet(client dynamic.Interface) *Set {
 	return &Set{client: client, feeds: map[Scope]*feed{}}
 }
 
-// Wait follows an object of a scope until the condition holds, and returns it as last seen. The condition is not asked before the feed has reached the
-// resource version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error is ctx's. An answer of the
-// server that another try will not change ends the wait: Forbidden where the scope may not be listed and watched (the caller may then watch the object
+// Wait follows an object of a scope until the condition holds, and returns it as last seen. The condition is not asked before the feed has
+// reached the resource version since (empty: any), so that an object just written is never taken for missing. When ctx ends first the error
+// is ctx's. An answer of the server that another try will not change ends the wait: Forbidden where the scope may not be listed and watched
+// (the caller may then watch the object
 // alone), NotFound where the kind is missing, Unauthorized where the credentials have been rejected for a while.
 func (s *Set) Wait(ctx context.Context, scope Scope, key Key, since string, condition Condition) (*unstructured.Unstructured, error) {
 	f := s.join(scope) //nolint:contextcheck // the feed outlives the waiter that starts it
@@ -100,7 +102,13 @@ func (s *Set) join(scope Scope) *feed {
 	f, ok := s.feeds[scope]
 	if !ok {
 		ctx, cancel := context.WithCancel(context.Background())
-		f = &feed{scope: scope, resource: s.resource(scope), stop: cancel, objects: map[Key]*unstructured.Unstructured{}, changed: map[Key]chan struct{}{}}
+		f = &feed{
+			scope:    scope,
+			resource: s.resource(scope),
+			stop:     cancel,
+			objects:  map[Key]*unstructured.Unstructured{},
+			changed:  map[Key]chan struct{}{},
+		}
 		s.feeds[scope] = f
 		go f.run(ctx) // ends when the last waiter has left, or a while after that
 	}
@@ -227,7 +235,8 @@ func (f *feed) follow(ctx context.Context, rejections *Rejections) {
 	}
 }
 
-// final tells whether an error is an answer that the server will give again. An API server that restarts in a long apply, or asks for patience, is waited
+// final tells whether an error is an answer that the server will give again. An API server that restarts in a long apply, or asks for
+// patience, is waited
 // for, and so is one that cannot be reached; credentials that are rejected are left to Rejections.
 func final(err error) bool {
 	status := apierrors.APIStatus(nil)

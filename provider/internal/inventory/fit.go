@@ -16,8 +16,9 @@ type Request struct {
 	Capacity map[resourcev1.QualifiedName]int64
 }
 
-// Free counts, by node, how many claims with the request could be allocated now, on top of what is. It follows the scheduler's rules: a device is
-// taken once unless it allows several allocations, draws on the counters of its pool, and is left out when tainted. Equal placements are taken from the
+// Free counts, by node, how many claims with the request could be allocated now, on top of what is. It follows the scheduler's rules: a
+// device is taken once unless it allows several allocations, draws on the counters of its pool, and is left out when tainted. Equal
+// placements are taken from the
 // lowest on, which is the best order for equal sizes.
 func (inv *Inventory) Free(r Request) map[string]int64 {
 	left := inv.countersLeft()
@@ -56,7 +57,8 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 	return free
 }
 
-// is says whether a device can serve a request for a type. A GPU that several claims may have (its type is gpu) serves requests for shares too.
+// is says whether a device can serve a request for a type. A GPU that several claims may have (its type is gpu) serves requests for shares
+// too.
 func (d *Device) is(kind string) bool {
 	own := d.Text("type")
 	return kind == "" || own == kind || kind == "shared" && own == "gpu" && d.multiple()

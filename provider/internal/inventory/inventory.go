@@ -1,4 +1,5 @@
-// Package inventory reads from the API what a cluster's nodes have: devices from ResourceSlices, who holds them from ResourceClaims, health from
+// Package inventory reads from the API what a cluster's nodes have: devices from ResourceSlices, who holds them from ResourceClaims, health
+// from
 // taints.
 package inventory
 
@@ -47,7 +48,8 @@ type Inventory struct {
 
 type poolKey struct{ driver, name string }
 
-// Read lists ResourceSlices (of one driver, or of all when driver is empty) and claims. Slices of an older generation of their pool are left out, as the
+// Read lists ResourceSlices (of one driver, or of all when driver is empty) and claims. Slices of an older generation of their pool are
+// left out, as the
 // scheduler does.
 func Read(ctx context.Context, client kubernetes.Interface, driver string) (*Inventory, error) {
 	options := metav1.ListOptions{Limit: pageSize}
@@ -131,7 +133,10 @@ func build(published []resourcev1.ResourceSlice, claims []resourcev1.ResourceCla
 			node = *s.Spec.NodeName
 		}
 		for _, d := range s.Spec.Devices {
-			inv.Devices = append(inv.Devices, Device{Node: node, Driver: key.driver, Pool: key.name, Device: d, Claims: holders[[3]string{key.driver, key.name, d.Name}]})
+			inv.Devices = append(
+				inv.Devices,
+				Device{Node: node, Driver: key.driver, Pool: key.name, Device: d, Claims: holders[[3]string{key.driver, key.name, d.Name}]},
+			)
 		}
 	}
 	slices.SortFunc(inv.Devices, func(a, b Device) int {
@@ -206,13 +211,16 @@ func Nodes(ctx context.Context, client kubernetes.Interface, labels map[string]s
 	if len(labels) == 0 {
 		selector = ""
 	}
-	nodes, err := list(metav1.ListOptions{Limit: pageSize, LabelSelector: selector}, func(o metav1.ListOptions) ([]corev1.Node, string, error) {
-		page, err := client.CoreV1().Nodes().List(ctx, o)
-		if err != nil {
-			return nil, "", err
-		}
-		return page.Items, page.Continue, nil
-	})
+	nodes, err := list(
+		metav1.ListOptions{Limit: pageSize, LabelSelector: selector},
+		func(o metav1.ListOptions) ([]corev1.Node, string, error) {
+			page, err := client.CoreV1().Nodes().List(ctx, o)
+			if err != nil {
+				return nil, "", err
+			}
+			return page.Items, page.Continue, nil
+		},
+	)
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}

@@ -29,8 +29,15 @@ func draws(set string, counters ...string) []resourcev1.DeviceCounterConsumption
 func onePool() resourcev1.ResourceSlice {
 	node, several := "n1", true
 	device := func(name, kind, profile string, counters ...string) resourcev1.Device {
-		d := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"type": text(kind), "cliqueID": text("u.1"), pcieSwitch: text("0000:01:00.0")},
-			ConsumesCounters: draws("gpu-0", counters...)}
+		d := resourcev1.Device{
+			Name: name,
+			Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
+				"type":     text(kind),
+				"cliqueID": text("u.1"),
+				pcieSwitch: text("0000:01:00.0"),
+			},
+			ConsumesCounters: draws("gpu-0", counters...),
+		}
 		if profile != "" {
 			d.Attributes["profile"] = text(profile)
 		}
@@ -42,14 +49,32 @@ func onePool() resourcev1.ResourceSlice {
 	broken := device("gpu-1", "gpu", "")
 	broken.ConsumesCounters = nil
 	broken.Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "79", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
-	return resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: GPUDriver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "n1-gpu", Generation: 2},
-		SharedCounters: []resourcev1.CounterSet{{Name: "gpu-0", Counters: map[string]resourcev1.Counter{"s0": {Value: resource.MustParse("1")}, "s1": {Value: resource.MustParse("1")}}}},
-		Devices:        []resourcev1.Device{device("gpu-0", "gpu", "", "s0", "s1"), shared, device("gpu-0-mig-0", "mig", "1g.5gb", "s0"), device("gpu-0-mig-1", "mig", "1g.5gb", "s1"), broken}}}
+	return resourcev1.ResourceSlice{
+		Spec: resourcev1.ResourceSliceSpec{Driver: GPUDriver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "n1-gpu", Generation: 2},
+			SharedCounters: []resourcev1.CounterSet{
+				{
+					Name:     "gpu-0",
+					Counters: map[string]resourcev1.Counter{"s0": {Value: resource.MustParse("1")}, "s1": {Value: resource.MustParse("1")}},
+				},
+			},
+			Devices: []resourcev1.Device{
+				device("gpu-0", "gpu", "", "s0", "s1"),
+				shared,
+				device("gpu-0-mig-0", "mig", "1g.5gb", "s0"),
+				device("gpu-0-mig-1", "mig", "1g.5gb", "s1"),
+				broken,
+			}},
+	}
 }
 
 func claim(device string, consumed map[resourcev1.QualifiedName]resource.Quantity) resourcev1.ResourceClaim {
-	return resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}, Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{
-		Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{{Driver: GPUDriver, Pool: "n1-gpu", Device: device, ConsumedCapacity: consumed}}}}}}
+	return resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"},
+		Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{
+			Devices: resourcev1.DeviceAllocationResult{
+				Results: []resourcev1.DeviceRequestAllocationResult{{Driver: GPUDriver, Pool: "n1-gpu", Device: device, ConsumedCapacity: consumed}},
+			}}},
+	}
 }
 
 func TestFree(t *testing.T) {
@@ -71,7 +96,8 @@ func TestFree(t *testing.T) {
 		{"a partition taken leaves no whole GPU", []resourcev1.ResourceClaim{claim("gpu-0-mig-0", nil)}, whole, 0},
 		{"a partition taken leaves no shares", []resourcev1.ResourceClaim{claim("gpu-0-mig-0", nil)}, share, 0},
 		{"a share taken leaves the rest to shares", []resourcev1.ResourceClaim{claim("gpu-0-shared", map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("15Gi"), "cores": resource.MustParse("10")})}, share, 2},
-		{"a share taken leaves no partition", []resourcev1.ResourceClaim{claim("gpu-0-shared", map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")})}, mig, 0},
+		{"a share taken leaves no " +
+			"partition", []resourcev1.ResourceClaim{claim("gpu-0-shared", map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")})}, mig, 0},
 		{"a profile nobody publishes is free nowhere", nil, Request{Driver: GPUDriver, Profile: "7g.80gb"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -104,10 +130,18 @@ func TestCliques(t *testing.T) {
 }
 
 func TestGroups(t *testing.T) {
-	nic := resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: RDMADriver, NodeName: onePool().Spec.NodeName, Pool: resourcev1.ResourcePool{Name: "n1-rdma"},
-		Devices: []resourcev1.Device{{Name: "mlx5-0", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{pcieSwitch: text("0000:01:00.0")}}, {Name: "mlx5-1"}}}}
+	nic := resourcev1.ResourceSlice{
+		Spec: resourcev1.ResourceSliceSpec{Driver: RDMADriver, NodeName: onePool().Spec.NodeName, Pool: resourcev1.ResourcePool{Name: "n1-rdma"},
+			Devices: []resourcev1.Device{
+				{Name: "mlx5-0", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{pcieSwitch: text("0000:01:00.0")}},
+				{Name: "mlx5-1"},
+			}},
+	}
 	got := build([]resourcev1.ResourceSlice{onePool(), nic}, nil).Groups()
-	want := []Group{{Node: "n1", Switch: "0000:01:00.0", NUMANode: -1, GPUs: []string{"gpu-0", "gpu-1"}, NICs: []string{"mlx5-0"}}, {Node: "n1", NUMANode: -1, NICs: []string{"mlx5-1"}}}
+	want := []Group{
+		{Node: "n1", Switch: "0000:01:00.0", NUMANode: -1, GPUs: []string{"gpu-0", "gpu-1"}, NICs: []string{"mlx5-0"}},
+		{Node: "n1", NUMANode: -1, NICs: []string{"mlx5-1"}},
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

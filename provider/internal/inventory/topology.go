@@ -62,7 +62,8 @@ type Clique struct {
 	GPUs  int64
 }
 
-// Cliques groups GPUs by clique: by the GPUs' own attribute where the GPU driver publishes one, else by the node's label (labels: node to clique).
+// Cliques groups GPUs by clique: by the GPUs' own attribute where the GPU driver publishes one, else by the node's label (labels: node to
+// clique).
 func (inv *Inventory) Cliques(labels map[string]string) []Clique {
 	cliques := map[string]*Clique{}
 	add := func(id, node string, gpus int64) {

@@ -1,4 +1,5 @@
-// Package maintenance does what nobody should do by hand on nodes that work: restart the IMEX daemons of a domain, and clear GPUs for a new MIG layout.
+// Package maintenance does what nobody should do by hand on nodes that work: restart the IMEX daemons of a domain, and clear GPUs for a new
+// MIG layout.
 package maintenance
 
 import (
@@ -44,7 +45,8 @@ func (e *StuckError) Error() string {
 
 func (e *StuckError) Unwrap() error { return e.cause }
 
-// RestartIMEX ends the IMEX daemons of a domain on the nodes (none: on all of the domain) and waits until new ones are ready and the domain is as it was. It
+// RestartIMEX ends the IMEX daemons of a domain on the nodes (none: on all of the domain) and waits until new ones are ready and the domain
+// is as it was. It
 // returns the nodes, sorted. say is told of progress. Errors: *MissingError, *StuckError, or the API server's.
 func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, nodes []string, say func(string)) ([]string, error) {
 	domains := object.NewStore(client, domain.Kind)
@@ -53,7 +55,10 @@ func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, no
 		return nil, err
 	}
 	if obj == nil {
-		return nil, &MissingError{"there is no ComputeDomain " + key.String(), "list those there are with kubectl get computedomains --all-namespaces"}
+		return nil, &MissingError{
+			"there is no ComputeDomain " + key.String(),
+			"list those there are with kubectl get computedomains --all-namespaces",
+		}
 	}
 	before := domain.Read(obj)
 	selector := v1beta1.LabelComputeDomain + "=" + string(obj.GetUID()) + ",app.kubernetes.io/component=" + daemonComponent
@@ -63,7 +68,13 @@ func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, no
 	}
 	for node, pod := range old {
 		uid := pod.UID
-		err := client.Typed.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		err := client.Typed.CoreV1().Pods(
+			pod.Namespace,
+		).Delete(
+			ctx,
+			pod.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}},
+		)
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a pod that is another one by now has restarted already
 			return nil, fmt.Errorf("end the IMEX daemon %s/%s on %s: %w", pod.Namespace, pod.Name, node, err)
 		}
@@ -110,7 +121,10 @@ func daemons(ctx context.Context, client *cluster.Client, selector string, key o
 	for _, node := range nodes {
 		pod, ok := all[node]
 		if !ok {
-			return nil, &MissingError{fmt.Sprintf("ComputeDomain %s has no IMEX daemon on %s", key, node), "it has some on " + strings.Join(sortedKeys(all), ", ")}
+			return nil, &MissingError{
+				fmt.Sprintf("ComputeDomain %s has no IMEX daemon on %s", key, node),
+				"it has some on " + strings.Join(sortedKeys(all), ", "),
+			}
 		}
 		chosen[node] = pod
 	}
@@ -121,7 +135,11 @@ func daemons(ctx context.Context, client *cluster.Client, selector string, key o
 func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, old map[string]*corev1.Pod, say func(string)) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	factory := informers.NewSharedInformerFactoryWithOptions(client.Typed, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = selector }))
+	factory := informers.NewSharedInformerFactoryWithOptions(
+		client.Typed,
+		0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = selector }),
+	)
 	pods := factory.Core().V1().Pods().Informer()
 	changed := make(chan struct{}, 1)
 	signal := func(any) {
@@ -186,7 +204,10 @@ func notYet(pods []any, old map[string]*corev1.Pod) []string {
 }
 
 func ready(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+	return slices.ContainsFunc(
+		pod.Status.Conditions,
+		func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue },
+	)
 }
 
 func sortedKeys[V any](m map[string]V) []string {

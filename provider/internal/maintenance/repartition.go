@@ -22,7 +22,12 @@ import (
 )
 
 // MIGLayoutKind is the kind that Repartition works on.
-var MIGLayoutKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "MIGLayout", Plural: "miglayouts"}
+var MIGLayoutKind = object.Kind{
+	Group:   v1alpha1.GroupName,
+	Version: v1alpha1.SchemeGroupVersion().Version,
+	Name:    "MIGLayout",
+	Plural:  "miglayouts",
+}
 
 // evictAgain is the pause before an eviction that a disruption budget refused is tried again: budgets send no event when they allow one.
 const evictAgain = 5 * time.Second
@@ -33,7 +38,8 @@ type Repartitioned struct {
 	Evicted []string // pods, namespace/name, sorted
 }
 
-// Repartition brings a MIGLayout about on all of its nodes: pods that hold a GPU for which a node waits are evicted, by the Eviction API, which keeps to disruption budgets;
+// Repartition brings a MIGLayout about on all of its nodes: pods that hold a GPU for which a node waits are evicted, by the Eviction API,
+// which keeps to disruption budgets;
 // without evict it only waits for them to end. say is told of progress. Errors: *MissingError, *StuckError, or the API server's.
 func Repartition(ctx context.Context, client *cluster.Client, name string, evict bool, say func(string)) (Repartitioned, error) {
 	r := &repartition{client: client, name: name, evict: evict, say: say, evicted: map[string]bool{}}
@@ -118,7 +124,12 @@ func (r *repartition) step(ctx context.Context, layout *v1alpha1.MIGLayout) (don
 		return false, err
 	}
 	for _, pod := range pods {
-		err := r.client.Typed.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}})
+		err := r.client.Typed.PolicyV1().Evictions(
+			pod.Namespace,
+		).Evict(
+			ctx,
+			&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+		)
 		switch {
 		case err == nil:
 			r.evicted[pod.String()] = true

@@ -36,7 +36,8 @@ func Established(crd *unstructured.Unstructured) (bool, error) {
 	}), nil
 }
 
-// Wait follows the object alone, by a watch of its own, until the condition holds, and returns it as last seen. When ctx ends first, the error is ctx's and
+// Wait follows the object alone, by a watch of its own, until the condition holds, and returns it as last seen. When ctx ends first, the
+// error is ctx's and
 // the object is still returned, so that the caller can say what was missing.
 func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstructured.Unstructured, error) {
 	if !s.kind.Namespaced {
@@ -45,9 +46,15 @@ func (s *Store) Wait(ctx context.Context, key Key, condition Condition) (*unstru
 	return s.client.Feeds.Wait(ctx, feed.Scope{Resource: s.kind.GVR(), Namespace: key.Namespace, Name: key.Name}, key, "", condition)
 }
 
-// Await is Wait over the watch that all waiters for the kind share, for objects that come in hundreds. since is the object as last read or written
+// Await is Wait over the watch that all waiters for the kind share, for objects that come in hundreds. since is the object as last read or
+// written
 // (nil: none was). Where the kind may not be watched over all namespaces, the object is watched alone.
-func (s *Store) Await(ctx context.Context, key Key, since *unstructured.Unstructured, condition Condition) (*unstructured.Unstructured, error) {
+func (s *Store) Await(
+	ctx context.Context,
+	key Key,
+	since *unstructured.Unstructured,
+	condition Condition,
+) (*unstructured.Unstructured, error) {
 	version := ""
 	if since != nil {
 		version = since.GetResourceVersion()

@@ -43,8 +43,14 @@ func TestAWaitSurvivesATokenThatIsRenewedAndNoOther(t *testing.T) {
 		}{{"renewed at once", 1, false}, {"accepted after a while", 20, false}, {"rejected for ever", 1 << 30, true}} {
 			t.Run(name+"/"+test.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					pod := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"namespace": "default", "name": "p"}}}
-					client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{pods: "PodList"}, pod)
+					pod := &unstructured.Unstructured{
+						Object: map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"namespace": "default", "name": "p"}},
+					}
+					client := fake.NewSimpleDynamicClientWithCustomListKinds(
+						runtime.NewScheme(),
+						map[schema.GroupVersionResource]string{pods: "PodList"},
+						pod,
+					)
 					left := test.rejections
 					client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 						left--

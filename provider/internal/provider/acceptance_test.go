@@ -57,7 +57,8 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 }
 
-// needTerraform finds terraform or tofu (TF_ACC_TERRAFORM_PATH, the PATH, the toolchain's cache) and shields it from the user's configuration. It skips the
+// needTerraform finds terraform or tofu (TF_ACC_TERRAFORM_PATH, the PATH, the toolchain's cache) and shields it from the user's
+// configuration. It skips the
 // test where there is neither: the test framework would download one.
 func needTerraform(t testing.TB) {
 	t.Helper()
@@ -106,5 +107,9 @@ func check(t *testing.T, steps ...resource.TestStep) {
 
 // as returns a provider block for the server's administrator.
 func as(s *apiserver.Server) string {
-	return fmt.Sprintf("terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\nprovider \"gpufabric\" {\n  config_path = %q\n}\n", s.Kubeconfig)
+	return fmt.Sprintf(
+		"terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\nprovider \"gpufabric\" {\n  "+
+			"config_path = %q\n}\n",
+		s.Kubeconfig,
+	)
 }

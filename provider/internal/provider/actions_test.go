@@ -41,7 +41,13 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	s.ServeDomains(t, func(string) apiserver.Domain {
-		return apiserver.Domain{Status: "Ready", Nodes: []map[string]any{{"name": "member-0", "status": "Ready", "index": int64(0)}, {"name": "member-1", "status": "Ready", "index": int64(1)}}}
+		return apiserver.Domain{
+			Status: "Ready",
+			Nodes: []map[string]any{
+				{"name": "member-0", "status": "Ready", "index": int64(0)},
+				{"name": "member-1", "status": "Ready", "index": int64(1)},
+			},
+		}
 	})
 	s.ServeNodes(t, map[string]string{inventory.CliqueLabel: "other.1"}, func(pod string) string {
 		if strings.HasPrefix(pod, "fabric-bandwidth") {
@@ -53,7 +59,15 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 	invoke := func(t *testing.T, kind, body string) (string, error) {
 		t.Helper()
 		dir := t.TempDir()
-		main := strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/") + fmt.Sprintf("action \"gpufabric_%s\" \"test\" {\n  config {\n%s\n  }\n}\n", kind, body)
+		main := strings.ReplaceAll(
+			as(s),
+			"hashicorp/",
+			"gpufabric/",
+		) + fmt.Sprintf(
+			"action \"gpufabric_%s\" \"test\" {\n  config {\n%s\n  }\n}\n",
+			kind,
+			body,
+		)
 		must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
 		out, err := newCLI(t, rc, dir, nil).try("apply", "-auto-approve", "-invoke=action.gpufabric_"+kind+".test")
 		return oneLine(out), err
@@ -111,10 +125,21 @@ func testActions(t *testing.T, s *apiserver.Server, rc string) {
 	t.Run("bandwidth with the MPI operator", func(t *testing.T) {
 		installCRD(t, s, "testdata/mpijobs.yaml")
 		t.Run("reports the slowest pair of GPUs", func(t *testing.T) {
-			succeeds(t, "validate_fabric", "num_nodes = 2\ngpus_per_node = 2\ntest = \"bandwidth\"\nminimum_gb_per_second = 700", "12 pairs of GPUs on 2 nodes: 700.5 GB/s for the slowest pair, 790.0 GB/s on average")
+			succeeds(
+				t,
+				"validate_fabric",
+				"num_nodes = 2\ngpus_per_node = 2\ntest = \"bandwidth\"\nminimum_gb_per_second = 700",
+				"12 pairs of GPUs on 2 nodes: 700.5 GB/s for the slowest pair, 790.0 GB/s on average",
+			)
 		})
 		t.Run("fails where the slowest pair is too slow", func(t *testing.T) {
-			fails(t, "validate_fabric", "num_nodes = 2\ngpus_per_node = 2\ntest = \"bandwidth\"\nminimum_gb_per_second = 750", "Fabric too slow", "reaches 700.5 GB/s, and minimum_gb_per_second is 750.0")
+			fails(
+				t,
+				"validate_fabric",
+				"num_nodes = 2\ngpus_per_node = 2\ntest = \"bandwidth\"\nminimum_gb_per_second = 750",
+				"Fabric too slow",
+				"reaches 700.5 GB/s, and minimum_gb_per_second is 750.0",
+			)
 		})
 	})
 	t.Run("a check of more nodes than a clique has is warned of", func(t *testing.T) {
@@ -128,7 +153,9 @@ type expectation func(t *testing.T, kind, body string, wants ...string)
 
 func testRestartIMEX(t *testing.T, s *apiserver.Server, succeeds, fails expectation) {
 	obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain",
-		"metadata": map[string]any{"name": "train"}, "spec": map[string]any{"numNodes": int64(2), "channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": "train"}}}}}
+		"metadata": map[string]any{
+			"name": "train",
+		}, "spec": map[string]any{"numNodes": int64(2), "channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": "train"}}}}}
 	domains := s.Dynamic.Resource(domain.Kind.GVR()).Namespace("default")
 	made, err := domains.Create(t.Context(), obj, metav1.CreateOptions{})
 	must(t, err)
@@ -140,14 +167,23 @@ func testRestartIMEX(t *testing.T, s *apiserver.Server, succeeds, fails expectat
 	for _, node := range []string{"member-0", "member-1"} {
 		_, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "daemon-" + node, Labels: map[string]string{
 			"resource.nvidia.com/computeDomain": string(made.GetUID()), "app.kubernetes.io/component": "imex-daemon"}},
-			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "imex-daemon", Image: "example.invalid/c"}}}}, metav1.CreateOptions{})
+			Spec: corev1.PodSpec{
+				NodeName:   node,
+				Containers: []corev1.Container{{Name: "imex-daemon", Image: "example.invalid/c"}},
+			}}, metav1.CreateOptions{})
 		must(t, err)
 	}
 	there := func(name string) bool {
 		_, err := pods.Get(t.Context(), name, metav1.GetOptions{})
 		return err == nil
 	}
-	fails(t, "restart_imex", "domain = \"train\"\nnodes = [\"member-7\"]", "has no IMEX daemon on member-7", "it has some on member-0, member-1")
+	fails(
+		t,
+		"restart_imex",
+		"domain = \"train\"\nnodes = [\"member-7\"]",
+		"has no IMEX daemon on member-7",
+		"it has some on member-0, member-1",
+	)
 	fails(t, "restart_imex", `domain = "absent"`, "there is no ComputeDomain default/absent")
 	succeeds(t, "restart_imex", "domain = \"train\"\nnodes = [\"member-1\"]", "restarted the IMEX daemons on member-1")
 	if !there("daemon-member-0") || there("daemon-member-1") {
@@ -164,7 +200,13 @@ func testRepartition(t *testing.T, s *apiserver.Server, succeeds, fails expectat
 	claims, pods := s.Typed.ResourceV1().ResourceClaims("default"), s.Typed.CoreV1().Pods("default")
 	// The node waits as long as the pod is there, in the GPU plugin's words.
 	s.Serve(t, maintenance.MIGLayoutKind.GVR(), func(obj *unstructured.Unstructured) map[string]any {
-		node := map[string]any{"name": "member-0", "observedGeneration": obj.GetGeneration(), "state": "Applied", "reason": "Applied", "message": "2 of 2 GPUs"}
+		node := map[string]any{
+			"name":               "member-0",
+			"observedGeneration": obj.GetGeneration(),
+			"state":              "Applied",
+			"reason":             "Applied",
+			"message":            "2 of 2 GPUs",
+		}
 		if pod, err := pods.Get(t.Context(), "trainer", metav1.GetOptions{}); err == nil && pod.DeletionTimestamp == nil {
 			node["state"], node["message"] = "Waiting", "1 of 2 GPUs; waiting for GPU 1: gpu-1 (GPU-0e9c) is held by claim default/trainer-gpu"
 		}
@@ -173,29 +215,66 @@ func testRepartition(t *testing.T, s *apiserver.Server, succeeds, fails expectat
 	_, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "trainer"}, Spec: corev1.PodSpec{NodeName: "member-0",
 		Containers: []corev1.Container{{Name: "c", Image: "example.invalid/c"}}}}, metav1.CreateOptions{})
 	must(t, err)
-	claim, err := claims.Create(t.Context(), &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "trainer-gpu"}, Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
-		Requests: []resourcev1.DeviceRequest{{Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}}}}}, metav1.CreateOptions{})
+	claim, err := claims.Create(
+		t.Context(),
+		&resourcev1.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: "trainer-gpu"},
+			Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+				Requests: []resourcev1.DeviceRequest{
+					{Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}},
+				}}},
+		},
+		metav1.CreateOptions{},
+	)
 	must(t, err)
 	t.Cleanup(func() { must(t, claims.Delete(context.Background(), "trainer-gpu", metav1.DeleteOptions{})) })
 	claim.Status = resourcev1.ResourceClaimStatus{
-		Allocation:  &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "p", Device: "gpu-1"}}}},
+		Allocation: &resourcev1.AllocationResult{
+			Devices: resourcev1.DeviceAllocationResult{
+				Results: []resourcev1.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "p", Device: "gpu-1"}},
+			},
+		},
 		ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "trainer", UID: "1"}},
 	}
 	_, err = claims.UpdateStatus(t.Context(), claim, metav1.UpdateOptions{})
 	must(t, err)
-	layout := &unstructured.Unstructured{Object: map[string]any{"apiVersion": maintenance.MIGLayoutKind.APIVersion(), "kind": "MIGLayout", "metadata": map[string]any{"name": "halves"},
-		"spec": map[string]any{"layout": "off", "config": map[string]any{"version": "v1", "mig-configs": map[string]any{"off": []any{map[string]any{"devices": "all", "mig-enabled": false}}}}}}}
+	layout := &unstructured.Unstructured{
+		Object: map[string]any{
+			"apiVersion": maintenance.MIGLayoutKind.APIVersion(),
+			"kind":       "MIGLayout",
+			"metadata":   map[string]any{"name": "halves"},
+			"spec": map[string]any{
+				"layout": "off",
+				"config": map[string]any{
+					"version":     "v1",
+					"mig-configs": map[string]any{"off": []any{map[string]any{"devices": "all", "mig-enabled": false}}},
+				},
+			},
+		},
+	}
 	layouts := s.Dynamic.Resource(maintenance.MIGLayoutKind.GVR())
 	_, err = layouts.Create(t.Context(), layout, metav1.CreateOptions{})
 	must(t, err)
 	s.React(t, corev1.SchemeGroupVersion.WithResource("pods"), func(pod *unstructured.Unstructured) {
 		if pod.GetName() == "trainer" && pod.GetDeletionTimestamp() != nil { // the plugin looks again when a GPU becomes free
-			_, _ = layouts.Patch(t.Context(), "halves", types.MergePatchType, []byte(`{"metadata":{"annotations":{"freed":"yes"}}}`), metav1.PatchOptions{})
+			_, _ = layouts.Patch(
+				t.Context(),
+				"halves",
+				types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"freed":"yes"}}}`),
+				metav1.PatchOptions{},
+			)
 		}
 	})
 
 	fails(t, "repartition", `mig_layout = "absent"`, "there is no MIGLayout absent")
-	fails(t, "repartition", "mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"2s\" }", "Not done in time", "held by claim default/trainer-gpu")
+	fails(
+		t,
+		"repartition",
+		"mig_layout = \"halves\"\nevict = false\ntimeouts = { invoke = \"2s\" }",
+		"Not done in time",
+		"held by claim default/trainer-gpu",
+	)
 	succeeds(t, "repartition", `mig_layout = "halves"`, "evicted pod default/trainer", "the layout stands on member-0; 1 pods were evicted")
 	succeeds(t, "repartition", `mig_layout = "halves"`, "the layout stands on member-0; 0 pods were evicted")
 }
@@ -212,7 +291,10 @@ func needActions(t *testing.T) {
 	version, err := utilversion.ParseGeneric(said.Version)
 	must(t, err)
 	if filepath.Base(os.Getenv("TF_ACC_TERRAFORM_PATH")) == "tofu" || version.LessThan(utilversion.MustParseGeneric("1.14.0")) {
-		t.Skipf("skipped: actions and terraform query need Terraform 1.14, this is %s; `make toolchain` builds one, TF_ACC_TERRAFORM_PATH names it", version)
+		t.Skipf(
+			"skipped: actions and terraform query need Terraform 1.14, this is %s; `make toolchain` builds one, TF_ACC_TERRAFORM_PATH names it",
+			version,
+		)
 	}
 }
 

@@ -26,7 +26,8 @@ func testCanaries(t *testing.T, s *apiserver.Server, rc string) {
 		"variable \"secret\" {\n  sensitive = true\n  ephemeral = true\n}\n"
 	good := fmt.Sprintf("provider \"gpufabric\" {\n  config_path = %q\n}\n", s.Kubeconfig)
 	release := func(more string) string {
-		return "resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"canary\"\n  namespace = \"canary-system\"\n  chart = \"testdata/stack\"\n" +
+		return "resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"canary\"\n  namespace = \"canary-system\"\n  chart = " +
+			"\"testdata/stack\"\n" +
 			"  values_wo = [var.secret]\n  values_wo_version = 1\n" + more + "\n}\n"
 	}
 	const domain = "resource \"gpufabric_compute_domain\" \"test\" {\n  name = \"x\"\n  channel = { resource_claim_template = \"x\" }\n}\n"
@@ -39,23 +40,33 @@ func testCanaries(t *testing.T, s *apiserver.Server, rc string) {
 		{"values that are a text", good + release(""), valueCanary, "chart values are a YAML mapping", false},
 		{"a value of the wrong type", good + release(""), "controller: {replicas: " + valueCanary + "}", "Values the chart does not allow", false},
 		{"a value that a pattern refuses", good + release(""), "brokenType: " + valueCanary + "-1", "Values the chart does not allow", false},
-		{"a value that breaks a template", good + release(""), "hardware: {driverRoot: \"" + valueCanary + "\\n]: [\"}", "Could not install", false},
+		{"a value that breaks a " +
+			"template", good + release(""), "hardware: {driverRoot: \"" + valueCanary + "\\n]: [\"}", "Could not install", false},
 		{"a value that the API server refuses", good + release(""), "{broken: true, brokenType: " + valueCanary + "}", "Unsupported value", false},
 		{"a secret that is given twice", good + release("values = [\"hardware: {driverRoot: /x}\"]"), "hardware: {driverRoot: " + valueCanary + "}", "Value given twice", false},
-		{"a token that is rejected", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  token = var.secret\n}\n", s.URL) + domain,
+		{"a token that is rejected", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  token = "+
+			"var.secret\n}\n", s.URL) + domain,
 			tokenCanary, "Credentials rejected", false},
-		{"a token for a server that is away", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  token = var.secret\n}\n" + domain, tokenCanary, "Cluster unreachable", false},
-		{"a token over http", "provider \"gpufabric\" {\n  host = \"http://127.0.0.1:1\"\n  token = var.secret\n}\n" + domain, tokenCanary, "unencrypted", false},
-		{"a password in the host", "provider \"gpufabric\" {\n  host = \"https://admin:${var.secret}@127.0.0.1:1\"\n}\n" + domain, passwordCanary, "host names a user", false},
-		{"a password in a host that is no URL", "provider \"gpufabric\" {\n  host = \"https://admin:${var.secret}@127.0.0.1:port\"\n}\n" + domain, passwordCanary,
+		{"a token for a server that is away", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  token = " +
+			"var.secret\n}\n" + domain, tokenCanary, "Cluster unreachable", false},
+		{"a token over http", "provider \"gpufabric\" {\n  host = \"http://127.0.0.1:1\"\n  token = " +
+			"var.secret\n}\n" + domain, tokenCanary, "unencrypted", false},
+		{"a password in the host", "provider \"gpufabric\" {\n  host = " +
+			"\"https://admin:${var.secret}@127.0.0.1:1\"\n}\n" + domain, passwordCanary, "host names a user", false},
+		{"a password in a host that is no URL", "provider \"gpufabric\" {\n  host = " +
+			"\"https://admin:${var.secret}@127.0.0.1:port\"\n}\n" + domain, passwordCanary,
 			"is not a URL of an API server", false},
-		{"a proxy's password", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:2\"\n  proxy_url = \"http://user:${var.secret}@127.0.0.1:1\"\n}\n" + domain,
+		{"a proxy's password", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:2\"\n  proxy_url = " +
+			"\"http://user:${var.secret}@127.0.0.1:1\"\n}\n" + domain,
 			passwordCanary, "Cluster unreachable", false},
-		{"a proxy's password in what is no URL", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:2\"\n  proxy_url = \"user:${var.secret}@x:port\"\n}\n" + domain,
+		{"a proxy's password in what is no URL", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:2\"\n  proxy_url = " +
+			"\"user:${var.secret}@x:port\"\n}\n" + domain,
 			passwordCanary, "proxy_url is not a URL", false},
-		{"a command's environment", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  exec = {\n    api_version = \"client.authentication.k8s.io/v1\"\n" +
+		{"a command's environment", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  exec = {\n    api_version = " +
+			"\"client.authentication.k8s.io/v1\"\n" +
 			"    command = \"false\"\n    env = { PASSWORD = var.secret }\n  }\n}\n" + domain, passwordCanary, "exit code 1", false},
-		{"a client key that is no PEM", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  client_certificate = \"x\"\n  client_key = var.secret\n}\n" + domain,
+		{"a client key that is no PEM", "provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n  client_certificate = \"x\"\n  " +
+			"client_key = var.secret\n}\n" + domain,
 			tokenCanary, "the TLS settings cannot be used", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -29,14 +29,31 @@ type capacityModel struct {
 func newCapacityDataSource() datasource.DataSource {
 	whole := path.MatchRoot("memory_mib")
 	return &reader[capacityModel]{name: "capacity", read: readCapacity, schema: schema.Schema{
-		MarkdownDescription: "How many claims of one form would fit now, beside what is allocated: whole GPUs (no argument), MIG instances of a profile (`mig_profile`), or shares of a size (`memory_mib` and `cores`). " +
+		MarkdownDescription: "How many claims of one form would fit now, beside what is allocated: whole GPUs (no argument), MIG instances of " +
+			"a profile (`mig_profile`), or shares of a size (`memory_mib` and `cores`). " +
 			"It counts as the scheduler does, over the counters of each GPU; devices in trouble do not count.",
 		Attributes: map[string]schema.Attribute{
-			"mig_profile": schema.StringAttribute{Optional: true, Validators: []validator.String{migProfile{}, stringvalidator.ConflictsWith(whole, path.MatchRoot("cores"))}, MarkdownDescription: "MIG profile, for example `1g.10gb`."},
-			"memory_mib":  schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.AtLeast(1)}, MarkdownDescription: "Memory of a share in MiB."},
-			"cores":       schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.Between(1, 100), int64validator.AlsoRequires(whole)}, MarkdownDescription: "Cores of a share in percent of a GPU."},
-			"free":        schema.Int64Attribute{Computed: true, MarkdownDescription: "How many fit in the cluster."},
-			"nodes":       schema.MapAttribute{ElementType: types.Int64Type, Computed: true, MarkdownDescription: "How many fit on each node that has such devices."},
+			"mig_profile": schema.StringAttribute{
+				Optional:            true,
+				Validators:          []validator.String{migProfile{}, stringvalidator.ConflictsWith(whole, path.MatchRoot("cores"))},
+				MarkdownDescription: "MIG profile, for example `1g.10gb`.",
+			},
+			"memory_mib": schema.Int64Attribute{
+				Optional:            true,
+				Validators:          []validator.Int64{int64validator.AtLeast(1)},
+				MarkdownDescription: "Memory of a share in MiB.",
+			},
+			"cores": schema.Int64Attribute{
+				Optional:            true,
+				Validators:          []validator.Int64{int64validator.Between(1, 100), int64validator.AlsoRequires(whole)},
+				MarkdownDescription: "Cores of a share in percent of a GPU.",
+			},
+			"free": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many fit in the cluster."},
+			"nodes": schema.MapAttribute{
+				ElementType:         types.Int64Type,
+				Computed:            true,
+				MarkdownDescription: "How many fit on each node that has such devices.",
+			},
 		},
 	}}
 }
@@ -51,7 +68,10 @@ func readCapacity(ctx context.Context, client *cluster.Client, m *capacityModel)
 	case !m.MIGProfile.IsNull():
 		request.Type, request.Profile = "mig", m.MIGProfile.ValueString()
 	case !m.MemoryMiB.IsNull():
-		request.Type, request.Capacity = "shared", map[resourcev1.QualifiedName]int64{"memory": m.MemoryMiB.ValueInt64() << 20, "cores": m.Cores.ValueInt64()}
+		request.Type, request.Capacity = "shared", map[resourcev1.QualifiedName]int64{
+			"memory": m.MemoryMiB.ValueInt64() << 20,
+			"cores":  m.Cores.ValueInt64(),
+		}
 	}
 	free := inv.Free(request)
 	total := int64(0)

@@ -23,20 +23,38 @@ type cli struct {
 func buildProvider(tb testing.TB) (rc string) {
 	tb.Helper()
 	dir := tb.TempDir()
-	build := exec.CommandContext(tb.Context(), "go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "terraform-provider-gpufabric"), "../..")
+	build := exec.CommandContext(
+		tb.Context(),
+		"go",
+		"build",
+		"-ldflags=-s -w",
+		"-o",
+		filepath.Join(dir, "terraform-provider-gpufabric"),
+		"../..",
+	)
 	if out, err := build.CombinedOutput(); err != nil {
 		tb.Fatalf("build the provider: %v\n%s", err, out)
 	}
 	rc = filepath.Join(dir, "dev.tfrc")
 	// OpenTofu reads a source without a host as its own registry's.
-	config := fmt.Sprintf("provider_installation {\n  dev_overrides {\n    %q = %q\n    \"registry.opentofu.org/gpufabric/gpufabric\" = %q\n  }\n}\n", Address, dir, dir)
+	config := fmt.Sprintf(
+		"provider_installation {\n  dev_overrides {\n    %q = %q\n    \"registry.opentofu.org/gpufabric/gpufabric\" = %q\n  }\n}\n",
+		Address,
+		dir,
+		dir,
+	)
 	must(tb, os.WriteFile(rc, []byte(config), 0o600))
 	return rc
 }
 
 // newCLI prepares a working directory; needTerraform has set which program runs.
 func newCLI(tb testing.TB, rc, dir string, variables map[string]string) *cli {
-	c := &cli{tb: tb, terraform: os.Getenv("TF_ACC_TERRAFORM_PATH"), dir: dir, env: append(os.Environ(), "TF_CLI_CONFIG_FILE="+rc, "TF_IN_AUTOMATION=1")}
+	c := &cli{
+		tb:        tb,
+		terraform: os.Getenv("TF_ACC_TERRAFORM_PATH"),
+		dir:       dir,
+		env:       append(os.Environ(), "TF_CLI_CONFIG_FILE="+rc, "TF_IN_AUTOMATION=1"),
+	}
 	for name, value := range variables {
 		c.vars = append(c.vars, "-var", name+"="+value)
 	}

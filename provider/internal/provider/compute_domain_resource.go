@@ -55,7 +55,13 @@ type channelModel struct {
 
 var (
 	channelType = map[string]attr.Type{"resource_claim_template": types.StringType, "allocation_mode": types.StringType}
-	nodeType    = map[string]attr.Type{"name": types.StringType, "ip_address": types.StringType, "clique_id": types.StringType, "index": types.Int64Type, "status": types.StringType}
+	nodeType    = map[string]attr.Type{
+		"name":       types.StringType,
+		"ip_address": types.StringType,
+		"clique_id":  types.StringType,
+		"index":      types.Int64Type,
+		"status":     types.StringType,
+	}
 )
 
 var computeDomainKind = domain.Kind
@@ -80,31 +86,54 @@ func computeDomainDefinition() definition[*computeDomainModel] {
 func computeDomainSchema(ctx context.Context) schema.Schema {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	attributes := metaAttributes(ctx, computeDomainKind)
-	attributes["num_nodes"] = schema.Int64Attribute{Optional: true, Computed: true, Default: int64default.StaticInt64(0), Validators: []validator.Int64{int64validator.AtLeast(0)},
+	attributes["num_nodes"] = schema.Int64Attribute{
+		Optional:      true,
+		Computed:      true,
+		Default:       int64default.StaticInt64(0),
+		Validators:    []validator.Int64{int64validator.AtLeast(0)},
 		PlanModifiers: []planmodifier.Int64{int64planmodifier.RequiresReplace()},
-		MarkdownDescription: "How many nodes the domain waits for before it is Ready and lets its workload start. 0, the default, waits for none: pods start as their own node is ready. " +
-			"The API does not allow a change, so a change replaces the domain."}
+		MarkdownDescription: "How many nodes the domain waits for before it is Ready and lets its workload start. 0, the default, waits for " +
+			"none: pods start as their own node is ready. " +
+			"The API does not allow a change, so a change replaces the domain.",
+	}
 	attributes["channel"] = schema.SingleNestedAttribute{Required: true, MarkdownDescription: "The IMEX channel that the domain's pods get.",
 		Attributes: map[string]schema.Attribute{
 			"resource_claim_template": schema.StringAttribute{Required: true, PlanModifiers: replace, Validators: kubernetesName(),
-				MarkdownDescription: "Name of the ResourceClaimTemplate that the controller creates in the domain's namespace and that pods name. A change replaces the domain."},
-			"allocation_mode": schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString("Single"), PlanModifiers: replace,
+				MarkdownDescription: "Name of the ResourceClaimTemplate that the controller creates in the domain's namespace and that pods name. A " +
+					"change replaces the domain."},
+			"allocation_mode": schema.StringAttribute{
+				Optional:            true,
+				Computed:            true,
+				Default:             stringdefault.StaticString("Single"),
+				PlanModifiers:       replace,
 				Validators:          []validator.String{stringvalidator.OneOf("Single", "All")},
-				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the domain."},
+				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the domain.",
+			},
 		}}
-	addReadiness(attributes, "the controller has taken the domain up and its claim template is there, so that pods can be created",
-		"the domain is Ready. A domain with `num_nodes` = N > 0 becomes so only when pods that use it have brought N nodes in: wait for it only where those pods do not depend on this resource")
+	addReadiness(
+		attributes,
+		"the controller has taken the domain up and its claim template is there, so that pods can be created",
+		"the domain is Ready. A domain with `num_nodes` = N > 0 becomes so only when pods that use it have brought N nodes in: wait for it "+
+			"only where those pods do not depend on this resource",
+	)
 	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the domain is Ready."}
-	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "Nodes in the domain.", NestedObject: schema.NestedAttributeObject{
-		Attributes: map[string]schema.Attribute{
-			"name":       schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
-			"ip_address": schema.StringAttribute{Computed: true, MarkdownDescription: "Address of its IMEX daemon."},
-			"clique_id":  schema.StringAttribute{Computed: true, MarkdownDescription: "NVLink clique of its GPUs, `ClusterUUID.CliqueID`."},
-			"index":      schema.Int64Attribute{Computed: true, MarkdownDescription: "Its index in the domain."},
-			"status":     schema.StringAttribute{Computed: true, MarkdownDescription: "`Ready` or `NotReady`."},
-		}}}
-	return schema.Schema{Attributes: attributes, MarkdownDescription: "A compute domain: nodes of one NVLink clique whose pods may share GPU memory through IMEX. " +
-		"It is the resource `ComputeDomain` of `resource.nvidia.com/v1beta1`, kept by server-side apply."}
+	attributes["nodes"] = schema.ListNestedAttribute{
+		Computed:            true,
+		MarkdownDescription: "Nodes in the domain.",
+		NestedObject: schema.NestedAttributeObject{
+			Attributes: map[string]schema.Attribute{
+				"name":       schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+				"ip_address": schema.StringAttribute{Computed: true, MarkdownDescription: "Address of its IMEX daemon."},
+				"clique_id":  schema.StringAttribute{Computed: true, MarkdownDescription: "NVLink clique of its GPUs, `ClusterUUID.CliqueID`."},
+				"index":      schema.Int64Attribute{Computed: true, MarkdownDescription: "Its index in the domain."},
+				"status":     schema.StringAttribute{Computed: true, MarkdownDescription: "`Ready` or `NotReady`."},
+			}},
+	}
+	return schema.Schema{
+		Attributes: attributes,
+		MarkdownDescription: "A compute domain: nodes of one NVLink clique whose pods may share GPU memory through IMEX. " +
+			"It is the resource `ComputeDomain` of `resource.nvidia.com/v1beta1`, kept by server-side apply.",
+	}
 }
 
 func (m *computeDomainModel) api(ctx context.Context) (*v1beta1.ComputeDomainSpec, diag.Diagnostics) {
@@ -151,8 +180,11 @@ func (m *computeDomainModel) observe(_ context.Context, obj *unstructured.Unstru
 	m.missing = state.Missing()
 	nodes := make([]attr.Value, 0, len(state.Nodes))
 	for _, n := range state.Nodes {
-		nodes = append(nodes, types.ObjectValueMust(nodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "ip_address": types.StringValue(n.Address),
-			"clique_id": types.StringValue(n.Clique), "index": types.Int64Value(n.Index), "status": types.StringValue(n.Status)}))
+		nodes = append(
+			nodes,
+			types.ObjectValueMust(nodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "ip_address": types.StringValue(n.Address),
+				"clique_id": types.StringValue(n.Clique), "index": types.Int64Value(n.Index), "status": types.StringValue(n.Status)}),
+		)
 	}
 	list, more := types.ListValue(types.ObjectType{AttrTypes: nodeType}, nodes)
 	m.Nodes = list
@@ -177,14 +209,23 @@ func adviseComputeDomain(_ context.Context, now *inventory.Snapshot, _, plan *co
 		}
 	}
 	if wanted := plan.NumNodes.ValueInt64(); fabric > 0 && wanted > fabric {
-		diags.AddAttributeWarning(path.Root("num_nodes"), "More nodes than the fabric has", fmt.Sprintf("num_nodes = %d, but now only %d nodes of the cluster have an NVLink clique. "+
-			"The domain will not become Ready before there are more.", wanted, fabric))
+		diags.AddAttributeWarning(
+			path.Root("num_nodes"),
+			"More nodes than the fabric has",
+			fmt.Sprintf("num_nodes = %d, but now only %d nodes of the cluster have an NVLink clique. "+
+				"The domain will not become Ready before there are more.", wanted, fabric),
+		)
 	}
 	return diags
 }
 
 // awaitComputeDomain waits for the domain as for every object, then for the template that its pods name.
-func awaitComputeDomain(ctx context.Context, client *cluster.Client, m *computeDomainModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
+func awaitComputeDomain(
+	ctx context.Context,
+	client *cluster.Client,
+	m *computeDomainModel,
+	obj *unstructured.Unstructured,
+) (*unstructured.Unstructured, string, error) {
 	last, waiting, err := awaitCondition[*computeDomainModel](computeDomainKind)(ctx, client, m, obj)
 	if err != nil || m.WaitFor.ValueString() == waitNone {
 		return last, waiting, err

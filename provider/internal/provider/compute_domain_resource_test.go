@@ -14,29 +14,54 @@ import (
 )
 
 var (
-	customResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	computeDomains            = computeDomainKind.GVR()
+	customResourceDefinitions = schema.GroupVersionResource{
+		Group:    "apiextensions.k8s.io",
+		Version:  "v1",
+		Resource: "customresourcedefinitions",
+	}
+	computeDomains = computeDomainKind.GVR()
 )
 
 const domainAddress = "gpufabric_compute_domain.test"
 
 func domainConfig(s *apiserver.Server, name, more string) string {
-	return as(s) + fmt.Sprintf("resource \"gpufabric_compute_domain\" \"test\" {\n  name = %q\n  channel = { resource_claim_template = \"%s-channel\" }\n%s\n}\n", name, name, more)
+	return as(
+		s,
+	) + fmt.Sprintf(
+		"resource \"gpufabric_compute_domain\" \"test\" {\n  name = %q\n  channel = { resource_claim_template = \"%s-channel\" }\n%s\n}\n",
+		name,
+		name,
+		more,
+	)
 }
 
 func testComputeDomain(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	node := func(name, status string, index int64) map[string]any {
-		return map[string]any{"name": name, "ipAddress": "10.0.0.1", "cliqueID": "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766", "index": index, "status": status}
+		return map[string]any{
+			"name":      name,
+			"ipAddress": "10.0.0.1",
+			"cliqueID":  "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766",
+			"index":     index,
+			"status":    status,
+		}
 	}
 	s.ServeDomains(t, func(name string) apiserver.Domain {
 		switch name {
 		case "ready":
-			return apiserver.Domain{Status: "Ready", Message: "2 of 2 nodes ready", Nodes: []map[string]any{node("a", "Ready", 0), node("b", "Ready", 1)}}
+			return apiserver.Domain{
+				Status:  "Ready",
+				Message: "2 of 2 nodes ready",
+				Nodes:   []map[string]any{node("a", "Ready", 0), node("b", "Ready", 1)},
+			}
 		case "ignored":
 			return apiserver.Domain{}
 		}
-		return apiserver.Domain{Status: "NotReady", Message: "IMEX ready on 1 of 2 nodes", Nodes: []map[string]any{node("a", "Ready", 0), node("b", "NotReady", 1)}}
+		return apiserver.Domain{
+			Status:  "NotReady",
+			Message: "IMEX ready on 1 of 2 nodes",
+			Nodes:   []map[string]any{node("a", "Ready", 0), node("b", "NotReady", 1)},
+		}
 	})
 	t.Run("becomes Ready with its nodes in the state, and can be imported", func(t *testing.T) {
 		check(t, resource.TestStep{
@@ -66,9 +91,11 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 			Config: config, ExpectNonEmptyPlan: true,
 			Check: resource.TestCheckResourceAttr(domainAddress, "ready", "false"),
 		}, resource.TestStep{
-			Config:           config,
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
-			ExpectError:      regexp.MustCompile(`(?s)1 of 2 nodes ready;\s+waiting\s+for\s+b`),
+			Config: config,
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)},
+			},
+			ExpectError: regexp.MustCompile(`(?s)1 of 2 nodes ready;\s+waiting\s+for\s+b`),
 		})
 	})
 	t.Run("that was deleted by somebody is planned again", func(t *testing.T) {
@@ -78,24 +105,32 @@ func testComputeDomain(t *testing.T, s *apiserver.Server) {
 			PreConfig: func() {
 				must(t, s.Dynamic.Resource(computeDomains).Namespace("default").Delete(t.Context(), "ready", metav1.DeleteOptions{}))
 			},
-			Config:           domainConfig(s, "ready", "num_nodes = 2"),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionCreate)}},
+			Config: domainConfig(s, "ready", "num_nodes = 2"),
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionCreate)},
+			},
 		})
 	})
 	t.Run("is replaced when its spec changes and changed in place when its labels do", func(t *testing.T) {
 		check(t, resource.TestStep{Config: domainConfig(s, "ready", "num_nodes = 2")},
 			resource.TestStep{
-				Config:           domainConfig(s, "ready", "num_nodes = 2\nlabels = { team = \"a\" }"),
-				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
+				Config: domainConfig(s, "ready", "num_nodes = 2\nlabels = { team = \"a\" }"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{
+					PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)},
+				},
 			},
 			resource.TestStep{
-				Config:           domainConfig(s, "ready", "num_nodes = 2"),
-				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)}},
-				Check:            resource.TestCheckNoResourceAttr(domainAddress, "labels.team"),
+				Config: domainConfig(s, "ready", "num_nodes = 2"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{
+					PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionUpdate)},
+				},
+				Check: resource.TestCheckNoResourceAttr(domainAddress, "labels.team"),
 			},
 			resource.TestStep{
-				Config:           domainConfig(s, "ready", "num_nodes = 1"),
-				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionReplace)}},
+				Config: domainConfig(s, "ready", "num_nodes = 1"),
+				ConfigPlanChecks: resource.ConfigPlanChecks{
+					PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(domainAddress, plancheck.ResourceActionReplace)},
+				},
 			})
 	})
 }

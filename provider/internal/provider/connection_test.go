@@ -40,14 +40,19 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 	aDomain := "resource \"gpufabric_compute_domain\" \"test\" {\n  name = \"trouble\"\n  channel = { resource_claim_template = \"x\" }\n}\n"
 	aStack := "resource \"gpufabric_driver_stack\" \"test\" {\n  name = \"trouble\"\n  chart = \"testdata/stack\"\n}\n"
 	for _, c := range []struct{ name, provider, resource, want string }{
-		{"an address where nothing listens is unreachable", fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://%s\"\n}\n", closed), aStack, "Cluster unreachable"},
-		{"the message about an unreachable cluster names the address", fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://%s\"\n}\n", closed), aDomain, closed + ": connect: connection refused"},
+		{"an address where nothing listens is " +
+			"unreachable", fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://%s\"\n}\n", closed), aStack, "Cluster unreachable"},
+		{"the message about an unreachable cluster names the address", fmt.Sprintf("provider \"gpufabric\" {\n  host = "+
+			"\"https://%s\"\n}\n", closed), aDomain, closed + ": connect: connection refused"},
 		{"a certificate of an unknown authority is not trusted", host("token = \"" + apiserver.AdminToken + "\""), aDomain, "Server certificate not trusted"},
 		{"a wrong or expired token is rejected", host(ca + "\ntoken = \"expired\""), aDomain, "Credentials rejected"},
-		{"a user without rights is told the verb and the resource", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aDomain, `cannot get resource "computedomains" in API group "resource.nvidia.com" in the namespace "default"`},
+		{"a user without rights is told the verb and the " +
+			"resource", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aDomain, `cannot get resource "computedomains" in API group "resource.nvidia.com" in the namespace "default"`},
 		{"a user without rights cannot install either", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aStack, `cannot list resource "secrets"`},
-		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
-		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"1s\" }\n channel =", 1), "CustomResourceDefinition computedomains.resource.nvidia.com"},
+		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  "+
+			"tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
+		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"1s\" }\n "+
+			"channel =", 1), "CustomResourceDefinition computedomains.resource.nvidia.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			check(t, resource.TestStep{Config: c.provider + c.resource, ExpectError: words(c.want)})
@@ -60,16 +65,29 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 		})
 	})
 	t.Run("a kubeconfig that another resource has yet to write is no error at plan time", func(t *testing.T) {
-		config := fmt.Sprintf("resource \"terraform_data\" \"cluster\" {\n  input = %q\n}\nprovider \"gpufabric\" {\n  config_path = terraform_data.cluster.output\n}\n", s.Kubeconfig)
+		config := fmt.Sprintf(
+			"resource \"terraform_data\" \"cluster\" {\n  input = %q\n}\nprovider \"gpufabric\" {\n  config_path = "+
+				"terraform_data.cluster.output\n}\n",
+			s.Kubeconfig,
+		)
 		check(t, resource.TestStep{Config: config + aStack, Check: resource.TestCheckResourceAttr(stackAddress, "ready", "true")})
 	})
 	t.Run("an API server that goes away between two applies leaves the state right, and the next apply goes on", func(t *testing.T) {
 		s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
-		check(t, resource.TestStep{Config: stack(s, "gone", "")},
-			resource.TestStep{PreConfig: s.Pause, Config: stack(s, "gone", "values = [\"controller: {replicas: 2}\"]"), ExpectError: words("Cluster unreachable")},
+		check(
+			t,
+			resource.TestStep{Config: stack(s, "gone", "")},
+			resource.TestStep{
+				PreConfig:   s.Pause,
+				Config:      stack(s, "gone", "values = [\"controller: {replicas: 2}\"]"),
+				ExpectError: words("Cluster unreachable"),
+			},
 			resource.TestStep{PreConfig: func() { s.Resume(t) }, Config: stack(s, "gone", "values = [\"controller: {replicas: 2}\"]"),
-				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)}},
-				Check:            resource.TestCheckResourceAttr(stackAddress, "revision", "2")})
+				ConfigPlanChecks: resource.ConfigPlanChecks{
+					PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)},
+				},
+				Check: resource.TestCheckResourceAttr(stackAddress, "revision", "2")},
+		)
 	})
 }
 
@@ -82,7 +100,8 @@ func testInterruptedApply(t *testing.T, s *apiserver.Server) {
 	config := proxy.domains("interrupted", n)
 	var before map[string]types.UID
 	check(t, resource.TestStep{
-		PreConfig: func() { proxy.leaveAfter(written) }, Config: config, ExpectError: words("What was done so far is in the state; run terraform apply again"),
+		PreConfig: func() { proxy.leaveAfter(written) }, Config: config, ExpectError: words("What was done so far is in the state; run " +
+			"terraform apply again"),
 	}, resource.TestStep{
 		PreConfig: func() {
 			if before = domainUIDs(t, s, "interrupted-"); len(before) != written {
@@ -149,22 +168,33 @@ func TestProviderConfiguration(t *testing.T) {
 		return path
 	}
 	kubeconfig := func(name, server, current string) string {
-		return write(name, fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: %s\nclusters: [{name: c, cluster: {server: %q}}]\nusers: [{name: u, user: {token: t}}]\ncontexts: [{name: one, context: {cluster: c, user: u}}]\n", current, server))
+		return write(
+			name,
+			fmt.Sprintf(
+				"apiVersion: v1\nkind: Config\ncurrent-context: %s\nclusters: [{name: c, cluster: {server: %q}}]\nusers: [{name: u, user: {token: "+
+					"t}}]\ncontexts: [{name: one, context: {cluster: c, user: u}}]\n",
+				current,
+				server,
+			),
+		)
 	}
 	good := kubeconfig("good", "https://127.0.0.1:1", "one")
 	for _, c := range []struct{ name, block, env, want string }{
 		{"nothing names a cluster", ``, "", "No cluster is named"},
 		{"KUBECONFIG names a missing file", ``, filepath.Join(dir, "missing"), "KUBECONFIG="},
-		{"config_path names a missing file", `config_path = "/nowhere/config"`, "", "cannot read the kubeconfig: stat /nowhere/config: no such file or directory"},
+		{"config_path names a missing file", `config_path = "/nowhere/config"`, "", "cannot read the kubeconfig: stat /nowhere/config: no " +
+			"such file or directory"},
 		{"config_path is empty", `config_path = ""`, "", "string length must be at least 1"},
-		{"config_path names a file that is no kubeconfig", fmt.Sprintf("config_path = %q", write("garbage", "{{{")), "", "the kubeconfig cannot be understood"},
+		{"config_path names a file that is no " +
+			"kubeconfig", fmt.Sprintf("config_path = %q", write("garbage", "{{{")), "", "the kubeconfig cannot be understood"},
 		{"config_path and config_paths are both given", fmt.Sprintf("config_path = %q\nconfig_paths = [%q]", good, good), "", `Attribute "config_paths" cannot be specified when "config_path" is specified`},
 		{"config_paths is empty", `config_paths = []`, "", "list must contain at least 1 elements"},
 		{"context is not in the file", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", `there is no context "two"`},
 		{"the contexts there are, are named", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", "It has: one."},
 		{"the file has no current-context", fmt.Sprintf("config_path = %q", kubeconfig("no-current", "https://127.0.0.1:1", `""`)), "", "has no current-context. Set context to one of: one."},
 		{"the cluster has no server", fmt.Sprintf("config_path = %q", kubeconfig("no-server", "", "one")), "", "has no server address"},
-		{"host and config_path are both given", fmt.Sprintf("config_path = %q\nhost = \"https://127.0.0.1:1\"", good), "", "cannot be combined with config_path"},
+		{"host and config_path are both given", fmt.Sprintf("config_path = %q\nhost = "+
+			"\"https://127.0.0.1:1\"", good), "", "cannot be combined with config_path"},
 		{"host is no URL", `host = "cluster.example"`, "", "is not a URL of an API server"},
 		{"host has a scheme that is not HTTP", `host = "ftp://127.0.0.1"`, "", "is not a URL of an API server"},
 		{"host comes with a context", "host = \"https://127.0.0.1:1\"\ncontext = \"one\"", "", "picks an entry of a kubeconfig file"},
@@ -173,14 +203,18 @@ func TestProviderConfiguration(t *testing.T) {
 		{"insecure comes with a CA", "host = \"https://127.0.0.1:1\"\ninsecure = true\ncluster_ca_certificate = \"x\"", "", "cannot be combined with cluster_ca_certificate"},
 		{"a certificate has no key", "host = \"https://127.0.0.1:1\"\nclient_certificate = \"x\"", "", "belong together"},
 		{"a key has no certificate", "host = \"https://127.0.0.1:1\"\nclient_key = \"x\"", "", "belong together"},
-		{"the CA is not PEM", "host = \"https://127.0.0.1:1\"\ncluster_ca_certificate = \"bm90IHBlbQ==\"", "", "not file names and not base64 of PEM"},
+		{"the CA is not PEM", "host = \"https://127.0.0.1:1\"\ncluster_ca_certificate = " +
+			"\"bm90IHBlbQ==\"", "", "not file names and not base64 of PEM"},
 		{"the client certificate is not PEM", "host = \"https://127.0.0.1:1\"\nclient_certificate = \"x\"\nclient_key = \"y\"", "", "the TLS settings cannot be used"},
-		{"token and exec are both given", "host = \"https://127.0.0.1:1\"\ntoken = \"t\"\nexec = { api_version = \"client.authentication.k8s.io/v1\", command = \"true\" }", "", "two ways to log in"},
+		{"token and exec are both given", "host = \"https://127.0.0.1:1\"\ntoken = \"t\"\nexec = { api_version = " +
+			"\"client.authentication.k8s.io/v1\", command = \"true\" }", "", "two ways to log in"},
 		{"exec has an unknown API version", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"v1alpha1\", command = \"true\" }", "", `value must be one of: ["client.authentication.k8s.io/v1"`},
 		{"exec has no command", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\" }", "", `attribute "command" is required`},
-		{"the proxy is no URL", "host = \"https://127.0.0.1:1\"\nproxy_url = \"proxy\"", "", "is not a URL; write it like http://proxy.example:3128"},
+		{"the proxy is no URL", "host = \"https://127.0.0.1:1\"\nproxy_url = " +
+			"\"proxy\"", "", "is not a URL; write it like http://proxy.example:3128"},
 		{"a token would go over http", "host = \"http://127.0.0.1:1\"\ntoken = \"t\"", "", "a token would go to http://127.0.0.1:1 unencrypted"},
-		{"a command's credentials would go over http", "host = \"http://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\", command = \"true\" }", "",
+		{"a command's credentials would go over http", "host = \"http://127.0.0.1:1\"\nexec = { api_version = " +
+			"\"client.authentication.k8s.io/v1\", command = \"true\" }", "",
 			"the credentials of exec would go to http://127.0.0.1:1 unencrypted"},
 		{"a kubeconfig's token would go over http", fmt.Sprintf("config_path = %q\ntoken = \"t\"", kubeconfig("plain", "http://127.0.0.1:1", "one")), "", "unencrypted"},
 		{"host names a user", "host = \"https://admin:pass@127.0.0.1:1\"", "", "host names a user"},
@@ -190,7 +224,14 @@ func TestProviderConfiguration(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("KUBECONFIG", c.env)
 			block := fmt.Sprintf("provider \"gpufabric\" {\n%s\n}\n", c.block)
-			check(t, resource.TestStep{Config: block + "resource \"gpufabric_compute_domain\" \"test\" {\n  name = \"x\"\n  channel = { resource_claim_template = \"x\" }\n}\n", ExpectError: words(c.want)})
+			check(
+				t,
+				resource.TestStep{
+					Config: block + "resource \"gpufabric_compute_domain\" \"test\" {\n  name = \"x\"\n  channel = { resource_claim_template = " +
+						"\"x\" }\n}\n",
+					ExpectError: words(c.want),
+				},
+			)
 		})
 	}
 }

@@ -41,7 +41,12 @@ func installCRD(t testing.TB, s *apiserver.Server, file string) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	version, _ := versions[0].(map[string]any)["name"].(string)
 	until(t, t.Context(), plural+" are served", func() bool {
-		_, err := s.Dynamic.Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: plural}).List(t.Context(), metav1.ListOptions{})
+		_, err := s.Dynamic.Resource(
+			schema.GroupVersionResource{Group: group, Version: version, Resource: plural},
+		).List(
+			t.Context(),
+			metav1.ListOptions{},
+		)
 		return err == nil
 	})
 }

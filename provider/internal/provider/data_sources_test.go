@@ -16,14 +16,19 @@ import (
 
 const rackClique = "69a19a31-f41c-45a5-8245-579b6bce5bdd.32766"
 
-// publishRack makes, unless they are there, three nodes: two of one clique with two GPUs and a NIC each, one of whose GPUs is in trouble, and one without anything.
+// publishRack makes, unless they are there, three nodes: two of one clique with two GPUs and a NIC each, one of whose GPUs is in trouble,
+// and one without anything.
 func publishRack(t *testing.T, s *apiserver.Server) {
 	t.Helper()
 	if _, err := s.Typed.CoreV1().Nodes().Get(t.Context(), "rack-0", metav1.GetOptions{}); err == nil {
 		return // another part of the test was here
 	}
 	for i, labels := range []map[string]string{{inventory.CliqueLabel: rackClique}, {inventory.CliqueLabel: rackClique}, {"plain": "true"}} {
-		node, err := s.Typed.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("rack-%d", i), Labels: labels}}, metav1.CreateOptions{})
+		node, err := s.Typed.CoreV1().Nodes().Create(
+			t.Context(),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("rack-%d", i), Labels: labels}},
+			metav1.CreateOptions{},
+		)
 		must(t, err)
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		_, err = s.Typed.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
@@ -37,8 +42,16 @@ func publishRack(t *testing.T, s *apiserver.Server) {
 		}
 		publish(t, s, node.Name, inventory.GPUDriver, gpus...)
 		rate := int64(400)
-		publish(t, s, node.Name, inventory.RDMADriver, resourcev1.Device{Name: "mlx5-0-1", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
-			"rdmaDevice": attribute("mlx5_0"), "linkLayer": attribute("InfiniBand"), "rateGbps": {IntValue: &rate}, "gpufabric.io/pcieSwitch": attribute("0000:01:00.0")}})
+		publish(
+			t,
+			s,
+			node.Name,
+			inventory.RDMADriver,
+			resourcev1.Device{Name: "mlx5-0-1", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
+				"rdmaDevice": attribute(
+					"mlx5_0",
+				), "linkLayer": attribute("InfiniBand"), "rateGbps": {IntValue: &rate}, "gpufabric.io/pcieSwitch": attribute("0000:01:00.0")}},
+		)
 	}
 }
 
@@ -48,14 +61,25 @@ func attribute(s string) resourcev1.DeviceAttribute {
 
 func gpu(i int) resourcev1.Device {
 	return resourcev1.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
-		"type": attribute("gpu"), "productName": attribute("NVIDIA GB200"), "cliqueID": attribute(rackClique), "uuid": attribute(fmt.Sprintf("GPU-%d", i)), "gpufabric.io/pcieSwitch": attribute(fmt.Sprintf("0000:0%d:00.0", i+1))},
+		"type": attribute(
+			"gpu",
+		), "productName": attribute("NVIDIA GB200"), "cliqueID": attribute(rackClique), "uuid": attribute(fmt.Sprintf("GPU-%d", i)), "gpufabric.io/pcieSwitch": attribute(fmt.Sprintf("0000:0%d:00.0", i+1))},
 		Capacity: map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"memory": {Value: apiresource.MustParse("189471Mi")}}}
 }
 
 func publish(t *testing.T, s *apiserver.Server, node, driver string, devices ...resourcev1.Device) {
 	t.Helper()
-	_, err := s.Typed.ResourceV1().ResourceSlices().Create(t.Context(), &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
-		Spec: resourcev1.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node + "-" + driver, ResourceSliceCount: 1}, Devices: devices}}, metav1.CreateOptions{})
+	_, err := s.Typed.ResourceV1().ResourceSlices().Create(
+		t.Context(),
+		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
+			Spec: resourcev1.ResourceSliceSpec{
+				Driver:   driver,
+				NodeName: &node,
+				Pool:     resourcev1.ResourcePool{Name: node + "-" + driver, ResourceSliceCount: 1},
+				Devices:  devices,
+			}},
+		metav1.CreateOptions{},
+	)
 	must(t, err)
 }
 

@@ -37,19 +37,46 @@ func newDevicesDataSource() datasource.DataSource {
 	return &reader[devicesModel]{name: "devices", read: readDevices, schema: schema.Schema{
 		MarkdownDescription: "Devices that DRA drivers publish (ResourceSlices), with the claims that hold them.",
 		Attributes: map[string]schema.Attribute{
-			"driver": schema.StringAttribute{Optional: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)}, MarkdownDescription: "Only devices of this DRA driver, for example `gpu.nvidia.com`."},
-			"node":   schema.StringAttribute{Optional: true, Validators: kubernetesName(), MarkdownDescription: "Only devices of this node."},
-			"type":   schema.StringAttribute{Optional: true, MarkdownDescription: "Only devices whose attribute `type` is this, for example `gpu`, `mig`, `shared` or `channel`."},
-			"devices": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "The devices, by node, driver and name.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-				"node":       schema.StringAttribute{Computed: true, MarkdownDescription: "Node; empty for a device that is not of one node."},
-				"driver":     schema.StringAttribute{Computed: true, MarkdownDescription: "DRA driver."},
-				"pool":       schema.StringAttribute{Computed: true, MarkdownDescription: "Pool."},
-				"name":       schema.StringAttribute{Computed: true, MarkdownDescription: "Name in the pool."},
-				"attributes": schema.MapAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: "Attributes as text, by name; those of the driver's own domain without it."},
-				"capacity":   schema.MapAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: "Capacities as Kubernetes quantities."},
-				"claims":     schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: "Claims that hold it or a share of it, `namespace/name`."},
-				"troubles":   schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: "Taints that keep new pods away, `key=value`."},
-			}}},
+			"driver": schema.StringAttribute{
+				Optional:            true,
+				Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
+				MarkdownDescription: "Only devices of this DRA driver, for example `gpu.nvidia.com`.",
+			},
+			"node": schema.StringAttribute{Optional: true, Validators: kubernetesName(), MarkdownDescription: "Only devices of this node."},
+			"type": schema.StringAttribute{
+				Optional:            true,
+				MarkdownDescription: "Only devices whose attribute `type` is this, for example `gpu`, `mig`, `shared` or `channel`.",
+			},
+			"devices": schema.ListNestedAttribute{
+				Computed:            true,
+				MarkdownDescription: "The devices, by node, driver and name.",
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"node":   schema.StringAttribute{Computed: true, MarkdownDescription: "Node; empty for a device that is not of one node."},
+					"driver": schema.StringAttribute{Computed: true, MarkdownDescription: "DRA driver."},
+					"pool":   schema.StringAttribute{Computed: true, MarkdownDescription: "Pool."},
+					"name":   schema.StringAttribute{Computed: true, MarkdownDescription: "Name in the pool."},
+					"attributes": schema.MapAttribute{
+						ElementType:         types.StringType,
+						Computed:            true,
+						MarkdownDescription: "Attributes as text, by name; those of the driver's own domain without it.",
+					},
+					"capacity": schema.MapAttribute{
+						ElementType:         types.StringType,
+						Computed:            true,
+						MarkdownDescription: "Capacities as Kubernetes quantities.",
+					},
+					"claims": schema.ListAttribute{
+						ElementType:         types.StringType,
+						Computed:            true,
+						MarkdownDescription: "Claims that hold it or a share of it, `namespace/name`.",
+					},
+					"troubles": schema.ListAttribute{
+						ElementType:         types.StringType,
+						Computed:            true,
+						MarkdownDescription: "Taints that keep new pods away, `key=value`.",
+					},
+				}},
+			},
 		},
 	}}
 }
@@ -64,7 +91,16 @@ func readDevices(ctx context.Context, client *cluster.Client, m *devicesModel) (
 		if (!m.Node.IsNull() && d.Node != m.Node.ValueString()) || (!m.Type.IsNull() && d.Text("type") != m.Type.ValueString()) {
 			continue
 		}
-		device := deviceModel{Node: d.Node, Driver: d.Driver, Pool: d.Pool, Name: d.Name, Attributes: map[string]string{}, Capacity: map[string]string{}, Claims: holders(&d), Troubles: orNone(d.Troubles())}
+		device := deviceModel{
+			Node:       d.Node,
+			Driver:     d.Driver,
+			Pool:       d.Pool,
+			Name:       d.Name,
+			Attributes: map[string]string{},
+			Capacity:   map[string]string{},
+			Claims:     holders(&d),
+			Troubles:   orNone(d.Troubles()),
+		}
 		for name := range d.Attributes {
 			device.Attributes[string(name)] = d.Text(name)
 		}

@@ -51,7 +51,11 @@ func upgradeWarnings(impact release.Impact, now *inventory.Inventory) diag.Diagn
 	for _, t := range impact.Restarted {
 		line := where(t)
 		if t.Driver != "" {
-			line += fmt.Sprintf(": pods that claim devices of %s wait while their node's plugin restarts; the %d pods that hold some keep them", t.Driver, len(pods(t)))
+			line += fmt.Sprintf(
+				": pods that claim devices of %s wait while their node's plugin restarts; the %d pods that hold some keep them",
+				t.Driver,
+				len(pods(t)),
+			)
 		}
 		lines = append(lines, line)
 	}
@@ -62,7 +66,12 @@ func upgradeWarnings(impact release.Impact, now *inventory.Inventory) diag.Diagn
 	for _, t := range impact.Removed {
 		line := where(t)
 		if held := pods(t); t.Driver != "" && len(held) > 0 {
-			line += fmt.Sprintf(": %d pods hold devices of %s, and once they end nobody unprepares their claims, so that they stay Terminating: %s", len(held), t.Driver, few(held))
+			line += fmt.Sprintf(
+				": %d pods hold devices of %s, and once they end nobody unprepares their claims, so that they stay Terminating: %s",
+				len(held),
+				t.Driver,
+				few(held),
+			)
 		}
 		lines = append(lines, line)
 	}

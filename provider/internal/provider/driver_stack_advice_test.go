@@ -18,20 +18,36 @@ import (
 func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 	dir := t.TempDir()
 	must(t, os.CopyFS(filepath.Join(dir, "testdata/stack"), os.DirFS("testdata/stack")))
-	main := strings.NewReplacer("hashicorp/", "gpufabric/").Replace(stack(s, "advised", "values = [var.values]")) + "variable \"values\" { default = \"{}\" }\n"
+	main := strings.NewReplacer(
+		"hashicorp/",
+		"gpufabric/",
+	).Replace(
+		stack(s, "advised", "values = [var.values]"),
+	) + "variable \"values\" { default = \"{}\" }\n"
 	must(t, os.WriteFile(filepath.Join(dir, "main.tf"), []byte(main), 0o600))
 	run := func(values string) *cli { return newCLI(t, rc, dir, map[string]string{"values": values}) }
 	run("{}").run("apply", "-auto-approve")
 
 	s.ServeNodes(t, nil, func(string) string { return "" }, "advised-0")
 	pods := s.Typed.CoreV1().Pods("advised-system")
-	_, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "plugin", Labels: map[string]string{"app": "advised-plugin"}},
-		Spec: corev1.PodSpec{NodeName: "advised-0", Containers: []corev1.Container{{Name: "c", Image: "example.invalid/c"}}}}, metav1.CreateOptions{})
+	_, err := pods.Create(
+		t.Context(),
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "plugin", Labels: map[string]string{"app": "advised-plugin"}},
+			Spec: corev1.PodSpec{
+				NodeName:   "advised-0",
+				Containers: []corev1.Container{{Name: "c", Image: "example.invalid/c"}},
+			}},
+		metav1.CreateOptions{},
+	)
 	must(t, err)
 	const driver = inventory.ComputeDomainDriver
 	node := "advised-0"
-	slice, err := s.Typed.ResourceV1().ResourceSlices().Create(t.Context(), &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "advised"}, Spec: resourcev1.ResourceSliceSpec{
-		Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "p", ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "channel-0"}}}}, metav1.CreateOptions{})
+	slice, err := s.Typed.ResourceV1().ResourceSlices().Create(
+		t.Context(),
+		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "advised"}, Spec: resourcev1.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "p", ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "channel-0"}}}},
+		metav1.CreateOptions{},
+	)
 	must(t, err)
 	holdClaim(t, s) // of channel-0 in pool p, by pod default/trainer
 	for _, c := range []struct {
@@ -41,7 +57,8 @@ func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 	}{
 		{"no change disturbs nothing", "{}", nil, true},
 		{"a value of the plugin restarts it on its nodes", "hardware: {driverRoot: /run/nvidia/driver}", []string{
-			"Drivers will be restarted", "DaemonSet advised-system/advised-plugin on 1 nodes (advised-0)", "the 1 pods that hold some keep them"}, false},
+			"Drivers will be restarted", "DaemonSet advised-system/advised-plugin on 1 nodes " +
+				"(advised-0)", "the 1 pods that hold some keep them"}, false},
 		{"a number of replicas restarts nothing", "controller: {replicas: 2}", nil, true},
 		{"a component switched off names the pods that hold its devices", "computeDomains: {enabled: false}", []string{
 			"Drivers will be removed", "1 pods hold devices of compute-domain.nvidia.com", "default/trainer"}, false},

@@ -10,8 +10,9 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from what the last refresh
-// saw in the cluster, a repair where objects drifted, a new wait where the last one ran out. Of an upgrade it warns what is disturbed, if the cluster answers.
+// ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from what the
+// last refresh saw in the cluster, a repair where objects drifted, a new wait where the last one ran out. Of an upgrade it warns what is
+// disturbed, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -30,7 +31,13 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 		return
 	}
 	if known {
-		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringValue(spec.Chart.Version), types.StringValue(spec.Chart.AppVersion), types.StringValue(spec.Chart.Digest)
+		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringValue(
+			spec.Chart.Version,
+		), types.StringValue(
+			spec.Chart.AppVersion,
+		), types.StringValue(
+			spec.Chart.Digest,
+		)
 		plan.EffectiveValues = mapOf(without(release.Flatten(spec.Values), spec.Secret))
 	} else {
 		plan.ChartVersion, plan.AppVersion, plan.ChartDigest = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
@@ -65,7 +72,9 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 // sameRelease reports whether the release needs no upgrade.
 func (m *driverStackModel) sameRelease(state *driverStackModel) bool {
 	return m.Name.Equal(state.Name) && m.Namespace.Equal(state.Namespace) && m.ChartDigest.Equal(state.ChartDigest) &&
-		m.EffectiveValues.Equal(state.EffectiveValues) && m.SecretVersion.Equal(state.SecretVersion) && state.Status.ValueString() == "deployed" && len(state.Drift.Elements()) == 0
+		m.EffectiveValues.Equal(
+			state.EffectiveValues,
+		) && m.SecretVersion.Equal(state.SecretVersion) && state.Status.ValueString() == "deployed" && len(state.Drift.Elements()) == 0
 }
 
 func (m *driverStackModel) forgetRelease() {

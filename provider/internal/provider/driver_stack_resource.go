@@ -76,7 +76,10 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	unfinished := r.settle(ctx, manager, &m, installed, timeout, &resp.Diagnostics)
 	resp.Diagnostics.Append(resp.State.Set(ctx, &m)...)
 	if unfinished != nil {
-		resp.Diagnostics.AddWarning(unfinished.summary, unfinished.detail+"\n\nThe release stays and is in the state; the next terraform apply goes on waiting.")
+		resp.Diagnostics.AddWarning(
+			unfinished.summary,
+			unfinished.detail+"\n\nThe release stays and is in the state; the next terraform apply goes on waiting.",
+		)
 	}
 }
 
@@ -132,7 +135,13 @@ func upgradeIfNeeded(ctx context.Context, m *release.Manager, spec release.Spec,
 }
 
 // observeFailure notes in the state what a failed upgrade left, so that the next plan starts from the truth.
-func (r *driverStackResource) observeFailure(ctx context.Context, manager *release.Manager, state *driverStackModel, secret []string, resp *resource.UpdateResponse) {
+func (r *driverStackResource) observeFailure(
+	ctx context.Context,
+	manager *release.Manager,
+	state *driverStackModel,
+	secret []string,
+	resp *resource.UpdateResponse,
+) {
 	if manager == nil {
 		return
 	}
@@ -237,7 +246,10 @@ func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, ac
 		return nil, nil, nil
 	}
 	if !known {
-		diags.AddError("Values not known", "Could not "+doing+": chart or values are still unknown at apply time. This is a mistake in the provider.")
+		diags.AddError(
+			"Values not known",
+			"Could not "+doing+": chart or values are still unknown at apply time. This is a mistake in the provider.",
+		)
 		return nil, nil, nil
 	}
 	client, err := r.connection.Client(ctx)
@@ -255,7 +267,14 @@ func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, ac
 }
 
 // settle waits for the rollout where wanted and notes how far it is.
-func (r *driverStackResource) settle(ctx context.Context, manager *release.Manager, m *driverStackModel, installed *release.Release, timeout time.Duration, diags *diag.Diagnostics) *unfinished {
+func (r *driverStackResource) settle(
+	ctx context.Context,
+	manager *release.Manager,
+	m *driverStackModel,
+	installed *release.Release,
+	timeout time.Duration,
+	diags *diag.Diagnostics,
+) *unfinished {
 	m.Drift = stringList(nil)
 	watch := manager.Await
 	if m.WaitFor.ValueString() == waitNone {
@@ -281,7 +300,8 @@ func (r *driverStackResource) settle(ctx context.Context, manager *release.Manag
 	return &unfinished{"Could not watch the driver stack", detail}
 }
 
-// identify writes the identity. It is written before a removal too: a Terraform older than 1.12 sends none, and the framework wants one back.
+// identify writes the identity. It is written before a removal too: a Terraform older than 1.12 sends none, and the framework wants one
+// back.
 func (m *driverStackModel) identify(ctx context.Context, identity *tfsdk.ResourceIdentity) diag.Diagnostics {
 	if identity == nil {
 		return nil

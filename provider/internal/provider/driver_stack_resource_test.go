@@ -14,7 +14,14 @@ import (
 )
 
 func stack(s *apiserver.Server, name, more string) string {
-	return as(s) + fmt.Sprintf("resource \"gpufabric_driver_stack\" \"test\" {\n  name = %q\n  namespace = \"%s-system\"\n  chart = \"testdata/stack\"\n%s\n}\n", name, name, more)
+	return as(
+		s,
+	) + fmt.Sprintf(
+		"resource \"gpufabric_driver_stack\" \"test\" {\n  name = %q\n  namespace = \"%s-system\"\n  chart = \"testdata/stack\"\n%s\n}\n",
+		name,
+		name,
+		more,
+	)
 }
 
 const stackAddress = "gpufabric_driver_stack.test"
@@ -42,7 +49,9 @@ func testDriverStack(t *testing.T, s *apiserver.Server) {
 		check(t, resource.TestStep{Config: stack(s, "second", "")}, resource.TestStep{
 			Config: stack(s, "second", `values = [yamlencode({controller = {replicas = 3}})]
 				hardware = {driver_root = "/run/nvidia/driver"}`),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)}},
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)},
+			},
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(stackAddress, "effective_values.controller.replicas", "3"),
 				resource.TestCheckResourceAttr(stackAddress, "effective_values.hardware.driverRoot", "/run/nvidia/driver"),
@@ -72,7 +81,9 @@ func nothingLeft(t *testing.T, s *apiserver.Server, namespace string) {
 	if _, err := s.Typed.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("namespace %s: want it gone, got error %v", namespace, err)
 	}
-	if _, err := s.Dynamic.Resource(customResourceDefinitions).Get(t.Context(), "computedomains.resource.nvidia.com", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := s.Dynamic.Resource(customResourceDefinitions).Get(t.Context(), "computedomains.resource.nvidia.com", metav1.GetOptions{}); !apierrors.IsNotFound(
+		err,
+	) {
 		t.Errorf("CRD computedomains.resource.nvidia.com: want it gone, got error %v", err)
 	}
 }

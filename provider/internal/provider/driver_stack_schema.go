@@ -74,25 +74,66 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 		return schema.StringAttribute{Optional: true, Validators: absolutePath(), MarkdownDescription: what}
 	}
 	return schema.Schema{
-		MarkdownDescription: "The gpufabric drivers in a cluster: a Helm release of the chart `gpufabric`, with its CRDs, installed, upgraded in place, watched until it runs, and removed without remains.\n\n" +
-			"An install that fails is taken back and leaves nothing. One that is only not ready in time stays, ends in a warning, and is waited for again by the next apply; " +
-			"to make such a run fail, and keep what depends on the drivers from being created, add a `postcondition` on `ready`. Neither taints the resource.",
+		MarkdownDescription: "The gpufabric drivers in a cluster: a Helm release of the chart `gpufabric`, with its CRDs, installed, upgraded " +
+			"in place, watched until it runs, and removed without remains.\n\n" +
+			"An install that fails is taken back and leaves nothing. One that is only not ready in time stays, ends in a warning, and is waited " +
+			"for again by the next apply; " +
+			"to make such a run fail, and keep what depends on the drivers from being created, add a `postcondition` on `ready`. Neither taints " +
+			"the resource.",
 		Attributes: map[string]schema.Attribute{
-			"id":        schema.StringAttribute{Computed: true, PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()}, MarkdownDescription: "`namespace/name`, also the import id."},
-			"name":      schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString("gpufabric"), PlanModifiers: replace, Validators: helmReleaseName(), MarkdownDescription: "Name of the Helm release. Default `gpufabric`."},
-			"namespace": schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString("gpufabric-system"), PlanModifiers: replace, Validators: kubernetesLabel(), MarkdownDescription: "Namespace of the release. Default `gpufabric-system`."},
+			"id": schema.StringAttribute{
+				Computed:            true,
+				PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
+				MarkdownDescription: "`namespace/name`, also the import id.",
+			},
+			"name": schema.StringAttribute{
+				Optional:            true,
+				Computed:            true,
+				Default:             stringdefault.StaticString("gpufabric"),
+				PlanModifiers:       replace,
+				Validators:          helmReleaseName(),
+				MarkdownDescription: "Name of the Helm release. Default `gpufabric`.",
+			},
+			"namespace": schema.StringAttribute{
+				Optional:            true,
+				Computed:            true,
+				Default:             stringdefault.StaticString("gpufabric-system"),
+				PlanModifiers:       replace,
+				Validators:          kubernetesLabel(),
+				MarkdownDescription: "Namespace of the release. Default `gpufabric-system`.",
+			},
 			"create_namespace": schema.BoolAttribute{Optional: true, Computed: true, Default: booldefault.StaticBool(true),
-				MarkdownDescription: "Create the namespace if it does not exist. A namespace created so is deleted with the resource, unless others have pods or volumes in it. Default `true`."},
+				MarkdownDescription: "Create the namespace if it does not exist. A namespace created so is deleted with the resource, unless others " +
+					"have pods or volumes in it. Default `true`."},
 			"chart": schema.StringAttribute{Required: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
-				MarkdownDescription: "The chart: a directory, or a `.tgz` archive made by `helm package`. It is read at plan time: a change of its content is planned as an upgrade."},
-			"values": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.ValueStringsAre(valuesDocument{})},
-				MarkdownDescription: "Chart values as YAML documents, later ones over earlier ones, for example `[file(\"values.yaml\"), yamlencode({...})]`. They are checked against the chart's schema at plan time. " +
-					"They are stored in the state: secrets belong into `values_wo`."},
-			"values_wo": schema.ListAttribute{ElementType: types.StringType, Optional: true, WriteOnly: true, Validators: []validator.List{listvalidator.ValueStringsAre(valuesDocument{}), listvalidator.AlsoRequires(path.MatchRoot("values_wo_version"))},
-				MarkdownDescription: "Further chart values as YAML documents, over `values`, that go into no plan and no state, for example from an ephemeral resource. A value may stand here or in `values`, not in both. " +
-					"Terraform cannot see that they changed: change `values_wo_version` with them. In errors, warnings and logs a value of four characters or more is replaced by (secret). Helm keeps them in the release's Secret. Needs Terraform 1.11."},
-			"values_wo_version": schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("values_wo"))},
-				MarkdownDescription: "Any number; another one applies `values_wo` again."},
+				MarkdownDescription: "The chart: a directory, or a `.tgz` archive made by `helm package`. It is read at plan time: a change of its " +
+					"content is planned as an upgrade."},
+			"values": schema.ListAttribute{
+				ElementType: types.StringType,
+				Optional:    true,
+				Validators:  []validator.List{listvalidator.ValueStringsAre(valuesDocument{})},
+				MarkdownDescription: "Chart values as YAML documents, later ones over earlier ones, for example `[file(\"values.yaml\"), " +
+					"yamlencode({...})]`. They are checked against the chart's schema at plan time. " +
+					"They are stored in the state: secrets belong into `values_wo`.",
+			},
+			"values_wo": schema.ListAttribute{
+				ElementType: types.StringType,
+				Optional:    true,
+				WriteOnly:   true,
+				Validators: []validator.List{
+					listvalidator.ValueStringsAre(valuesDocument{}),
+					listvalidator.AlsoRequires(path.MatchRoot("values_wo_version")),
+				},
+				MarkdownDescription: "Further chart values as YAML documents, over `values`, that go into no plan and no state, for example from an " +
+					"ephemeral resource. A value may stand here or in `values`, not in both. " +
+					"Terraform cannot see that they changed: change `values_wo_version` with them. In errors, warnings and logs a value of four " +
+					"characters or more is replaced by (secret). Helm keeps them in the release's Secret. Needs Terraform 1.11.",
+			},
+			"values_wo_version": schema.Int64Attribute{
+				Optional:            true,
+				Validators:          []validator.Int64{int64validator.AlsoRequires(path.MatchRoot("values_wo"))},
+				MarkdownDescription: "Any number; another one applies `values_wo` again.",
+			},
 			"components": schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Parts of the stack to switch on or off, over `values`.",
 				Attributes: map[string]schema.Attribute{
 					"compute_domains": component("compute domains are served"),
@@ -100,33 +141,59 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 					"rdma":            component("RDMA pools are served"),
 					"vgpu":            component("vGPU slices are served to Volcano"),
 				}},
-			"hardware": schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Where nodes keep their hardware, over `values`. The defaults of the chart fit NVIDIA's driver installed on the host.",
+			"hardware": schema.SingleNestedAttribute{
+				Optional: true,
+				MarkdownDescription: "Where nodes keep their hardware, over `values`. The defaults of the chart fit NVIDIA's driver installed on " +
+					"the host.",
 				Attributes: map[string]schema.Attribute{
 					"driver_root":  location("Root of the NVIDIA driver's files."),
 					"sysfs_root":   location("Where sysfs is mounted."),
 					"dev_root":     location("Where device nodes are."),
 					"proc_devices": location("The file that lists device majors."),
-					"host_mounts": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.ValueStringsAre(absolutePath()...)},
-						MarkdownDescription: "Further directories of the node, mounted at the same path in the node pods."},
-					"privileged": schema.BoolAttribute{Optional: true, MarkdownDescription: "Whether node pods are privileged, as real device nodes need."},
-				}},
+					"host_mounts": schema.ListAttribute{
+						ElementType:         types.StringType,
+						Optional:            true,
+						Validators:          []validator.List{listvalidator.ValueStringsAre(absolutePath()...)},
+						MarkdownDescription: "Further directories of the node, mounted at the same path in the node pods.",
+					},
+					"privileged": schema.BoolAttribute{
+						Optional:            true,
+						MarkdownDescription: "Whether node pods are privileged, as real device nodes need.",
+					},
+				},
+			},
 			"remove_crds": schema.BoolAttribute{Optional: true, Computed: true, Default: booldefault.StaticBool(true),
-				MarkdownDescription: "Remove the chart's CRDs when the stack is destroyed. As long as objects of these kinds exist, or pods use the drivers' devices, destroy removes nothing and names them. Default `true`."},
-			"wait_for": schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(waitRollout), Validators: []validator.String{stringvalidator.OneOf(waitRollout, waitNone)},
-				MarkdownDescription: "`rollout`, the default, waits until every Deployment and DaemonSet of the release runs; `none` does not wait."},
+				MarkdownDescription: "Remove the chart's CRDs when the stack is destroyed. As long as objects of these kinds exist, or pods use the " +
+					"drivers' devices, destroy removes nothing and names them. Default `true`."},
+			"wait_for": schema.StringAttribute{
+				Optional:            true,
+				Computed:            true,
+				Default:             stringdefault.StaticString(waitRollout),
+				Validators:          []validator.String{stringvalidator.OneOf(waitRollout, waitNone)},
+				MarkdownDescription: "`rollout`, the default, waits until every Deployment and DaemonSet of the release runs; `none` does not wait.",
+			},
 			"timeouts": timeoutsAttribute(ctx),
 
 			"chart_version": schema.StringAttribute{Computed: true, MarkdownDescription: "Version of the chart."},
 			"app_version":   schema.StringAttribute{Computed: true, MarkdownDescription: "Version of the drivers in it."},
 			"chart_digest":  schema.StringAttribute{Computed: true, MarkdownDescription: "SHA-256 over the chart's content."},
 			"effective_values": schema.MapAttribute{ElementType: types.StringType, Computed: true,
-				MarkdownDescription: "The values given to the chart, one entry a value (`controller.replicas` = `1`), so that a plan shows which ones change. A change made by somebody else with `helm upgrade` shows here too."},
-			"revision":    schema.Int64Attribute{Computed: true, MarkdownDescription: "Helm's revision of the release."},
-			"status":      schema.StringAttribute{Computed: true, MarkdownDescription: "Helm's status of the release; `deployed` when all is well."},
-			"ready":       schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether every Deployment and DaemonSet of the release is rolled out."},
-			"waiting_for": schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: "What is not rolled out, one sentence each; empty when `ready`."},
+				MarkdownDescription: "The values given to the chart, one entry a value (`controller.replicas` = `1`), so that a plan shows which " +
+					"ones change. A change made by somebody else with `helm upgrade` shows here too."},
+			"revision": schema.Int64Attribute{Computed: true, MarkdownDescription: "Helm's revision of the release."},
+			"status":   schema.StringAttribute{Computed: true, MarkdownDescription: "Helm's status of the release; `deployed` when all is well."},
+			"ready": schema.BoolAttribute{
+				Computed:            true,
+				MarkdownDescription: "Whether every Deployment and DaemonSet of the release is rolled out.",
+			},
+			"waiting_for": schema.ListAttribute{
+				ElementType:         types.StringType,
+				Computed:            true,
+				MarkdownDescription: "What is not rolled out, one sentence each; empty when `ready`.",
+			},
 			"drift": schema.ListAttribute{ElementType: types.StringType, Computed: true,
-				MarkdownDescription: "Objects of the release that somebody changed or deleted, one sentence each. Drift is planned to be repaired by an upgrade."},
+				MarkdownDescription: "Objects of the release that somebody changed or deleted, one sentence each. Drift is planned to be repaired " +
+					"by an upgrade."},
 		},
 	}
 }

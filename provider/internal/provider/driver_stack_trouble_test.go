@@ -73,21 +73,34 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 			RefreshState: true, ExpectNonEmptyPlan: true,
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(stackAddress, "drift.0", "ConfigMap drift-system/drift-settings was deleted"),
-				resource.TestMatchResourceAttr(stackAddress, "drift.1", regexp.MustCompile(`image is example.invalid/other, the release says example.invalid/controller:1.0.0`)),
+				resource.TestMatchResourceAttr(
+					stackAddress,
+					"drift.1",
+					regexp.MustCompile(`image is example.invalid/other, the release says example.invalid/controller:1.0.0`),
+				),
 			),
 		}, resource.TestStep{
-			Config:           stack(s, "drift", ""),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)}},
-			Check:            resource.TestCheckResourceAttr(stackAddress, "drift.#", "0"),
+			Config: stack(s, "drift", ""),
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)},
+			},
+			Check: resource.TestCheckResourceAttr(stackAddress, "drift.#", "0"),
 		})
 	})
 	t.Run("values that somebody changed with helm are put back", func(t *testing.T) {
 		check(t, resource.TestStep{Config: stack(s, "values", "")}, resource.TestStep{
-			PreConfig:        func() { helmUpgrade(t, s, "values", map[string]any{"controller": map[string]any{"replicas": 5}}) },
-			Config:           stack(s, "values", ""),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)}},
+			PreConfig: func() { helmUpgrade(t, s, "values", map[string]any{"controller": map[string]any{"replicas": 5}}) },
+			Config:    stack(s, "values", ""),
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionUpdate)},
+			},
 			Check: resource.ComposeAggregateTestCheckFunc(
-				resource.TestCheckNoResourceAttr(stackAddress, "effective_values.controller.replicas"), resource.TestCheckResourceAttr(stackAddress, "revision", "3")),
+				resource.TestCheckNoResourceAttr(
+					stackAddress,
+					"effective_values.controller.replicas",
+				),
+				resource.TestCheckResourceAttr(stackAddress, "revision", "3"),
+			),
 		})
 	})
 	t.Run("a release that somebody uninstalled is planned again", func(t *testing.T) {
@@ -96,8 +109,10 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 				_, err := action.NewUninstall(helmConfig(t, s, "away-system")).Run("away")
 				must(t, err)
 			},
-			Config:           stack(s, "away", ""),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionCreate)}},
+			Config: stack(s, "away", ""),
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(stackAddress, plancheck.ResourceActionCreate)},
+			},
 		})
 	})
 	t.Run("a domain that nobody deletes keeps the drivers and is named", func(t *testing.T) {
@@ -105,11 +120,21 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 		domains := s.Dynamic.Resource(computeDomains).Namespace("default")
 		check(t, resource.TestStep{Config: stack(s, "used", "timeouts = { delete = \"3s\" }")}, resource.TestStep{
 			PreConfig: func() {
-				_, err := domains.Create(background, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain",
-					"metadata": map[string]any{"name": "by-hand"}, "spec": map[string]any{"channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": "x"}}}}}, metav1.CreateOptions{})
+				_, err := domains.Create(
+					background,
+					&unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain",
+						"metadata": map[string]any{
+							"name": "by-hand",
+						}, "spec": map[string]any{"channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": "x"}}}}},
+					metav1.CreateOptions{},
+				)
 				must(t, err)
 			},
-			Config: stack(s, "used", "timeouts = { delete = \"3s\" }"), Destroy: true, ExpectError: words("ComputeDomain default/by-hand (not being deleted)"),
+			Config: stack(
+				s,
+				"used",
+				"timeouts = { delete = \"3s\" }",
+			), Destroy: true, ExpectError: words("ComputeDomain default/by-hand (not being deleted)"),
 		}, resource.TestStep{
 			PreConfig: func() { must(t, domains.Delete(background, "by-hand", metav1.DeleteOptions{})) },
 			Config:    stack(s, "used", ""),
@@ -128,7 +153,8 @@ func testDriverStackTrouble(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("domains and drivers without an order between them are created and destroyed in one go", func(t *testing.T) {
 		s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "Ready"} })
-		unordered := "resource \"gpufabric_compute_domain\" \"many\" {\n  count = 5\n  name = \"unordered-${count.index}\"\n  channel = { resource_claim_template = \"unordered-${count.index}\" }\n}\n"
+		unordered := "resource \"gpufabric_compute_domain\" \"many\" {\n  count = 5\n  name = \"unordered-${count.index}\"\n  channel = { " +
+			"resource_claim_template = \"unordered-${count.index}\" }\n}\n"
 		check(t, resource.TestStep{Config: stack(s, "together", "") + unordered})
 		nothingLeft(t, s, "together-system")
 	})
@@ -160,7 +186,11 @@ func helmConfig(t *testing.T, s *apiserver.Server, namespace string) *action.Con
 func leaveRelease(t *testing.T, s *apiserver.Server, name string, status helm.Status, own bool, at time.Time) {
 	t.Helper()
 	namespace := name + "-system"
-	_, err := s.Typed.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := s.Typed.CoreV1().Namespaces().Create(
+		t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{},
+	)
 	if err != nil {
 		t.Logf("namespace %s: %v", namespace, err)
 	}
@@ -189,11 +219,23 @@ func helmUpgrade(t *testing.T, s *apiserver.Server, name string, values map[stri
 func holdClaim(t *testing.T, s *apiserver.Server) {
 	t.Helper()
 	claims := s.Typed.ResourceV1().ResourceClaims("default")
-	claim, err := claims.Create(t.Context(), &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "held"}, Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
-		Requests: []resourcev1.DeviceRequest{{Name: "channel", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "compute-domain-default-channel.nvidia.com"}}}}}}, metav1.CreateOptions{})
+	claim, err := claims.Create(
+		t.Context(),
+		&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "held"}, Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{
+				{Name: "channel", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "compute-domain-default-channel.nvidia.com"}},
+			}}}},
+		metav1.CreateOptions{},
+	)
 	must(t, err)
 	claim.Status = resourcev1.ResourceClaimStatus{
-		Allocation:  &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{{Request: "channel", Driver: "compute-domain.nvidia.com", Pool: "p", Device: "channel-0"}}}},
+		Allocation: &resourcev1.AllocationResult{
+			Devices: resourcev1.DeviceAllocationResult{
+				Results: []resourcev1.DeviceRequestAllocationResult{
+					{Request: "channel", Driver: "compute-domain.nvidia.com", Pool: "p", Device: "channel-0"},
+				},
+			},
+		},
 		ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "trainer", UID: "1"}},
 	}
 	_, err = claims.UpdateStatus(t.Context(), claim, metav1.UpdateOptions{})

@@ -14,10 +14,13 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// chartValues merges the values documents and, over them, components and hardware; secret are those of values_wo, already in values. known is false while a
+// chartValues merges the values documents and, over them, components and hardware; secret are those of values_wo, already in values. known
+// is false while a
 // part is unknown.
 func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnostics) (values, secret map[string]any, known bool) {
-	if m.Values.IsUnknown() || listHasUnknown(m.Values) || listHasUnknown(m.SecretValues) || m.SecretValues.IsUnknown() || objectHasUnknown(m.Components) || objectHasUnknown(m.Hardware) {
+	if m.Values.IsUnknown() || listHasUnknown(m.Values) || listHasUnknown(m.SecretValues) || m.SecretValues.IsUnknown() ||
+		objectHasUnknown(m.Components) ||
+		objectHasUnknown(m.Hardware) {
 		return nil, nil, false
 	}
 	open, ok := parseDocuments(ctx, m.Values, path.Root("values"), diags)
@@ -30,7 +33,14 @@ func (m *driverStackModel) chartValues(ctx context.Context, diags *diag.Diagnost
 	shown := release.Flatten(values)
 	for key := range release.Flatten(secret) {
 		if _, both := shown[key]; both {
-			diags.AddAttributeError(path.Root("values_wo"), "Value given twice", fmt.Sprintf("values_wo: %s stands in values, components or hardware too, and those are kept in the state: remove it from one of them.", key))
+			diags.AddAttributeError(
+				path.Root("values_wo"),
+				"Value given twice",
+				fmt.Sprintf(
+					"values_wo: %s stands in values, components or hardware too, and those are kept in the state: remove it from one of them.",
+					key,
+				),
+			)
 			return nil, nil, true
 		}
 	}
@@ -119,7 +129,11 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 		return spec, known
 	}
 	if err := chart.CheckValues(values); err != nil {
-		diags.AddAttributeError(path.Root("values"), "Values the chart does not allow", fmt.Sprintf("The values (with components and hardware) do not fit the chart %s:\n%v", m.Chart.ValueString(), err))
+		diags.AddAttributeError(
+			path.Root("values"),
+			"Values the chart does not allow",
+			fmt.Sprintf("The values (with components and hardware) do not fit the chart %s:\n%v", m.Chart.ValueString(), err),
+		)
 		return spec, true
 	}
 	return release.Spec{
@@ -132,7 +146,13 @@ func (m *driverStackModel) wanted(ctx context.Context, diags *diag.Diagnostics) 
 func (m *driverStackModel) observe(r *release.Release, secret []string) {
 	m.ID = types.StringValue(r.Namespace + "/" + r.Name)
 	m.Name, m.Namespace = types.StringValue(r.Name), types.StringValue(r.Namespace)
-	m.ChartVersion, m.AppVersion, m.ChartDigest = types.StringValue(r.ChartVersion), types.StringValue(r.AppVersion), types.StringValue(r.ChartDigest)
+	m.ChartVersion, m.AppVersion, m.ChartDigest = types.StringValue(
+		r.ChartVersion,
+	), types.StringValue(
+		r.AppVersion,
+	), types.StringValue(
+		r.ChartDigest,
+	)
 	m.EffectiveValues = mapOf(without(release.Flatten(r.Values), secret))
 	m.Revision, m.Status = types.Int64Value(int64(r.Revision)), types.StringValue(r.Status)
 }
@@ -172,7 +192,10 @@ func recallSecrets(ctx context.Context, private privateState, diags *diag.Diagno
 	var names []string
 	if len(text) > 0 {
 		if err := json.Unmarshal(text, &names); err != nil {
-			diags.AddError("Private state cannot be read", fmt.Sprintf("The names of secret values are not in the form in which this provider writes them: %v.", err))
+			diags.AddError(
+				"Private state cannot be read",
+				fmt.Sprintf("The names of secret values are not in the form in which this provider writes them: %v.", err),
+			)
 		}
 	}
 	return names

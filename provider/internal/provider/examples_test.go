@@ -26,7 +26,8 @@ import (
 
 const repository = "../../.."
 
-// testExamples runs examples/terraform with the repository's chart. No container runs here: the doubles roll workloads out and serve domains.
+// testExamples runs examples/terraform with the repository's chart. No container runs here: the doubles roll workloads out and serve
+// domains.
 func testExamples(t *testing.T, s *apiserver.Server, rc string) {
 	s.ServeDomains(t, func(string) apiserver.Domain { return apiserver.Domain{Status: "NotReady", Message: "0 of 2 nodes"} })
 	chart, err := filepath.Abs(filepath.Join(repository, "charts/gpufabric"))
@@ -51,7 +52,8 @@ func testExamples(t *testing.T, s *apiserver.Server, rc string) {
 		{"quickstart", "claim_template", "quickstart-channel"},
 		{"rack", "claim_templates", "map[eval:eval-channel train:train-channel]"},
 		{"rdma-cluster", "networks", "default/rail-0,default/rail-1"},
-		{"vgpu-sharing", "slices_per_gpu", "map[large:map[cores_left:20 limited_by:memory memory_left_mib:8180 slices:2] small:map[cores_left:50 limited_by:memory memory_left_mib:8180 slices:5]]"},
+		{"vgpu-sharing", "slices_per_gpu", "map[large:map[cores_left:20 limited_by:memory memory_left_mib:8180 slices:2] " +
+			"small:map[cores_left:50 limited_by:memory memory_left_mib:8180 slices:5]]"},
 		{"training-job", "checkpoints", "default/training-checkpoints"},
 		{"platform", "pods_ask_for", "map[development: rdma:rdma/hca_shared_devices_a training:training-channel]"},
 	} {
@@ -105,7 +107,15 @@ func letVolumesGo(t *testing.T, s *apiserver.Server) {
 		if obj.GetDeletionTimestamp() != nil {
 			obj = obj.DeepCopy()
 			obj.SetFinalizers(nil)
-			_, _ = s.Dynamic.Resource(claims).Namespace(obj.GetNamespace()).Update(t.Context(), obj, metav1.UpdateOptions{}) // a lost race is tried again at the next event
+			_, _ = s.Dynamic.Resource(
+				claims,
+			).Namespace(
+				obj.GetNamespace(),
+			).Update(
+				t.Context(),
+				obj,
+				metav1.UpdateOptions{},
+			) // a lost race is tried again at the next event
 		}
 	})
 }
@@ -138,7 +148,8 @@ func exampleCopy(t *testing.T, directory string) string {
 	for _, file := range imports {
 		must(t, os.Remove(file))
 	}
-	const header = "terraform {\n  required_providers {\n    gpufabric = { source = \"gpufabric/gpufabric\" }\n  }\n}\nprovider \"gpufabric\" {}\n"
+	const header = "terraform {\n  required_providers {\n    gpufabric = { source = \"gpufabric/gpufabric\" }\n  }\n}\nprovider " +
+		"\"gpufabric\" {}\n"
 	must(t, os.WriteFile(filepath.Join(to, "header.tf"), []byte(header), 0o600))
 	if filepath.Base(directory) == "gpufabric_driver_stack" {
 		chart, err := loader.Load(filepath.Join(repository, "charts/gpufabric"))
@@ -148,7 +159,14 @@ func exampleCopy(t *testing.T, directory string) string {
 		// Terraform starts a provider where the configuration is; in a test it runs in the test's own process, elsewhere.
 		text, err := os.ReadFile(filepath.Join(to, "resource.tf"))
 		must(t, err)
-		must(t, os.WriteFile(filepath.Join(to, "resource.tf"), []byte(strings.ReplaceAll(string(text), "${path.module}/gpufabric-0.1.0.tgz", archive)), 0o600))
+		must(
+			t,
+			os.WriteFile(
+				filepath.Join(to, "resource.tf"),
+				[]byte(strings.ReplaceAll(string(text), "${path.module}/gpufabric-0.1.0.tgz", archive)),
+				0o600,
+			),
+		)
 	}
 	return to
 }

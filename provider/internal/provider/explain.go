@@ -30,30 +30,68 @@ func explain(doing string, err error) (summary, detail string) {
 	switch {
 	case errors.As(err, &conflict):
 		return "Fields owned by someone else", fmt.Sprintf("Could not %s: other clients set these fields to other values:\n%s\n\n"+
-			"Agree on one owner: remove the field from this configuration, or let the other client give it up, or set force_conflicts = true to take it over.", doing, fieldList(conflict))
+			"Agree on one owner: remove the field from this configuration, or let the other client give it up, or set force_conflicts = true to "+
+			"take it over.", doing, fieldList(conflict))
 	case errors.As(err, &exists):
-		return exists.Kind + " exists already", fmt.Sprintf("Could not %s: it is in the cluster already, managed by %s, and not in Terraform's state. "+
-			"Bring it under Terraform with an import block (id = %q) or choose another name.", doing, strings.Join(exists.Managers, ", "), exists.Key)
+		return exists.Kind + " exists already", fmt.Sprintf(
+			"Could not %s: it is in the cluster already, managed by %s, and not in Terraform's state. "+
+				"Bring it under Terraform with an import block (id = %q) or choose another name.",
+			doing,
+			strings.Join(exists.Managers, ", "),
+			exists.Key,
+		)
 	case errors.As(err, &missing):
-		return "Kind not installed", fmt.Sprintf("Could not %s: the cluster has no CustomResourceDefinition %s, and none appeared within the time-out. "+
-			"Install the drivers first; where a gpufabric_driver_stack does so in this configuration, add it to depends_on.", doing, missing.CRD)
+		return "Kind not installed", fmt.Sprintf(
+			"Could not %s: the cluster has no CustomResourceDefinition %s, and none appeared within the time-out. "+
+				"Install the drivers first; where a gpufabric_driver_stack does so in this configuration, add it to depends_on.",
+			doing,
+			missing.CRD,
+		)
 	case errors.As(err, &blocked):
 		return "Drivers still in use", fmt.Sprintf("Could not %s, and nothing was removed, since these need the drivers:\n%s\n\n"+
 			"Delete them (or wait until they are gone) and destroy again.", doing, blocked)
 	case errors.As(err, &release_):
 		r := release_.Release
-		return "Release exists already", fmt.Sprintf("Could not %s: Helm release %s (chart %s, revision %d, %s) is in namespace %s already and not in Terraform's state. "+
-			"Bring it under Terraform with an import block (id = \"%s/%s\") or choose another name.", doing, r.Name, r.ChartVersion, r.Revision, r.Status, r.Namespace, r.Namespace, r.Name)
+		return "Release exists already", fmt.Sprintf(
+			"Could not %s: Helm release %s (chart %s, revision %d, %s) is in namespace %s already and not in Terraform's state. "+
+				"Bring it under Terraform with an import block (id = \"%s/%s\") or choose another name.",
+			doing,
+			r.Name,
+			r.ChartVersion,
+			r.Revision,
+			r.Status,
+			r.Namespace,
+			r.Namespace,
+			r.Name,
+		)
 	case errors.As(err, &busy):
-		return "Release is being changed", fmt.Sprintf("Could not %s: %v. Wait until it has ended; if it is dead, run `helm rollback %s -n %s` or try again ten minutes after its start, when it counts as dead.",
-			doing, busy, busy.Release.Name, busy.Release.Namespace)
+		return "Release is being changed", fmt.Sprintf(
+			"Could not %s: %v. Wait until it has ended; if it is dead, run `helm rollback %s -n %s` or try again ten minutes after its start, "+
+				"when it counts as dead.",
+			doing,
+			busy,
+			busy.Release.Name,
+			busy.Release.Namespace,
+		)
 	case errors.As(err, &foreign):
-		return "CRDs of another owner", fmt.Sprintf("Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.", doing, foreign)
+		return "CRDs of another owner", fmt.Sprintf(
+			"Could not %s: %v. Two drivers cannot serve one kind: remove the other one first.",
+			doing,
+			foreign,
+		)
 	case errors.As(err, &failed):
-		return "Fabric not proven", fmt.Sprintf("Could not %s:\n%s\n\nWith keep = true job and domain stay to be looked at.", doing, strings.Join(failed.Reasons, "\n"))
+		return "Fabric not proven", fmt.Sprintf(
+			"Could not %s:\n%s\n\nWith keep = true job and domain stay to be looked at.",
+			doing,
+			strings.Join(failed.Reasons, "\n"),
+		)
 	case errors.As(err, &taken):
-		return taken.Kind + " exists already", fmt.Sprintf("Could not %s: %v, and the action makes and removes one of its own. Choose another name, or delete it where an earlier run "+
-			"with keep = true left it.", doing, taken)
+		return taken.Kind + " exists already", fmt.Sprintf(
+			"Could not %s: %v, and the action makes and removes one of its own. Choose another name, or delete it where an earlier run "+
+				"with keep = true left it.",
+			doing,
+			taken,
+		)
 	case errors.As(err, &absent):
 		return absent.What, fmt.Sprintf("Could not %s: %s.", doing, absent)
 	case errors.As(err, &stuck):

@@ -18,7 +18,8 @@ func addFieldErrors(diags *diag.Diagnostics, kind string, errs field.ErrorList, 
 	}
 }
 
-// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0]: the schemas of most resources differ from the API's only in how
+// attributePath turns spec.selectors.pciAddresses[0] into selectors.pci_addresses[0]: the schemas of most resources differ from the API's
+// only in how
 // names are written.
 func attributePath(fieldPath string) path.Path {
 	at := path.Empty()
@@ -67,7 +68,8 @@ func fieldSteps(fieldPath string) []fieldStep {
 	return steps
 }
 
-// snakeCase writes an API field's name as an attribute's: a run of capitals is one word (deviceIDs: device_ids, pciAddresses: pci_addresses).
+// snakeCase writes an API field's name as an attribute's: a run of capitals is one word (deviceIDs: device_ids, pciAddresses:
+// pci_addresses).
 func snakeCase(name string) string {
 	var out strings.Builder
 	runes := []rune(strings.ReplaceAll(name, "-", "_"))

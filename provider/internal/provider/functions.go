@@ -59,10 +59,13 @@ func newParseCliqueID() function.Function {
 	return &pureFunction{
 		name: "parse_clique_id",
 		definition: function.Definition{
-			Summary:             "Takes an NVLink clique's name apart",
-			MarkdownDescription: "Takes `<ClusterUUID>.<CliqueID>`, as the node label `nvidia.com/gpu.clique` and a compute domain's nodes have it, apart.",
-			Parameters:          []function.Parameter{text("id", "The clique, for example `69a19a31-f41c-45a5-8245-579b6bce5bdd.32766`.")},
-			Return:              function.ObjectReturn{AttributeTypes: map[string]attr.Type{"cluster_uuid": types.StringType, "clique_id": types.Int64Type}},
+			Summary: "Takes an NVLink clique's name apart",
+			MarkdownDescription: "Takes `<ClusterUUID>.<CliqueID>`, as the node label `nvidia.com/gpu.clique` and a compute domain's nodes have " +
+				"it, apart.",
+			Parameters: []function.Parameter{text("id", "The clique, for example `69a19a31-f41c-45a5-8245-579b6bce5bdd.32766`.")},
+			Return: function.ObjectReturn{
+				AttributeTypes: map[string]attr.Type{"cluster_uuid": types.StringType, "clique_id": types.Int64Type},
+			},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var id string
@@ -90,11 +93,14 @@ func newParseMIGProfile() function.Function {
 		name: "parse_mig_profile",
 		definition: function.Definition{
 			Summary: "Takes a MIG profile's name apart",
-			MarkdownDescription: "Takes a MIG profile's name, for example `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`, apart: slices of the GPU instance and of the compute instance, " +
+			MarkdownDescription: "Takes a MIG profile's name, for example `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`, apart: slices of the GPU " +
+				"instance and of the compute instance, " +
 				"the memory as named in GB, and what stands after the plus.",
 			Parameters: []function.Parameter{text("profile", "The profile's name.")},
-			Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"gpu_slices": types.Int64Type, "compute_slices": types.Int64Type, "memory_gb": types.Int64Type,
-				"attributes": types.ListType{ElemType: types.StringType}}},
+			Return: function.ObjectReturn{
+				AttributeTypes: map[string]attr.Type{"gpu_slices": types.Int64Type, "compute_slices": types.Int64Type, "memory_gb": types.Int64Type,
+					"attributes": types.ListType{ElemType: types.StringType}},
+			},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var name string
@@ -119,11 +125,18 @@ func newMIGLayouts() function.Function {
 		name: "mig_layouts",
 		definition: function.Definition{
 			Summary: "Lists the ways to divide one GPU by MIG",
-			MarkdownDescription: "Lists the MIG layouts of one GPU to which nothing can be added, each as its profiles from large to small. With further arguments, only layouts with all of these profiles. " +
-				"Computed from the placements of seven-slice parts: a driver may name a profile otherwise, and what a node really has is in its ResourceSlices (data source `gpufabric_devices`).",
-			Parameters:        []function.Parameter{text("model", "One of `A100-40GB`, `A100-80GB`, `H100-80GB`, `H200-141GB`, `B200-180GB`, `GB200-186GB`.")},
-			VariadicParameter: function.StringParameter{Name: "containing", MarkdownDescription: "Profiles that a layout must have; repeat one to have it twice."},
-			Return:            function.ListReturn{ElementType: types.ListType{ElemType: types.StringType}},
+			MarkdownDescription: "Lists the MIG layouts of one GPU to which nothing can be added, each as its profiles from large to small. With " +
+				"further arguments, only layouts with all of these profiles. " +
+				"Computed from the placements of seven-slice parts: a driver may name a profile otherwise, and what a node really has is in its " +
+				"ResourceSlices (data source `gpufabric_devices`).",
+			Parameters: []function.Parameter{
+				text("model", "One of `A100-40GB`, `A100-80GB`, `H100-80GB`, `H200-141GB`, `B200-180GB`, `GB200-186GB`."),
+			},
+			VariadicParameter: function.StringParameter{
+				Name:                "containing",
+				MarkdownDescription: "Profiles that a layout must have; repeat one to have it twice.",
+			},
+			Return: function.ListReturn{ElementType: types.ListType{ElemType: types.StringType}},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var model string
@@ -154,13 +167,24 @@ func newVGPUFit() function.Function {
 	return &pureFunction{
 		name: "vgpu_fit",
 		definition: function.Definition{
-			Summary:             "Computes how many vGPU slices one GPU holds",
-			MarkdownDescription: "Computes how many equal slices one GPU holds, what limits their number (`memory`, `cores` or `split`), and what is left over.",
+			Summary: "Computes how many vGPU slices one GPU holds",
+			MarkdownDescription: "Computes how many equal slices one GPU holds, what limits their number (`memory`, `cores` or `split`), and " +
+				"what is left over.",
 			Parameters: []function.Parameter{
 				number("gpu_memory_mib", "The GPU's memory in MiB."), number("memory_mib", "A slice's memory in MiB."),
-				number("cores", "A slice's cores in percent of the GPU, 0 to 100; 0 reserves none."), number("split", "How many slices a GPU may have at most."),
+				number(
+					"cores",
+					"A slice's cores in percent of the GPU, 0 to 100; 0 reserves none.",
+				), number("split", "How many slices a GPU may have at most."),
 			},
-			Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"slices": types.Int64Type, "limited_by": types.StringType, "memory_left_mib": types.Int64Type, "cores_left": types.Int64Type}},
+			Return: function.ObjectReturn{
+				AttributeTypes: map[string]attr.Type{
+					"slices":          types.Int64Type,
+					"limited_by":      types.StringType,
+					"memory_left_mib": types.Int64Type,
+					"cores_left":      types.Int64Type,
+				},
+			},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var gpu, memory, cores, split int64
@@ -181,10 +205,14 @@ func newRDMASelector() function.Function {
 		name: "rdma_selector",
 		definition: function.Definition{
 			Summary: "Reads an RDMA pool's selectors from a config.json",
-			MarkdownDescription: "Reads the selectors of one resource from the config.json of the RDMA device plugin, in the form of `gpufabric_rdma_pool`'s attribute `selectors`. " +
+			MarkdownDescription: "Reads the selectors of one resource from the config.json of the RDMA device plugin, in the form of " +
+				"`gpufabric_rdma_pool`'s attribute `selectors`. " +
 				"An entry that lists `devices` gives `if_names`. Every mistake in the entry is reported with its path.",
-			Parameters: []function.Parameter{text("config_json", "The text of config.json, for example `file(\"config.json\")`."), text("resource_name", "The entry's `resourceName`.")},
-			Return:     function.ObjectReturn{AttributeTypes: rdmaSelectorsType()},
+			Parameters: []function.Parameter{
+				text("config_json", "The text of config.json, for example `file(\"config.json\")`."),
+				text("resource_name", "The entry's `resourceName`."),
+			},
+			Return: function.ObjectReturn{AttributeTypes: rdmaSelectorsType()},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var config, name string
@@ -210,10 +238,11 @@ func newMIGParted() function.Function {
 	return &pureFunction{
 		name: "mig_parted",
 		definition: function.Definition{
-			Summary:             "Reads MIG layouts from a configuration file of mig-parted",
-			MarkdownDescription: "Reads the layouts (`mig-configs`) of a configuration file of mig-parted in the form of `gpufabric_mig_layout`'s attribute `layouts`. Unknown keys are errors.",
-			Parameters:          []function.Parameter{text("config_yaml", "The text of the file, for example `file(\"mig.yaml\")`.")},
-			Return:              function.MapReturn{ElementType: layoutType},
+			Summary: "Reads MIG layouts from a configuration file of mig-parted",
+			MarkdownDescription: "Reads the layouts (`mig-configs`) of a configuration file of mig-parted in the form of " +
+				"`gpufabric_mig_layout`'s attribute `layouts`. Unknown keys are errors.",
+			Parameters: []function.Parameter{text("config_yaml", "The text of the file, for example `file(\"mig.yaml\")`.")},
+			Return:     function.MapReturn{ElementType: layoutType},
 		},
 		run: func(ctx context.Context, args function.ArgumentsData) (any, *function.FuncError) {
 			var config string

@@ -27,7 +27,8 @@ func TestFunctions(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			check(t, resource.TestStep{
-				Config:            "terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\noutput \"test\" {\n  value = provider::gpufabric::" + c.call + "\n}\n",
+				Config: "terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\noutput " +
+					"\"test\" {\n  value = provider::gpufabric::" + c.call + "\n}\n",
 				ConfigStateChecks: []statecheck.StateCheck{statecheck.ExpectKnownOutputValue("test", c.want)},
 			})
 		})
@@ -43,7 +44,8 @@ func TestFunctions(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			check(t, resource.TestStep{
-				Config:      "terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\noutput \"test\" {\n  value = provider::gpufabric::" + c.call + "\n}\n",
+				Config: "terraform {\n  required_providers {\n    gpufabric = { source = \"hashicorp/gpufabric\" }\n  }\n}\noutput \"test\" " +
+					"{\n  value = provider::gpufabric::" + c.call + "\n}\n",
 				ExpectError: words(c.want),
 			})
 		})

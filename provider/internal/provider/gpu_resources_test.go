@@ -35,12 +35,20 @@ func testVGPUProfile(t *testing.T, s *apiserver.Server) {
 	publishRack(t, s)
 	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/gpufabric.io_vgpuprofiles.yaml"))
 	s.Serve(t, vgpuProfileKind.GVR(), func(obj *unstructured.Unstructured) map[string]any {
-		return map[string]any{"observedGeneration": obj.GetGeneration(), "deviceClass": obj.GetName(), "extendedResourceName": "gpufabric.io/" + obj.GetName(), "fits": int64(8),
-			"nodes":      []any{map[string]any{"name": "rack-0", "gpus": int64(2), "fits": int64(8)}},
-			"conditions": []any{map[string]any{"type": "Ready", "status": "True", "reason": "Test", "message": "8 fit", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+		return map[string]any{
+			"observedGeneration":   obj.GetGeneration(),
+			"deviceClass":          obj.GetName(),
+			"extendedResourceName": "gpufabric.io/" + obj.GetName(),
+			"fits":                 int64(8),
+			"nodes":                []any{map[string]any{"name": "rack-0", "gpus": int64(2), "fits": int64(8)}},
+			"conditions": []any{
+				map[string]any{"type": "Ready", "status": "True", "reason": "Test", "message": "8 fit", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+			},
+		}
 	})
 	t.Run("is created, keeps its spelling of quantities, is changed in place and imported", func(t *testing.T) {
-		full := "mode = \"Software\"\nmemory = \"0.5Ti\"\ncores = 10\nsplit = 4\npolicy = \"Spread\"\nnamespaces = [\"default\"]\nproduct_names = [\"NVIDIA L40S\"]\nwait_for = \"ready\"\n"
+		full := "mode = \"Software\"\nmemory = \"0.5Ti\"\ncores = 10\nsplit = 4\npolicy = \"Spread\"\nnamespaces = " +
+			"[\"default\"]\nproduct_names = [\"NVIDIA L40S\"]\nwait_for = \"ready\"\n"
 		check(t, resource.TestStep{Config: profile(s, "slice", full), Check: resource.ComposeAggregateTestCheckFunc(
 			resource.TestCheckResourceAttr(profileAddress, "memory", "0.5Ti"),
 			resource.TestCheckResourceAttr(profileAddress, "extended_resource_name", "gpufabric.io/slice"),
@@ -48,7 +56,14 @@ func testVGPUProfile(t *testing.T, s *apiserver.Server) {
 		)}, resource.TestStep{ResourceName: profileAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for", "memory"}}, resource.TestStep{Config: profile(s, "slice", "mode = \"Exclusive\"\n"), ConfigPlanChecks: updates(profileAddress), Check: resource.TestCheckNoResourceAttr(profileAddress, "cores")})
 	})
 	t.Run("larger than every GPU is refused at plan time with the largest there is", func(t *testing.T) {
-		check(t, resource.TestStep{Config: profile(s, "huge", "mode = \"Software\"\nmemory = \"200Gi\"\n"), PlanOnly: true, ExpectError: words("the largest is gpu-0 (NVIDIA GB200) of node rack-0 with 189471Mi")})
+		check(
+			t,
+			resource.TestStep{
+				Config:      profile(s, "huge", "mode = \"Software\"\nmemory = \"200Gi\"\n"),
+				PlanOnly:    true,
+				ExpectError: words("the largest is gpu-0 (NVIDIA GB200) of node rack-0 with 189471Mi"),
+			},
+		)
 	})
 }
 
@@ -60,8 +75,16 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 			state, ready, message = "Waiting", "False", "claim team/train holds gpu-1"
 		}
 		return map[string]any{"observedGeneration": obj.GetGeneration(),
-			"nodes":      []any{map[string]any{"name": "rack-0", "observedGeneration": obj.GetGeneration(), "state": state, "message": message}},
-			"conditions": []any{map[string]any{"type": "Ready", "status": ready, "reason": "Test", "message": "as the test says", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+			"nodes": []any{map[string]any{"name": "rack-0", "observedGeneration": obj.GetGeneration(), "state": state, "message": message}},
+			"conditions": []any{
+				map[string]any{
+					"type":               "Ready",
+					"status":             ready,
+					"reason":             "Test",
+					"message":            "as the test says",
+					"lastTransitionTime": "2026-01-01T00:00:00Z",
+				},
+			}}
 	})
 	const mixed = `
 		layout  = "mixed"
@@ -71,23 +94,42 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 		}
 		wait_for = "ready"`
 	t.Run("is created, changed in place and imported", func(t *testing.T) {
-		check(t, resource.TestStep{Config: layout(s, "layout", mixed), Check: resource.ComposeAggregateTestCheckFunc(
-			resource.TestCheckResourceAttr(layoutAddress, "ready", "true"), resource.TestCheckResourceAttr(layoutAddress, "nodes.0.state", "Applied"), func(*terraform.State) error {
-				obj, err := s.Dynamic.Resource(migLayoutKind.GVR()).Get(t.Context(), "layout", metav1.GetOptions{})
-				must(t, err)
-				entries, _, _ := unstructured.NestedSlice(obj.Object, "spec", "config", "mig-configs", "off")
-				if text := fmt.Sprint(entries); text != "[map[devices:all mig-enabled:false]]" {
-					t.Errorf("layout off became %s", text)
-				}
-				return nil
-			})},
-			resource.TestStep{ResourceName: layoutAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for"}},
+		check(
+			t,
+			resource.TestStep{Config: layout(s, "layout", mixed), Check: resource.ComposeAggregateTestCheckFunc(
+				resource.TestCheckResourceAttr(
+					layoutAddress,
+					"ready",
+					"true",
+				),
+				resource.TestCheckResourceAttr(layoutAddress, "nodes.0.state", "Applied"),
+				func(*terraform.State) error {
+					obj, err := s.Dynamic.Resource(migLayoutKind.GVR()).Get(t.Context(), "layout", metav1.GetOptions{})
+					must(t, err)
+					entries, _, _ := unstructured.NestedSlice(obj.Object, "spec", "config", "mig-configs", "off")
+					if text := fmt.Sprint(entries); text != "[map[devices:all mig-enabled:false]]" {
+						t.Errorf("layout off became %s", text)
+					}
+					return nil
+				},
+			)},
+			resource.TestStep{
+				ResourceName:            layoutAddress,
+				ImportState:             true,
+				ImportStateVerify:       true,
+				ImportStateVerifyIgnore: []string{"wait_for"},
+			},
 			resource.TestStep{Config: layout(s, "layout", `
 				layout  = "all-1g.5gb"
-				layouts = provider::gpufabric::mig_parted("version: v1\nmig-configs:\n  all-1g.5gb:\n  - devices: all\n    mig-enabled: true\n    mig-devices: {1g.5gb: 7}\n")`), ConfigPlanChecks: updates(layoutAddress)})
+				layouts = provider::gpufabric::mig_parted("version: v1\nmig-configs:\n  all-1g.5gb:\n  - devices: all\n    mig-enabled: true\n    mig-devices: {1g.5gb: 7}\n")`), ConfigPlanChecks: updates(layoutAddress)},
+		)
 	})
 	t.Run("that waits for a claim says which", func(t *testing.T) {
 		config := layout(s, "busy", mixed+"\ntimeouts = { create = \"1s\", update = \"1s\" }")
-		check(t, resource.TestStep{Config: config, ExpectNonEmptyPlan: true}, resource.TestStep{Config: config, ExpectError: words("rack-0 is waiting: claim team/train holds gpu-1")})
+		check(
+			t,
+			resource.TestStep{Config: config, ExpectNonEmptyPlan: true},
+			resource.TestStep{Config: config, ExpectError: words("rack-0 is waiting: claim team/train holds gpu-1")},
+		)
 	})
 }

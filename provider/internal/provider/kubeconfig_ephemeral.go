@@ -49,14 +49,27 @@ func (r *kubeconfigResource) Metadata(_ context.Context, req ephemeral.MetadataR
 
 func (r *kubeconfigResource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A short-lived kubeconfig of a service account, for other providers and provisioners of the same run. It is never written to plan or state.",
+		MarkdownDescription: "A short-lived kubeconfig of a service account, for other providers and provisioners of the same run. It is " +
+			"never written to plan or state.",
 		Attributes: map[string]schema.Attribute{
-			"namespace":       schema.StringAttribute{Required: true, Validators: kubernetesLabel(), MarkdownDescription: "Namespace of the service account."},
-			"service_account": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Service account whose rights the kubeconfig has."},
+			"namespace": schema.StringAttribute{
+				Required:            true,
+				Validators:          kubernetesLabel(),
+				MarkdownDescription: "Namespace of the service account.",
+			},
+			"service_account": schema.StringAttribute{
+				Required:            true,
+				Validators:          kubernetesName(),
+				MarkdownDescription: "Service account whose rights the kubeconfig has.",
+			},
 			"expiration_seconds": schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.Between(shortestToken, 86400)},
 				MarkdownDescription: "How long it is valid, 600 to 86400 seconds. Default 3600. The API server may give less."},
-			"token":      schema.StringAttribute{Computed: true, Sensitive: true, MarkdownDescription: "The bearer token."},
-			"kubeconfig": schema.StringAttribute{Computed: true, Sensitive: true, MarkdownDescription: "The kubeconfig as YAML, with the token in it."},
+			"token": schema.StringAttribute{Computed: true, Sensitive: true, MarkdownDescription: "The bearer token."},
+			"kubeconfig": schema.StringAttribute{
+				Computed:            true,
+				Sensitive:           true,
+				MarkdownDescription: "The kubeconfig as YAML, with the token in it.",
+			},
 			"expires_at": schema.StringAttribute{Computed: true, MarkdownDescription: "When the token expires, RFC 3339."},
 		},
 	}
@@ -106,7 +119,12 @@ func kubeconfig(config *rest.Config, namespace, name, token string) (string, err
 		return "", fmt.Errorf("read the API server's CA: %w", err)
 	}
 	out := api.NewConfig()
-	out.Clusters["cluster"] = &api.Cluster{Server: config.Host, CertificateAuthorityData: tls.CAData, InsecureSkipTLSVerify: tls.Insecure, TLSServerName: tls.ServerName}
+	out.Clusters["cluster"] = &api.Cluster{
+		Server:                   config.Host,
+		CertificateAuthorityData: tls.CAData,
+		InsecureSkipTLSVerify:    tls.Insecure,
+		TLSServerName:            tls.ServerName,
+	}
 	out.AuthInfos[name] = &api.AuthInfo{Token: token}
 	out.Contexts[name] = &api.Context{Cluster: "cluster", AuthInfo: name, Namespace: namespace}
 	out.CurrentContext = name

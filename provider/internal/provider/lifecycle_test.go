@@ -35,7 +35,14 @@ var lives = []life{
 }
 
 func (l life) config(s *apiserver.Server, name string) string {
-	return as(s) + fmt.Sprintf("resource \"gpufabric_%s\" \"test\" {\n  name = %q\n  labels = { team = \"a\" }\n  %s\n}\n", l.name, name, l.body)
+	return as(
+		s,
+	) + fmt.Sprintf(
+		"resource \"gpufabric_%s\" \"test\" {\n  name = %q\n  labels = { team = \"a\" }\n  %s\n}\n",
+		l.name,
+		name,
+		l.body,
+	)
 }
 
 func (l life) address() string { return "gpufabric_" + l.name + ".test" }
@@ -45,7 +52,12 @@ func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	installCRD(t, s, "testdata/network-attachment-definitions.yaml")
 	ready := func(obj *unstructured.Unstructured) map[string]any {
-		return map[string]any{"observedGeneration": obj.GetGeneration(), "conditions": []any{map[string]any{"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+		return map[string]any{
+			"observedGeneration": obj.GetGeneration(),
+			"conditions": []any{
+				map[string]any{"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+			},
+		}
 	}
 	for _, kind := range []object.Kind{rdmaPoolKind, vgpuProfileKind, migLayoutKind} {
 		installCRD(t, s, filepath.Join(repository, "drivers/api/crds", kind.Group+"_"+kind.Plural+".yaml"))
@@ -60,10 +72,17 @@ func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 			return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(l.address(), a)}}
 		}
 		t.Run(l.name+" is imported by its identity", func(t *testing.T) {
-			resource.UnitTest(t, resource.TestCase{ProtoV6ProviderFactories: factories(), TerraformVersionChecks: []tfversion.TerraformVersionCheck{tfversion.SkipBelow(tfversion.Version1_12_0)}, Steps: []resource.TestStep{
-				{Config: l.config(s, "life")},
-				{ResourceName: l.address(), ImportState: true, ImportStateKind: resource.ImportBlockWithResourceIdentity},
-			}})
+			resource.UnitTest(
+				t,
+				resource.TestCase{
+					ProtoV6ProviderFactories: factories(),
+					TerraformVersionChecks:   []tfversion.TerraformVersionCheck{tfversion.SkipBelow(tfversion.Version1_12_0)},
+					Steps: []resource.TestStep{
+						{Config: l.config(s, "life")},
+						{ResourceName: l.address(), ImportState: true, ImportStateKind: resource.ImportBlockWithResourceIdentity},
+					},
+				},
+			)
 		})
 		t.Run(l.name+" that was deleted by somebody is created again", func(t *testing.T) {
 			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{
@@ -73,18 +92,29 @@ func testLifeCycles(t *testing.T, s *apiserver.Server, rc string) {
 		})
 		t.Run(l.name+" that somebody changed is planned to be changed back", func(t *testing.T) {
 			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{PreConfig: func() {
-				_, err := objects.Patch(background, "life", types.MergePatchType, []byte(`{"metadata":{"labels":{"team":"b"}}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+				_, err := objects.Patch(
+					background,
+					"life",
+					types.MergePatchType,
+					[]byte(`{"metadata":{"labels":{"team":"b"}}}`),
+					metav1.PatchOptions{FieldManager: "kubectl-edit"},
+				)
 				must(t, err)
 			}, RefreshState: true, ExpectNonEmptyPlan: true})
 		})
 		t.Run(l.name+" of another name is another object", func(t *testing.T) {
-			check(t, resource.TestStep{Config: l.config(s, "life")}, resource.TestStep{Config: l.config(s, "life-2"), ConfigPlanChecks: action(plancheck.ResourceActionReplace)})
+			check(
+				t,
+				resource.TestStep{Config: l.config(s, "life")},
+				resource.TestStep{Config: l.config(s, "life-2"), ConfigPlanChecks: action(plancheck.ResourceActionReplace)},
+			)
 		})
 	}
 	t.Run("terraform query finds every kind, and what it generates imports it", func(t *testing.T) { testQuery(t, s, rc) })
 }
 
-// testQuery makes an object of every kind outside of Terraform, lets `terraform query` write a configuration with import blocks for all of them, and applies it.
+// testQuery makes an object of every kind outside of Terraform, lets `terraform query` write a configuration with import blocks for all of
+// them, and applies it.
 func testQuery(t *testing.T, s *apiserver.Server, rc string) {
 	needActions(t)
 	header := strings.ReplaceAll(as(s), "hashicorp/", "gpufabric/")

@@ -40,14 +40,27 @@ func listerOf[M objectModel](d definition[M]) func() list.ListResource {
 	return func() list.ListResource { return &objectLister[M]{objectResource[M]{definition: d}} }
 }
 
-func (l *objectLister[M]) ListResourceConfigSchema(_ context.Context, _ list.ListResourceSchemaRequest, resp *list.ListResourceSchemaResponse) {
+func (l *objectLister[M]) ListResourceConfigSchema(
+	_ context.Context,
+	_ list.ListResourceSchemaRequest,
+	resp *list.ListResourceSchemaResponse,
+) {
 	attributes := map[string]listschema.Attribute{
-		"label_selector": listschema.StringAttribute{Optional: true, MarkdownDescription: "Only objects with these labels, as kubectl writes it: `team=a,tier!=test`."},
+		"label_selector": listschema.StringAttribute{
+			Optional:            true,
+			MarkdownDescription: "Only objects with these labels, as kubectl writes it: `team=a,tier!=test`.",
+		},
 	}
 	if l.kind.Namespaced {
-		attributes["namespace"] = listschema.StringAttribute{Optional: true, MarkdownDescription: "Only objects of this namespace; without it, of all."}
+		attributes["namespace"] = listschema.StringAttribute{
+			Optional:            true,
+			MarkdownDescription: "Only objects of this namespace; without it, of all.",
+		}
 	}
-	resp.Schema = listschema.Schema{Attributes: attributes, MarkdownDescription: "Lists the cluster's " + l.kind.Name + " objects, for `terraform query`."}
+	resp.Schema = listschema.Schema{
+		Attributes:          attributes,
+		MarkdownDescription: "Lists the cluster's " + l.kind.Name + " objects, for `terraform query`.",
+	}
 }
 
 func (l *objectLister[M]) List(ctx context.Context, req list.ListRequest, stream *list.ListResultsStream) {
@@ -66,13 +79,21 @@ func (l *objectLister[M]) List(ctx context.Context, req list.ListRequest, stream
 	}
 	stream.Results = func(push func(list.ListResult) bool) {
 		sent := int64(0)
-		err := object.NewStore(client, l.kind).Each(ctx, namespace.ValueString(), labels.ValueString(), func(obj *unstructured.Unstructured) bool {
-			if req.Limit > 0 && sent >= req.Limit {
-				return false
-			}
-			sent++
-			return push(l.result(ctx, req, obj))
-		})
+		err := object.NewStore(
+			client,
+			l.kind,
+		).Each(
+			ctx,
+			namespace.ValueString(),
+			labels.ValueString(),
+			func(obj *unstructured.Unstructured) bool {
+				if req.Limit > 0 && sent >= req.Limit {
+					return false
+				}
+				sent++
+				return push(l.result(ctx, req, obj))
+			},
+		)
 		if err != nil {
 			var diags diag.Diagnostics
 			addError(&diags, "list "+l.kind.Plural, err)
@@ -112,11 +133,18 @@ func nulls(ctx context.Context, r *tfsdk.Resource, into any) diag.Diagnostics {
 // driverStackLister lists Helm releases of the chart gpufabric.
 type driverStackLister struct{ driverStackResource }
 
-func (l *driverStackLister) ListResourceConfigSchema(_ context.Context, _ list.ListResourceSchemaRequest, resp *list.ListResourceSchemaResponse) {
-	resp.Schema = listschema.Schema{MarkdownDescription: "Lists Helm releases of the chart gpufabric, for `terraform query`.", Attributes: map[string]listschema.Attribute{
-		"namespace": listschema.StringAttribute{Optional: true, MarkdownDescription: "Only releases of this namespace; without it, of all."},
-		"chart":     listschema.StringAttribute{Optional: true, MarkdownDescription: "Name of the chart, where it is not `gpufabric`."},
-	}}
+func (l *driverStackLister) ListResourceConfigSchema(
+	_ context.Context,
+	_ list.ListResourceSchemaRequest,
+	resp *list.ListResourceSchemaResponse,
+) {
+	resp.Schema = listschema.Schema{
+		MarkdownDescription: "Lists Helm releases of the chart gpufabric, for `terraform query`.",
+		Attributes: map[string]listschema.Attribute{
+			"namespace": listschema.StringAttribute{Optional: true, MarkdownDescription: "Only releases of this namespace; without it, of all."},
+			"chart":     listschema.StringAttribute{Optional: true, MarkdownDescription: "Name of the chart, where it is not `gpufabric`."},
+		},
+	}
 }
 
 func (l *driverStackLister) List(ctx context.Context, req list.ListRequest, stream *list.ListResultsStream) {

@@ -17,7 +17,10 @@ func testList(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, "testdata/stack/templates/crd.yaml")
 	for _, name := range []string{"listed-a", "listed-b", "listed-c"} {
 		obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain",
-			"metadata": map[string]any{"name": name, "labels": map[string]any{"name": name}}, "spec": map[string]any{"numNodes": int64(2), "channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": name}}}}}
+			"metadata": map[string]any{
+				"name":   name,
+				"labels": map[string]any{"name": name},
+			}, "spec": map[string]any{"numNodes": int64(2), "channel": map[string]any{"resourceClaimTemplate": map[string]any{"name": name}}}}}
 		_, err := s.Dynamic.Resource(computeDomains).Namespace("default").Create(t.Context(), obj, metav1.CreateOptions{})
 		must(t, err)
 	}
@@ -35,7 +38,15 @@ func testList(t *testing.T, s *apiserver.Server) {
 		{"releases of another chart are none", "gpufabric_driver_stack", map[string]string{"chart": "nothing"}, 0, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			stream, err := server.ListResource(t.Context(), &tfprotov6.ListResourceRequest{TypeName: c.kind, IncludeResource: true, Limit: c.limit, Config: dynamicValue(t, schemas.ListResourceSchemas[c.kind], c.config)})
+			stream, err := server.ListResource(
+				t.Context(),
+				&tfprotov6.ListResourceRequest{
+					TypeName:        c.kind,
+					IncludeResource: true,
+					Limit:           c.limit,
+					Config:          dynamicValue(t, schemas.ListResourceSchemas[c.kind], c.config),
+				},
+			)
 			must(t, err)
 			var got []string
 			for r := range stream.Results {
@@ -86,7 +97,13 @@ func configured(t *testing.T, s *apiserver.Server) (listServer, *tfprotov6.GetPr
 	}
 	schemas, err := server.GetProviderSchema(t.Context(), &tfprotov6.GetProviderSchemaRequest{})
 	must(t, err)
-	resp, err := server.ConfigureProvider(t.Context(), &tfprotov6.ConfigureProviderRequest{TerraformVersion: "1.14.0", Config: dynamicValue(t, schemas.Provider, map[string]string{"config_path": s.Kubeconfig})})
+	resp, err := server.ConfigureProvider(
+		t.Context(),
+		&tfprotov6.ConfigureProviderRequest{
+			TerraformVersion: "1.14.0",
+			Config:           dynamicValue(t, schemas.Provider, map[string]string{"config_path": s.Kubeconfig}),
+		},
+	)
 	must(t, err)
 	for _, d := range resp.Diagnostics {
 		t.Fatalf("%s: %s", d.Summary, d.Detail)

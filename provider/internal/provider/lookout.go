@@ -12,7 +12,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// A wait that lasts is looked into after lookoutEvery, and again as often. It is given up when no controller has been installed for giveUpAfter: nobody
+// A wait that lasts is looked into after lookoutEvery, and again as often. It is given up when no controller has been installed for
+// giveUpAfter: nobody
 // will ever look at the object, and to wait for the whole time-out would only hide that.
 const (
 	lookoutEvery = 10 * time.Second

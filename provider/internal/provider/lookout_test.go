@@ -22,10 +22,15 @@ func TestLookout(t *testing.T) {
 	labels := map[string]string{"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "controller"}
 	controller := func(available int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller", Labels: labels},
-			Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}}, Status: appsv1.DeploymentStatus{AvailableReplicas: available}}
+			Spec: appsv1.DeploymentSpec{
+				Selector: &metav1.LabelSelector{MatchLabels: labels},
+			}, Status: appsv1.DeploymentStatus{AvailableReplicas: available}}
 	}
-	crashing := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller-x", Labels: labels}, Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
-		Name: "controller", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s"}}}}}}
+	crashing := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller-x", Labels: labels},
+		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "controller", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s"}}}}},
+	}
 	for _, c := range []struct {
 		name    string
 		objects []runtime.Object

@@ -46,10 +46,23 @@ type layoutGPUsModel struct {
 }
 
 var (
-	layoutGPUsType  = types.ObjectType{AttrTypes: map[string]attr.Type{"device_filter": types.ListType{ElemType: types.StringType}, "devices": types.ListType{ElemType: types.Int64Type}, "mig_devices": types.MapType{ElemType: types.Int64Type}}}
-	layoutType      = types.ObjectType{AttrTypes: map[string]attr.Type{"gpus": types.ListType{ElemType: layoutGPUsType}}}
-	layoutNodeType  = types.ObjectType{AttrTypes: map[string]attr.Type{"name": types.StringType, "state": types.StringType, "message": types.StringType}}
-	migLayoutKind   = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "MIGLayout", Plural: "miglayouts"}
+	layoutGPUsType = types.ObjectType{
+		AttrTypes: map[string]attr.Type{
+			"device_filter": types.ListType{ElemType: types.StringType},
+			"devices":       types.ListType{ElemType: types.Int64Type},
+			"mig_devices":   types.MapType{ElemType: types.Int64Type},
+		},
+	}
+	layoutType     = types.ObjectType{AttrTypes: map[string]attr.Type{"gpus": types.ListType{ElemType: layoutGPUsType}}}
+	layoutNodeType = types.ObjectType{
+		AttrTypes: map[string]attr.Type{"name": types.StringType, "state": types.StringType, "message": types.StringType},
+	}
+	migLayoutKind = object.Kind{
+		Group:   v1alpha1.GroupName,
+		Version: v1alpha1.SchemeGroupVersion().Version,
+		Name:    "MIGLayout",
+		Plural:  "miglayouts",
+	}
 	migPartedFormat = "v1"
 )
 
@@ -71,26 +84,55 @@ func migLayoutDefinition() definition[*migLayoutModel] {
 func migLayoutSchema(ctx context.Context) schema.Schema {
 	attributes := metaAttributes(ctx, migLayoutKind)
 	attributes["node_selector"] = nodeSelectorAttribute("shall have the layout")
-	attributes["layout"] = schema.StringAttribute{Required: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)}, MarkdownDescription: "Which of `layouts` the nodes shall have."}
+	attributes["layout"] = schema.StringAttribute{
+		Required:            true,
+		Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
+		MarkdownDescription: "Which of `layouts` the nodes shall have.",
+	}
 	attributes["layouts"] = schema.MapNestedAttribute{Required: true, Validators: []validator.Map{mapvalidator.SizeAtLeast(1)},
 		MarkdownDescription: "Layouts by name. Function `mig_parted` reads them from a configuration file of mig-parted.",
 		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-			"gpus": schema.ListNestedAttribute{Required: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "What which GPUs of a node are cut into. A GPU may be meant by one entry at most.",
+			"gpus": schema.ListNestedAttribute{
+				Required:            true,
+				Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "What which GPUs of a node are cut into. A GPU may be meant by one entry at most.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"device_filter": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Only GPUs with one of these PCI device and vendor ids, for example `0x20B010DE`."},
-					"devices":       schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "Indices of the GPUs; without them, all."},
+					"device_filter": schema.ListAttribute{
+						ElementType:         types.StringType,
+						Optional:            true,
+						Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+						MarkdownDescription: "Only GPUs with one of these PCI device and vendor ids, for example `0x20B010DE`.",
+					},
+					"devices": schema.ListAttribute{
+						ElementType:         types.Int64Type,
+						Optional:            true,
+						MarkdownDescription: "Indices of the GPUs; without them, all.",
+					},
 					"mig_devices": schema.MapAttribute{ElementType: types.Int64Type, Optional: true,
-						MarkdownDescription: "How many instances of which profile, for example `{\"1g.5gb\" = 2, \"3g.20gb\" = 1}`. Without it MIG mode is off; an empty map leaves it on, with no instance."},
-				}}},
+						MarkdownDescription: "How many instances of which profile, for example `{\"1g.5gb\" = 2, \"3g.20gb\" = 1}`. Without it MIG mode " +
+							"is off; an empty map leaves it on, with no instance."},
+				}},
+			},
 		}}}
 	addReadiness(attributes, "the controller has looked at the layout", "every selected node has the layout")
-	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "How far each node is.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-		"name":    schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
-		"state":   schema.StringAttribute{Computed: true, MarkdownDescription: "`Applied`, `Waiting` or `Failed`."},
-		"message": schema.StringAttribute{Computed: true, MarkdownDescription: "What runs on a GPU that has to change, or why the layout cannot be had."},
-	}}}
-	return schema.Schema{Attributes: attributes, MarkdownDescription: "A static MIG layout for the GPUs of some nodes. It is the resource `MIGLayout` of `gpufabric.io/v1alpha1`, applied node by node and only to GPUs on which nothing runs. " +
-		"A plan warns which nodes a change repartitions and which claims hold their GPUs."}
+	attributes["nodes"] = schema.ListNestedAttribute{
+		Computed:            true,
+		MarkdownDescription: "How far each node is.",
+		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+			"name":  schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+			"state": schema.StringAttribute{Computed: true, MarkdownDescription: "`Applied`, `Waiting` or `Failed`."},
+			"message": schema.StringAttribute{
+				Computed:            true,
+				MarkdownDescription: "What runs on a GPU that has to change, or why the layout cannot be had.",
+			},
+		}},
+	}
+	return schema.Schema{
+		Attributes: attributes,
+		MarkdownDescription: "A static MIG layout for the GPUs of some nodes. It is the resource `MIGLayout` of `gpufabric.io/v1alpha1`, " +
+			"applied node by node and only to GPUs on which nothing runs. " +
+			"A plan warns which nodes a change repartitions and which claims hold their GPUs.",
+	}
 }
 
 func (m *migLayoutModel) api(ctx context.Context) (*v1alpha1.MIGLayoutSpec, diag.Diagnostics) {
@@ -103,7 +145,11 @@ func (m *migLayoutModel) api(ctx context.Context) (*v1alpha1.MIGLayoutSpec, diag
 		var entries []layoutGPUsModel
 		diags.Append(layout.GPUs.ElementsAs(ctx, &entries, false)...)
 		for _, e := range entries {
-			entry := v1alpha1.MIGPartedEntry{DeviceFilter: stringsOf(ctx, e.DeviceFilter, &diags), Devices: v1alpha1.AllOrIndices{All: e.Devices.IsNull()}, MIGEnabled: !e.MIGDevices.IsNull()}
+			entry := v1alpha1.MIGPartedEntry{
+				DeviceFilter: stringsOf(ctx, e.DeviceFilter, &diags),
+				Devices:      v1alpha1.AllOrIndices{All: e.Devices.IsNull()},
+				MIGEnabled:   !e.MIGDevices.IsNull(),
+			}
 			if !e.Devices.IsNull() {
 				diags.Append(e.Devices.ElementsAs(ctx, &entry.Devices.Indices, false)...)
 			}
@@ -158,7 +204,17 @@ func (m *migLayoutModel) observe(ctx context.Context, obj *unstructured.Unstruct
 	m.observeConditions(layout.Generation, layout.Status.ObservedGeneration, layout.Status.Conditions)
 	nodes := make([]attr.Value, 0, len(layout.Status.Nodes))
 	for _, n := range layout.Status.Nodes {
-		nodes = append(nodes, types.ObjectValueMust(layoutNodeType.AttrTypes, map[string]attr.Value{"name": types.StringValue(n.Name), "state": types.StringValue(string(n.State)), "message": types.StringValue(n.Message)}))
+		nodes = append(
+			nodes,
+			types.ObjectValueMust(
+				layoutNodeType.AttrTypes,
+				map[string]attr.Value{
+					"name":    types.StringValue(n.Name),
+					"state":   types.StringValue(string(n.State)),
+					"message": types.StringValue(n.Message),
+				},
+			),
+		)
 	}
 	list, more := types.ListValue(layoutNodeType, nodes)
 	m.Nodes = list
@@ -172,7 +228,11 @@ func layoutsValue(ctx context.Context, config v1alpha1.MIGPartedConfig, diags *d
 	for name, entries := range config.Layouts {
 		gpus := make([]layoutGPUsModel, 0, len(entries))
 		for _, e := range entries {
-			g := layoutGPUsModel{DeviceFilter: listOrNull(types.ListNull(types.StringType), e.DeviceFilter), Devices: types.ListNull(types.Int64Type), MIGDevices: types.MapNull(types.Int64Type)}
+			g := layoutGPUsModel{
+				DeviceFilter: listOrNull(types.ListNull(types.StringType), e.DeviceFilter),
+				Devices:      types.ListNull(types.Int64Type),
+				MIGDevices:   types.MapNull(types.Int64Type),
+			}
 			if !e.Devices.All {
 				list, more := types.ListValueFrom(ctx, types.Int64Type, orNone(e.Devices.Indices))
 				g.Devices = list

@@ -13,7 +13,8 @@ import (
 	"gpufabric.io/provider/internal/object"
 )
 
-// MoveState lets a `moved` block bring an object here that a kubernetes_manifest made, without touching it: only its name is taken over, and the refresh that
+// MoveState lets a `moved` block bring an object here that a kubernetes_manifest made, without touching it: only its name is taken over,
+// and the refresh that
 // follows reads the rest from the cluster.
 func (r *objectResource[M]) MoveState(context.Context) []resource.StateMover {
 	return []resource.StateMover{{StateMover: func(ctx context.Context, req resource.MoveStateRequest, resp *resource.MoveStateResponse) {
@@ -28,8 +29,11 @@ func (r *objectResource[M]) MoveState(context.Context) []resource.StateMover {
 			return
 		}
 		if manifest.APIVersion != r.kind.APIVersion() || manifest.Kind != r.kind.Name {
-			resp.Diagnostics.AddError("Another kind of object", fmt.Sprintf("A gpufabric_%s is a %s of %s, and the kubernetes_manifest holds a %s of %s: remove the moved block.",
-				r.name, r.kind.Name, r.kind.APIVersion(), manifest.Kind, manifest.APIVersion))
+			resp.Diagnostics.AddError(
+				"Another kind of object",
+				fmt.Sprintf("A gpufabric_%s is a %s of %s, and the kubernetes_manifest holds a %s of %s: remove the moved block.",
+					r.name, r.kind.Name, r.kind.APIVersion(), manifest.Kind, manifest.APIVersion),
+			)
 			return
 		}
 		key := object.Key{Name: manifest.Metadata.Name}
@@ -40,7 +44,8 @@ func (r *objectResource[M]) MoveState(context.Context) []resource.StateMover {
 	}}}
 }
 
-// MoveState lets a `moved` block bring a release here that a helm_release made. Chart and values come from the configuration, as after an import.
+// MoveState lets a `moved` block bring a release here that a helm_release made. Chart and values come from the configuration, as after an
+// import.
 func (r *driverStackResource) MoveState(context.Context) []resource.StateMover {
 	return []resource.StateMover{{StateMover: func(ctx context.Context, req resource.MoveStateRequest, resp *resource.MoveStateResponse) {
 		if !movesFrom(req, "hashicorp/helm", "helm_release") {
@@ -78,7 +83,15 @@ func readDynamic(state []byte, attribute string, into any, diags *diag.Diagnosti
 }
 
 func addUnreadable(diags *diag.Diagnostics, what string, err error) {
-	diags.AddError("State cannot be read", fmt.Sprintf("The %s in the state has another form than this provider knows: %v. Import the object instead, with an import block, and let the old resource go with a removed block.", what, err))
+	diags.AddError(
+		"State cannot be read",
+		fmt.Sprintf(
+			"The %s in the state has another form than this provider knows: %v. Import the object instead, with an import block, and let the old "+
+				"resource go with a removed block.",
+			what,
+			err,
+		),
+	)
 }
 
 func setKey(ctx context.Context, namespaced bool, key object.Key, resp *resource.MoveStateResponse) diag.Diagnostics {

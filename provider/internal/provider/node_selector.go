@@ -26,23 +26,43 @@ type expressionModel struct {
 }
 
 var (
-	expressionType   = map[string]attr.Type{"key": types.StringType, "operator": types.StringType, "values": types.ListType{ElemType: types.StringType}}
-	nodeSelectorType = map[string]attr.Type{"match_labels": types.MapType{ElemType: types.StringType}, "match_expressions": types.ListType{ElemType: types.ObjectType{AttrTypes: expressionType}}}
+	expressionType = map[string]attr.Type{
+		"key":      types.StringType,
+		"operator": types.StringType,
+		"values":   types.ListType{ElemType: types.StringType},
+	}
+	nodeSelectorType = map[string]attr.Type{
+		"match_labels":      types.MapType{ElemType: types.StringType},
+		"match_expressions": types.ListType{ElemType: types.ObjectType{AttrTypes: expressionType}},
+	}
 )
 
 // nodeSelectorAttribute is the selector of nodes that several resources share.
 func nodeSelectorAttribute(what string) schema.Attribute {
 	return schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Nodes that " + what + "; without it, all.",
 		Attributes: map[string]schema.Attribute{
-			"match_labels": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
-				MarkdownDescription: "Labels a node must have."},
-			"match_expressions": schema.ListNestedAttribute{Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Further conditions on a node's labels; all must hold.",
+			"match_labels": schema.MapAttribute{
+				ElementType:         types.StringType,
+				Optional:            true,
+				Validators:          []validator.Map{metadataMap{labels: true}, mapvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Labels a node must have.",
+			},
+			"match_expressions": schema.ListNestedAttribute{
+				Optional:            true,
+				Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+				MarkdownDescription: "Further conditions on a node's labels; all must hold.",
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"key": schema.StringAttribute{Required: true, MarkdownDescription: "Label key."},
 					"operator": schema.StringAttribute{Required: true, MarkdownDescription: "`In`, `NotIn`, `Exists` or `DoesNotExist`.",
 						Validators: []validator.String{stringvalidator.OneOf("In", "NotIn", "Exists", "DoesNotExist")}},
-					"values": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1)}, MarkdownDescription: "Values for `In` and `NotIn`."},
-				}}},
+					"values": schema.ListAttribute{
+						ElementType:         types.StringType,
+						Optional:            true,
+						Validators:          []validator.List{listvalidator.SizeAtLeast(1)},
+						MarkdownDescription: "Values for `In` and `NotIn`.",
+					},
+				}},
+			},
 		}}
 }
 
@@ -82,7 +102,13 @@ func nodeSelectorValue(selector *metav1.LabelSelector, diags *diag.Diagnostics) 
 			if len(e.Values) > 0 {
 				values = stringList(e.Values)
 			}
-			list = append(list, types.ObjectValueMust(expressionType, map[string]attr.Value{"key": types.StringValue(e.Key), "operator": types.StringValue(string(e.Operator)), "values": values}))
+			list = append(
+				list,
+				types.ObjectValueMust(
+					expressionType,
+					map[string]attr.Value{"key": types.StringValue(e.Key), "operator": types.StringValue(string(e.Operator)), "values": values},
+				),
+			)
 		}
 		var more diag.Diagnostics
 		expressions, more = types.ListValue(types.ObjectType{AttrTypes: expressionType}, list)

@@ -62,22 +62,51 @@ func newNodesDataSource() datasource.DataSource {
 	return &reader[nodesModel]{name: "nodes", read: readNodes, schema: schema.Schema{
 		MarkdownDescription: "Nodes with what of the fabric they have: GPUs, RDMA NICs, NVLink clique and health, as the drivers publish it.",
 		Attributes: map[string]schema.Attribute{
-			"match_labels": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{labels: true}}, MarkdownDescription: "Only nodes with these labels."},
-			"nodes": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "The nodes, by name.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-				"name":      text("Name of the node."),
-				"clique_id": text("NVLink clique, `ClusterUUID.CliqueID`; empty for a node without fabric. Function `parse_clique_id` takes it apart."),
-				"ready":     schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether Kubernetes calls the node Ready."},
-				"healthy":   schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether the node is ready and none of its GPUs and NICs is in trouble."},
-				"gpus": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "GPUs.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"name": text("Device name."), "uuid": text("UUID."), "product": text("Product name."), "memory_mib": number("Memory in MiB."), "pci_bus_id": text("PCI address."),
-					"claims": texts("Claims that hold it whole, `namespace/name`."), "troubles": texts("Taints that keep new pods away, `key=value`."),
-				}}},
-				"nics": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "RDMA NICs, one entry a port.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"name": text("Device name."), "rdma_device": text("RDMA device, for example `mlx5_0`."), "if_name": text("Network interface."), "link_layer": text("`InfiniBand` or `Ethernet`."),
-					"rate_gbps": number("Rate in Gb/s."), "pool": text("Resource of the pool that has it; empty when none has."),
-					"claims": texts("Claims that hold it or a share of it, `namespace/name`."), "troubles": texts("Taints that keep new pods away, `key=value`."),
-				}}},
-			}}},
+			"match_labels": schema.MapAttribute{
+				ElementType:         types.StringType,
+				Optional:            true,
+				Validators:          []validator.Map{metadataMap{labels: true}},
+				MarkdownDescription: "Only nodes with these labels.",
+			},
+			"nodes": schema.ListNestedAttribute{
+				Computed:            true,
+				MarkdownDescription: "The nodes, by name.",
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"name": text("Name of the node."),
+					"clique_id": text(
+						"NVLink clique, `ClusterUUID.CliqueID`; empty for a node without fabric. Function `parse_clique_id` takes it apart.",
+					),
+					"ready": schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether Kubernetes calls the node Ready."},
+					"healthy": schema.BoolAttribute{
+						Computed:            true,
+						MarkdownDescription: "Whether the node is ready and none of its GPUs and NICs is in trouble.",
+					},
+					"gpus": schema.ListNestedAttribute{
+						Computed:            true,
+						MarkdownDescription: "GPUs.",
+						NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+							"name": text(
+								"Device name.",
+							), "uuid": text("UUID."), "product": text("Product name."), "memory_mib": number("Memory in MiB."), "pci_bus_id": text("PCI address."),
+							"claims": texts("Claims that hold it whole, `namespace/name`."), "troubles": texts("Taints that keep new pods away, `key=value`."),
+						}},
+					},
+					"nics": schema.ListNestedAttribute{
+						Computed:            true,
+						MarkdownDescription: "RDMA NICs, one entry a port.",
+						NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+							"name": text(
+								"Device name.",
+							), "rdma_device": text("RDMA device, for example " +
+								"`mlx5_0`."), "if_name": text("Network interface."), "link_layer": text("`InfiniBand` or `Ethernet`."),
+							"rate_gbps": number("Rate in Gb/s."), "pool": text("Resource of the pool that has it; empty when none has."),
+							"claims": texts(
+								"Claims that hold it or a share of it, `namespace/name`.",
+							), "troubles": texts("Taints that keep new pods away, `key=value`."),
+						}},
+					},
+				}},
+			},
 		},
 	}}
 }
@@ -117,8 +146,11 @@ func describeNode(node *corev1.Node, devices []inventory.Device) nodeModel {
 		switch {
 		case d.Driver == inventory.GPUDriver && d.Text("type") == "gpu":
 			memory := d.Capacity["memory"]
-			n.GPUs = append(n.GPUs, gpuModel{Name: d.Name, UUID: d.Text("uuid"), Product: d.Text("productName"), MemoryMiB: memory.Value.Value() >> 20,
-				PCIBusID: d.Text("resource.kubernetes.io/pciBusID"), Claims: holders(d), Troubles: troubles})
+			n.GPUs = append(
+				n.GPUs,
+				gpuModel{Name: d.Name, UUID: d.Text("uuid"), Product: d.Text("productName"), MemoryMiB: memory.Value.Value() >> 20,
+					PCIBusID: d.Text("resource.kubernetes.io/pciBusID"), Claims: holders(d), Troubles: troubles},
+			)
 		case d.Driver == inventory.RDMADriver:
 			n.NICs = append(n.NICs, nicModel{Name: d.Name, Device: d.Text("rdmaDevice"), Interface: d.Text("ifName"), LinkLayer: d.Text("linkLayer"),
 				RateGbps: max(d.Number("rateGbps"), 0), Pool: d.Text("pool"), Claims: holders(d), Troubles: troubles})

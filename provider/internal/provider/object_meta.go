@@ -49,20 +49,32 @@ func metaAttributes(ctx context.Context, kind object.Kind) map[string]schema.Att
 		id = "`namespace/name`"
 	}
 	attributes := map[string]schema.Attribute{
-		"id":   schema.StringAttribute{Computed: true, PlanModifiers: forever, MarkdownDescription: "Import id: " + id + "."},
-		"name": schema.StringAttribute{Required: true, PlanModifiers: replace, Validators: kubernetesName(), MarkdownDescription: "Name of the " + kind.Name + ". Another name makes another object."},
+		"id": schema.StringAttribute{Computed: true, PlanModifiers: forever, MarkdownDescription: "Import id: " + id + "."},
+		"name": schema.StringAttribute{
+			Required:            true,
+			PlanModifiers:       replace,
+			Validators:          kubernetesName(),
+			MarkdownDescription: "Name of the " + kind.Name + ". Another name makes another object.",
+		},
 		"labels": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{labels: true}},
 			MarkdownDescription: "Labels to set. Labels that others set are left alone."},
 		"annotations": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{}},
 			MarkdownDescription: "Annotations to set. Annotations that others set are left alone."},
 		"force_conflicts": schema.BoolAttribute{Optional: true,
-			MarkdownDescription: "Take over fields that another field manager owns. Without it, an apply that meets such a field fails and names the owner."},
+			MarkdownDescription: "Take over fields that another field manager owns. Without it, an apply that meets such a field fails and names " +
+				"the owner."},
 		"uid":      schema.StringAttribute{Computed: true, PlanModifiers: forever, MarkdownDescription: "UID the API server gave the object."},
 		"timeouts": timeoutsAttribute(ctx),
 	}
 	if kind.Namespaced {
-		attributes["namespace"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(metav1.NamespaceDefault), PlanModifiers: replace,
-			Validators: kubernetesLabel(), MarkdownDescription: "Namespace of the " + kind.Name + ", which must exist. Default `default`."}
+		attributes["namespace"] = schema.StringAttribute{
+			Optional:            true,
+			Computed:            true,
+			Default:             stringdefault.StaticString(metav1.NamespaceDefault),
+			PlanModifiers:       replace,
+			Validators:          kubernetesLabel(),
+			MarkdownDescription: "Namespace of the " + kind.Name + ", which must exist. Default `default`.",
+		}
 	}
 	return attributes
 }
@@ -92,7 +104,8 @@ func (m *objectMeta) fill(ctx context.Context, obj *unstructured.Unstructured) d
 	return diags
 }
 
-// observeMeta takes over the labels and annotations that Terraform owns; one that somebody else changed is no longer owned, and so shows up as
+// observeMeta takes over the labels and annotations that Terraform owns; one that somebody else changed is no longer owned, and so shows up
+// as
 // a difference.
 func (m *objectMeta) observeMeta(obj *unstructured.Unstructured) {
 	m.ID = types.StringValue(object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String())

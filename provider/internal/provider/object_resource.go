@@ -144,7 +144,10 @@ func (r *objectResource[M]) Create(ctx context.Context, req resource.CreateReque
 	unfinished := r.settle(waiting, client, m, applied, timeout)
 	resp.Diagnostics.Append(keepPlanned(ctx, req.Plan, &resp.State, m)...)
 	if unfinished != nil {
-		resp.Diagnostics.AddWarning(unfinished.summary, unfinished.detail+"\n\nThe object exists and is in the state; the next terraform apply goes on waiting.")
+		resp.Diagnostics.AddWarning(
+			unfinished.summary,
+			unfinished.detail+"\n\nThe object exists and is in the state; the next terraform apply goes on waiting.",
+		)
 		resp.Diagnostics.Append(resp.Private.SetKey(ctx, unfinishedKey, []byte("true"))...)
 	}
 }
@@ -232,9 +235,13 @@ func (r *objectResource[M]) Delete(ctx context.Context, req resource.DeleteReque
 		addError(&resp.Diagnostics, "delete "+r.title(m), err)
 		return
 	}
-	resp.Diagnostics.AddError(r.kind.Name+" does not go away", fmt.Sprintf("%s is marked for deletion, but after %s finalizers still hold it: %s. "+
-		"Their controller removes them once everything of the object is cleaned up: check that it runs, and that no pod still uses the object. Then destroy again.",
-		r.title(m), timeout, strings.Join(last.GetFinalizers(), ", ")))
+	resp.Diagnostics.AddError(
+		r.kind.Name+" does not go away",
+		fmt.Sprintf("%s is marked for deletion, but after %s finalizers still hold it: %s. "+
+			"Their controller removes them once everything of the object is cleaned up: check that it runs, and that no pod still uses the "+
+			"object. Then destroy again.",
+			r.title(m), timeout, strings.Join(last.GetFinalizers(), ", ")),
+	)
 }
 
 // ImportState takes an identity, or an id of the form namespace/name (name alone for a cluster-wide kind).
@@ -314,7 +321,8 @@ func (r *objectResource[M]) identify(ctx context.Context, identity *tfsdk.Resour
 	return diags
 }
 
-// keepPlanned writes a model to the state, with what was planned as planned: Terraform takes another value for a mistake in the provider, and taints what was
+// keepPlanned writes a model to the state, with what was planned as planned: Terraform takes another value for a mistake in the provider,
+// and taints what was
 // just created. What somebody changed while the object was waited for shows in the next plan.
 func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model any) diag.Diagnostics {
 	diags := state.Set(ctx, model)
@@ -338,7 +346,13 @@ func keepPlanned(ctx context.Context, plan tfsdk.Plan, state *tfsdk.State, model
 type unfinished struct{ summary, detail string }
 
 // settle waits and takes over what was last seen; nil means that the wait is over.
-func (r *objectResource[M]) settle(ctx context.Context, client *cluster.Client, m M, applied *unstructured.Unstructured, timeout time.Duration) *unfinished {
+func (r *objectResource[M]) settle(
+	ctx context.Context,
+	client *cluster.Client,
+	m M,
+	applied *unstructured.Unstructured,
+	timeout time.Duration,
+) *unfinished {
 	overseen, lookout := keepLookout(ctx, client, r.title(m))
 	last, waiting, err := r.await(overseen, client, m, applied)
 	inVain := errors.Is(context.Cause(overseen), errNobody)

@@ -69,11 +69,17 @@ func (p *fabricProvider) Metadata(_ context.Context, _ provider.MetadataRequest,
 func (p *fabricProvider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
 	notEmpty := []validator.String{stringvalidator.LengthAtLeast(1)}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "Gives a Kubernetes cluster its GPU fabric: installs the gpufabric drivers and declares NVLink compute domains, RDMA pools, vGPU profiles and MIG layouts.\n\n" +
-			"One cluster must be named: by kubeconfig files, by `host`, or by `in_cluster`. The provider never falls back to localhost or to `~/.kube/config` by itself.",
+		MarkdownDescription: "Gives a Kubernetes cluster its GPU fabric: installs the gpufabric drivers and declares NVLink compute domains, " +
+			"RDMA pools, vGPU profiles and MIG layouts.\n\n" +
+			"One cluster must be named: by kubeconfig files, by `host`, or by `in_cluster`. The provider never falls back to localhost or to " +
+			"`~/.kube/config` by itself.",
 		Attributes: map[string]schema.Attribute{
-			"config_path": schema.StringAttribute{Optional: true, Validators: append([]validator.String{stringvalidator.ConflictsWith(path.MatchRoot("config_paths"))}, notEmpty...),
-				MarkdownDescription: "Path of a kubeconfig file. Without any of `config_path`, `config_paths`, `host` and `in_cluster` the environment's `KUBECONFIG` is used."},
+			"config_path": schema.StringAttribute{
+				Optional:   true,
+				Validators: append([]validator.String{stringvalidator.ConflictsWith(path.MatchRoot("config_paths"))}, notEmpty...),
+				MarkdownDescription: "Path of a kubeconfig file. Without any of `config_path`, `config_paths`, `host` and `in_cluster` the " +
+					"environment's `KUBECONFIG` is used.",
+			},
 			"config_paths": schema.ListAttribute{ElementType: types.StringType, Optional: true,
 				Validators:          []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(notEmpty...)},
 				MarkdownDescription: "Paths of several kubeconfig files, merged as kubectl merges them."},
@@ -101,11 +107,21 @@ func (p *fabricProvider) Schema(_ context.Context, _ provider.SchemaRequest, res
 			"exec": schema.SingleNestedAttribute{Optional: true,
 				MarkdownDescription: "Command that prints credentials, as in a kubeconfig's `users[].user.exec`.",
 				Attributes: map[string]schema.Attribute{
-					"api_version": schema.StringAttribute{Required: true, MarkdownDescription: "`client.authentication.k8s.io/v1` or `client.authentication.k8s.io/v1beta1`.",
-						Validators: []validator.String{stringvalidator.OneOf("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")}},
+					"api_version": schema.StringAttribute{
+						Required:            true,
+						MarkdownDescription: "`client.authentication.k8s.io/v1` or `client.authentication.k8s.io/v1beta1`.",
+						Validators: []validator.String{
+							stringvalidator.OneOf("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"),
+						},
+					},
 					"command": schema.StringAttribute{Required: true, Validators: notEmpty, MarkdownDescription: "Executable."},
 					"args":    schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Its arguments."},
-					"env":     schema.MapAttribute{ElementType: types.StringType, Optional: true, Sensitive: true, MarkdownDescription: "Environment variables added for it."},
+					"env": schema.MapAttribute{
+						ElementType:         types.StringType,
+						Optional:            true,
+						Sensitive:           true,
+						MarkdownDescription: "Environment variables added for it.",
+					},
 				}},
 		},
 	}

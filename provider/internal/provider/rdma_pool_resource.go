@@ -39,9 +39,20 @@ type rdmaPoolModel struct {
 	Nodes          types.List   `tfsdk:"nodes"`
 }
 
-var poolNodeType = map[string]attr.Type{"name": types.StringType, "devices": types.Int64Type, "healthy_devices": types.Int64Type, "units": types.Int64Type, "message": types.StringType}
+var poolNodeType = map[string]attr.Type{
+	"name":            types.StringType,
+	"devices":         types.Int64Type,
+	"healthy_devices": types.Int64Type,
+	"units":           types.Int64Type,
+	"message":         types.StringType,
+}
 
-var rdmaPoolKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "RDMAPool", Plural: "rdmapools"}
+var rdmaPoolKind = object.Kind{
+	Group:   v1alpha1.GroupName,
+	Version: v1alpha1.SchemeGroupVersion().Version,
+	Name:    "RDMAPool",
+	Plural:  "rdmapools",
+}
 
 func newRDMAPoolResource() resource.Resource { return newObjectResource(rdmaPoolDefinition()) }
 
@@ -59,25 +70,77 @@ func rdmaPoolDefinition() definition[*rdmaPoolModel] {
 func rdmaPoolSchema(ctx context.Context) schema.Schema {
 	attributes := metaAttributes(ctx, rdmaPoolKind)
 	attributes["node_selector"] = nodeSelectorAttribute("have the pool")
-	attributes["resource_name"] = schema.StringAttribute{Required: true, MarkdownDescription: "Name of the resource without its prefix, for example `hca_shared_devices_a`. Letters, digits and `_`."}
-	attributes["resource_prefix"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(v1alpha1.DefaultRDMAPrefix), Validators: notEmpty(), MarkdownDescription: "What stands before the name and a slash. Default `rdma`."}
-	attributes["rdma_hca_max"] = schema.Int64Attribute{Optional: true, Computed: true, Default: int64default.StaticInt64(0), MarkdownDescription: fmt.Sprintf("How many units of the resource a node has, 0 to %d. A unit is a share of one HCA. Must be 0 with mode `Exclusive`.", v1alpha1.MaxRDMAUnits)}
-	attributes["devices"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Names of network interfaces. An older form of `selectors.if_names`; one of the two must be given, and not both."}
+	attributes["resource_name"] = schema.StringAttribute{
+		Required:            true,
+		MarkdownDescription: "Name of the resource without its prefix, for example `hca_shared_devices_a`. Letters, digits and `_`.",
+	}
+	attributes["resource_prefix"] = schema.StringAttribute{
+		Optional:            true,
+		Computed:            true,
+		Default:             stringdefault.StaticString(v1alpha1.DefaultRDMAPrefix),
+		Validators:          notEmpty(),
+		MarkdownDescription: "What stands before the name and a slash. Default `rdma`.",
+	}
+	attributes["rdma_hca_max"] = schema.Int64Attribute{
+		Optional: true,
+		Computed: true,
+		Default:  int64default.StaticInt64(0),
+		MarkdownDescription: fmt.Sprintf(
+			"How many units of the resource a node has, 0 to %d. A unit is a share of one HCA. Must be 0 with mode `Exclusive`.",
+			v1alpha1.MaxRDMAUnits,
+		),
+	}
+	attributes["devices"] = schema.ListAttribute{
+		ElementType:         types.StringType,
+		Optional:            true,
+		MarkdownDescription: "Names of network interfaces. An older form of `selectors.if_names`; one of the two must be given, and not both.",
+	}
 	attributes["selectors"] = rdmaSelectorsAttribute()
-	attributes["mode"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMAShared)), Validators: notEmpty(), MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs."}
-	attributes["device_nodes"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)), Validators: notEmpty(), MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool."}
-	attributes["exclude_topology"] = schema.BoolAttribute{Optional: true, Computed: true, Default: booldefault.StaticBool(false), MarkdownDescription: "Leave the NUMA node out of what the kubelet is told. Default `false`."}
+	attributes["mode"] = schema.StringAttribute{
+		Optional:            true,
+		Computed:            true,
+		Default:             stringdefault.StaticString(string(v1alpha1.RDMAShared)),
+		Validators:          notEmpty(),
+		MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs.",
+	}
+	attributes["device_nodes"] = schema.StringAttribute{
+		Optional:            true,
+		Computed:            true,
+		Default:             stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)),
+		Validators:          notEmpty(),
+		MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool.",
+	}
+	attributes["exclude_topology"] = schema.BoolAttribute{
+		Optional:            true,
+		Computed:            true,
+		Default:             booldefault.StaticBool(false),
+		MarkdownDescription: "Leave the NUMA node out of what the kubelet is told. Default `false`.",
+	}
 	addReadiness(attributes, "the controller has looked at the pool", "every selected node has a healthy device in the pool")
 	attributes["resource"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What pods ask for: `resource_prefix/resource_name`."}
-	attributes["healthy_devices"] = schema.Int64Attribute{Computed: true, MarkdownDescription: "How many devices of the pool can carry traffic, on all nodes."}
-	attributes["nodes"] = schema.ListNestedAttribute{Computed: true, MarkdownDescription: "What each node has of the pool.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-		"name":            schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
-		"devices":         schema.Int64Attribute{Computed: true, MarkdownDescription: "How many devices match."},
-		"healthy_devices": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many of them can carry traffic."},
-		"units":           schema.Int64Attribute{Computed: true, MarkdownDescription: "How many units the kubelet may hand out now."},
-		"message":         schema.StringAttribute{Computed: true, MarkdownDescription: "Why there are no devices, or fewer healthy ones than devices."},
-	}}}
-	return schema.Schema{Attributes: attributes, MarkdownDescription: "A pool of RDMA NICs handed out under one resource name. It is the resource `RDMAPool` of `gpufabric.io/v1alpha1` and says what an entry of the RDMA device plugin's config.json says, per node selector."}
+	attributes["healthy_devices"] = schema.Int64Attribute{
+		Computed:            true,
+		MarkdownDescription: "How many devices of the pool can carry traffic, on all nodes.",
+	}
+	attributes["nodes"] = schema.ListNestedAttribute{
+		Computed:            true,
+		MarkdownDescription: "What each node has of the pool.",
+		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+			"name":            schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+			"devices":         schema.Int64Attribute{Computed: true, MarkdownDescription: "How many devices match."},
+			"healthy_devices": schema.Int64Attribute{Computed: true, MarkdownDescription: "How many of them can carry traffic."},
+			"units":           schema.Int64Attribute{Computed: true, MarkdownDescription: "How many units the kubelet may hand out now."},
+			"message": schema.StringAttribute{
+				Computed:            true,
+				MarkdownDescription: "Why there are no devices, or fewer healthy ones than devices.",
+			},
+		}},
+	}
+	return schema.Schema{
+		Attributes: attributes,
+		MarkdownDescription: "A pool of RDMA NICs handed out under one resource name. It is the resource `RDMAPool` of " +
+			"`gpufabric.io/v1alpha1` and says what an entry of the RDMA device plugin's config.json says, per node selector.",
+	}
 }
 
 func (m *rdmaPoolModel) api(ctx context.Context) (*v1alpha1.RDMAPoolSpec, diag.Diagnostics) {
@@ -85,7 +148,9 @@ func (m *rdmaPoolModel) api(ctx context.Context) (*v1alpha1.RDMAPoolSpec, diag.D
 	spec := &v1alpha1.RDMAPoolSpec{NodeSelector: labelSelector(ctx, m.NodeSelector, &diags), RDMAPoolConfig: v1alpha1.RDMAPoolConfig{
 		ResourceName: m.ResourceName.ValueString(), ResourcePrefix: m.ResourcePrefix.ValueString(), RDMAHCAMax: int32Of(m.RDMAHCAMax),
 		Devices: stringsOf(ctx, m.Devices, &diags), Selectors: rdmaSelectors(ctx, m.Selectors, &diags),
-		Mode: v1alpha1.RDMAPoolMode(m.Mode.ValueString()), DeviceNodes: v1alpha1.RDMADeviceNodes(m.DeviceNodes.ValueString()), ExcludeTopology: m.ExcludeTopology.ValueBool(),
+		Mode: v1alpha1.RDMAPoolMode(
+			m.Mode.ValueString(),
+		), DeviceNodes: v1alpha1.RDMADeviceNodes(m.DeviceNodes.ValueString()), ExcludeTopology: m.ExcludeTopology.ValueBool(),
 	}}
 	return spec, diags
 }
@@ -122,8 +187,16 @@ func (m *rdmaPoolModel) observe(ctx context.Context, obj *unstructured.Unstructu
 	m.HealthyDevices = types.Int64Value(int64(pool.Status.HealthyDevices))
 	nodes := make([]attr.Value, 0, len(pool.Status.Nodes))
 	for _, n := range pool.Status.Nodes {
-		nodes = append(nodes, types.ObjectValueMust(poolNodeType, map[string]attr.Value{"name": types.StringValue(n.Name), "devices": types.Int64Value(int64(n.Devices)),
-			"healthy_devices": types.Int64Value(int64(n.HealthyDevices)), "units": types.Int64Value(int64(n.Units)), "message": types.StringValue(n.Message)}))
+		nodes = append(
+			nodes,
+			types.ObjectValueMust(
+				poolNodeType,
+				map[string]attr.Value{"name": types.StringValue(n.Name), "devices": types.Int64Value(int64(n.Devices)),
+					"healthy_devices": types.Int64Value(
+						int64(n.HealthyDevices),
+					), "units": types.Int64Value(int64(n.Units)), "message": types.StringValue(n.Message)},
+			),
+		)
 	}
 	list, more := types.ListValue(types.ObjectType{AttrTypes: poolNodeType}, nodes)
 	m.Nodes = list
@@ -153,7 +226,16 @@ func (m *rdmaPoolModel) waiting(ctx context.Context) string {
 	words := []string{m.Message.ValueString()}
 	for _, n := range nodes {
 		if n.Healthy.ValueInt64() == 0 {
-			words = append(words, fmt.Sprintf("%s has %d of %d devices healthy (%s)", n.Name.ValueString(), n.Healthy.ValueInt64(), n.Devices.ValueInt64(), n.Message.ValueString()))
+			words = append(
+				words,
+				fmt.Sprintf(
+					"%s has %d of %d devices healthy (%s)",
+					n.Name.ValueString(),
+					n.Healthy.ValueInt64(),
+					n.Devices.ValueInt64(),
+					n.Message.ValueString(),
+				),
+			)
 		}
 	}
 	return strings.Join(words, "; ")

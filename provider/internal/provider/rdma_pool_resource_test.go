@@ -23,16 +23,43 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 	installCRD(t, s, filepath.Join(repository, "drivers/api/crds/gpufabric.io_rdmapools.yaml"))
 	s.Serve(t, rdmaPoolKind.GVR(), func(obj *unstructured.Unstructured) map[string]any {
 		if units, _, _ := unstructured.NestedInt64(obj.Object, "spec", "rdmaHcaMax"); obj.GetName() == "edited" && units == 5 {
-			_, err := s.Dynamic.Resource(rdmaPoolKind.GVR()).Patch(t.Context(), "edited", "application/merge-patch+json", []byte(`{"spec":{"rdmaHcaMax":6}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+			_, err := s.Dynamic.Resource(
+				rdmaPoolKind.GVR(),
+			).Patch(
+				t.Context(),
+				"edited",
+				"application/merge-patch+json",
+				[]byte(`{"spec":{"rdmaHcaMax":6}}`),
+				metav1.PatchOptions{FieldManager: "kubectl-edit"},
+			)
 			must(t, err)
 		}
 		ready := "True"
-		node := map[string]any{"name": "a", "observedGeneration": obj.GetGeneration(), "devices": int64(2), "healthyDevices": int64(2), "units": int64(64)}
+		node := map[string]any{
+			"name":               "a",
+			"observedGeneration": obj.GetGeneration(),
+			"devices":            int64(2),
+			"healthyDevices":     int64(2),
+			"units":              int64(64),
+		}
 		if obj.GetName() == "port-down" {
 			ready, node["healthyDevices"], node["message"] = "False", int64(0), "mlx5_0: port 1 is DOWN"
 		}
-		return map[string]any{"observedGeneration": obj.GetGeneration(), "resource": "rdma/x", "nodes": []any{node}, "healthyDevices": node["healthyDevices"],
-			"conditions": []any{map[string]any{"type": "Ready", "status": ready, "reason": "Test", "message": "as the test says", "lastTransitionTime": "2026-01-01T00:00:00Z"}}}
+		return map[string]any{
+			"observedGeneration": obj.GetGeneration(),
+			"resource":           "rdma/x",
+			"nodes":              []any{node},
+			"healthyDevices":     node["healthyDevices"],
+			"conditions": []any{
+				map[string]any{
+					"type":               "Ready",
+					"status":             ready,
+					"reason":             "Test",
+					"message":            "as the test says",
+					"lastTransitionTime": "2026-01-01T00:00:00Z",
+				},
+			},
+		}
 	})
 	t.Run("that somebody edits while it is waited for is applied as planned, and the next plan shows the edit", func(t *testing.T) {
 		check(t, resource.TestStep{Config: pool(s, "edited", "resource_name = \"a\"\ndevices = [\"ib0\"]\nrdma_hca_max = 5"),
@@ -55,14 +82,20 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 			resource.TestCheckResourceAttr(poolAddress, "resource", "rdma/hca_shared_devices_a"),
 			resource.TestCheckResourceAttr(poolAddress, "nodes.0.units", "64"),
 		)}, resource.TestStep{ResourceName: poolAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for"}}, resource.TestStep{Config: pool(s, "full", "resource_name = \"hca_shared_devices_a\"\nselectors = { vendors = [\"15b3\"] }"),
-			ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(poolAddress, plancheck.ResourceActionUpdate)}},
+			ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(poolAddress, plancheck.ResourceActionUpdate)},
+			},
 			Check: resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr(poolAddress, "rdma_hca_max", "0"),
 				resource.TestCheckNoResourceAttr(poolAddress, "node_selector.match_labels.rack")),
 		})
 	})
 	t.Run("whose ports are down names node and port", func(t *testing.T) {
-		config := pool(s, "port-down", "resource_name = \"a\"\ndevices = [\"ib0\"]\nwait_for = \"ready\"\ntimeouts = { create = \"1s\", update = \"1s\" }")
+		config := pool(
+			s,
+			"port-down",
+			"resource_name = \"a\"\ndevices = [\"ib0\"]\nwait_for = \"ready\"\ntimeouts = { create = \"1s\", update = \"1s\" }",
+		)
 		check(t, resource.TestStep{Config: config, ExpectNonEmptyPlan: true},
 			resource.TestStep{Config: config, ExpectError: words("a has 0 of 2 devices healthy (mlx5_0: port 1 is DOWN)")})
 	})
@@ -71,7 +104,15 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 		check(t, resource.TestStep{Config: pool(s, "taken", "resource_name = \"a\"\ndevices = [\"ib0\"]\nrdma_hca_max = 5")},
 			resource.TestStep{PreConfig: func() {
 				patch := []byte(`{"spec":{"rdmaHcaMax":6}}`)
-				_, err := s.Dynamic.Resource(rdmaPoolKind.GVR()).Patch(t.Context(), "taken", "application/merge-patch+json", patch, metav1.PatchOptions{FieldManager: "kubectl-edit"})
+				_, err := s.Dynamic.Resource(
+					rdmaPoolKind.GVR(),
+				).Patch(
+					t.Context(),
+					"taken",
+					"application/merge-patch+json",
+					patch,
+					metav1.PatchOptions{FieldManager: "kubectl-edit"},
+				)
 				must(t, err)
 			}, Config: taken, ExpectError: words(`.spec.rdmaHcaMax is owned by "kubectl-edit"`)},
 			resource.TestStep{Config: pool(s, "taken", "resource_name = \"a\"\ndevices = [\"ib0\"]\nrdma_hca_max = 7\nforce_conflicts = true"),
@@ -79,8 +120,10 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 	})
 	t.Run("that is there already is not taken over, and the import is spelt out", func(t *testing.T) {
 		check(t, resource.TestStep{PreConfig: func() {
-			obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": map[string]any{"name": "theirs"},
-				"spec": map[string]any{"resourceName": "a", "devices": []any{"ib0"}}}}
+			obj := &unstructured.Unstructured{
+				Object: map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": map[string]any{"name": "theirs"},
+					"spec": map[string]any{"resourceName": "a", "devices": []any{"ib0"}}},
+			}
 			_, err := s.Dynamic.Resource(rdmaPoolKind.GVR()).Create(t.Context(), obj, metav1.CreateOptions{FieldManager: "kubectl-create"})
 			must(t, err)
 		}, Config: pool(s, "theirs", "resource_name = \"a\"\ndevices = [\"ib0\"]"), ExpectError: words(`managed by "kubectl-create"`)})

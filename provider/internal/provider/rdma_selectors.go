@@ -47,8 +47,18 @@ func (m *rdmaSelectorsModel) lists(s *v1alpha1.RDMASelectors) []struct {
 		{"if_names", &m.IfNames, &s.IfNames, "Names of network interfaces"},
 		{"link_types", &m.LinkTypes, &s.LinkTypes, "Types of the network interface, `ether` or `infiniband`"},
 		{"pci_addresses", &m.PCIAddresses, &s.PCIAddresses, "Addresses of PCI functions, for example `0000:3b:00.0`"},
-		{"acpi_indexes", &m.ACPIIndexes, &s.ACPIIndexes, "Numbers that the firmware gives to onboard devices (a function's `acpi_index`), for example `101`"},
-		{"pf_names", &m.PFNames, &s.PFNames, "Network interfaces of physical functions, each with an optional range of virtual functions, for example `ens2f0#0,2-7`"},
+		{
+			"acpi_indexes",
+			&m.ACPIIndexes,
+			&s.ACPIIndexes,
+			"Numbers that the firmware gives to onboard devices (a function's `acpi_index`), for example `101`",
+		},
+		{
+			"pf_names",
+			&m.PFNames,
+			&s.PFNames,
+			"Network interfaces of physical functions, each with an optional range of virtual functions, for example `ens2f0#0,2-7`",
+		},
 		{"root_devices", &m.RootDevices, &s.RootDevices, "PCI addresses of physical functions, with ranges as in `pf_names`"},
 		{"p_keys", &m.PKeys, &s.PKeys, "InfiniBand partition keys, `0x0001` to `0xffff`"},
 		{"link_layers", &m.LinkLayers, &s.LinkLayers, "Link layers of a port, `InfiniBand` or `Ethernet`"},
@@ -59,17 +69,26 @@ func rdmaSelectorsAttribute() schema.Attribute {
 	attributes := map[string]schema.Attribute{
 		"numa_nodes":    schema.ListAttribute{ElementType: types.Int64Type, Optional: true, MarkdownDescription: "NUMA nodes."},
 		"min_rate_gbps": schema.Int64Attribute{Optional: true, MarkdownDescription: "Least rate of a port, in Gb/s."},
-		"is_rdma":       schema.BoolAttribute{Optional: true, MarkdownDescription: "Devices that have RDMA. A pool has no others, so that `true` takes every device that the other selectors leave, and `false` is as good as absent."},
+		"is_rdma": schema.BoolAttribute{
+			Optional: true,
+			MarkdownDescription: "Devices that have RDMA. A pool has no others, so that `true` takes every device that the other selectors " +
+				"leave, and `false` is as good as absent.",
+		},
 	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
 		attributes[l.name] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: l.what + "."}
 	}
 	return schema.SingleNestedAttribute{Optional: true, Attributes: attributes,
-		MarkdownDescription: "Which devices the pool has: a device must match every selector given, and matches one by matching any of its values. Function `rdma_selector` reads them from a config.json."}
+		MarkdownDescription: "Which devices the pool has: a device must match every selector given, and matches one by matching any of its " +
+			"values. Function `rdma_selector` reads them from a config.json."}
 }
 
 func rdmaSelectorsType() map[string]attr.Type {
-	attributes := map[string]attr.Type{"numa_nodes": types.ListType{ElemType: types.Int64Type}, "min_rate_gbps": types.Int64Type, "is_rdma": types.BoolType}
+	attributes := map[string]attr.Type{
+		"numa_nodes":    types.ListType{ElemType: types.Int64Type},
+		"min_rate_gbps": types.Int64Type,
+		"is_rdma":       types.BoolType,
+	}
 	for _, l := range (&rdmaSelectorsModel{}).lists(&v1alpha1.RDMASelectors{}) {
 		attributes[l.name] = types.ListType{ElemType: types.StringType}
 	}

@@ -32,8 +32,13 @@ type readiness struct {
 
 // addReadiness adds the attributes of readiness; accepted and ready are clauses that say what these words mean for the kind.
 func addReadiness(attributes map[string]schema.Attribute, accepted, ready string) {
-	attributes["wait_for"] = schema.StringAttribute{Optional: true, Computed: true, Default: stringdefault.StaticString(waitAccepted), Validators: []validator.String{stringvalidator.OneOf(waitNone, waitAccepted, waitReady)},
-		MarkdownDescription: fmt.Sprintf("`accepted`, the default, waits until %s; `ready` until %s; `none` does not wait.", accepted, ready)}
+	attributes["wait_for"] = schema.StringAttribute{
+		Optional:            true,
+		Computed:            true,
+		Default:             stringdefault.StaticString(waitAccepted),
+		Validators:          []validator.String{stringvalidator.OneOf(waitNone, waitAccepted, waitReady)},
+		MarkdownDescription: fmt.Sprintf("`accepted`, the default, waits until %s; `ready` until %s; `none` does not wait.", accepted, ready),
+	}
 	attributes["accepted"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether " + accepted + "."}
 	attributes["ready"] = schema.BoolAttribute{Computed: true, MarkdownDescription: "Whether " + ready + "."}
 	attributes["message"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What the controller says about it."}
@@ -69,7 +74,9 @@ type speaker interface {
 }
 
 // awaitCondition waits until the model itself says that it is settled, for kinds whose status tells all.
-func awaitCondition[M speaker](kind object.Kind) func(context.Context, *cluster.Client, M, *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
+func awaitCondition[M speaker](
+	kind object.Kind,
+) func(context.Context, *cluster.Client, M, *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 	return func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
 		m.observe(ctx, obj) // its diagnostics were reported with the object as applied
 		if m.settled() {

@@ -16,7 +16,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// redaction hides the values of values_wo wherever others' words may carry them: a chart's refusal, an answer of the API server, a pod's message.
+// redaction hides the values of values_wo wherever others' words may carry them: a chart's refusal, an answer of the API server, a pod's
+// message.
 type redaction struct {
 	values   []string
 	replacer *strings.Replacer
@@ -28,7 +29,8 @@ const (
 	shortestSecret = 4
 )
 
-// redactionOf hides every text and number of the values. It knows a value as it is, quoted, in base64, and each longer line of one that has several.
+// redactionOf hides every text and number of the values. It knows a value as it is, quoted, in base64, and each longer line of one that has
+// several.
 func redactionOf(values map[string]string) *redaction {
 	r := &redaction{}
 	add := func(text string) {

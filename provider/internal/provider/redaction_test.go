@@ -10,7 +10,15 @@ import (
 
 //shows:tf-secrets
 func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
-	r := redactionOf(map[string]string{"password": "canary\"one", "long": "canary\"one and more", "key": "-----BEGIN-----\ncanary-two\n-----END-----", "on": "true", "n": "7"})
+	r := redactionOf(
+		map[string]string{
+			"password": "canary\"one",
+			"long":     "canary\"one and more",
+			"key":      "-----BEGIN-----\ncanary-two\n-----END-----",
+			"on":       "true",
+			"n":        "7",
+		},
+	)
 	for name, text := range map[string]string{
 		"as it is":            `values don't meet the schema: canary"one`,
 		"quoted":              `Invalid value: "canary\"one": too short`,
@@ -18,7 +26,8 @@ func TestRedactionHidesAValueInEveryFormThatOthersWrite(t *testing.T) {
 		"within a longer one": `it says canary"one and more`,
 		"a line of several":   "line 2: canary-two is not PEM",
 	} {
-		if got := r.hide(text); strings.Contains(got, "canary") || strings.Contains(got, "Y2Fu") || strings.Contains(got, "and more") || !strings.Contains(got, redacted) {
+		if got := r.hide(text); strings.Contains(got, "canary") || strings.Contains(got, "Y2Fu") || strings.Contains(got, "and more") ||
+			!strings.Contains(got, redacted) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

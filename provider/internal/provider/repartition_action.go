@@ -26,11 +26,15 @@ func newRepartitionAction() action.Action {
 		name:  "repartition",
 		usual: 15 * time.Minute,
 		schema: schema.Schema{
-			MarkdownDescription: "Brings a MIG layout about now. A `gpufabric_mig_layout` changes only GPUs on which nothing runs; this evicts the pods that hold the others, as disruption budgets allow, " +
+			MarkdownDescription: "Brings a MIG layout about now. A `gpufabric_mig_layout` changes only GPUs on which nothing runs; this evicts " +
+				"the pods that hold the others, as disruption budgets allow, " +
 				"and waits until every selected node has the layout.",
 			Attributes: map[string]schema.Attribute{
 				"mig_layout": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the MIGLayout."},
-				"evict":      schema.BoolAttribute{Optional: true, MarkdownDescription: "Whether pods are evicted; `false` only waits for them to end. Default `true`."},
+				"evict": schema.BoolAttribute{
+					Optional:            true,
+					MarkdownDescription: "Whether pods are evicted; `false` only waits for them to end. Default `true`.",
+				},
 			},
 		},
 		empty: func() *repartitionModel { return &repartitionModel{} },

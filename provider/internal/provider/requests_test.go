@@ -55,7 +55,8 @@ func newCounter(t *testing.T, s *apiserver.Server) *counter {
 	return c
 }
 
-// leaveAfter makes the proxy close every connection unanswered once it has passed on some writes of our kinds; a negative number makes it stay.
+// leaveAfter makes the proxy close every connection unanswered once it has passed on some writes of our kinds; a negative number makes it
+// stay.
 func (c *counter) leaveAfter(writes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

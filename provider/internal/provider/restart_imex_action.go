@@ -38,10 +38,18 @@ func newRestartIMEXAction() action.Action {
 			MarkdownDescription: "Restarts the IMEX daemons of a compute domain, and waits until they are ready again and the domain is as it was. " +
 				"Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again.",
 			Attributes: map[string]schema.Attribute{
-				"domain":    schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the ComputeDomain."},
-				"namespace": schema.StringAttribute{Optional: true, Validators: kubernetesLabel(), MarkdownDescription: "Its namespace. Default `default`."},
-				"nodes": schema.ListAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(kubernetesName()...)},
-					MarkdownDescription: "Only the daemons on these nodes; without it, on all of the domain."},
+				"domain": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the ComputeDomain."},
+				"namespace": schema.StringAttribute{
+					Optional:            true,
+					Validators:          kubernetesLabel(),
+					MarkdownDescription: "Its namespace. Default `default`.",
+				},
+				"nodes": schema.ListAttribute{
+					ElementType:         types.StringType,
+					Optional:            true,
+					Validators:          []validator.List{listvalidator.SizeAtLeast(1), listvalidator.ValueStringsAre(kubernetesName()...)},
+					MarkdownDescription: "Only the daemons on these nodes; without it, on all of the domain.",
+				},
 			},
 		},
 		empty:  func() *restartIMEXModel { return &restartIMEXModel{} },
@@ -58,7 +66,8 @@ func newRestartIMEXAction() action.Action {
 	}
 }
 
-// adviseRestartIMEX names the pods that hold a channel in the domain's namespace: a claim does not say of which domain it is, but a namespace's pods are
+// adviseRestartIMEX names the pods that hold a channel in the domain's namespace: a claim does not say of which domain it is, but a
+// namespace's pods are
 // few beside a cluster's.
 func adviseRestartIMEX(now *inventory.Snapshot, m *restartIMEXModel) diag.Diagnostics {
 	var diags diag.Diagnostics
@@ -66,8 +75,16 @@ func adviseRestartIMEX(now *inventory.Snapshot, m *restartIMEXModel) diag.Diagno
 		return d.Driver == inventory.ComputeDomainDriver && c.Namespace == m.key().Namespace
 	})
 	if len(pods) > 0 {
-		diags.AddWarning("Jobs lose shared memory", fmt.Sprintf("The restart of the IMEX daemons of %s takes the GPU memory that the domain's pods share across nodes. Pods with a channel in namespace %s now:\n%s",
-			m.key(), m.key().Namespace, few(pods)))
+		diags.AddWarning(
+			"Jobs lose shared memory",
+			fmt.Sprintf(
+				"The restart of the IMEX daemons of %s takes the GPU memory that the domain's pods share across nodes. Pods with a channel in "+
+					"namespace %s now:\n%s",
+				m.key(),
+				m.key().Namespace,
+				few(pods),
+			),
+		)
 	}
 	return diags
 }

@@ -41,7 +41,13 @@ type ipamModel struct {
 	Exclude types.List   `tfsdk:"exclude"`
 }
 
-var ipamType = map[string]attr.Type{"range": types.StringType, "range_start": types.StringType, "range_end": types.StringType, "gateway": types.StringType, "exclude": types.ListType{ElemType: types.StringType}}
+var ipamType = map[string]attr.Type{
+	"range":       types.StringType,
+	"range_start": types.StringType,
+	"range_end":   types.StringType,
+	"gateway":     types.StringType,
+	"exclude":     types.ListType{ElemType: types.StringType},
+}
 
 // cniConfig is the network's CNI configuration, as Multus hands it to the plugins.
 type cniConfig struct {
@@ -70,7 +76,13 @@ const (
 	resourceAnnotation = "k8s.v1.cni.cncf.io/resourceName"
 )
 
-var networkKind = object.Kind{Group: "k8s.cni.cncf.io", Version: "v1", Name: "NetworkAttachmentDefinition", Plural: "network-attachment-definitions", Namespaced: true}
+var networkKind = object.Kind{
+	Group:      "k8s.cni.cncf.io",
+	Version:    "v1",
+	Name:       "NetworkAttachmentDefinition",
+	Plural:     "network-attachment-definitions",
+	Namespaced: true,
+}
 
 func newSecondaryNetworkResource() resource.Resource {
 	return newObjectResource(secondaryNetworkDefinition())
@@ -94,22 +106,56 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 	text := func(what string, validators ...validator.String) schema.Attribute {
 		return schema.StringAttribute{Optional: true, Validators: validators, MarkdownDescription: what}
 	}
-	attributes["type"] = schema.StringAttribute{Required: true, Validators: []validator.String{stringvalidator.OneOf("macvlan", "ipoib", "host-device")},
-		MarkdownDescription: "`macvlan` for RoCE and Ethernet, `ipoib` for InfiniBand, or `host-device`, which moves the NIC itself into the pod."}
-	attributes["master"] = text("Interface of the node that the network hangs on. Required with `macvlan` and `ipoib`.", stringvalidator.RegexMatches(regexp.MustCompile(`^[^/:\s]{1,15}$`), "must be the name of a network interface"))
-	attributes["mode"] = text("With `macvlan`: `bridge` (the CNI plugin's default), `vepa`, `private` or `passthru`.", stringvalidator.OneOf("bridge", "vepa", "private", "passthru"))
-	attributes["mtu"] = schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.Between(68, 65520)}, MarkdownDescription: "MTU with `macvlan`; without it the master's."}
-	attributes["pci_bus_id"] = text("PCI address of the NIC with `host-device`, unless `resource_name` says which one a pod gets.", stringvalidator.RegexMatches(regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`), "must be a PCI address, such as 0000:3b:00.0"))
-	attributes["resource_name"] = text("Resource whose allocated device the network uses, for example `gpufabric_rdma_pool.this.resource`.", stringvalidator.RegexMatches(regexp.MustCompile(`^[^/]+/[^/]+$`), "must be prefix/name, for example rdma/hca_shared_devices_a"))
-	attributes["ipam"] = schema.SingleNestedAttribute{Optional: true, MarkdownDescription: "Addresses from whereabouts, unique over the cluster; without it pods get none.", Attributes: map[string]schema.Attribute{
-		"range":       schema.StringAttribute{Required: true, MarkdownDescription: "Network in CIDR form, for example `10.56.0.0/16`."},
-		"range_start": text("First address to hand out.", notEmpty()...),
-		"range_end":   text("Last address to hand out.", notEmpty()...),
-		"gateway":     text("Gateway.", notEmpty()...),
-		"exclude":     schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Networks in CIDR form that are left out."},
-	}}
-	return schema.Schema{Attributes: attributes, MarkdownDescription: "A secondary network for pods with RDMA NICs: a `NetworkAttachmentDefinition` for Multus, with macvlan, ipoib or host-device and whereabouts. " +
-		"Pods join it with the annotation `k8s.v1.cni.cncf.io/networks: <name>`. Multus and the CNI plugins must be installed."}
+	attributes["type"] = schema.StringAttribute{
+		Required:            true,
+		Validators:          []validator.String{stringvalidator.OneOf("macvlan", "ipoib", "host-device")},
+		MarkdownDescription: "`macvlan` for RoCE and Ethernet, `ipoib` for InfiniBand, or `host-device`, which moves the NIC itself into the pod.",
+	}
+	attributes["master"] = text(
+		"Interface of the node that the network hangs on. Required with `macvlan` and `ipoib`.",
+		stringvalidator.RegexMatches(regexp.MustCompile(`^[^/:\s]{1,15}$`), "must be the name of a network interface"),
+	)
+	attributes["mode"] = text(
+		"With `macvlan`: `bridge` (the CNI plugin's default), `vepa`, `private` or `passthru`.",
+		stringvalidator.OneOf("bridge", "vepa", "private", "passthru"),
+	)
+	attributes["mtu"] = schema.Int64Attribute{
+		Optional:            true,
+		Validators:          []validator.Int64{int64validator.Between(68, 65520)},
+		MarkdownDescription: "MTU with `macvlan`; without it the master's.",
+	}
+	attributes["pci_bus_id"] = text(
+		"PCI address of the NIC with `host-device`, unless `resource_name` says which one a pod gets.",
+		stringvalidator.RegexMatches(
+			regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`),
+			"must be a PCI address, such as 0000:3b:00.0",
+		),
+	)
+	attributes["resource_name"] = text(
+		"Resource whose allocated device the network uses, for example `gpufabric_rdma_pool.this.resource`.",
+		stringvalidator.RegexMatches(regexp.MustCompile(`^[^/]+/[^/]+$`), "must be prefix/name, for example rdma/hca_shared_devices_a"),
+	)
+	attributes["ipam"] = schema.SingleNestedAttribute{
+		Optional:            true,
+		MarkdownDescription: "Addresses from whereabouts, unique over the cluster; without it pods get none.",
+		Attributes: map[string]schema.Attribute{
+			"range":       schema.StringAttribute{Required: true, MarkdownDescription: "Network in CIDR form, for example `10.56.0.0/16`."},
+			"range_start": text("First address to hand out.", notEmpty()...),
+			"range_end":   text("Last address to hand out.", notEmpty()...),
+			"gateway":     text("Gateway.", notEmpty()...),
+			"exclude": schema.ListAttribute{
+				ElementType:         types.StringType,
+				Optional:            true,
+				MarkdownDescription: "Networks in CIDR form that are left out.",
+			},
+		},
+	}
+	return schema.Schema{
+		Attributes: attributes,
+		MarkdownDescription: "A secondary network for pods with RDMA NICs: a `NetworkAttachmentDefinition` for Multus, with macvlan, ipoib or " +
+			"host-device and whereabouts. " +
+			"Pods join it with the annotation `k8s.v1.cni.cncf.io/networks: <name>`. Multus and the CNI plugins must be installed.",
+	}
 }
 
 // validateSecondaryNetwork checks what goes together, and the addresses.
@@ -133,7 +179,10 @@ func validateSecondaryNetwork(ctx context.Context, m *secondaryNetworkModel) (fi
 	only("mtu", !m.MTU.IsNull(), "macvlan")
 	only("pci_bus_id", !m.PCIBusID.IsNull(), "host-device")
 	if _, both := m.Annotations.Elements()[resourceAnnotation]; both {
-		errs = append(errs, field.Forbidden(field.NewPath("annotations").Key(resourceAnnotation), "set resource_name, which writes this annotation"))
+		errs = append(
+			errs,
+			field.Forbidden(field.NewPath("annotations").Key(resourceAnnotation), "set resource_name, which writes this annotation"),
+		)
 	}
 	config, diags := m.config(ctx)
 	if config.IPAM != nil {
@@ -170,11 +219,26 @@ func (c *cniIPAM) validate(at *field.Path) field.ErrorList {
 
 func (m *secondaryNetworkModel) config(ctx context.Context) (*cniConfig, diag.Diagnostics) {
 	var diags diag.Diagnostics
-	c := &cniConfig{CNIVersion: cniVersion, Name: m.Name.ValueString(), Type: m.Type.ValueString(), Master: m.Master.ValueString(), Mode: m.Mode.ValueString(), MTU: m.MTU.ValueInt64(), PCIBusID: m.PCIBusID.ValueString()}
+	c := &cniConfig{
+		CNIVersion: cniVersion,
+		Name:       m.Name.ValueString(),
+		Type:       m.Type.ValueString(),
+		Master:     m.Master.ValueString(),
+		Mode:       m.Mode.ValueString(),
+		MTU:        m.MTU.ValueInt64(),
+		PCIBusID:   m.PCIBusID.ValueString(),
+	}
 	if !m.IPAM.IsNull() {
 		var ipam ipamModel
 		diags.Append(m.IPAM.As(ctx, &ipam, objectAsOptions)...)
-		c.IPAM = &cniIPAM{Type: "whereabouts", Range: ipam.Range.ValueString(), Start: ipam.Start.ValueString(), End: ipam.End.ValueString(), Gateway: ipam.Gateway.ValueString(), Exclude: stringsOf(ctx, ipam.Exclude, &diags)}
+		c.IPAM = &cniIPAM{
+			Type:    "whereabouts",
+			Range:   ipam.Range.ValueString(),
+			Start:   ipam.Start.ValueString(),
+			End:     ipam.End.ValueString(),
+			Gateway: ipam.Gateway.ValueString(),
+			Exclude: stringsOf(ctx, ipam.Exclude, &diags),
+		}
 	}
 	return c, diags
 }
@@ -207,7 +271,10 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	text, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
 	var c cniConfig
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		diags.AddError("Cannot read the network", fmt.Sprintf("spec.config of NetworkAttachmentDefinition %s/%s is no CNI configuration: %v.", obj.GetNamespace(), obj.GetName(), err))
+		diags.AddError(
+			"Cannot read the network",
+			fmt.Sprintf("spec.config of NetworkAttachmentDefinition %s/%s is no CNI configuration: %v.", obj.GetNamespace(), obj.GetName(), err),
+		)
 		return diags
 	}
 	m.Type, m.Master, m.Mode, m.PCIBusID = types.StringValue(c.Type), textOrNull(c.Master), textOrNull(c.Mode), textOrNull(c.PCIBusID)
@@ -224,8 +291,16 @@ func (m *secondaryNetworkModel) observe(ctx context.Context, obj *unstructured.U
 	if !m.IPAM.IsNull() && !m.IPAM.IsUnknown() {
 		diags.Append(m.IPAM.As(ctx, &configured, objectAsOptions)...)
 	}
-	m.IPAM = types.ObjectValueMust(ipamType, map[string]attr.Value{"range": types.StringValue(c.IPAM.Range), "range_start": textOrNull(c.IPAM.Start), "range_end": textOrNull(c.IPAM.End),
-		"gateway": textOrNull(c.IPAM.Gateway), "exclude": listOrNull(configured.Exclude, c.IPAM.Exclude)})
+	m.IPAM = types.ObjectValueMust(
+		ipamType,
+		map[string]attr.Value{
+			"range":       types.StringValue(c.IPAM.Range),
+			"range_start": textOrNull(c.IPAM.Start),
+			"range_end":   textOrNull(c.IPAM.End),
+			"gateway":     textOrNull(c.IPAM.Gateway),
+			"exclude":     listOrNull(configured.Exclude, c.IPAM.Exclude),
+		},
+	)
 	return diags
 }
 

@@ -21,23 +21,33 @@ func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
 		return as(s) + fmt.Sprintf("resource \"gpufabric_secondary_network\" \"test\" {\n  name = \"rail\"\n%s\n}\n", more)
 	}
 	t.Run("becomes a NetworkAttachmentDefinition, is changed in place and imported", func(t *testing.T) {
-		check(t, resource.TestStep{
-			Config: network("type = \"macvlan\"\nmaster = \"ens2f0\"\nmode = \"bridge\"\nmtu = 9000\nresource_name = \"rdma/a\"\nannotations = { note = \"x\" }\nipam = { range = \"10.56.0.0/16\", exclude = [\"10.56.0.0/28\"] }"),
-			Check: func(*terraform.State) error {
-				obj, err := s.Dynamic.Resource(networkKind.GVR()).Namespace("default").Get(t.Context(), "rail", metav1.GetOptions{})
-				must(t, err)
-				config, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
-				want := `{"cniVersion":"0.3.1","name":"rail","type":"macvlan","master":"ens2f0","mode":"bridge","mtu":9000,"ipam":{"type":"whereabouts","range":"10.56.0.0/16","exclude":["10.56.0.0/28"]}}`
-				if config != want {
-					t.Errorf("config:\n got %s\nwant %s", config, want)
-				}
-				if got := obj.GetAnnotations()["k8s.v1.cni.cncf.io/resourceName"]; got != "rdma/a" {
-					t.Errorf("resource annotation: got %q", got)
-				}
-				return nil
-			}},
+		check(
+			t,
+			resource.TestStep{
+				Config: network(
+					"type = \"macvlan\"\nmaster = \"ens2f0\"\nmode = \"bridge\"\nmtu = 9000\nresource_name = \"rdma/a\"\nannotations = { note = \"x\" " +
+						"}\nipam = { range = \"10.56.0.0/16\", exclude = [\"10.56.0.0/28\"] }",
+				),
+				Check: func(*terraform.State) error {
+					obj, err := s.Dynamic.Resource(networkKind.GVR()).Namespace("default").Get(t.Context(), "rail", metav1.GetOptions{})
+					must(t, err)
+					config, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
+					want := `{"cniVersion":"0.3.1","name":"rail","type":"macvlan","master":"ens2f0","mode":"bridge","mtu":9000,"ipam":{"type":"whereabouts","range":"10.56.0.0/16","exclude":["10.56.0.0/28"]}}`
+					if config != want {
+						t.Errorf("config:\n got %s\nwant %s", config, want)
+					}
+					if got := obj.GetAnnotations()["k8s.v1.cni.cncf.io/resourceName"]; got != "rdma/a" {
+						t.Errorf("resource annotation: got %q", got)
+					}
+					return nil
+				}},
 			resource.TestStep{ResourceName: networkAddress, ImportState: true, ImportStateVerify: true},
-			resource.TestStep{Config: network("type = \"ipoib\"\nmaster = \"ib0\""), ConfigPlanChecks: updates(networkAddress), Check: resource.TestCheckNoResourceAttr(networkAddress, "mtu")})
+			resource.TestStep{
+				Config:           network("type = \"ipoib\"\nmaster = \"ib0\""),
+				ConfigPlanChecks: updates(networkAddress),
+				Check:            resource.TestCheckNoResourceAttr(networkAddress, "mtu"),
+			},
+		)
 	})
 	t.Run("keeps an empty map of annotations empty", func(t *testing.T) {
 		config := network("type = \"ipoib\"\nmaster = \"ib0\"\nannotations = {}\nresource_name = \"rdma/a\"")

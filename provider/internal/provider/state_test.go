@@ -36,7 +36,8 @@ func texts(t *testing.T, schema *tfprotov6.Schema, state *tfprotov6.DynamicValue
 	return set
 }
 
-// Every schema is at version 0. A state of version 0 that an older build wrote is read as it is: what was added since is null, what was dropped is left out.
+// Every schema is at version 0. A state of version 0 that an older build wrote is read as it is: what was added since is null, what was
+// dropped is left out.
 //
 //shows:tf-state
 func TestAStateOfVersion0IsRead(t *testing.T) {
@@ -63,7 +64,12 @@ func TestAStateOfVersion0IsRead(t *testing.T) {
 func TestMoveState(t *testing.T) {
 	const kubernetes, helm = "registry.terraform.io/hashicorp/kubernetes", "registry.opentofu.org/hashicorp/helm"
 	manifest := func(apiVersion, kind, metadata string) string {
-		return fmt.Sprintf(`{"manifest": {"value": {"apiVersion": %q, "kind": %q, "metadata": %s}, "type": ["object", {}]}, "wait": null}`, apiVersion, kind, metadata)
+		return fmt.Sprintf(
+			`{"manifest": {"value": {"apiVersion": %q, "kind": %q, "metadata": %s}, "type": ["object", {}]}, "wait": null}`,
+			apiVersion,
+			kind,
+			metadata,
+		)
 	}
 	server, schemas := schemasOf(t)
 	for _, c := range []struct {
@@ -79,13 +85,17 @@ func TestMoveState(t *testing.T) {
 		{"another kind is refused with both names", kubernetes, "kubernetes_manifest",
 			manifest("v1", "ConfigMap", `{"name": "x"}`), "gpufabric_rdma_pool", "", "the kubernetes_manifest holds a ConfigMap of v1"},
 		{"a manifest of another form is refused with what to do", kubernetes, "kubernetes_manifest", `{"manifest": 7}`, "gpufabric_rdma_pool", "", "Import the object instead"},
-		{"a driver stack comes from a helm_release", helm, "helm_release", `{"name": "gpufabric", "namespace": "gpufabric-system", "chart": "./gpufabric"}`, "gpufabric_driver_stack", "gpufabric-system/gpufabric", ""},
+		{"a driver stack comes from a " +
+			"helm_release", helm, "helm_release", `{"name": "gpufabric", "namespace": "gpufabric-system", "chart": "./gpufabric"}`, "gpufabric_driver_stack", "gpufabric-system/gpufabric", ""},
 		{"another resource does not", kubernetes, "kubernetes_config_map", `{"metadata": []}`, "gpufabric_compute_domain", "", "move"},
 		{"nor one of another provider", "registry.terraform.io/somebody/kubernetes-like", "kubernetes_manifest", manifest("gpufabric.io/v1alpha1", "MIGLayout", `{"name": "x"}`), "gpufabric_mig_layout", "", "move"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			resp, err := server.MoveResourceState(t.Context(), &tfprotov6.MoveResourceStateRequest{SourceProviderAddress: c.provider, SourceTypeName: c.source, TargetTypeName: c.target,
-				SourceState: &tfprotov6.RawState{JSON: []byte(c.state)}})
+			resp, err := server.MoveResourceState(
+				t.Context(),
+				&tfprotov6.MoveResourceStateRequest{SourceProviderAddress: c.provider, SourceTypeName: c.source, TargetTypeName: c.target,
+					SourceState: &tfprotov6.RawState{JSON: []byte(c.state)}},
+			)
 			must(t, err)
 			var said strings.Builder
 			for _, d := range resp.Diagnostics {

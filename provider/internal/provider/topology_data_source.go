@@ -37,21 +37,30 @@ func newTopologyDataSource() datasource.DataSource {
 		return schema.ListAttribute{ElementType: types.StringType, Computed: true, MarkdownDescription: what}
 	}
 	return &reader[topologyModel]{name: "topology", read: readTopology, schema: schema.Schema{
-		MarkdownDescription: "How the fabric hangs together: which nodes share an NVLink clique, and which GPUs and NICs of a node stand under one PCIe switch.",
+		MarkdownDescription: "How the fabric hangs together: which nodes share an NVLink clique, and which GPUs and NICs of a node stand " +
+			"under one PCIe switch.",
 		Attributes: map[string]schema.Attribute{
-			"cliques": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "NVLink cliques.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-				"id":    schema.StringAttribute{Computed: true, MarkdownDescription: "`ClusterUUID.CliqueID`."},
-				"nodes": texts("Its nodes."),
-				"gpus":  schema.Int64Attribute{Computed: true, MarkdownDescription: "How many GPUs it has, as far as the GPU driver publishes them."},
-			}}},
-			"groups": schema.ListNestedAttribute{Computed: true, MarkdownDescription: "GPUs and NICs that stand close together on a node.", NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-				"node":        schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
-				"pcie_switch": schema.StringAttribute{Computed: true, MarkdownDescription: "PCI address of the switch above them; empty without one."},
-				"pcie_root":   schema.StringAttribute{Computed: true, MarkdownDescription: "PCIe root above them."},
-				"numa_node":   schema.Int64Attribute{Computed: true, MarkdownDescription: "NUMA node; -1 when unknown."},
-				"gpus":        texts("Device names of the GPUs."),
-				"nics":        texts("Device names of the NICs."),
-			}}},
+			"cliques": schema.ListNestedAttribute{
+				Computed:            true,
+				MarkdownDescription: "NVLink cliques.",
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"id":    schema.StringAttribute{Computed: true, MarkdownDescription: "`ClusterUUID.CliqueID`."},
+					"nodes": texts("Its nodes."),
+					"gpus":  schema.Int64Attribute{Computed: true, MarkdownDescription: "How many GPUs it has, as far as the GPU driver publishes them."},
+				}},
+			},
+			"groups": schema.ListNestedAttribute{
+				Computed:            true,
+				MarkdownDescription: "GPUs and NICs that stand close together on a node.",
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"node":        schema.StringAttribute{Computed: true, MarkdownDescription: "Name of the node."},
+					"pcie_switch": schema.StringAttribute{Computed: true, MarkdownDescription: "PCI address of the switch above them; empty without one."},
+					"pcie_root":   schema.StringAttribute{Computed: true, MarkdownDescription: "PCIe root above them."},
+					"numa_node":   schema.Int64Attribute{Computed: true, MarkdownDescription: "NUMA node; -1 when unknown."},
+					"gpus":        texts("Device names of the GPUs."),
+					"nics":        texts("Device names of the NICs."),
+				}},
+			},
 		},
 	}}
 }

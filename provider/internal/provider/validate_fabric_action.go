@@ -47,23 +47,48 @@ func newValidateFabricAction() action.Action {
 		usual: 15 * time.Minute,
 		schema: schema.Schema{
 			MarkdownDescription: "Proves the fabric by a job, reports what it found, and takes everything away again. " +
-				"`ping` starts a pod with an IMEX channel on each of `num_nodes` nodes of a new compute domain: they start only when the IMEX daemons of all of them have found each other. " +
-				"`bandwidth` runs nvbandwidth between all GPUs of the nodes, as `examples/manifests/nvbandwidth-test-job.yaml` does; it needs the MPI operator.",
+				"`ping` starts a pod with an IMEX channel on each of `num_nodes` nodes of a new compute domain: they start only when the IMEX " +
+				"daemons of all of them have found each other. " +
+				"`bandwidth` runs nvbandwidth between all GPUs of the nodes, as `examples/manifests/nvbandwidth-test-job.yaml` does; it needs the " +
+				"MPI operator.",
 			Attributes: map[string]schema.Attribute{
-				"num_nodes": schema.Int64Attribute{Required: true, Validators: []validator.Int64{int64validator.AtLeast(1)}, MarkdownDescription: "How many nodes of one NVLink clique take part."},
-				"test": schema.StringAttribute{Optional: true, Validators: []validator.String{stringvalidator.OneOf(validation.Ping, validation.Bandwidth)},
-					MarkdownDescription: "`ping`, the default, or `bandwidth`."},
-				"namespace": schema.StringAttribute{Optional: true, Validators: kubernetesLabel(), MarkdownDescription: "Namespace of the job, which must exist. Default `default`."},
-				"name":      schema.StringAttribute{Optional: true, Validators: helmReleaseName(), MarkdownDescription: "Name of the job and of its domain. Default `fabric-` and the test."},
+				"num_nodes": schema.Int64Attribute{
+					Required:            true,
+					Validators:          []validator.Int64{int64validator.AtLeast(1)},
+					MarkdownDescription: "How many nodes of one NVLink clique take part.",
+				},
+				"test": schema.StringAttribute{
+					Optional:            true,
+					Validators:          []validator.String{stringvalidator.OneOf(validation.Ping, validation.Bandwidth)},
+					MarkdownDescription: "`ping`, the default, or `bandwidth`.",
+				},
+				"namespace": schema.StringAttribute{
+					Optional:            true,
+					Validators:          kubernetesLabel(),
+					MarkdownDescription: "Namespace of the job, which must exist. Default `default`.",
+				},
+				"name": schema.StringAttribute{
+					Optional:            true,
+					Validators:          helmReleaseName(),
+					MarkdownDescription: "Name of the job and of its domain. Default `fabric-` and the test.",
+				},
 				"gpus_per_node": schema.Int64Attribute{Optional: true, Validators: []validator.Int64{int64validator.Between(1, 32)},
 					MarkdownDescription: "GPUs that `bandwidth` takes on each node. Default 4."},
 				"image": schema.StringAttribute{Optional: true, Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
-					MarkdownDescription: "Image of the pods, where the cluster pulls from a registry of its own. `ping` needs bash, `bandwidth` nvbandwidth, mpirun and sshd."},
-				"node_selector": schema.MapAttribute{ElementType: types.StringType, Optional: true, Validators: []validator.Map{metadataMap{labels: true}},
-					MarkdownDescription: "Labels of the nodes that may take part."},
+					MarkdownDescription: "Image of the pods, where the cluster pulls from a registry of its own. `ping` needs bash, `bandwidth` " +
+						"nvbandwidth, mpirun and sshd."},
+				"node_selector": schema.MapAttribute{
+					ElementType:         types.StringType,
+					Optional:            true,
+					Validators:          []validator.Map{metadataMap{labels: true}},
+					MarkdownDescription: "Labels of the nodes that may take part.",
+				},
 				"minimum_gb_per_second": schema.Float64Attribute{Optional: true, Validators: []validator.Float64{float64validator.AtLeast(0)},
 					MarkdownDescription: "What the slowest pair of GPUs must reach in `bandwidth`, in GB/s."},
-				"keep": schema.BoolAttribute{Optional: true, MarkdownDescription: "Keep job and domain, to look at them. The next run under the same name needs them gone. Default `false`."},
+				"keep": schema.BoolAttribute{
+					Optional:            true,
+					MarkdownDescription: "Keep job and domain, to look at them. The next run under the same name needs them gone. Default `false`.",
+				},
 			},
 		},
 		empty:  func() *validateFabricModel { return &validateFabricModel{} },
@@ -84,7 +109,11 @@ func adviseValidateFabric(now *inventory.Snapshot, m *validateFabricModel) diag.
 		}
 	}
 	if m.Nodes.ValueInt64() > largest {
-		diags.AddAttributeWarning(path.Root("num_nodes"), "No clique has so many nodes", fmt.Sprintf("num_nodes = %d, but the largest NVLink clique of the cluster has %d nodes now.", m.Nodes.ValueInt64(), largest))
+		diags.AddAttributeWarning(
+			path.Root("num_nodes"),
+			"No clique has so many nodes",
+			fmt.Sprintf("num_nodes = %d, but the largest NVLink clique of the cluster has %d nodes now.", m.Nodes.ValueInt64(), largest),
+		)
 	}
 	return diags
 }
@@ -99,7 +128,12 @@ func (m *validateFabricModel) check(ctx context.Context, diags *diag.Diagnostics
 		Nodes: m.Nodes.ValueInt64(), GPUsPerNode: gpus, Image: m.Image.ValueString(), NodeSelector: stringMap(ctx, m.NodeSelector, diags)}
 }
 
-func runValidateFabric(ctx context.Context, client *cluster.Client, m *validateFabricModel, say func(string)) (doing string, diags diag.Diagnostics, err error) {
+func runValidateFabric(
+	ctx context.Context,
+	client *cluster.Client,
+	m *validateFabricModel,
+	say func(string),
+) (doing string, diags diag.Diagnostics, err error) {
 	c := m.check(ctx, &diags)
 	doing = fmt.Sprintf("run the %s test %s/%s", c.Test, c.Namespace, c.Name)
 	report, err := validation.Run(ctx, client, c, say)
@@ -116,10 +150,22 @@ func runValidateFabric(ctx context.Context, client *cluster.Client, m *validateF
 		return doing, diags, nil
 	}
 	b := report.Bandwidths
-	say(fmt.Sprintf("%d pairs of GPUs on %d nodes: %.1f GB/s for the slowest pair, %.1f GB/s on average", b.Pairs, c.Nodes, b.Least, b.Sum/float64(b.Pairs)))
+	say(
+		fmt.Sprintf(
+			"%d pairs of GPUs on %d nodes: %.1f GB/s for the slowest pair, %.1f GB/s on average",
+			b.Pairs,
+			c.Nodes,
+			b.Least,
+			b.Sum/float64(b.Pairs),
+		),
+	)
 	if b.Least < m.Minimum.ValueFloat64() {
-		diags.AddAttributeError(path.Root("minimum_gb_per_second"), "Fabric too slow", fmt.Sprintf("The slowest pair of GPUs reaches %.1f GB/s, and minimum_gb_per_second is %.1f. "+
-			"Look at the links of the nodes with `gpufabric topology` and nvidia-smi nvlink --status.", b.Least, m.Minimum.ValueFloat64()))
+		diags.AddAttributeError(
+			path.Root("minimum_gb_per_second"),
+			"Fabric too slow",
+			fmt.Sprintf("The slowest pair of GPUs reaches %.1f GB/s, and minimum_gb_per_second is %.1f. "+
+				"Look at the links of the nodes with `gpufabric topology` and nvidia-smi nvlink --status.", b.Least, m.Minimum.ValueFloat64()),
+		)
 	}
 	return doing, diags, nil
 }

@@ -14,7 +14,8 @@ import (
 	"gpufabric.io/provider/internal/release"
 )
 
-// notEmpty refuses an empty string where the API takes one for an attribute that is left out: it would come back as null or as the default, and Terraform
+// notEmpty refuses an empty string where the API takes one for an attribute that is left out: it would come back as null or as the default,
+// and Terraform
 // wants back what was planned.
 func notEmpty() []validator.String { return []validator.String{stringvalidator.LengthAtLeast(1)} }
 
@@ -22,14 +23,20 @@ func notEmpty() []validator.String { return []validator.String{stringvalidator.L
 func kubernetesName() []validator.String {
 	return []validator.String{
 		stringvalidator.LengthBetween(1, validation.DNS1123SubdomainMaxLength),
-		stringvalidator.RegexMatches(regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`), "must consist of lower-case letters, digits, - and ., and start and end with a letter or digit"),
+		stringvalidator.RegexMatches(
+			regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`),
+			"must consist of lower-case letters, digits, - and ., and start and end with a letter or digit",
+		),
 	}
 }
 
 func kubernetesLabel() []validator.String {
 	return []validator.String{
 		stringvalidator.LengthBetween(1, validation.DNS1123LabelMaxLength),
-		stringvalidator.RegexMatches(regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`), "must consist of lower-case letters, digits and -, and start and end with a letter or digit"),
+		stringvalidator.RegexMatches(
+			regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`),
+			"must consist of lower-case letters, digits and -, and start and end with a letter or digit",
+		),
 	}
 }
 
@@ -54,7 +61,11 @@ func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, re
 	for key, value := range req.ConfigValue.Elements() {
 		at := req.Path.AtMapKey(key)
 		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
-			resp.Diagnostics.AddAttributeError(at, "Invalid key", fmt.Sprintf("%s: %q is no label or annotation key: %s.", at, key, strings.Join(problems, "; ")))
+			resp.Diagnostics.AddAttributeError(
+				at,
+				"Invalid key",
+				fmt.Sprintf("%s: %q is no label or annotation key: %s.", at, key, strings.Join(problems, "; ")),
+			)
 		}
 		if !v.labels || value.IsUnknown() || value.IsNull() {
 			continue
@@ -64,7 +75,11 @@ func (v metadataMap) ValidateMap(_ context.Context, req validator.MapRequest, re
 			continue
 		}
 		if problems := validation.IsValidLabelValue(text.ValueString()); len(problems) > 0 {
-			resp.Diagnostics.AddAttributeError(at, "Invalid label value", fmt.Sprintf("%s: %q is no label value: %s.", at, text.ValueString(), strings.Join(problems, "; ")))
+			resp.Diagnostics.AddAttributeError(
+				at,
+				"Invalid label value",
+				fmt.Sprintf("%s: %q is no label value: %s.", at, text.ValueString(), strings.Join(problems, "; ")),
+			)
 		}
 	}
 }

@@ -40,7 +40,12 @@ type vgpuProfileModel struct {
 	Nodes                types.Map    `tfsdk:"nodes"`
 }
 
-var vgpuProfileKind = object.Kind{Group: v1alpha1.GroupName, Version: v1alpha1.SchemeGroupVersion().Version, Name: "VGPUProfile", Plural: "vgpuprofiles"}
+var vgpuProfileKind = object.Kind{
+	Group:   v1alpha1.GroupName,
+	Version: v1alpha1.SchemeGroupVersion().Version,
+	Name:    "VGPUProfile",
+	Plural:  "vgpuprofiles",
+}
 
 func newVGPUProfileResource() resource.Resource { return newObjectResource(vgpuProfileDefinition()) }
 
@@ -58,27 +63,76 @@ func vgpuProfileDefinition() definition[*vgpuProfileModel] {
 
 func vgpuProfileSchema(ctx context.Context) schema.Schema {
 	attributes := metaAttributes(ctx, vgpuProfileKind)
-	attributes["mode"] = schema.StringAttribute{Required: true, MarkdownDescription: "`Software` shares a GPU by memory and cores, `MIG` takes the smallest MIG device that is large enough, `Exclusive` a whole GPU."}
-	attributes["memory"] = schema.StringAttribute{Optional: true, Validators: []validator.String{quantity{}}, MarkdownDescription: "Memory of a slice, for example `10Gi`. Required with `Software`; with the other modes the least that a device must have."}
-	attributes["cores"] = schema.Int64Attribute{Optional: true, MarkdownDescription: "Cores of a slice in percent of a GPU, 1 to 100. Not with `Exclusive`."}
-	attributes["split"] = schema.Int64Attribute{Optional: true, MarkdownDescription: "How many slices a GPU is cut into at most, 1 to 100. Only with `Software`."}
+	attributes["mode"] = schema.StringAttribute{
+		Required: true,
+		MarkdownDescription: "`Software` shares a GPU by memory and cores, `MIG` takes the smallest MIG device that is large enough, " +
+			"`Exclusive` a whole GPU.",
+	}
+	attributes["memory"] = schema.StringAttribute{
+		Optional:   true,
+		Validators: []validator.String{quantity{}},
+		MarkdownDescription: "Memory of a slice, for example `10Gi`. Required with `Software`; with the other modes the least that a device " +
+			"must have.",
+	}
+	attributes["cores"] = schema.Int64Attribute{
+		Optional:            true,
+		MarkdownDescription: "Cores of a slice in percent of a GPU, 1 to 100. Not with `Exclusive`.",
+	}
+	attributes["split"] = schema.Int64Attribute{
+		Optional:            true,
+		MarkdownDescription: "How many slices a GPU is cut into at most, 1 to 100. Only with `Software`.",
+	}
 	attributes["node_selector"] = nodeSelectorAttribute("the slices are on")
-	attributes["product_names"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Only GPUs with one of these product names, for example `NVIDIA L40S`."}
-	attributes["policy"] = schema.StringAttribute{Optional: true, Validators: notEmpty(), MarkdownDescription: "`Binpack` fills one GPU before the next, `Spread` puts slices where the fewest are, over nodes and over a node's GPUs, for pods of gpufabric-scheduler. The cluster's own scheduler takes the first GPU that fits."}
-	attributes["namespaces"] = schema.ListAttribute{ElementType: types.StringType, Optional: true, MarkdownDescription: "Namespaces that get a ResourceClaimTemplate of the profile's name."}
-	addReadiness(attributes, "the controller has looked at the profile", "its DeviceClass and templates stand and at least one slice fits somewhere")
+	attributes["product_names"] = schema.ListAttribute{
+		ElementType:         types.StringType,
+		Optional:            true,
+		MarkdownDescription: "Only GPUs with one of these product names, for example `NVIDIA L40S`.",
+	}
+	attributes["policy"] = schema.StringAttribute{
+		Optional:   true,
+		Validators: notEmpty(),
+		MarkdownDescription: "`Binpack` fills one GPU before the next, `Spread` puts slices where the fewest are, over nodes and over a " +
+			"node's GPUs, for pods of gpufabric-scheduler. The cluster's own scheduler takes the first GPU that fits.",
+	}
+	attributes["namespaces"] = schema.ListAttribute{
+		ElementType:         types.StringType,
+		Optional:            true,
+		MarkdownDescription: "Namespaces that get a ResourceClaimTemplate of the profile's name.",
+	}
+	addReadiness(
+		attributes,
+		"the controller has looked at the profile",
+		"its DeviceClass and templates stand and at least one slice fits somewhere",
+	)
 	attributes["device_class"] = schema.StringAttribute{Computed: true, MarkdownDescription: "DeviceClass that was made."}
-	attributes["extended_resource_name"] = schema.StringAttribute{Computed: true, MarkdownDescription: "What a pod asks for in a single line of its resource limits."}
+	attributes["extended_resource_name"] = schema.StringAttribute{
+		Computed:            true,
+		MarkdownDescription: "What a pod asks for in a single line of its resource limits.",
+	}
 	attributes["fits"] = schema.Int64Attribute{Computed: true, MarkdownDescription: "How many slices fit on empty GPUs of all selected nodes."}
 	attributes["nodes"] = schema.MapAttribute{ElementType: types.Int64Type, Computed: true, MarkdownDescription: "How many fit on each node."}
-	return schema.Schema{Attributes: attributes, MarkdownDescription: "A kind of GPU slice that pods ask for by name. It is the resource `VGPUProfile` of `gpufabric.io/v1alpha1`. " +
-		"Where the cluster answers at plan time, a slice larger than every GPU it could be on is refused."}
+	return schema.Schema{
+		Attributes: attributes,
+		MarkdownDescription: "A kind of GPU slice that pods ask for by name. It is the resource `VGPUProfile` of `gpufabric.io/v1alpha1`. " +
+			"Where the cluster answers at plan time, a slice larger than every GPU it could be on is refused.",
+	}
 }
 
 func (m *vgpuProfileModel) api(ctx context.Context) (*v1alpha1.VGPUProfileSpec, diag.Diagnostics) {
 	var diags diag.Diagnostics
-	spec := &v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMode(m.Mode.ValueString()), Cores: int32Of(m.Cores), Split: int32Of(m.Split), NodeSelector: labelSelector(ctx, m.NodeSelector, &diags),
-		ProductNames: stringsOf(ctx, m.ProductNames, &diags), Policy: v1alpha1.VGPUPolicy(m.Policy.ValueString()), Namespaces: stringsOf(ctx, m.Namespaces, &diags)}
+	spec := &v1alpha1.VGPUProfileSpec{
+		Mode:         v1alpha1.VGPUMode(m.Mode.ValueString()),
+		Cores:        int32Of(m.Cores),
+		Split:        int32Of(m.Split),
+		NodeSelector: labelSelector(ctx, m.NodeSelector, &diags),
+		ProductNames: stringsOf(
+			ctx,
+			m.ProductNames,
+			&diags,
+		),
+		Policy:     v1alpha1.VGPUPolicy(m.Policy.ValueString()),
+		Namespaces: stringsOf(ctx, m.Namespaces, &diags),
+	}
 	if !m.Memory.IsNull() {
 		memory, err := apiresource.ParseQuantity(m.Memory.ValueString())
 		if err != nil {
@@ -126,7 +180,11 @@ func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstru
 		m.Policy = types.StringValue(string(s.Policy))
 	}
 	m.observeConditions(profile.Generation, profile.Status.ObservedGeneration, profile.Status.Conditions)
-	m.DeviceClass, m.ExtendedResourceName = types.StringValue(profile.Status.DeviceClass), types.StringValue(profile.Status.ExtendedResourceName)
+	m.DeviceClass, m.ExtendedResourceName = types.StringValue(
+		profile.Status.DeviceClass,
+	), types.StringValue(
+		profile.Status.ExtendedResourceName,
+	)
 	m.Fits = types.Int64Value(int64(profile.Status.Fits))
 	fits := map[string]int64{}
 	for _, n := range profile.Status.Nodes {
@@ -140,7 +198,9 @@ func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstru
 
 func (m *vgpuProfileModel) forget() {
 	m.forgetReadiness()
-	m.DeviceClass, m.ExtendedResourceName, m.Fits, m.Nodes = types.StringUnknown(), types.StringUnknown(), types.Int64Unknown(), types.MapUnknown(types.Int64Type)
+	m.DeviceClass, m.ExtendedResourceName, m.Fits, m.Nodes = types.StringUnknown(), types.StringUnknown(), types.Int64Unknown(), types.MapUnknown(
+		types.Int64Type,
+	)
 }
 
 func (m *vgpuProfileModel) waiting(context.Context) string {
@@ -169,8 +229,12 @@ func adviseVGPUProfile(ctx context.Context, now *inventory.Snapshot, _, plan *vg
 		}
 	}
 	if memory := largest.Capacity["memory"]; found && memory.Value.Cmp(*spec.Memory) < 0 {
-		diags.AddAttributeError(path.Root("memory"), "Slice larger than every GPU", fmt.Sprintf("memory = %q is more than any GPU of the selected nodes has: the largest is %s (%s) of node %s with %s.",
-			plan.Memory.ValueString(), largest.Name, strings.TrimSpace(largest.Text("productName")), largest.Node, memory.Value.String()))
+		diags.AddAttributeError(
+			path.Root("memory"),
+			"Slice larger than every GPU",
+			fmt.Sprintf("memory = %q is more than any GPU of the selected nodes has: the largest is %s (%s) of node %s with %s.",
+				plan.Memory.ValueString(), largest.Name, strings.TrimSpace(largest.Text("productName")), largest.Node, memory.Value.String()),
+		)
 	}
 	return diags
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 )
 
-// TestWrongConfigurations tries mistakes in resources, data sources and functions. Every message names the attribute, what stands there, and what
+// TestWrongConfigurations tries mistakes in resources, data sources and functions. Every message names the attribute, what stands there,
+// and what
 // is allowed. No cluster is needed: all are found at plan time. Mistakes in the provider block are in TestProviderConfiguration.
 //
 //shows:tf-refusals
@@ -30,7 +31,8 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a domain with an empty name", "compute_domain", `name = ""` + "\n" + channel, []string{"Attribute name", "between 1 and 253", "got: 0"}},
 		{"a domain's name in capitals", "compute_domain", `name = "Rack"` + "\n" + channel, []string{"Attribute name", "lower-case letters", `got: Rack`}},
 		{"a domain's name that ends in a dash", "compute_domain", `name = "rack-"` + "\n" + channel, []string{"Attribute name", "start and end with a letter or digit"}},
-		{"a domain's name of 254 characters", "compute_domain", `name = "` + strings.Repeat("a", 254) + `"` + "\n" + channel, []string{"Attribute name", "between 1 and 253", "got: 254"}},
+		{"a domain's name of 254 " +
+			"characters", "compute_domain", `name = "` + strings.Repeat("a", 254) + `"` + "\n" + channel, []string{"Attribute name", "between 1 and 253", "got: 254"}},
 		{"a domain's namespace with a dot", "compute_domain", `name = "a"` + "\n" + `namespace = "a.b"` + "\n" + channel, []string{"Attribute namespace", "got: a.b"}},
 		{"a domain of -1 nodes", "compute_domain", `name = "a"` + "\n" + `num_nodes = -1` + "\n" + channel, []string{"Attribute num_nodes", "at least 0", "got: -1"}},
 		{"a domain of 1.5 nodes", "compute_domain", `name = "a"` + "\n" + `num_nodes = 1.5` + "\n" + channel, []string{"num_nodes"}},
@@ -39,10 +41,12 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a channel without a template", "compute_domain", `name = "a"` + "\n" + `channel = {}`, []string{`attribute "resource_claim_template" is required`}},
 		{"a channel with an empty template name", "compute_domain", `name = "a"` + "\n" + `channel = { resource_claim_template = "" }`, []string{"Attribute channel.resource_claim_template", "between 1 and 253"}},
 		{"a channel with an unknown allocation mode", "compute_domain", `name = "a"` + "\n" + `channel = { resource_claim_template = "c", allocation_mode = "Some" }`, []string{"Attribute channel.allocation_mode", `["Single" "All"]`, `got: "Some"`}},
-		{"a channel with a misspelt attribute", "compute_domain", `name = "a"` + "\n" + `channel = { resource_claim_templat = "c" }`, []string{"resource_claim_templat"}},
+		{"a channel with a misspelt " +
+			"attribute", "compute_domain", `name = "a"` + "\n" + `channel = { resource_claim_templat = "c" }`, []string{"resource_claim_templat"}},
 		{"a domain that waits for something else", "compute_domain", `name = "a"` + "\n" + `wait_for = "running"` + "\n" + channel, []string{"Attribute wait_for", `["none" "accepted" "ready"]`, `got: "running"`}},
 		{"a domain with a computed attribute set", "compute_domain", `name = "a"` + "\n" + `ready = true` + "\n" + channel, []string{"ready"}},
-		{"a time-out that is no duration", "compute_domain", `name = "a"` + "\n" + `timeouts = { create = "soon" }` + "\n" + channel, []string{`"soon" must be a string containing a sequence of decimal numbers`}},
+		{"a time-out that is no " +
+			"duration", "compute_domain", `name = "a"` + "\n" + `timeouts = { create = "soon" }` + "\n" + channel, []string{`"soon" must be a string containing a sequence of decimal numbers`}},
 		{"a label key with two slashes", "compute_domain", `name = "a"` + "\n" + `labels = { "a/b/c" = "x" }` + "\n" + channel, []string{`labels["a/b/c"]`, "no label or annotation key"}},
 		{"a label value with a blank", "compute_domain", `name = "a"` + "\n" + `labels = { team = "two words" }` + "\n" + channel, []string{`"two words" is no label value`}},
 		{"a label value of 64 characters", "compute_domain", `name = "a"` + "\n" + `labels = { team = "` + strings.Repeat("a", 64) + `" }` + "\n" + channel, []string{"is no label value", "63"}},
@@ -62,21 +66,28 @@ func TestWrongConfigurations(t *testing.T) {
 		{"values that the chart does not know", "driver_stack", chart + "\n" + `values = ["controler: {}"]`, []string{"do not fit the chart", "controler"}},
 		{"values of the wrong type", "driver_stack", chart + "\n" + `values = ["controller: {replicas: many}"]`, []string{"do not fit the chart", "/controller/replicas", "want integer"}},
 		{"values out of range", "driver_stack", chart + "\n" + `values = ["controller: {replicas: -1}"]`, []string{"do not fit the chart", "/controller/replicas", "-1"}},
-		{"components that do not go together", "driver_stack", `chart = "../../../charts/gpufabric"` + "\n" + `components = { vgpu = true }`, []string{"do not fit the chart", "vgpu.enabled needs gpus.enabled"}},
+		{"components that do not go " +
+			"together", "driver_stack", `chart = "../../../charts/gpufabric"` + "\n" + `components = { vgpu = true }`, []string{"do not fit the chart", "vgpu.enabled needs gpus.enabled"}},
 		{"values that are one string", "driver_stack", chart + "\n" + `values = "a: 1"`, []string{"values", "list of string required"}},
-		{"a release name of 54 characters", "driver_stack", chart + "\n" + `name = "` + strings.Repeat("a", 54) + `"`, []string{"Attribute name", "at most 53", "got: 54"}},
-		{"a release name with an underscore", "driver_stack", chart + "\n" + `name = "gpu_fabric"`, []string{"Attribute name", "got: gpu_fabric"}},
+		{"a release name of 54 " +
+			"characters", "driver_stack", chart + "\n" + `name = "` + strings.Repeat("a", 54) + `"`, []string{"Attribute name", "at most 53", "got: 54"}},
+		{"a release name with an " +
+			"underscore", "driver_stack", chart + "\n" + `name = "gpu_fabric"`, []string{"Attribute name", "got: gpu_fabric"}},
 		{"a namespace in capitals", "driver_stack", chart + "\n" + `namespace = "GPU"`, []string{"Attribute namespace", "got: GPU"}},
 		{"a stack that waits for something else", "driver_stack", chart + "\n" + `wait_for = "ready"`, []string{"Attribute wait_for", `["rollout" "none"]`}},
 		{"a component that is no boolean", "driver_stack", chart + "\n" + `components = { gpus = "some" }`, []string{"components", "a bool is required"}},
-		{"a driver root that is relative", "driver_stack", chart + "\n" + `hardware = { driver_root = "run/nvidia" }`, []string{"Attribute hardware.driver_root", "absolute path", "got: run/nvidia"}},
-		{"a host mount that is relative", "driver_stack", chart + "\n" + `hardware = { host_mounts = ["/a", "b"] }`, []string{"Attribute hardware.host_mounts[1]", "absolute path"}},
+		{"a driver root that is " +
+			"relative", "driver_stack", chart + "\n" + `hardware = { driver_root = "run/nvidia" }`, []string{"Attribute hardware.driver_root", "absolute path", "got: run/nvidia"}},
+		{"a host mount that is " +
+			"relative", "driver_stack", chart + "\n" + `hardware = { host_mounts = ["/a", "b"] }`, []string{"Attribute hardware.host_mounts[1]", "absolute path"}},
 
 		// gpufabric_rdma_pool
 		{"a pool without a resource", "rdma_pool", `name = "a"` + "\n" + `devices = ["ib0"]`, []string{`"resource_name" is required`}},
 		{"a resource with a dash", "rdma_pool", `name = "a"` + "\n" + `devices = ["ib0"]` + "\n" + `resource_name = "hca-a"`, []string{"resource_name", `"hca-a"`, "letters, digits and _"}},
-		{"a pool without devices and selectors", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"`, []string{"selectors", "at least one selector"}},
-		{"a pool with devices and selectors", "rdma_pool", `name = "a"` + "\n" + `devices = ["ib0"]` + "\n" + pool, []string{"devices", "not both"}},
+		{"a pool without devices and " +
+			"selectors", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"`, []string{"selectors", "at least one selector"}},
+		{"a pool with devices and " +
+			"selectors", "rdma_pool", `name = "a"` + "\n" + `devices = ["ib0"]` + "\n" + pool, []string{"devices", "not both"}},
 		{"a pool of -1 units", "rdma_pool", `name = "a"` + "\n" + `rdma_hca_max = -1` + "\n" + pool, []string{"rdma_hca_max", "-1", "must not be negative"}},
 		{"a pool of too many units", "rdma_pool", `name = "a"` + "\n" + `rdma_hca_max = 100001` + "\n" + pool, []string{"rdma_hca_max", "100001", "at most 100000"}},
 		{"an exclusive pool with units", "rdma_pool", `name = "a"` + "\n" + `mode = "Exclusive"` + "\n" + `rdma_hca_max = 1` + "\n" + pool, []string{"rdma_hca_max", "mode Exclusive"}},
@@ -88,16 +99,20 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a vendor given twice", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { vendors = ["15b3", "15b3"] }`, []string{"selectors.vendors[1]", "Duplicate"}},
 		{"a link type that there is not", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { link_types = ["ib"] }`, []string{"selectors.link_types[0]", `"ib"`, `"ether"`, `"infiniband"`}},
 		{"a link layer that there is not", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { link_layers = ["infiniband"] }`, []string{"selectors.link_layers[0]", `"InfiniBand"`}},
-		{"a PCI address without a function", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pci_addresses = ["3b:00"] }`, []string{"selectors.pci_addresses[0]", "0000:3b:00.0"}},
+		{"a PCI address without a " +
+			"function", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pci_addresses = ["3b:00"] }`, []string{"selectors.pci_addresses[0]", "0000:3b:00.0"}},
 		{"an ACPI index of zero", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { acpi_indexes = ["101", "0"] }`, []string{"selectors.acpi_indexes[1]", "such as 101"}},
 		{"a pool that only says is_rdma = false", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { is_rdma = false }`, []string{"selectors", "at least one selector"}},
-		{"a range of virtual functions backwards", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pf_names = ["ens2f0#7-2"] }`, []string{"selectors.pf_names[0]", "#0,2-7"}},
+		{"a range of virtual functions " +
+			"backwards", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { pf_names = ["ens2f0#7-2"] }`, []string{"selectors.pf_names[0]", "#0,2-7"}},
 		{"a root device that is a name", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { root_devices = ["ens2f0"] }`, []string{"selectors.root_devices[0]", "PCI address"}},
 		{"a partition key of zero", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { p_keys = ["0x0000"] }`, []string{"selectors.p_keys[0]", "0x0001 to 0xffff"}},
 		{"a negative NUMA node", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { numa_nodes = [-1] }`, []string{"selectors.numa_nodes[0]", "must not be negative"}},
 		{"a negative rate", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `selectors = { min_rate_gbps = -1 }`, []string{"selectors.min_rate_gbps", "must not be negative"}},
-		{"an interface name of 16 characters", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `devices = ["abcdefghijklmnop"]`, []string{"devices[0]", "1 to 15 characters"}},
-		{"a node selector with an unknown operator", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "Is" }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].operator", `"DoesNotExist"`, `got: "Is"`}},
+		{"an interface name of 16 " +
+			"characters", "rdma_pool", `name = "a"` + "\n" + `resource_name = "a"` + "\n" + `devices = ["abcdefghijklmnop"]`, []string{"devices[0]", "1 to 15 characters"}},
+		{"a node selector with an unknown " +
+			"operator", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "Is" }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].operator", `"DoesNotExist"`, `got: "Is"`}},
 		{"a node selector In nothing", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "In" }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].values", "must be specified"}},
 		{"a node selector with no labels", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_labels = {} }` + "\n" + pool, []string{"node_selector.match_labels", "at least 1"}},
 		{"a pool with a namespace", "rdma_pool", `name = "a"` + "\n" + `namespace = "b"` + "\n" + pool, []string{"namespace"}},
@@ -105,7 +120,8 @@ func TestWrongConfigurations(t *testing.T) {
 		{"an empty prefix", "rdma_pool", `name = "a"` + "\n" + `resource_prefix = ""` + "\n" + pool, []string{"Attribute resource_prefix", "at least 1"}},
 		{"an empty mode", "rdma_pool", `name = "a"` + "\n" + `mode = ""` + "\n" + pool, []string{"Attribute mode", "at least 1"}},
 		{"empty device nodes", "rdma_pool", `name = "a"` + "\n" + `device_nodes = ""` + "\n" + pool, []string{"Attribute device_nodes", "at least 1"}},
-		{"a node selector with no expressions", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [] }` + "\n" + pool, []string{"node_selector.match_expressions", "at least 1"}},
+		{"a node selector with no " +
+			"expressions", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [] }` + "\n" + pool, []string{"node_selector.match_expressions", "at least 1"}},
 		{"an expression with no values", "rdma_pool", `name = "a"` + "\n" + `node_selector = { match_expressions = [{ key = "a", operator = "Exists", values = [] }] }` + "\n" + pool, []string{"node_selector.match_expressions[0].values", "at least 1"}},
 
 		// gpufabric_vgpu_profile
@@ -157,7 +173,11 @@ func TestWrongConfigurations(t *testing.T) {
 		{"a resource as an annotation", "secondary_network", `name = "a"` + "\n" + `type = "macvlan"` + "\n" + `master = "eth0"` + "\n" + `annotations = { "k8s.v1.cni.cncf.io/resourceName" = "rdma/a" }`, []string{"annotations", "set resource_name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config := fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n}\nresource \"gpufabric_%s\" \"test\" {\n%s\n}\n", c.kind, c.body)
+			config := fmt.Sprintf(
+				"provider \"gpufabric\" {\n  host = \"https://127.0.0.1:1\"\n}\nresource \"gpufabric_%s\" \"test\" {\n%s\n}\n",
+				c.kind,
+				c.body,
+			)
 			check(t, resource.TestStep{Config: config, PlanOnly: true, ExpectError: inOrder(c.want...)})
 		})
 	}

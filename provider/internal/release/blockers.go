@@ -40,7 +40,8 @@ func (e *BlockedError) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// blockerInterval is how often blockers are looked for: they are of several kinds that come and go with CRDs, so that one list each is cheaper
+// blockerInterval is how often blockers are looked for: they are of several kinds that come and go with CRDs, so that one list each is
+// cheaper
 // and simpler than a watch each.
 const blockerInterval = 500 * time.Millisecond
 

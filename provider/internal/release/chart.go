@@ -37,8 +37,12 @@ func Load(path string) (*Chart, error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		cwd, _ := os.Getwd()
-		return nil, fmt.Errorf("there is no chart at %q (looked from %s): give a directory with a Chart.yaml or a .tgz archive made by `helm package`; "+
-			"paths relative to the module are written \"${path.module}/...\"", path, cwd)
+		return nil, fmt.Errorf(
+			"there is no chart at %q (looked from %s): give a directory with a Chart.yaml or a .tgz archive made by `helm package`; "+
+				"paths relative to the module are written \"${path.module}/...\"",
+			path,
+			cwd,
+		)
 	case err != nil:
 		return nil, fmt.Errorf("read chart %q: %w", path, err)
 	case info.IsDir():
@@ -62,7 +66,8 @@ func Load(path string) (*Chart, error) {
 	}, nil
 }
 
-// CheckValues holds values against the chart's values.schema.json, and against each other, as Helm will at install time. The error lists every violation of
+// CheckValues holds values against the chart's values.schema.json, and against each other, as Helm will at install time. The error lists
+// every violation of
 // the schema, or says the first thing that is wrong with the values together.
 func (c *Chart) CheckValues(values map[string]any) error {
 	merged, err := chartutil.CoalesceValues(c.chart, deepCopy(values))
@@ -75,14 +80,21 @@ func (c *Chart) CheckValues(values map[string]any) error {
 	return c.checkTogether(merged)
 }
 
-// checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That needs no cluster; its other checks do.
+// checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That needs no cluster;
+// its other checks do.
 func (c *Chart) checkTogether(values chartutil.Values) error {
 	check := c.chart.Name() + ".check.values"
-	partials := slices.DeleteFunc(slices.Clone(c.chart.Templates), func(f *chart.File) bool { return !strings.HasPrefix(filepath.Base(f.Name), "_") })
+	partials := slices.DeleteFunc(
+		slices.Clone(c.chart.Templates),
+		func(f *chart.File) bool { return !strings.HasPrefix(filepath.Base(f.Name), "_") },
+	)
 	if !slices.ContainsFunc(partials, func(f *chart.File) bool { return bytes.Contains(f.Data, fmt.Appendf(nil, "define %q", check)) }) {
 		return nil
 	}
-	alone := &chart.Chart{Metadata: c.chart.Metadata, Templates: append(partials, &chart.File{Name: "templates/check.yaml", Data: fmt.Appendf(nil, "{{ include %q . }}", check)})}
+	alone := &chart.Chart{
+		Metadata:  c.chart.Metadata,
+		Templates: append(partials, &chart.File{Name: "templates/check.yaml", Data: fmt.Appendf(nil, "{{ include %q . }}", check)}),
+	}
 	_, err := engine.Render(alone, chartutil.Values{"Values": values})
 	if err == nil {
 		return nil

@@ -12,7 +12,8 @@ import (
 // controllerLabels are on the Deployment of every release's controller, whatever the release was called.
 const controllerLabels = "app.kubernetes.io/part-of=gpufabric,app.kubernetes.io/component=controller"
 
-// ControllerTrouble says why objects of ours find nobody who looks at them: that no controller is installed at all (absent), or what its pods say. It is
+// ControllerTrouble says why objects of ours find nobody who looks at them: that no controller is installed at all (absent), or what its
+// pods say. It is
 // empty when one runs, and when that cannot be told.
 func ControllerTrouble(ctx context.Context, client *cluster.Client) (trouble string, absent bool) {
 	list, err := client.Typed.AppsV1().Deployments("").List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})
@@ -28,7 +29,12 @@ func ControllerTrouble(ctx context.Context, client *cluster.Client) (trouble str
 			return "", false
 		}
 		trouble = fmt.Sprintf("the gpufabric controller %s/%s has no pod available", d.Namespace, d.Name)
-		pods, err := client.Typed.CoreV1().Pods(d.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
+		pods, err := client.Typed.CoreV1().Pods(
+			d.Namespace,
+		).List(
+			ctx,
+			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)},
+		)
 		for j := range pods.Items {
 			if why := PodTrouble(&pods.Items[j]); err == nil && why != "" {
 				trouble += "; " + why

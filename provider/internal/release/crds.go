@@ -21,7 +21,10 @@ const releaseAnnotation = "gpufabric.io/release"
 type ForeignCRDError struct{ Names []string }
 
 func (e *ForeignCRDError) Error() string {
-	return fmt.Sprintf("CustomResourceDefinitions of the chart are in the cluster already and were not installed by this release: %s", strings.Join(e.Names, ", "))
+	return fmt.Sprintf(
+		"CustomResourceDefinitions of the chart are in the cluster already and were not installed by this release: %s",
+		strings.Join(e.Names, ", "),
+	)
 }
 
 // crdObjects reads the CRDs of a chart's crds directory.
@@ -85,7 +88,14 @@ func (m *Manager) applyCRDs(ctx context.Context, spec Spec, undo *undo) error {
 			})
 		}
 		// Forced: `helm install` may own the fields as a plain client, and the chart is the one source of its CRDs.
-		_, err := m.client.Dynamic.Resource(object.CRDKind.GVR()).Apply(ctx, name, crd, metav1.ApplyOptions{FieldManager: object.FieldManager, Force: true})
+		_, err := m.client.Dynamic.Resource(
+			object.CRDKind.GVR(),
+		).Apply(
+			ctx,
+			name,
+			crd,
+			metav1.ApplyOptions{FieldManager: object.FieldManager, Force: true},
+		)
 		if err != nil {
 			return fmt.Errorf("apply CustomResourceDefinition %s: %w", name, err)
 		}
@@ -105,7 +115,12 @@ func (m *Manager) removeCRDs(ctx context.Context, names []string) error {
 	for _, name := range names {
 		if last, err := store.Delete(ctx, object.Key{Name: name}); err != nil {
 			if last != nil {
-				return fmt.Errorf("CustomResourceDefinition %s is still being deleted (finalizers %s): %w", name, strings.Join(last.GetFinalizers(), ", "), err)
+				return fmt.Errorf(
+					"CustomResourceDefinition %s is still being deleted (finalizers %s): %w",
+					name,
+					strings.Join(last.GetFinalizers(), ", "),
+					err,
+				)
 			}
 			return fmt.Errorf("delete CustomResourceDefinition %s: %w", name, err)
 		}
@@ -123,7 +138,12 @@ func (m *Manager) ensureNamespace(ctx context.Context, spec Spec, undo *undo) er
 	if found != nil && found.GetDeletionTimestamp() != nil {
 		tflog.Info(ctx, "waiting for the namespace to finish terminating", map[string]any{"namespace": spec.Namespace})
 		if _, err := store.Wait(ctx, object.Key{Name: spec.Namespace}, object.Gone); err != nil {
-			return fmt.Errorf("namespace %s is being deleted and does not go away; see `kubectl get namespace %s -o yaml` for what holds it: %w", spec.Namespace, spec.Namespace, err)
+			return fmt.Errorf(
+				"namespace %s is being deleted and does not go away; see `kubectl get namespace %s -o yaml` for what holds it: %w",
+				spec.Namespace,
+				spec.Namespace,
+				err,
+			)
 		}
 		found = nil
 	}

@@ -21,8 +21,9 @@ func (r *Release) Matches(spec Spec) bool {
 	return r.Status == "deployed" && r.ChartDigest == spec.Chart.Digest && maps.Equal(Flatten(r.Values), Flatten(spec.Values))
 }
 
-// Drift compares the release's manifest with the cluster and says, a sentence each, which objects are gone and which fields somebody changed. Fields that
-// the manifest does not set are not looked at: the API server and controllers fill those in. secret names values, as Flatten writes them, that no sentence
+// Drift compares the release's manifest with the cluster and says, a sentence each, which objects are gone and which fields somebody
+// changed. Fields that the manifest does not set are not looked at: the API server and controllers fill those in. secret names values, as
+// Flatten writes them, that no sentence
 // tells; of a Secret none tells any.
 func (m *Manager) Drift(ctx context.Context, r *Release, secret []string) ([]string, error) {
 	list, err := objects(r.Manifest, r.Namespace)

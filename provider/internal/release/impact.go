@@ -27,9 +27,14 @@ type Touched struct {
 }
 
 // pluginDrivers are the DRA drivers of node plugins, by the name of their container.
-var pluginDrivers = map[string]string{"compute-domain-plugin": "compute-domain.nvidia.com", "gpu-plugin": "gpu.nvidia.com", "rdma-plugin": "rdma.gpufabric.io"}
+var pluginDrivers = map[string]string{
+	"compute-domain-plugin": "compute-domain.nvidia.com",
+	"gpu-plugin":            "gpu.nvidia.com",
+	"rdma-plugin":           "rdma.gpufabric.io",
+}
 
-// Impact renders what an upgrade of an existing release to spec would apply, without applying it, and compares. A release that does not exist has none.
+// Impact renders what an upgrade of an existing release to spec would apply, without applying it, and compares. A release that does not
+// exist has none.
 func (m *Manager) Impact(ctx context.Context, spec Spec) (Impact, error) {
 	last, err := m.Get(ctx, spec.Name)
 	if err != nil || last == nil {

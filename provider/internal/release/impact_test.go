@@ -10,10 +10,31 @@ import (
 //shows:tf-plans
 func TestCompareFindsWhatAnUpgradeTouches(t *testing.T) {
 	daemonSet := func(name, container, image string) string {
-		return fmt.Sprintf("---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: %[1]s}\nspec:\n  selector: {matchLabels: {app: %[1]s}}\n  template:\n    metadata: {labels: {app: %[1]s}}\n    spec: {containers: [{name: %[2]s, image: %[3]s}]}\n", name, container, image)
+		return fmt.Sprintf(
+			"---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: %[1]s}\nspec:\n  selector: {matchLabels: {app: %[1]s}}\n  template:\n   "+
+				" metadata: {labels: {app: %[1]s}}\n    spec: {containers: [{name: %[2]s, image: %[3]s}]}\n",
+			name,
+			container,
+			image,
+		)
 	}
 	const settings = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {a: %q}\n"
-	have := daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("rdma", "rdma-plugin", "x:1") + daemonSet("other", "other", "y:1") + fmt.Sprintf(settings, "1")
+	have := daemonSet(
+		"gpu",
+		"gpu-plugin",
+		"x:1",
+	) + daemonSet(
+		"rdma",
+		"rdma-plugin",
+		"x:1",
+	) + daemonSet(
+		"other",
+		"other",
+		"y:1",
+	) + fmt.Sprintf(
+		settings,
+		"1",
+	)
 	gpu := Touched{Workload: "DaemonSet ns/gpu", Driver: "gpu.nvidia.com"}
 	rdma := Touched{Workload: "DaemonSet ns/rdma", Driver: "rdma.gpufabric.io"}
 	for _, c := range []struct {

@@ -125,7 +125,14 @@ type ExistsError struct{ Release *Release }
 
 func (e *ExistsError) Error() string {
 	r := e.Release
-	return fmt.Sprintf("release %s in namespace %s exists already: chart %s, revision %d, %s", r.Name, r.Namespace, r.ChartVersion, r.Revision, r.Status)
+	return fmt.Sprintf(
+		"release %s in namespace %s exists already: chart %s, revision %d, %s",
+		r.Name,
+		r.Namespace,
+		r.ChartVersion,
+		r.Revision,
+		r.Status,
+	)
 }
 
 // BusyError says that another Helm client seems to be at work on the release.
@@ -135,7 +142,13 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("release %s in namespace %s is %s since %s, by another Helm client", e.Release.Name, e.Release.Namespace, e.Release.Status, e.Since.Format(time.RFC3339))
+	return fmt.Sprintf(
+		"release %s in namespace %s is %s since %s, by another Helm client",
+		e.Release.Name,
+		e.Release.Namespace,
+		e.Release.Status,
+		e.Since.Format(time.RFC3339),
+	)
 }
 
 // Install installs a release that does not exist. What an interrupted or failed install left is recovered first. A failed install is
@@ -182,7 +195,11 @@ func (m *Manager) install(ctx context.Context, spec Spec, hooks time.Duration, u
 	install.Timeout = hooks
 	install.Labels = map[string]string{ownLabel: "terraform"}
 	undo.add("release "+spec.Name, func(ctx context.Context) error { return m.takeBack(ctx, spec.Name) })
-	tflog.Info(ctx, "installing the release", map[string]any{"release": spec.Name, "namespace": spec.Namespace, "chart": spec.Chart.Path, "version": spec.Chart.Version})
+	tflog.Info(
+		ctx,
+		"installing the release",
+		map[string]any{"release": spec.Name, "namespace": spec.Namespace, "chart": spec.Chart.Path, "version": spec.Chart.Version},
+	)
 	stored, err := install.RunWithContext(ctx, spec.Chart.chart, deepCopy(spec.Values))
 	if err != nil {
 		return nil, fmt.Errorf("install chart %s %s: %w", spec.Chart.Path, spec.Chart.Version, err)
@@ -220,7 +237,11 @@ func (m *Manager) Upgrade(ctx context.Context, spec Spec, hooks time.Duration) (
 	upgrade.Timeout = hooks
 	upgrade.MaxHistory = keptRevisions
 	upgrade.Labels = map[string]string{ownLabel: "terraform"}
-	tflog.Info(ctx, "upgrading the release", map[string]any{"release": spec.Name, "namespace": spec.Namespace, "chart": spec.Chart.Path, "version": spec.Chart.Version})
+	tflog.Info(
+		ctx,
+		"upgrading the release",
+		map[string]any{"release": spec.Name, "namespace": spec.Namespace, "chart": spec.Chart.Path, "version": spec.Chart.Version},
+	)
 	stored, err := upgrade.RunWithContext(ctx, spec.Name, spec.Chart.chart, deepCopy(spec.Values))
 	if err != nil {
 		return nil, fmt.Errorf("upgrade release %s to chart %s %s: %w", spec.Name, spec.Chart.Path, spec.Chart.Version, err)

@@ -34,7 +34,8 @@ func objects(manifest, namespace string) ([]*unstructured.Unstructured, error) {
 	return list, nil
 }
 
-// customResources lists the CRDs a release brought: those Helm removes with it, and those it leaves (from the chart's crds directory, from hooks, or
+// customResources lists the CRDs a release brought: those Helm removes with it, and those it leaves (from the chart's crds directory, from
+// hooks, or
 // kept by a resource policy).
 func (r *Release) customResources() (removed, left []string, err error) {
 	list, err := objects(r.Manifest, r.Namespace)

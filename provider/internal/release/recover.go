@@ -85,7 +85,8 @@ func (m *Manager) uninstallHelm(ctx context.Context, name string, hooks time.Dur
 	return err
 }
 
-// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may not be to be had; after a
+// ownHooksOnly says whether all hooks of a release are this project's chart's. They clean the nodes by a pod, whose image may not be to be
+// had; after a
 // release of ours that is the provider's own work.
 func ownHooksOnly(stored *helm.Release) bool {
 	for _, hook := range stored.Hooks {
@@ -96,7 +97,8 @@ func ownHooksOnly(stored *helm.Release) bool {
 	return true
 }
 
-// takeBack removes a release whose install failed, with the CRDs that this install made and Helm would keep. A CRD was made by it when it is not
+// takeBack removes a release whose install failed, with the CRDs that this install made and Helm would keep. A CRD was made by it when it
+// is not
 // older than Helm's record of the release, by the API server's clock.
 func (m *Manager) takeBack(ctx context.Context, name string) error {
 	last, err := m.Get(ctx, name)
@@ -107,7 +109,13 @@ func (m *Manager) takeBack(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	record, err := m.client.Typed.CoreV1().Secrets(m.namespace).Get(ctx, fmt.Sprintf("sh.helm.release.v1.%s.v%d", name, last.Revision), metav1.GetOptions{})
+	record, err := m.client.Typed.CoreV1().Secrets(
+		m.namespace,
+	).Get(
+		ctx,
+		fmt.Sprintf("sh.helm.release.v1.%s.v%d", name, last.Revision),
+		metav1.GetOptions{},
+	)
 	if err != nil {
 		return err
 	}

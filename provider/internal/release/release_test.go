@@ -46,16 +46,19 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 	}
 	for values, want := range map[string]string{
 		"{}": "",
-		"{gpus: {enabled: true}, vgpu: {enabled: true}}":                                 "",
-		"{computeDomains: {enabled: false}}":                                             "nothing is enabled: set at least one of computeDomains.enabled",
-		"{vgpu: {enabled: true}}":                                                        "vgpu.enabled needs gpus.enabled: slices are cut",
+		"{gpus: {enabled: true}, vgpu: {enabled: true}}": "",
+		"{computeDomains: {enabled: false}}": "nothing is enabled: set at least one of " +
+			"computeDomains.enabled",
+		"{vgpu: {enabled: true}}": "vgpu.enabled needs gpus.enabled: slices are cut",
 		"{gpus: {enabled: true, devicePlugin: [all]}, vgpu: {enabled: true}}":            "want the same GPUs",
 		"{scheduler: {enabled: true, name: default-scheduler}}":                          "scheduler.name is default-scheduler",
 		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: false}}}":     "rdma.nriSocket needs rdma.plugin.hostNetwork",
 		"{rdma: {enabled: true, nriSocket: /run/nri, plugin: {hostNetwork: \"maybe\"}}}": "/rdma/plugin/hostNetwork",
-		"{gpus: {enabled: true, forms: {default: {form: shareable}, nodes: [{nodeSelector: {matchLabels: {a: b}}, form: mig, migProfiles: [1g.10gb]}]}}}": "",
-		"{gpus: {enabled: true, forms: {default: {form: half}}}}":                                             "/gpus/forms/default/form",
-		"{gpus: {enabled: true, forms: {default: {form: mig}}}}":                                              "gpus.forms.default: form mig needs migProfiles",
+		"{gpus: {enabled: true, forms: {default: {form: shareable}, nodes: [{nodeSelector: {matchLabels: {a: b}}, form: mig, migProfiles: " +
+			"[1g.10gb]}]}}}": "",
+		"{gpus: {enabled: true, forms: {default: {form: half}}}}": "/gpus/forms/default/form",
+		"{gpus: {enabled: true, forms: {default: {form: mig}}}}": "gpus.forms.default: form mig " +
+			"needs migProfiles",
 		"{gpus: {enabled: true, forms: {nodes: [{form: shareable}]}}}":                                        "/gpus/forms/nodes/0",
 		"{gpus: {enabled: true, forms: {nodes: [{nodeSelector: {matchLabels: {a: b}}, form: whole, x: 1}]}}}": "/gpus/forms/nodes/0",
 	} {
@@ -63,7 +66,8 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := chart.CheckValues(parsed); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "templates/")) {
+		if err := chart.CheckValues(parsed); want == "" && err != nil ||
+			want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "templates/")) {
 			t.Errorf("%s: %v, want %q", values, err, want)
 		}
 	}
@@ -85,7 +89,18 @@ func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			changed := strings.NewReplacer("1.0.0", "1.0.1", "replicas: 1", "replicas: 2", `"minimum": 0`, `"minimum": 1`, "cpu: 1000m", "cpu: 2000m").Replace(string(text))
+			changed := strings.NewReplacer(
+				"1.0.0",
+				"1.0.1",
+				"replicas: 1",
+				"replicas: 2",
+				`"minimum": 0`,
+				`"minimum": 1`,
+				"cpu: 1000m",
+				"cpu: 2000m",
+			).Replace(
+				string(text),
+			)
 			if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +116,13 @@ func TestAChangeOfAnyFileChangesTheDigest(t *testing.T) {
 }
 
 func TestMergeValuesReplacesListsAndMergesMappings(t *testing.T) {
-	first, second := map[string]any{"a": map[string]any{"x": 1, "y": 2}, "l": []any{1, 2}}, map[string]any{"a": map[string]any{"y": 3}, "l": []any{9}}
+	first, second := map[string]any{
+		"a": map[string]any{"x": 1, "y": 2},
+		"l": []any{1, 2},
+	}, map[string]any{
+		"a": map[string]any{"y": 3},
+		"l": []any{9},
+	}
 	got := Flatten(MergeValues([]map[string]any{first, second}))
 	if diff := cmp.Diff(map[string]string{"a.x": "1", "a.y": "3", "l[0]": "9"}, got); diff != "" {
 		t.Error(diff)
@@ -112,7 +133,14 @@ func TestMergeValuesReplacesListsAndMergesMappings(t *testing.T) {
 }
 
 func TestFlatten(t *testing.T) {
-	got := Flatten(map[string]any{"a": map[string]any{"b": true, "empty": map[string]any{}}, "l": []any{map[string]any{"k": "v"}, []any{}}, "n": 1.5, "null": nil})
+	got := Flatten(
+		map[string]any{
+			"a":    map[string]any{"b": true, "empty": map[string]any{}},
+			"l":    []any{map[string]any{"k": "v"}, []any{}},
+			"n":    1.5,
+			"null": nil,
+		},
+	)
 	want := map[string]string{"a.b": "true", "a.empty": "{}", "l[0].k": "v", "l[1]": "[]", "n": "1.5", "null": "null"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -146,7 +174,8 @@ func TestDriftTellsNoSecret(t *testing.T) {
 	r := &Release{Values: map[string]any{"login": map[string]any{"password": "s3cret"}, "port": 5}}
 	for _, c := range []struct{ name, kind, where, want string }{
 		{"a value that is none is told", "ConfigMap", "data.port is 6, the release says 5", "data.port is 6, the release says 5"},
-		{"a secret value that was replaced", "ConfigMap", "data.config is x, the release says password=s3cret", "data.config is not what the release says, and a secret"},
+		{"a secret value that was " +
+			"replaced", "ConfigMap", "data.config is x, the release says password=s3cret", "data.config is not what the release says, and a secret"},
 		{"anything in a Secret", "Secret", "data.a is bmV3, the release says b2xk", "data.a is not what the release says, and a secret"},
 		{"what a Secret lacks", "Secret", "data is gone", "data is gone"},
 	} {
@@ -162,7 +191,10 @@ func TestCustomResourcesAreSortedByWhoRemovesThem(t *testing.T) {
 	crd := func(name, policy string) string {
 		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name + "\n  annotations: {helm.sh/resource-policy: " + policy + "}\n"
 	}
-	r := &Release{Manifest: "---\n" + crd("kept", "keep") + "---\n" + crd("gone", "delete"), stored: &helm.Release{Hooks: []*helm.Hook{{Manifest: crd("hook", "x")}}}}
+	r := &Release{
+		Manifest: "---\n" + crd("kept", "keep") + "---\n" + crd("gone", "delete"),
+		stored:   &helm.Release{Hooks: []*helm.Hook{{Manifest: crd("hook", "x")}}},
+	}
 	removed, left, err := r.customResources()
 	if err != nil {
 		t.Fatal(err)

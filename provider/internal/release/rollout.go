@@ -73,7 +73,8 @@ func (r Rollout) Ready() bool { return len(r.Waiting) == 0 }
 // askAgain is the pause between two requests that look whether the server accepts the credentials again.
 const askAgain = 5 * time.Second
 
-// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what is still waited for,
+// Await follows the release's workloads by watch until all are rolled out. When ctx ends first, its error comes with what is still waited
+// for,
 // down to the pods and the reasons.
 func (m *Manager) Await(ctx context.Context, r *Release) (Rollout, error) {
 	list, err := workloads(r)
@@ -150,8 +151,13 @@ func (m *Manager) Rollout(ctx context.Context, r *Release) (Rollout, error) {
 	return state, nil
 }
 
-// watchWorkloads starts informers of the workloads' kinds. They try again for ever what fails; rejected hears when the server did not accept the credentials.
-func (m *Manager) watchWorkloads(ctx context.Context, list []workload, changed, rejected chan<- struct{}) map[string]informers.SharedInformerFactory {
+// watchWorkloads starts informers of the workloads' kinds. They try again for ever what fails; rejected hears when the server did not
+// accept the credentials.
+func (m *Manager) watchWorkloads(
+	ctx context.Context,
+	list []workload,
+	changed, rejected chan<- struct{},
+) map[string]informers.SharedInformerFactory {
 	send := func(to chan<- struct{}) {
 		select {
 		case to <- struct{}{}:
@@ -260,7 +266,12 @@ func (m *Manager) explain(ctx context.Context, list []workload, state *Rollout) 
 			continue
 		}
 		w := list[at]
-		pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+		pods, err := m.client.Typed.CoreV1().Pods(
+			w.Namespace,
+		).List(
+			ctx,
+			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)},
+		)
 		if err != nil {
 			continue // the sentence stands without the pods' reasons
 		}

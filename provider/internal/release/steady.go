@@ -9,18 +9,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A container that crashes again and again is Ready, and its workload available, for a moment each time. So one that restarted counts when it has run for
+// A container that crashes again and again is Ready, and its workload available, for a moment each time. So one that restarted counts when
+// it has run for
 // steadyFor, and one that no readiness probe speaks for when it has run for startFor.
 const (
 	steadyFor = 10 * time.Second
 	startFor  = 3 * time.Second
 )
 
-// unsteady looks at the pods of workloads that count as rolled out. It says which have not run long enough to be believed, and after how long to look again.
+// unsteady looks at the pods of workloads that count as rolled out. It says which have not run long enough to be believed, and after how
+// long to look again.
 func (m *Manager) unsteady(ctx context.Context, list []workload) (waiting []string, again time.Duration, err error) {
 	now := time.Now()
 	for _, w := range list {
-		pods, err := m.client.Typed.CoreV1().Pods(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
+		pods, err := m.client.Typed.CoreV1().Pods(
+			w.Namespace,
+		).List(
+			ctx,
+			metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)},
+		)
 		if err != nil {
 			return nil, 0, fmt.Errorf("list the pods of %s: %w", w, err)
 		}

@@ -31,15 +31,20 @@ spec: {selector: {matchLabels: {role: controller}}}
 func controllerDeployment(generation int64, status appsv1.DeploymentStatus) *appsv1.Deployment {
 	one := int32(1)
 	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller", Generation: generation},
-		Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"role": "controller"}}}, Status: status}
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &one,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"role": "controller"}},
+		}, Status: status}
 }
 
 func controllerPod(probed bool, restarts int32, started time.Time) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller-x", Labels: map[string]string{"role": "controller"}},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "controller"}}},
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller-x", Labels: map[string]string{"role": "controller"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "controller"}}},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "controller", RestartCount: restarts,
 			State:                corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(started)}},
-			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}}}}}}
+			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}}}}},
+	}
 	if probed {
 		pod.Spec.Containers[0].ReadinessProbe = &corev1.Probe{}
 	}
@@ -69,7 +74,8 @@ func TestAwaitBelievesOnlyWorkloadsThatStay(t *testing.T) {
 		{"an old pod that is available counts for nothing", with(func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas, s.Replicas = 0, 1 }), pod(true, 0, long), "1 of 1 pods available, 0 updated"},
 		{"an old pod beside the new one is waited for", with(func(s *appsv1.DeploymentStatus) { s.Replicas = 2 }), pod(true, 0, long), "old ones have yet to end"},
 		{"one that is not available is waited for", with(func(s *appsv1.DeploymentStatus) { s.AvailableReplicas = 0 }), pod(true, 0, long), "0 of 1 pods available"},
-		{"one that restarted just now is not believed, though it is available", whole, pod(true, 1, now), "restarted 1 times, last with exit code 2 (Error)"},
+		{"one that restarted just now is not believed, though it is " +
+			"available", whole, pod(true, 1, now), "restarted 1 times, last with exit code 2 (Error)"},
 		{"one that restarted long ago is", whole, pod(true, 3, long), ""},
 		{"one that no probe speaks for must have run for a while", whole, pod(false, 0, -time.Minute), "has only just started"},
 		{"a missing one is named", appsv1.DeploymentStatus{}, nil, "Deployment fabric/controller: does not exist"},
@@ -156,7 +162,8 @@ func TestAwaitEndsWhenCredentialsAreRejectedForLong(t *testing.T) {
 			began := time.Now()
 			m := &Manager{client: &cluster.Client{Typed: client}}
 			_, err := m.Await(ctx, &Release{Name: "r", Namespace: "fabric", Manifest: controllerManifest})
-			if took := time.Since(began); lasting && (!apierrors.IsUnauthorized(err) || took > 12*time.Minute) || !lasting && !errors.Is(err, context.DeadlineExceeded) {
+			if took := time.Since(began); lasting && (!apierrors.IsUnauthorized(err) || took > 12*time.Minute) ||
+				!lasting && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("rejected for ever: %t; it ended after %v with %v", lasting, took, err)
 			}
 		})

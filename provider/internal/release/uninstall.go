@@ -31,7 +31,8 @@ type Removal struct {
 // DefaultPatience is used where Removal.Patience is zero.
 const DefaultPatience = 20 * time.Second
 
-// Uninstall removes a release in the order that leaves nothing stuck: first it waits until no custom object and no running pod's claim needs
+// Uninstall removes a release in the order that leaves nothing stuck: first it waits until no custom object and no running pod's claim
+// needs
 // the drivers, then go the release, its pods, what the drivers published, the CRDs, and the namespace if the release brought it. Notes are
 // things left on purpose. A *BlockedError names what is in the way; nothing was removed then.
 func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, hooks time.Duration) (notes []string, err error) {
@@ -129,7 +130,11 @@ var podKind = object.Kind{Version: "v1", Name: "Pod", Plural: "pods", Namespaced
 func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 	var errs []error
 	for _, d := range drivers {
-		err := m.client.Typed.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + d})
+		err := m.client.Typed.ResourceV1().ResourceSlices().DeleteCollection(
+			ctx,
+			metav1.DeleteOptions{},
+			metav1.ListOptions{FieldSelector: "spec.driver=" + d},
+		)
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, err)
 		}
@@ -140,7 +145,8 @@ func (m *Manager) removeSlices(ctx context.Context, drivers []string) error {
 // onNodes are labels and annotations of Node objects.
 type onNodes struct{ labels, annotations []string }
 
-// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an upgrade, so it leaves that.
+// writtenOnNodes is what the release's node plugins write on their nodes. A plugin that ends cannot tell an uninstall from an upgrade, so
+// it leaves that.
 func (r *Release) writtenOnNodes() onNodes {
 	var written onNodes
 	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
@@ -216,7 +222,13 @@ func (m *Manager) removeNamespace(ctx context.Context, name string) (notes []str
 		return nil, err
 	}
 	if len(lodgers) > 0 {
-		return []string{fmt.Sprintf("Namespace %s is kept, since others use it: %s. Delete it by hand once they are gone.", m.namespace, strings.Join(lodgers, ", "))}, nil
+		return []string{
+			fmt.Sprintf(
+				"Namespace %s is kept, since others use it: %s. Delete it by hand once they are gone.",
+				m.namespace,
+				strings.Join(lodgers, ", "),
+			),
+		}, nil
 	}
 	if last, err := store.Delete(ctx, key); err != nil {
 		if last != nil {

@@ -1,4 +1,5 @@
-// Command schemas prints the provider's schemas in the form of `terraform providers schema -json`. The documentation is generated from it: the provider's own
+// Command schemas prints the provider's schemas in the form of `terraform providers schema -json`. The documentation is generated from it:
+// the provider's own
 // answer has identities and list resources whatever Terraform is installed, or none.
 package main
 
@@ -38,7 +39,9 @@ func write(ctx context.Context) error {
 	}
 	out := object{
 		"provider": schema(all.Provider), "resource_schemas": schemas(all.ResourceSchemas), "data_source_schemas": schemas(all.DataSourceSchemas),
-		"ephemeral_resource_schemas": schemas(all.EphemeralResourceSchemas), "list_resource_schemas": schemas(all.ListResourceSchemas), "action_schemas": actions(all.ActionSchemas),
+		"ephemeral_resource_schemas": schemas(
+			all.EphemeralResourceSchemas,
+		), "list_resource_schemas": schemas(all.ListResourceSchemas), "action_schemas": actions(all.ActionSchemas),
 		"functions": functions(all.Functions), "resource_identity_schemas": identitySchemas(identities.IdentitySchemas),
 	}
 	encoder := json.NewEncoder(os.Stdout)
@@ -63,13 +66,28 @@ func actions(all map[string]*tfprotov6.ActionSchema) object {
 }
 
 func schema(s *tfprotov6.Schema) object {
-	return object{"version": s.Version, "block": object{"attributes": attributes(s.Block.Attributes), "description": s.Block.Description, "description_kind": kind(s.Block.DescriptionKind)}}
+	return object{
+		"version": s.Version,
+		"block": object{
+			"attributes":       attributes(s.Block.Attributes),
+			"description":      s.Block.Description,
+			"description_kind": kind(s.Block.DescriptionKind),
+		},
+	}
 }
 
 func attributes(list []*tfprotov6.SchemaAttribute) object {
 	out := object{}
 	for _, a := range list {
-		attribute := object{"description": a.Description, "description_kind": kind(a.DescriptionKind), "required": a.Required, "optional": a.Optional, "computed": a.Computed, "sensitive": a.Sensitive, "write_only": a.WriteOnly}
+		attribute := object{
+			"description":      a.Description,
+			"description_kind": kind(a.DescriptionKind),
+			"required":         a.Required,
+			"optional":         a.Optional,
+			"computed":         a.Computed,
+			"sensitive":        a.Sensitive,
+			"write_only":       a.WriteOnly,
+		}
 		if a.NestedType != nil {
 			attribute["nested_type"] = object{"attributes": attributes(a.NestedType.Attributes), "nesting_mode": nesting(a.NestedType.Nesting)}
 		} else {
@@ -124,7 +142,12 @@ func identitySchemas(all map[string]*tfprotov6.ResourceIdentitySchema) object {
 	for name, s := range all {
 		attributes := object{}
 		for _, a := range s.IdentityAttributes {
-			attributes[a.Name] = object{"type": a.Type, "description": a.Description, "required_for_import": a.RequiredForImport, "optional_for_import": a.OptionalForImport}
+			attributes[a.Name] = object{
+				"type":                a.Type,
+				"description":         a.Description,
+				"required_for_import": a.RequiredForImport,
+				"optional_for_import": a.OptionalForImport,
+			}
 		}
 		out[name] = object{"version": s.Version, "attributes": attributes}
 	}

@@ -1,4 +1,5 @@
-// Package validation proves a cluster's fabric by a job: it makes the job's objects from the manifests beside it, which are those of examples/manifests,
+// Package validation proves a cluster's fabric by a job: it makes the job's objects from the manifests beside it, which are those of
+// examples/manifests,
 // follows the job to its end, and reads what its pods printed.
 package validation
 
@@ -83,7 +84,8 @@ func (c Check) objects() (theDomain, job *unstructured.Unstructured, err error) 
 	return theDomain, job, nil
 }
 
-// dropNulls takes out what a manifest names and leaves empty, as kubectl does: server-side apply takes null for a value, and a schema refuses it.
+// dropNulls takes out what a manifest names and leaves empty, as kubectl does: server-side apply takes null for a value, and a schema
+// refuses it.
 func dropNulls(value any) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -114,8 +116,19 @@ func (c Check) fitBandwidth(spec map[string]any) {
 	launcher := at(spec, "mpiReplicaSpecs", "Launcher", "template")
 	c.fit(launcher)
 	delete(at(launcher, "spec"), "affinity")
-	container(launcher)["args"] = []any{"--bind-to", "core", "--map-by", fmt.Sprintf("ppr:%d:node", c.GPUsPerNode), "-np", strconv.FormatInt(c.Nodes*c.GPUsPerNode, 10),
-		"--report-bindings", "-q", "nvbandwidth", "-t", bandwidthTest}
+	container(launcher)["args"] = []any{
+		"--bind-to",
+		"core",
+		"--map-by",
+		fmt.Sprintf("ppr:%d:node", c.GPUsPerNode),
+		"-np",
+		strconv.FormatInt(c.Nodes*c.GPUsPerNode, 10),
+		"--report-bindings",
+		"-q",
+		"nvbandwidth",
+		"-t",
+		bandwidthTest,
+	}
 }
 
 // fit marks a pod template as the check's, and gives it the image.
@@ -126,7 +139,8 @@ func (c Check) fit(template map[string]any) {
 	}
 }
 
-// fitMember does so for a pod that is a member of the domain: it claims a channel and runs where the user says, beside the check's others only.
+// fitMember does so for a pod that is a member of the domain: it claims a channel and runs where the user says, beside the check's others
+// only.
 func (c Check) fitMember(template map[string]any) {
 	c.fit(template)
 	spec := at(template, "spec")

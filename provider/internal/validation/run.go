@@ -34,7 +34,8 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("the %s test %s/%s failed: %s", e.Check.Test, e.Check.Namespace, e.Check.Name, strings.Join(e.Reasons, "; "))
 }
 
-// TakenError says that a domain or a job of the check's name is there already. It is somebody's own, or of an earlier check that was kept, whose end would
+// TakenError says that a domain or a job of the check's name is there already. It is somebody's own, or of an earlier check that was kept,
+// whose end would
 // pass for this one's.
 type TakenError struct {
 	Kind string
@@ -45,7 +46,8 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s %s exists already", e.Kind, e.Key)
 }
 
-// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say is told of progress, one sentence at a
+// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say is told of progress,
+// one sentence at a
 // time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made, *FailedError,
 // *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
 func Run(ctx context.Context, client *cluster.Client, c Check, say func(string)) (Report, error) {
@@ -239,12 +241,16 @@ func (c Check) read(ctx context.Context, client *cluster.Client, pods []corev1.P
 		return report, nil // the job's own cleaning up may have taken workers away already
 	}
 	if int64(len(report.Nodes)) < c.Nodes {
-		return report, &FailedError{c, []string{fmt.Sprintf("%d nodes took part (%s), not %d", len(report.Nodes), strings.Join(report.Nodes, ", "), c.Nodes)}}
+		return report, &FailedError{
+			c,
+			[]string{fmt.Sprintf("%d nodes took part (%s), not %d", len(report.Nodes), strings.Join(report.Nodes, ", "), c.Nodes)},
+		}
 	}
 	return report, nil
 }
 
-// Remove deletes what Run made and waits until it is gone or ctx ends. What bears the check's name and not its label is left, with an error.
+// Remove deletes what Run made and waits until it is gone or ctx ends. What bears the check's name and not its label is left, with an
+// error.
 func Remove(ctx context.Context, client *cluster.Client, c Check) error {
 	key := object.Key{Namespace: c.Namespace, Name: c.Name}
 	var errs []error

@@ -26,13 +26,28 @@ func TestObjectsFitTheCheck(t *testing.T) {
 		return v
 	}
 	t.Run("ping", func(t *testing.T) {
-		theDomain, job, err := Check{Test: Ping, Namespace: "team", Name: "p", Nodes: 18, Image: "registry.example/bash", NodeSelector: map[string]string{"row": "7"}}.objects()
+		theDomain, job, err := Check{
+			Test:         Ping,
+			Namespace:    "team",
+			Name:         "p",
+			Nodes:        18,
+			Image:        "registry.example/bash",
+			NodeSelector: map[string]string{"row": "7"},
+		}.objects()
 		if err != nil {
 			t.Fatal(err)
 		}
 		pod, _, _ := unstructured.NestedMap(job.Object, "spec", "template")
-		got := []any{theDomain.GetNamespace(), theDomain.GetName(), at(theDomain, "spec", "numNodes"), at(job, "spec", "completions"), at(job, "spec", "parallelism"),
-			container(pod)["image"], at(job, "spec", "template", "spec", "nodeSelector", "row"), at(job, "spec", "template", "metadata", "labels", checkLabel)}
+		got := []any{
+			theDomain.GetNamespace(),
+			theDomain.GetName(),
+			at(theDomain, "spec", "numNodes"),
+			at(job, "spec", "completions"),
+			at(job, "spec", "parallelism"),
+			container(pod)["image"],
+			at(job, "spec", "template", "spec", "nodeSelector", "row"),
+			at(job, "spec", "template", "metadata", "labels", checkLabel),
+		}
 		if diff := cmp.Diff([]any{"team", "p", int64(18), int64(18), int64(18), "registry.example/bash", "7", "p"}, got); diff != "" {
 			t.Error(diff)
 		}
@@ -75,8 +90,10 @@ func TestReadBandwidths(t *testing.T) {
 		want         Bandwidths
 		wrong        string
 	}{
-		{"the slowest pair and the sum", header + " 0       N/A    798.02\n 1    700.50       N/A\n\nSUM multinode_device_to_device_memcpy_read_ce 1498.52\n", Bandwidths{2, 700.5, 1498.52}, ""},
-		{"a sum with separators", header + " 0       N/A    798.02\n 1    700.50       N/A\nSUM multinode_device_to_device_memcpy_read_ce 1,498.52\n", Bandwidths{2, 700.5, 1498.52}, ""},
+		{"the slowest pair and the sum", header + " 0       N/A    798.02\n 1    700.50       N/A\n\nSUM " +
+			"multinode_device_to_device_memcpy_read_ce 1498.52\n", Bandwidths{2, 700.5, 1498.52}, ""},
+		{"a sum with separators", header + " 0       N/A    798.02\n 1    700.50       N/A\nSUM multinode_device_to_device_memcpy_read_ce " +
+			"1,498.52\n", Bandwidths{2, 700.5, 1498.52}, ""},
 		{"no sum says how the output ends", "ERROR: out of memory\n", Bandwidths{}, "it ended with: ERROR: out of memory"},
 		{"a sum without a matrix", "SUM multinode_device_to_device_memcpy_read_ce 1498.52\n", Bandwidths{}, "without a matrix"},
 	} {

@@ -1,5 +1,6 @@
-// Package nvfm stands in for NVIDIA's bindings of its fabric manager, which not every module proxy serves. The DRA driver compiles against it
-// and opens it only with its feature gate FabricManagerPartitioning, which our tests leave off: every call here says that there is no library.
+// Package nvfm stands in for NVIDIA's bindings of its fabric manager, which not every module proxy serves. The DRA driver compiles against
+// it and opens it only with its feature gate FabricManagerPartitioning, which our tests leave off: every call here says that there is no
+// library.
 package nvfm
 
 // Return is what a call came to.

@@ -124,7 +124,7 @@ fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 .PHONY: kind-e2e
 kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
-	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 45m -v ./...
+	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -v ./...
 
 # FROM is the last version that offered every form of every GPU.
 .PHONY: kind-upgrade

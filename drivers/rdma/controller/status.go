@@ -69,7 +69,7 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 			}
 		}
 	}
-	counts := fmt.Sprintf("%d of %d devices can carry traffic, on %s", status.HealthyDevices, status.Devices, count(status.NodeCount, "node"))
+	counts := fmt.Sprintf("%d of %d devices can carry traffic, on %s", status.HealthyDevices, status.Devices, nodes(status.NodeCount))
 	mistakes := p.Spec.Validate(field.NewPath("spec")).ToAggregate()
 	switch {
 	case mistakes != nil:
@@ -78,13 +78,13 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, "no node that nodeSelector selects has reported on this pool yet: is the rdma-plugin running there?")
 	case len(late) > 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, fmt.Sprintf("%d of %s reported on this generation: %s; waiting for %s",
-			len(p.Status.Nodes)-len(late), count(int32(len(p.Status.Nodes)), "node"), counts, list(late)))
+			len(p.Status.Nodes)-len(late), nodes(int32(len(p.Status.Nodes))), counts, list(late)))
 	case status.Devices == 0:
-		set(v1alpha1.RDMAPoolReady, false, reasonNoDevices, fmt.Sprintf("no device matches on %s: %s", count(int32(len(none)), "node"), list(none)))
+		set(v1alpha1.RDMAPoolReady, false, reasonNoDevices, fmt.Sprintf("no device matches on %s: %s", nodes(int32(len(none))), list(none)))
 	case len(down) > 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonDown, counts+"; none on "+list(down))
 	case len(closed) > 0:
-		set(v1alpha1.RDMAPoolReady, false, reasonClosed, fmt.Sprintf("%s; on %s (%s) %s", counts, count(int32(len(closed)), "node"), list(closed), exclusive.NotOpened))
+		set(v1alpha1.RDMAPoolReady, false, reasonClosed, fmt.Sprintf("%s; on %s (%s) %s", counts, nodes(int32(len(closed))), list(closed), exclusive.NotOpened))
 	case status.HealthyDevices < status.Devices:
 		set(v1alpha1.RDMAPoolReady, true, reasonDegraded, counts)
 	default:
@@ -107,9 +107,9 @@ func list(texts []string) string {
 	return text
 }
 
-func count(n int32, noun string) string {
+func nodes(n int32) string {
 	if n == 1 {
-		return "1 " + noun
+		return "1 node"
 	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return fmt.Sprintf("%d nodes", n)
 }

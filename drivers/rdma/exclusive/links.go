@@ -213,7 +213,7 @@ func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Inter
 	defer func() {
 		close(done)
 		go func() {
-			for range updates { //nolint:revive // Emptied, so that the sender ends.
+			for range updates { // Emptied, so that the sender ends.
 			}
 		}()
 	}()

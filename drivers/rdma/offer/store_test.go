@@ -46,15 +46,12 @@ func TestALayoutOutlivesARestart(t *testing.T) {
 
 func TestAFileOfVersion1HoldsTheUnitsAlone(t *testing.T) {
 	dir := t.TempDir()
-	store, err := offer.OpenStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	body := `["0000:3b:00.0"]`
 	if err := os.WriteFile(filepath.Join(dir, "rdma_a.layout"), fmt.Appendf(nil, "gpufabric-layout 1 sha256:%x\n%s\n", sha256.Sum256([]byte(body)), body), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if store, err = offer.OpenStore(dir); err != nil { // files are read at the start
+	store, err := offer.OpenStore(dir) // files are read at the start
+	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := store.Load("rdma/a")

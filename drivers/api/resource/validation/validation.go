@@ -105,8 +105,7 @@ func DeviceClass(spec *resourceapi.DeviceClassSpec, path *field.Path) field.Erro
 	var errs field.ErrorList
 	for i, c := range spec.Config {
 		at := path.Child("config").Index(i).Child("opaque", "parameters")
-		_, problems := opaque(c.Opaque, at)
-		errs = append(errs, problems...)
+		errs = append(errs, opaque(c.Opaque, at)...)
 	}
 	return errs
 }
@@ -117,23 +116,21 @@ func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorLis
 	var errs field.ErrorList
 	for i, c := range spec.Devices.Config {
 		at := path.Child("devices", "config").Index(i).Child("opaque", "parameters")
-		_, problems := opaque(c.Opaque, at)
-		errs = append(errs, problems...)
+		errs = append(errs, opaque(c.Opaque, at)...)
 	}
 	return errs
 }
 
 // opaque checks one configuration; those of other drivers are theirs to check.
-func opaque(c *resourceapi.OpaqueDeviceConfiguration, at *field.Path) (v1beta1.Config, field.ErrorList) {
+func opaque(c *resourceapi.OpaqueDeviceConfiguration, at *field.Path) field.ErrorList {
 	if c == nil {
-		return nil, nil
+		return nil
 	}
 	if _, ours := kinds(c.Driver); !ours {
-		return nil, nil
+		return nil
 	}
-	config, err := Decode(c.Driver, c.Parameters.Raw)
-	if err != nil {
-		return nil, field.ErrorList{field.Invalid(at, field.OmitValueType{}, err.Error())}
+	if _, err := Decode(c.Driver, c.Parameters.Raw); err != nil {
+		return field.ErrorList{field.Invalid(at, field.OmitValueType{}, err.Error())}
 	}
-	return config, nil
+	return nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // step is a place in the code that a page leads to: `drivers/gpu/claims/prepare.go: Kind.Prepare`.
-var step = regexp.MustCompile("^([a-z][a-zA-Z0-9_/.-]*\\.go): ([A-Za-z_][A-Za-z0-9_.]*)$")
+var step = regexp.MustCompile(`^([a-z][a-zA-Z0-9_/.-]*\.go): ([A-Za-z_][A-Za-z0-9_.]*)$`)
 
 // walks are the headings of the walks that a newcomer is promised, by page.
 var walks = map[string][]string{

@@ -76,7 +76,8 @@ func catalogue() map[string]Tool {
 		"k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes,
 	}
 	exactly := span{version{1, 36, 3}, version{1, 36, 4}}
-	for name, minutes := range map[string]int{"kube-apiserver": 6, "kube-controller-manager": 6, "kube-scheduler": 4, "kube-proxy": 3, "kubelet": 5} {
+	for name, minutes := range map[string]int{"kube-apiserver": 6, "kube-controller-manager": 6, "kube-scheduler": 4, "kube-proxy": 3,
+		"kubelet": 5} {
 		add(Tool{Name: name, Version: Kubernetes, fits: exactly, askVersion: []string{"--version"}, static: true,
 			release: kubernetesRelease(name), minutes: minutes,
 			module: "kubernetes", main: "k8s.io/kubernetes/cmd/" + name, settings: stamps})

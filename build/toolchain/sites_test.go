@@ -212,8 +212,10 @@ func TestAFileThatCannotBeTrustedOrHadIsBuiltAndTheReasonIsSaid(t *testing.T) {
 		"absent file":     {func(s *site, _ *Toolchain) { delete(s.files, file) }, "404 Not Found"},
 		"absent checksum": {func(s *site, _ *Toolchain) { delete(s.files, sums) }, "404 Not Found"},
 		"no checksum":     {func(s *site, _ *Toolchain) { s.files[sums] = []byte("<html>log in</html>") }, "has no SHA-256 of kind-linux-"},
-		"other version":   {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), saying("0.30.0")) }, "is 0.30.0, and " + Kind + " is wanted"},
-		"not a program":   {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), []byte("<html>log in</html>")) }, "does not say its version"},
+		"other version": {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), saying("0.30.0")) },
+			"is 0.30.0, and " + Kind + " is wanted"},
+		"not a program": {func(s *site, _ *Toolchain) { s.offer(lookup(t, "kind"), []byte("<html>log in</html>")) },
+			"does not say its version"},
 		"broken connection": {func(s *site, _ *Toolchain) {
 			s.serve[sums] = func(w http.ResponseWriter, _ *http.Request) {
 				connection, _, err := w.(http.Hijacker).Hijack()

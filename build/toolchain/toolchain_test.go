@@ -50,7 +50,8 @@ func TestEnsureBuildsOnceAndSaysWhatItBuilds(t *testing.T) {
 	if got := builds.Load(); got != 2 {
 		t.Errorf("%d builds for two tools asked for twice, want 2", got)
 	}
-	for _, want := range []string{"[1/2] kind " + Kind + ": building (a minute on two idle cores) ... ", "[2/2] etcd " + Etcd + ": building (up to 1 min on two idle cores) ... "} {
+	for _, want := range []string{"[1/2] kind " + Kind + ": building (a minute on two idle cores) ... ",
+		"[2/2] etcd " + Etcd + ": building (up to 1 min on two idle cores) ... "} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("progress lacks %q:\n%s", want, log)
 		}

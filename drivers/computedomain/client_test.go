@@ -23,14 +23,16 @@ func TestADomainIsFoundByItsUIDWhateverTheHint(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests++
 		w.Header().Set("Content-Type", "application/json")
-		var answer any = v1beta1.ComputeDomainList{TypeMeta: meta{APIVersion: kind.APIVersion, Kind: "ComputeDomainList"}, Items: []v1beta1.ComputeDomain{domain}}
+		var answer any = v1beta1.ComputeDomainList{TypeMeta: meta{APIVersion: kind.APIVersion, Kind: "ComputeDomainList"},
+			Items: []v1beta1.ComputeDomain{domain}}
 		switch r.URL.Path {
 		case base:
 		case base + "/d":
 			answer = domain
 		default:
 			w.WriteHeader(http.StatusNotFound)
-			answer = metav1.Status{TypeMeta: meta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+			answer = metav1.Status{TypeMeta: meta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonNotFound,
+				Code: http.StatusNotFound}
 		}
 		if err := json.NewEncoder(w).Encode(answer); err != nil {
 			t.Error(err)

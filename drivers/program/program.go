@@ -55,10 +55,12 @@ func Run(ctx context.Context, host Host, args ...string) error {
 	return nil
 }
 
-// flagsOnly refuses what is no flag. Most often it is the value of a boolean flag behind a space, which cobra would call an unknown command.
+// flagsOnly refuses what is no flag. Most often it is the value of a boolean flag behind a space, which cobra would call an unknown
+// command.
 func flagsOnly(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("takes flags alone, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args, cmd.CommandPath())
+		return fmt.Errorf("takes flags alone, not %q; a boolean flag takes its value behind =, as in --flag=false; see %s --help", args,
+			cmd.CommandPath())
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
-// Package uninstall is the role that runs once, after the drivers were uninstalled: it takes off the cluster's nodes what the node plugins wrote on
-// them. A plugin that ends cannot do so itself, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall takes its rights
-// away before it is told to end.
+// Package uninstall is the role that runs once, after the drivers were uninstalled: it takes off the cluster's nodes what the node plugins
+// wrote on them. A plugin that ends cannot do so itself, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall
+// takes its rights away before it is told to end.
 //
 // RBAC: core nodes: list, patch.
 package uninstall
@@ -55,7 +55,8 @@ func Command(h host.Host) *cobra.Command {
 		},
 	}
 	command.Flags().StringSliceVar(&keys.Labels, "node-label", nil, "key of a label that is taken off every node; may be given several times")
-	command.Flags().StringSliceVar(&keys.Annotations, "node-annotation", nil, "key of an annotation that is taken off every node; may be given several times")
+	command.Flags().StringSliceVar(&keys.Annotations, "node-annotation", nil,
+		"key of an annotation that is taken off every node; may be given several times")
 	return command
 }
 

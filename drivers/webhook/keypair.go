@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rereadInterval is how often the certificate is read without a change of its directory, as controller-runtime does. Its own reader of certificates
-// ends where no inotify instance is to be had.
+// rereadInterval is how often the certificate is read without a change of its directory, as controller-runtime does. Its own reader of
+// certificates ends where no inotify instance is to be had.
 const rereadInterval = 10 * time.Second
 
 // keyPair is the certificate and key in a directory, as it was when it could last be read.
@@ -40,8 +40,8 @@ func (c *keyPair) read() error {
 // get is for tls.Config.GetCertificate.
 func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.Load(), nil }
 
-// follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong together yet, the last
-// one stays.
+// follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong together
+// yet, the last one stays.
 func (c *keyPair) follow(ctx context.Context, files *filewatch.Watcher) {
 	changed := files.Contents(ctx, c.directory)
 	tick := time.NewTicker(rereadInterval)

@@ -1,5 +1,6 @@
-// Package webhook is the role webhook: it refuses claims, claim templates, device classes and this project's own objects whose configuration no
-// node could act on, when they are written rather than when a pod waits for them. It asks the validators that the node plugins ask.
+// Package webhook is the role webhook: it refuses claims, claim templates, device classes and this project's own objects whose
+// configuration no node could act on, when they are written rather than when a pod waits for them. It asks the validators that the node
+// plugins ask.
 package webhook
 
 import (
@@ -46,12 +47,13 @@ func (Reviewer) Handle(ctx context.Context, request admission.Request) admission
 	if len(reason) > maxReason {
 		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
 	}
-	klog.FromContext(ctx).Info("Refused", "kind", request.Kind.Kind, "namespace", request.Namespace, "name", request.Name, "user", request.UserInfo.Username, "reason", reason)
+	klog.FromContext(ctx).Info("Refused", "kind", request.Kind.Kind, "namespace", request.Namespace, "name", request.Name, "user",
+		request.UserInfo.Username, "reason", reason)
 	return admission.Denied(reason)
 }
 
-// standing tells whether an update leaves the spec as it is, or is of an object that is being deleted. What was written while nobody answered reviews must
-// still lose its finalizers, and take labels: a claim's spec cannot even be changed.
+// standing tells whether an update leaves the spec as it is, or is of an object that is being deleted. What was written while nobody
+// answered reviews must still lose its finalizers, and take labels: a claim's spec cannot even be changed.
 func standing(before, after []byte) bool {
 	type object struct {
 		Metadata struct {

@@ -38,10 +38,10 @@ type Options struct {
 
 // Command is the subcommand webhook.
 //
-// A pod of this role needs no rights in the API, no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for
-// --port, and a ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and deviceclasses
-// (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may have several
-// replicas. failurePolicy Ignore is safe: the node plugins check everything again.
+// A pod of this role needs no rights in the API, no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service
+// for --port, and a ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
+// deviceclasses (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may
+// have several replicas. failurePolicy Ignore is safe: the node plugins check everything again.
 func Command(h host.Host) *cobra.Command {
 	var o Options
 	cmd := &cobra.Command{
@@ -57,7 +57,8 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&o.Address, "address", "", "address to listen on; empty: every one")
 	flags.IntVar(&o.Port, "port", 9443, "port to listen on")
 	flags.StringVar(&o.CertDir, "cert-dir", "/etc/gpufabric/webhook", "directory with tls.crt and tls.key")
-	flags.StringVar(&o.MetricsAddress, "metrics-address", h.Env("METRICS_ADDRESS"), "host:port that serves /metrics and /healthz; empty: nowhere")
+	flags.StringVar(&o.MetricsAddress, "metrics-address", h.Env("METRICS_ADDRESS"),
+		"host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	return cmd
 }
@@ -78,7 +79,10 @@ func Run(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	server := webhook.NewServer(webhook.Options{
-		Host: o.Address, Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion, c.GetCertificate = tls.VersionTLS12, served.get }},
+		Host: o.Address, Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) {
+			c.MinVersion, c.GetCertificate = tls.VersionTLS12,
+				served.get
+		}},
 	})
 	server.Register(Path, &admission.Webhook{Handler: Reviewer{}, RecoverPanic: ptr(true)})
 	registry := prometheus.NewRegistry()

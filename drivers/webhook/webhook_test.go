@@ -33,7 +33,8 @@ func certificate(t *testing.T, dir string) *x509.CertPool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -120,12 +121,18 @@ func TestReviews(t *testing.T) {
 	bad := `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"Magic"}}`
 	for _, c := range []struct{ name, group, version, kind, object, want string }{
 		{"a claim that is right", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":` + parameters(good) + `}`, ""},
-		{"a claim that is wrong", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":` + parameters(bad) + `}`, `spec.devices.config[0].opaque.parameters`},
-		{"a template that is wrong", "resource.k8s.io", "v1", "ResourceClaimTemplate", `{"spec":{"spec":` + parameters(bad) + `}}`, `spec.spec.devices.config[0].opaque.parameters`},
-		{"a class that is wrong", "resource.k8s.io", "v1", "DeviceClass", `{"spec":{"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":` + bad + `}}]}}`, `spec.config[0].opaque.parameters`},
-		{"a claim without parameters", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com"}}]}}}`, `not a JSON object`},
-		{"a claim of another driver", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":{"devices":{"config":[{"opaque":{"driver":"x.example.com","parameters":{}}}]}}}`, ""},
-		{"a layout that is wrong", "gpufabric.io", "v1alpha1", "MIGLayout", `{"spec":{"layout":"a","config":{"version":"v1","mig-configs":{}}}}`, `spec.config.mig-configs`},
+		{"a claim that is wrong", "resource.k8s.io", "v1", "ResourceClaim", `{"spec":` + parameters(bad) + `}`,
+			`spec.devices.config[0].opaque.parameters`},
+		{"a template that is wrong", "resource.k8s.io", "v1", "ResourceClaimTemplate", `{"spec":{"spec":` + parameters(bad) + `}}`,
+			`spec.spec.devices.config[0].opaque.parameters`},
+		{"a class that is wrong", "resource.k8s.io", "v1", "DeviceClass",
+			`{"spec":{"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":` + bad + `}}]}}`, `spec.config[0].opaque.parameters`},
+		{"a claim without parameters", "resource.k8s.io", "v1", "ResourceClaim",
+			`{"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com"}}]}}}`, `not a JSON object`},
+		{"a claim of another driver", "resource.k8s.io", "v1", "ResourceClaim",
+			`{"spec":{"devices":{"config":[{"opaque":{"driver":"x.example.com","parameters":{}}}]}}}`, ""},
+		{"a layout that is wrong", "gpufabric.io", "v1alpha1", "MIGLayout", `{"spec":{"layout":"a","config":{"version":"v1","mig-configs":{}}}}`,
+			`spec.config.mig-configs`},
 		{"a profile without memory", "gpufabric.io", "v1alpha1", "VGPUProfile", `{"spec":{"mode":"Software"}}`, `spec.memory`},
 		{"a pool without a name", "gpufabric.io", "v1alpha1", "RDMAPool", `{"spec":{}}`, `spec.resourceName`},
 		{"something that concerns no webhook", "", "v1", "Pod", `{}`, ""},
@@ -143,7 +150,8 @@ func TestReviews(t *testing.T) {
 	}
 }
 
-// The controller of claims takes its finalizer off by an update of the claim. Were that refused, a claim from before the webhook could never go.
+// The controller of claims takes its finalizer off by an update of the claim. Were that refused, a claim from before the webhook could
+// never go.
 func TestWhatStandsMayBeUpdatedAndDeleted(t *testing.T) {
 	claim := func(metadata, strategy string) string {
 		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":{"apiVersion":"resource.nvidia.com/v1beta1",` +

@@ -31,7 +31,8 @@ type Options struct {
 	Root string
 	// Listen is the address of /healthz, which the kubelet asks.
 	Listen string
-	// Control is the address of the control endpoint (see control.go), which asks nobody who they are: an address of loopback, or empty for none.
+	// Control is the address of the control endpoint (see control.go), which asks nobody who they are: an address of loopback, or empty for
+	// none.
 	Control string
 	// Sysfs is where the machine's own sysfs is mounted. Where it shows a GPU of NVIDIA's, Run refuses to begin, unless BesideGPUs is set.
 	Sysfs      string

@@ -177,7 +177,8 @@ func TestTheControlEndpointInjectsEvents(t *testing.T) {
 			t.Errorf("%s %s: %d %s", c.event, c.body, code, text)
 		}
 	}
-	if data, err := os.ReadFile(filepath.Join(n.root, "sys/class/infiniband/mlx5_0/ports/1/state")); err != nil || string(data) != "1: DOWN\n" {
+	if data, err := os.ReadFile(filepath.Join(n.root, "sys/class/infiniband/mlx5_0/ports/1/state")); err != nil ||
+		string(data) != "1: DOWN\n" {
 		t.Errorf("%q %v", data, err)
 	}
 	if code, text := get(n.control + "/events"); code != http.StatusOK || !strings.Contains(text, `"name":"xid"`) {

@@ -16,7 +16,8 @@ func (o Options) check() error {
 			return fmt.Errorf("control address %q: %w; an address of loopback is wanted, as in 127.0.0.1:8090", o.Control, err)
 		}
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who they are; "+
+			return fmt.Errorf("control address %q is not of loopback: whoever reaches it can break the node's hardware without being asked who "+
+				"they are; "+
 				"listen on 127.0.0.1 and reach it by `kubectl port-forward`", o.Control)
 		}
 	}
@@ -29,13 +30,14 @@ func (o Options) check() error {
 	}
 	if len(gpus) > 0 {
 		return fmt.Errorf("this machine has GPUs of NVIDIA's (%s): fake ones beside them would be handed out as if they were real; "+
-			"take the node out of the fakes' way, or say --beside-gpus (chart value besideGPUs) on a machine that is only for tests", strings.Join(gpus, ", "))
+			"take the node out of the fakes' way, or say --beside-gpus (chart value besideGPUs) on a machine that is only for tests",
+			strings.Join(gpus, ", "))
 	}
 	return nil
 }
 
-// realGPUs gives the PCI addresses of NVIDIA's display controllers: vendor 0x10de, base class 0x03 (PCI Code and ID Assignment Specification).
-// A machine without PCI has none.
+// realGPUs gives the PCI addresses of NVIDIA's display controllers: vendor 0x10de, base class 0x03 (PCI Code and ID Assignment
+// Specification). A machine without PCI has none.
 func realGPUs(sysfs string) ([]string, error) {
 	vendors, err := filepath.Glob(filepath.Join(sysfs, "bus/pci/devices/*/vendor"))
 	if err != nil {

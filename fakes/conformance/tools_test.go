@@ -110,14 +110,16 @@ func TestIbstatShowsEveryPort(t *testing.T) {
 
 func TestIbstatusShowsRatesAndLinkLayers(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
-	wants(t, underSys(t, root, need(t, "ibstatus", "infiniband-diags")), "4: ACTIVE", "400 Gb/sec (4X NDR)", "link_layer:\t InfiniBand", "link_layer:\t Ethernet")
+	wants(t, underSys(t, root, need(t, "ibstatus", "infiniband-diags")), "4: ACTIVE", "400 Gb/sec (4X NDR)", "link_layer:\t InfiniBand",
+		"link_layer:\t Ethernet")
 }
 
 func TestIbvDevicesListsEveryDevice(t *testing.T) {
 	need(t, "ibv_devices", "ibverbs-utils ibverbs-providers")
 	root, n := render(t, "h100-hgx")
 	// The library wants the device nodes where the kernel has them, and the node may lie below /dev itself.
-	script := fmt.Sprintf("d=$(mktemp -d -p /tmp) && cp -r %[1]s/dev/infiniband $d && mount --rbind %[1]s/sys /sys && mount -t tmpfs none /dev && "+
+	script := fmt.Sprintf("d=$(mktemp -d -p /tmp) && cp -r %[1]s/dev/infiniband $d && mount --rbind %[1]s/sys /sys && mount -t tmpfs none "+
+		"/dev && "+
 		"cp -r $d/infiniband /dev && rm -r $d && exec ibv_devices", root)
 	need(t, "unshare", "util-linux")
 	out := output(t, nil, "unshare", "-Urm", "sh", "-c", script)

@@ -17,7 +17,8 @@ func TestTheLibraryWeighsNextToNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(built.Dir(t), "lib"), PlainDevices: true}); err != nil {
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(built.Dir(t), "lib"),
+		PlainDevices: true}); err != nil {
 		t.Fatal(err)
 	}
 	binary := filepath.Join(t.TempDir(), "weight")

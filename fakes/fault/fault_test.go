@@ -68,14 +68,19 @@ func TestEventsChangeWhatTheySay(t *testing.T) {
 		args fault.Arguments
 		ok   func(*state.GPU) bool
 	}{
-		"ecc":         {fault.Arguments{"gpu": "1", "kind": "uncorrected", "count": "3"}, func(g *state.GPU) bool { return g.Core.ECC.VolatileUncorrected == 3 }},
-		"mem":         {fault.Arguments{"gpu": "1", "mib": "1000"}, func(g *state.GPU) bool { return g.Core.MemoryUsed == 1000<<20 }},
-		"util":        {fault.Arguments{"gpu": "1", "percent": "80"}, func(g *state.GPU) bool { return g.Core.UtilizationGPU == 80 && g.Core.ClockSM == 1980 }},
-		"temp":        {fault.Arguments{"gpu": "1", "celsius": "91"}, func(g *state.GPU) bool { return g.Core.Temperature == 91 }},
-		"power":       {fault.Arguments{"gpu": "1", "watts": "650"}, func(g *state.GPU) bool { return g.Core.Power == 650000 }},
-		"mig-mode":    {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGCurrent == 1 && g.Core.MIGPending == 1 }},
-		"mig-busy":    {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGBusy == 1 }},
-		"nvlink-down": {fault.Arguments{"gpu": "1", "link": "4"}, func(g *state.GPU) bool { return g.Links[4].Active == 0 && g.Core.FabricSummary == 3 }},
+		"ecc": {fault.Arguments{"gpu": "1", "kind": "uncorrected", "count": "3"},
+			func(g *state.GPU) bool { return g.Core.ECC.VolatileUncorrected == 3 }},
+		"mem": {fault.Arguments{"gpu": "1", "mib": "1000"}, func(g *state.GPU) bool { return g.Core.MemoryUsed == 1000<<20 }},
+		"util": {fault.Arguments{"gpu": "1", "percent": "80"},
+			func(g *state.GPU) bool { return g.Core.UtilizationGPU == 80 && g.Core.ClockSM == 1980 }},
+		"temp":     {fault.Arguments{"gpu": "1", "celsius": "91"}, func(g *state.GPU) bool { return g.Core.Temperature == 91 }},
+		"power":    {fault.Arguments{"gpu": "1", "watts": "650"}, func(g *state.GPU) bool { return g.Core.Power == 650000 }},
+		"mig-mode": {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGCurrent == 1 && g.Core.MIGPending == 1 }},
+		"mig-busy": {fault.Arguments{"gpu": "1"}, func(g *state.GPU) bool { return g.Core.MIGBusy == 1 }},
+		"nvlink-down": {fault.Arguments{"gpu": "1", "link": "4"}, func(g *state.GPU) bool {
+			return g.Links[4].Active == 0 &&
+				g.Core.FabricSummary == 3
+		}},
 		"clique-change": {fault.Arguments{"clique": "7", "cluster": "69a19a31-f41c-45a5-8245-579b6bce5bdd"},
 			func(g *state.GPU) bool { return g.Core.FabricClique == 7 && g.Core.FabricCluster[0] == 0x69 }},
 	} {
@@ -135,17 +140,20 @@ func TestWhatCannotHappenIsRefusedAndChangesNothing(t *testing.T) {
 		profile, event, want string
 		args                 fault.Arguments
 	}{
-		"MIG on a T4":                  {"t4-edge", "mig-busy", "no MIG", fault.Arguments{"gpu": "0"}},
-		"a port that is not there":     {"t4-edge", "port-up", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "mlx5_9"}},
-		"a device that is a directory": {"t4-edge", "firmware-change", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": ".", "version": "1"}},
-		"a device that is a path":      {"t4-edge", "port-down", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3", fault.Arguments{"device": "elsewhere/mlx5_0"}},
-		"a port that is up already":    {"t4-edge", "port-up", "ACTIVE already", fault.Arguments{"device": "mlx5_0"}},
-		"a GPU that is not there":      {"t4-edge", "temp", "the node has 4", fault.Arguments{"gpu": "4", "celsius": "1"}},
-		"a GPU that is not lost":       {"t4-edge", "gpu-back", "not lost", fault.Arguments{"gpu": "0"}},
-		"NVLink on an L40S":            {"l40s-8", "nvlink-down", "no NVLink", fault.Arguments{"gpu": "0", "link": "0"}},
-		"a clique without a fabric":    {"l40s-8", "clique-change", "no NVLink fabric", fault.Arguments{"clique": "1"}},
-		"IMEX on an HGX":               {"h100-hgx", "imex-kill", "no IMEX", nil},
-		"a GPU instance without":       {"a100-40", "xid", "no GPU instance 2", fault.Arguments{"gpu": "0", "code": "94", "gi": "2"}},
+		"MIG on a T4": {"t4-edge", "mig-busy", "no MIG", fault.Arguments{"gpu": "0"}},
+		"a port that is not there": {"t4-edge", "port-up", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3",
+			fault.Arguments{"device": "mlx5_9"}},
+		"a device that is a directory": {"t4-edge", "firmware-change", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3",
+			fault.Arguments{"device": ".", "version": "1"}},
+		"a device that is a path": {"t4-edge", "port-down", "the node has mlx5_0, mlx5_1, mlx5_2, mlx5_3",
+			fault.Arguments{"device": "elsewhere/mlx5_0"}},
+		"a port that is up already": {"t4-edge", "port-up", "ACTIVE already", fault.Arguments{"device": "mlx5_0"}},
+		"a GPU that is not there":   {"t4-edge", "temp", "the node has 4", fault.Arguments{"gpu": "4", "celsius": "1"}},
+		"a GPU that is not lost":    {"t4-edge", "gpu-back", "not lost", fault.Arguments{"gpu": "0"}},
+		"NVLink on an L40S":         {"l40s-8", "nvlink-down", "no NVLink", fault.Arguments{"gpu": "0", "link": "0"}},
+		"a clique without a fabric": {"l40s-8", "clique-change", "no NVLink fabric", fault.Arguments{"clique": "1"}},
+		"IMEX on an HGX":            {"h100-hgx", "imex-kill", "no IMEX", nil},
+		"a GPU instance without":    {"a100-40", "xid", "no GPU instance 2", fault.Arguments{"gpu": "0", "code": "94", "gi": "2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := render(t, c.profile)
@@ -172,7 +180,8 @@ func TestWrongArgumentsAreAllNamed(t *testing.T) {
 	if err := fault.Apply(root, "tempest", nil); err == nil || !strings.Contains(err.Error(), "xid, ecc") {
 		t.Errorf("an unknown event: %v", err)
 	}
-	if err := fault.Apply(root, "temp", fault.Arguments{"gpu": "0", "celsius": "hot"}); err == nil || !strings.Contains(err.Error(), "from 0 to 150") {
+	if err := fault.Apply(root, "temp", fault.Arguments{"gpu": "0", "celsius": "hot"}); err == nil ||
+		!strings.Contains(err.Error(), "from 0 to 150") {
 		t.Error(err)
 	}
 	if err := fault.Apply(t.TempDir(), "temp", fault.Arguments{"gpu": "0", "celsius": "3"}); err == nil {

@@ -286,7 +286,8 @@ func migMode(c *change) error {
 
 func driverVersion(c *change) error {
 	version := c.args["version"]
-	if major, rest, ok := strings.Cut(version, "."); !ok || major == "" || rest == "" || len(version) > 20 || strings.Trim(version, "0123456789.") != "" {
+	if major, rest, ok := strings.Cut(version, "."); !ok || major == "" || rest == "" || len(version) > 20 ||
+		strings.Trim(version, "0123456789.") != "" {
 		return fmt.Errorf("version is %q; one like 535.261.03 is wanted", version)
 	}
 	path := filepath.Join(c.root, "proc/driver/nvidia/version")

@@ -56,7 +56,8 @@ type Config struct {
 }
 
 // ignored are keys that are accepted without effect.
-var ignored = []string{"LOG_LEVEL", "LOG_APPEND_TO_LOG", "LOG_FILE_MAX_SIZE", "LOG_USE_SYSLOG", "LOG_MAX_ROTATE_COUNT", "DAEMONIZE", "NETWORK_INTERFACE",
+var ignored = []string{"LOG_LEVEL", "LOG_APPEND_TO_LOG", "LOG_FILE_MAX_SIZE", "LOG_USE_SYSLOG", "LOG_MAX_ROTATE_COUNT", "DAEMONIZE",
+	"NETWORK_INTERFACE",
 	"IMEX_ENABLE_AUTH_ENCRYPTION", "IMEX_AUTH_ENCRYPTION_MODE"}
 
 // ReadConfig reads the file at path. Every mistake is reported, with its line.

@@ -65,7 +65,8 @@ func (d *Daemon) serveCommands(ctx context.Context, wg *sync.WaitGroup) error {
 	return nil
 }
 
-// removeSocket takes away a socket that a killed daemon left, which would keep the next one from listening. Whatever else is at the path stays.
+// removeSocket takes away a socket that a killed daemon left, which would keep the next one from listening. Whatever else is at the path
+// stays.
 func removeSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -49,8 +49,8 @@ type Faults struct {
 	Kills int `json:"kills,omitempty"`
 	// Failures counts how often the daemon lost its GPUs; a higher number than at its start leaves it UNAVAILABLE, which it stays.
 	Failures int `json:"failures,omitempty"`
-	// Silent has the daemon take questions and answer none: "-N" those for the whole domain alone (#1417 of NVIDIA's DRA driver: nvidia-imex-ctl -N hangs
-	// where -q answers), "*" all, "" none.
+	// Silent has the daemon take questions and answer none: "-N" those for the whole domain alone (#1417 of NVIDIA's DRA driver:
+	// nvidia-imex-ctl -N hangs where -q answers), "*" all, "" none.
 	Silent string `json:"silent,omitempty"`
 }
 
@@ -117,8 +117,8 @@ func New(c Config, o Options) (*Daemon, error) {
 	return d, nil
 }
 
-// reloadPause is for how long after one SIGUSR1 the next are ignored. NVIDIA's IMEX guide, on changing peers: a signal that comes within five seconds of another
-// is not heeded, and not made up for.
+// reloadPause is for how long after one SIGUSR1 the next are ignored. NVIDIA's IMEX guide, on changing peers: a signal that comes within
+// five seconds of another is not heeded, and not made up for.
 const reloadPause = 5 * time.Second
 
 // Reload looks the peers' names up again, as SIGUSR1 does to the real daemon, unless it was told to lately.

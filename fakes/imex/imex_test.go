@@ -64,7 +64,8 @@ func (d *domain) address(i int) netip.Addr {
 // start runs the daemon with the address *.i; change adjusts what it is made from.
 func (d *domain) start(i int, change ...func(*imex.Config, *imex.Options)) *node {
 	d.t.Helper()
-	c, err := imex.ParseConfig(fmt.Appendf(nil, "BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=NONE\nIMEX_CMD_UNIX_DOMAIN_PATH=%s\n",
+	c, err := imex.ParseConfig(fmt.Appendf(nil,
+		"BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=NONE\nIMEX_CMD_UNIX_DOMAIN_PATH=%s\n",
 		d.address(i), filepath.Join(d.dir, "nodes.cfg"), filepath.Join(d.dir, fmt.Sprint("ctl", i))))
 	if err != nil {
 		d.t.Fatal(err)
@@ -155,7 +156,8 @@ func TestTheControlCommandsAnswers(t *testing.T) {
 	if err := s.WriteText(&out, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Node #0 * - " + d.address(1).String(), "Hostname: host2", "            0  C    C  ", "            1  C    C  ", "\nDomain State: UP\n"} {
+	for _, want := range []string{"Node #0 * - " + d.address(1).String(), "Hostname: host2", "            0  C    C  ",
+		"            1  C    C  ", "\nDomain State: UP\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in:\n%s", want, out.String())
 		}
@@ -304,7 +306,8 @@ func TestMistakesInTheConfigurationAreAllNamed(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"line 1: SERVER_PORT=0", "line 3: BIND_INTERFACE_IP=here", "line 4: IMEX_WAIT_FOR_QUORUM=MAYBE: allowed are NONE, FULL, RECOVERY", "line 5"} {
+	for _, want := range []string{"line 1: SERVER_PORT=0", "line 3: BIND_INTERFACE_IP=here",
+		"line 4: IMEX_WAIT_FOR_QUORUM=MAYBE: allowed are NONE, FULL, RECOVERY", "line 5"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in: %v", want, err)
 		}

@@ -83,7 +83,8 @@ func TestImportersDieWithTheSessionForGood(t *testing.T) {
 	}
 }
 
-// Public pull request #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the capability: the IMEX guide.
+// Public pull request #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the
+// capability: the IMEX guide.
 func TestADaemonNeedsItsLibraryAndEveryDevice(t *testing.T) {
 	needs := []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap4323"}
 	for i := range len(needs) {
@@ -140,8 +141,8 @@ func TestASecondSignalWithinFiveSecondsIsIgnored(t *testing.T) {
 	eventually(t, "UP after a signal that came late enough", a.is(imex.DomainUp))
 }
 
-// The C library's resolver: a name that /etc/hosts does not have is asked of DNS (nsswitch.conf: "hosts: files dns"). #1466 of NVIDIA's DRA driver counted
-// these questions in clusters.
+// The C library's resolver: a name that /etc/hosts does not have is asked of DNS (nsswitch.conf: "hosts: files dns"). #1466 of NVIDIA's DRA
+// driver counted these questions in clusters.
 func TestANameThatHostsDoesNotHaveIsAskedOfDNS(t *testing.T) {
 	d := newDomain(t, "*.1", "nobody-0001", "nobody-0002")
 	var asked atomic.Int32
@@ -196,8 +197,8 @@ func TestADaemonThatBecameUnavailableStaysSo(t *testing.T) {
 	}
 }
 
-// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died waits for nobody, so memory that others
-// still have mapped is handed out again.
+// open-gpu-kernel-modules and the IMEX guide on IMEX_WAIT_FOR_QUORUM: with NONE a daemon that follows one that died waits for nobody, so
+// memory that others still have mapped is handed out again.
 func TestWithoutAQuorumADaemonThatFollowsADeadOneWaitsForNobody(t *testing.T) {
 	d, persist := newDomain(t, "*.1", "*.2"), t.TempDir()
 	if err := os.WriteFile(filepath.Join(persist, imex.RecoveryName), []byte(d.address(2).String()), 0o644); err != nil {

@@ -20,9 +20,10 @@ var ErrInUse = errors.New("the driver has an IMEX session already (NV_ERR_IN_USE
 
 // Session is the node's IMEX session, which makes importing memory of other nodes possible.
 //
-// The rules are those of the driver (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c): one session a node, held by whoever opened it
-// until it is closed or the process is gone; and with its end every client on the node that has imported memory is disabled, for good: a later session does
-// not bring it back. The file is locked by its holder, so that the kernel ends a session as the driver does, and holds the number of the session.
+// The rules are those of the driver (open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/imex_session_api.c): one session a node, held by
+// whoever opened it until it is closed or the process is gone; and with its end every client on the node that has imported memory is
+// disabled, for good: a later session does not bring it back. The file is locked by its holder, so that the kernel ends a session as the
+// driver does, and holds the number of the session.
 type Session struct {
 	file *os.File
 }

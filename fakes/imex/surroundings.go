@@ -24,8 +24,9 @@ type Surroundings interface {
 	Library(name string) bool
 }
 
-// Needs are the device nodes that a daemon on the node at root needs: nvidiactl, every GPU's and the capability to manage the fabric. Public pull request #1222
-// of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the capability: NVIDIA's IMEX guide.
+// Needs are the device nodes that a daemon on the node at root needs: nvidiactl, every GPU's and the capability to manage the fabric.
+// Public pull request #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"; the
+// capability: NVIDIA's IMEX guide.
 func Needs(root string) ([]string, error) {
 	needs := []string{"/dev/nvidiactl"}
 	gpus, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))

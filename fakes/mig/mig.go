@@ -341,13 +341,14 @@ var ErrResetRequired = errors.New("the GPU must be reset")
 // architectureAmpere is NVML_DEVICE_ARCH_AMPERE (nvml.h): the A100 and the A30.
 const architectureAmpere = 7
 
-// ModeNeedsReset reports whether a change of MIG mode waits for a reset. NVIDIA's MIG user guide (Deployment Considerations): "Setting MIG mode on the
-// A100/A30 requires a GPU reset"; from Hopper on it needs none. nvml.h (nvmlDeviceSetMigMode) has the driver try the reset itself on some platforms,
-// and answer RESET_REQUIRED on others, such as a GPU that is passed through to a virtual machine: this fake is one of those.
+// ModeNeedsReset reports whether a change of MIG mode waits for a reset. NVIDIA's MIG user guide (Deployment Considerations): "Setting MIG
+// mode on the A100/A30 requires a GPU reset"; from Hopper on it needs none. nvml.h (nvmlDeviceSetMigMode) has the driver try the reset
+// itself on some platforms, and answer RESET_REQUIRED on others, such as a GPU that is passed through to a virtual machine: this fake is
+// one of those.
 func ModeNeedsReset(m *state.Model) bool { return m.Architecture == architectureAmpere }
 
-// SetMode asks for MIG on or off. The second result is why the mode could not be made current at once. others says that other NVML clients have the GPUs
-// open: "All daemons holding handles on driver modules need to be stopped before MIG enablement" (the same page).
+// SetMode asks for MIG on or off. The second result is why the mode could not be made current at once. others says that other NVML clients
+// have the GPUs open: "All daemons holding handles on driver modules need to be stopped before MIG enablement" (the same page).
 func SetMode(m *state.Model, g *state.GPU, on, others bool) (err, activation error) {
 	if m.MIGProfileCount == 0 {
 		return ErrNotSupported, nil
@@ -376,8 +377,9 @@ func SetMode(m *state.Model, g *state.GPU, on, others bool) (err, activation err
 	return nil, nil
 }
 
-// Reset resets a GPU, as nvidia-smi --gpu-reset does (its manual page): no application may use the GPU, and no other program such as a monitor may have it
-// open. A pending mode becomes current; instances do not outlive a reset (MIG user guide, Getting Started: they have to be made again).
+// Reset resets a GPU, as nvidia-smi --gpu-reset does (its manual page): no application may use the GPU, and no other program such as a
+// monitor may have it open. A pending mode becomes current; instances do not outlive a reset (MIG user guide, Getting Started: they have to
+// be made again).
 func Reset(g *state.GPU, others bool) error {
 	if others || g.Core.MIGBusy != 0 || hasProcess(g, state.None, state.None) {
 		return ErrInUse

@@ -1,6 +1,6 @@
-// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as version 550.163.01 does (Debian's
-// package nvidia-cuda-mps, which runs without a GPU): what it does not take it passes over in silence, and its client succeeds.
-// It shares nothing; it keeps what it is told, and its server is a process that waits.
+// Package mps stands in for CUDA's multi-process service: a control daemon that takes the real one's commands and answers as version
+// 550.163.01 does (Debian's package nvidia-cuda-mps, which runs without a GPU): what it does not take it passes over in silence, and its
+// client succeeds. It shares nothing; it keeps what it is told, and its server is a process that waits.
 package mps
 
 import (
@@ -154,8 +154,8 @@ func (d *Daemon) do(words []string) string {
 	return fmt.Sprintf("Unknown command %q\n", words[0])
 }
 
-// setLimit takes a limit in mebibytes or, with a G, gibibytes. Whole gibibytes are kept as such, rounded down; one that is no limit leaves none. A device that is
-// named by its UUID takes the first device's limit away.
+// setLimit takes a limit in mebibytes or, with a G, gibibytes. Whole gibibytes are kept as such, rounded down; one that is no limit leaves
+// none. A device that is named by its UUID takes the first device's limit away.
 func (d *Daemon) setLimit(device, limit string) {
 	n, err := strconv.Atoi(device)
 	if err != nil {
@@ -229,7 +229,8 @@ func end(cmd *exec.Cmd) {
 	_ = cmd.Wait()         // killed is what it is to be
 }
 
-// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers. When ctx ends it returns, though commands may be read still.
+// Send gives commands to the daemon of a pipe directory, one a line, and copies its answers. When ctx ends it returns, though commands may
+// be read still.
 func Send(ctx context.Context, pipe string, commands io.Reader, answers io.Writer) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", Socket(pipe))

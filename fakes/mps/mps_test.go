@@ -62,7 +62,8 @@ func exchanges() []struct{ say, want string } {
 		{"set_default_device_pinned_mem_limit 0 1000M\nget_default_device_pinned_mem_limit 0\n", "1000M\n"},
 		{"set_default_device_pinned_mem_limit 0 2\nget_default_device_pinned_mem_limit 0\n", "2M\n"},
 		{"set_default_device_pinned_mem_limit 0 1025M\nget_default_device_pinned_mem_limit 0\n", "1G\n"},
-		{"set_default_device_pinned_mem_limit GPU-abc 1G\nset_default_device_pinned_mem_limit 99 1G\nget_default_device_pinned_mem_limit 99\nget_default_device_pinned_mem_limit 0\n", ""},
+		{"set_default_device_pinned_mem_limit GPU-abc 1G\nset_default_device_pinned_mem_limit 99 1G\nget_default_device_pinned_mem_limit " +
+			"99\nget_default_device_pinned_mem_limit 0\n", ""},
 		{"set_default_device_pinned_mem_limit 0 0M\nget_default_device_pinned_mem_limit 0\n", ""},
 		{"get_server_list\n", ""},
 		{"get_server_status 12\nshutdown_server 12\nget_client_list 12\n", "Server 12 not found\nServer 12 not found\nServer 12 not found\n"},

@@ -9,7 +9,8 @@ import (
 )
 
 func (g *gpuInstance) GetComputeInstanceProfileInfo(kind, engine int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
-	return getIn(g, "GpuInstanceGetComputeInstanceProfileInfo", func(_ *state.Model, p *state.MIGProfile, _ *state.GPUInstance) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
+	return getIn(g, "GpuInstanceGetComputeInstanceProfileInfo", func(_ *state.Model, p *state.MIGProfile,
+		_ *state.GPUInstance) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 		if kind < 0 || kind >= nvml.COMPUTE_INSTANCE_PROFILE_COUNT || engine < 0 || engine >= nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT {
 			return nvml.ComputeInstanceProfileInfo{}, nvml.ERROR_INVALID_ARGUMENT
 		}
@@ -37,32 +38,36 @@ func computeProfile(p *state.MIGProfile, info *nvml.ComputeInstanceProfileInfo) 
 }
 
 func (g *gpuInstance) GetComputeInstanceRemainingCapacity(info *nvml.ComputeInstanceProfileInfo) (int, nvml.Return) {
-	return getIn(g, "GpuInstanceGetComputeInstanceRemainingCapacity", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (int, nvml.Return) {
-		i, r := computeProfile(p, info)
-		if r != nvml.SUCCESS {
-			return 0, r
-		}
-		return mig.ComputeCapacity(p, gi, i), nvml.SUCCESS
-	})
+	return getIn(g, "GpuInstanceGetComputeInstanceRemainingCapacity",
+		func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (int, nvml.Return) {
+			i, r := computeProfile(p, info)
+			if r != nvml.SUCCESS {
+				return 0, r
+			}
+			return mig.ComputeCapacity(p, gi, i), nvml.SUCCESS
+		})
 }
 
-func (g *gpuInstance) GetComputeInstancePossiblePlacements(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstancePlacement, nvml.Return) {
-	return getIn(g, "GpuInstanceGetComputeInstancePossiblePlacements", func(_ *state.Model, p *state.MIGProfile, _ *state.GPUInstance) ([]nvml.ComputeInstancePlacement, nvml.Return) {
-		i, r := computeProfile(p, info)
-		if r != nvml.SUCCESS {
-			return nil, r
-		}
-		slices := p.CIProfiles[i].Slices
-		var all []nvml.ComputeInstancePlacement
-		for start := uint32(0); slices > 0 && start+slices <= p.Slices && len(all) < state.MaxPlacements; start++ {
-			all = append(all, nvml.ComputeInstancePlacement{Start: start, Size: slices})
-		}
-		return all, nvml.SUCCESS
-	})
+func (g *gpuInstance) GetComputeInstancePossiblePlacements(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstancePlacement,
+	nvml.Return) {
+	return getIn(g, "GpuInstanceGetComputeInstancePossiblePlacements",
+		func(_ *state.Model, p *state.MIGProfile, _ *state.GPUInstance) ([]nvml.ComputeInstancePlacement, nvml.Return) {
+			i, r := computeProfile(p, info)
+			if r != nvml.SUCCESS {
+				return nil, r
+			}
+			slices := p.CIProfiles[i].Slices
+			var all []nvml.ComputeInstancePlacement
+			for start := uint32(0); slices > 0 && start+slices <= p.Slices && len(all) < state.MaxPlacements; start++ {
+				all = append(all, nvml.ComputeInstancePlacement{Start: start, Size: slices})
+			}
+			return all, nvml.SUCCESS
+		})
 }
 
 func (g *gpuInstance) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance, nvml.Return) {
-	return getIn(g, "GpuInstanceGetComputeInstances", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) ([]nvml.ComputeInstance, nvml.Return) {
+	return getIn(g, "GpuInstanceGetComputeInstances", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) ([]nvml.ComputeInstance,
+		nvml.Return) {
 		i, r := computeProfile(p, info)
 		all := []nvml.ComputeInstance{}
 		for id := range uint32(mig.ComputeInstanceIDs) {
@@ -75,7 +80,8 @@ func (g *gpuInstance) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo)
 }
 
 func (g *gpuInstance) GetComputeInstanceById(id int) (nvml.ComputeInstance, nvml.Return) {
-	found, r := getIn(g, "GpuInstanceGetComputeInstanceById", func(_ *state.Model, _ *state.MIGProfile, gi *state.GPUInstance) (*computeInstance, nvml.Return) {
+	found, r := getIn(g, "GpuInstanceGetComputeInstanceById", func(_ *state.Model, _ *state.MIGProfile,
+		gi *state.GPUInstance) (*computeInstance, nvml.Return) {
 		if id < 0 || mig.FindComputeInstance(gi, uint32(id)) == nil {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
@@ -91,7 +97,8 @@ func (g *gpuInstance) CreateComputeInstance(info *nvml.ComputeInstanceProfileInf
 	return g.create("GpuInstanceCreateComputeInstance", info, mig.Anywhere)
 }
 
-func (g *gpuInstance) CreateComputeInstanceWithPlacement(info *nvml.ComputeInstanceProfileInfo, at *nvml.ComputeInstancePlacement) (nvml.ComputeInstance, nvml.Return) {
+func (g *gpuInstance) CreateComputeInstanceWithPlacement(info *nvml.ComputeInstanceProfileInfo,
+	at *nvml.ComputeInstancePlacement) (nvml.ComputeInstance, nvml.Return) {
 	if at == nil || at.Start == mig.Anywhere {
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -139,7 +146,8 @@ func (c *computeInstance) Destroy() nvml.Return {
 }
 
 func (c *computeInstance) GetInfo() (nvml.ComputeInstanceInfo, nvml.Return) {
-	return getIn(c.in, "ComputeInstanceGetInfo_v2", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (nvml.ComputeInstanceInfo, nvml.Return) {
+	return getIn(c.in, "ComputeInstanceGetInfo_v2", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (nvml.ComputeInstanceInfo,
+		nvml.Return) {
 		s := mig.FindComputeInstance(gi, c.id)
 		if s == nil || s.Profile >= state.MaxCIProfiles {
 			return nvml.ComputeInstanceInfo{}, nvml.ERROR_INVALID_ARGUMENT

@@ -159,7 +159,8 @@ func (d *device) GetSerial() (string, nvml.Return) {
 }
 
 func (d *device) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
-	return get(d, "DeviceGetArchitecture", anyPlace, model(func(m *state.Model) nvml.DeviceArchitecture { return nvml.DeviceArchitecture(m.Architecture) }))
+	return get(d, "DeviceGetArchitecture", anyPlace,
+		model(func(m *state.Model) nvml.DeviceArchitecture { return nvml.DeviceArchitecture(m.Architecture) }))
 }
 
 func (d *device) GetBrand() (nvml.BrandType, nvml.Return) {

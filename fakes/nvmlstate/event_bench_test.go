@@ -68,7 +68,8 @@ func benchmarkEvents(b *testing.B, library nvml.Interface, f *state.File) {
 	}()
 	b.ResetTimer()
 	for range b.N {
-		if err := f.Post(state.Event{Type: nvml.EventTypeXidCriticalError, Data: 79, GPUInstance: state.None, ComputeInstance: state.None}); err != nil {
+		if err := f.Post(state.Event{Type: nvml.EventTypeXidCriticalError, Data: 79, GPUInstance: state.None,
+			ComputeInstance: state.None}); err != nil {
 			b.Fatal(err)
 		}
 		if r := <-arrived; r != nvml.SUCCESS {

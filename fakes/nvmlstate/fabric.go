@@ -12,7 +12,8 @@ func (d *device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 		if c.FabricState == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 			return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		return nvml.GpuFabricInfo{ClusterUuid: c.FabricCluster, Status: c.FabricStatus, CliqueId: c.FabricClique, State: uint8(c.FabricState)}, nvml.SUCCESS
+		return nvml.GpuFabricInfo{ClusterUuid: c.FabricCluster, Status: c.FabricStatus, CliqueId: c.FabricClique, State: uint8(c.FabricState)},
+			nvml.SUCCESS
 	})
 }
 

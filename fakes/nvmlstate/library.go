@@ -41,8 +41,8 @@ func New(root string, options ...Option) nvml.Interface {
 // Option changes how a client of the library runs.
 type Option func(*library)
 
-// ReadOnlyDev is a client that cannot write to its /dev, as a container cannot that has the host's mounted read-only: no node of a MIG capability appears
-// there (see tree.MakeMIGNodes).
+// ReadOnlyDev is a client that cannot write to its /dev, as a container cannot that has the host's mounted read-only: no node of a MIG
+// capability appears there (see tree.MakeMIGNodes).
 func ReadOnlyDev(l *library) { l.readOnlyDev = true }
 
 // library answers for one node. The mocks behind it answer what nothing else does; they are made once and shared by all handles.
@@ -83,8 +83,8 @@ func (l *library) InitWithFlags(uint32) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// ofThisDriver says whether the node's libnvidia-ml.so.1 is of the version of the kernel's modules, by its file's name; l.mu is held. A node without
-// libraries has none of another version.
+// ofThisDriver says whether the node's libnvidia-ml.so.1 is of the version of the kernel's modules, by its file's name; l.mu is held. A
+// node without libraries has none of another version.
 func (l *library) ofThisDriver() bool {
 	file, err := filepath.EvalSymlinks(filepath.Join(l.root, "driver/usr/lib64/libnvidia-ml.so.1"))
 	_, version, found := strings.Cut(filepath.Base(file), ".so.")

@@ -274,7 +274,8 @@ func (d *device) CreateGpuInstance(info *nvml.GpuInstanceProfileInfo) (nvml.GpuI
 	return d.createInstance("DeviceCreateGpuInstance", info, mig.Anywhere)
 }
 
-func (d *device) CreateGpuInstanceWithPlacement(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement) (nvml.GpuInstance, nvml.Return) {
+func (d *device) CreateGpuInstanceWithPlacement(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement) (nvml.GpuInstance,
+	nvml.Return) {
 	if at == nil {
 		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -301,7 +302,8 @@ func (d *device) createInstance(function string, info *nvml.GpuInstanceProfileIn
 }
 
 func (d *device) instance(id uint32) *gpuInstance {
-	return &gpuInstance{GpuInstance: d.lib.instances, device: &device{Device: d.lib.devices, lib: d.lib, gpu: d.gpu, gi: state.None, ci: state.None}, id: id}
+	return &gpuInstance{GpuInstance: d.lib.instances, device: &device{Device: d.lib.devices, lib: d.lib, gpu: d.gpu, gi: state.None,
+		ci: state.None}, id: id}
 }
 
 // gpuInstance is a MIG GPU instance; it may have been destroyed since.
@@ -312,7 +314,8 @@ type gpuInstance struct {
 }
 
 // getIn reads something of a GPU instance.
-func getIn[T any](g *gpuInstance, function string, fn func(*state.Model, *state.MIGProfile, *state.GPUInstance) (T, nvml.Return)) (T, nvml.Return) {
+func getIn[T any](g *gpuInstance, function string, fn func(*state.Model, *state.MIGProfile, *state.GPUInstance) (T, nvml.Return)) (T,
+	nvml.Return) {
 	return get(g.device, function, whole, func(p part) (T, nvml.Return) {
 		gi := mig.FindGPUInstance(p.gpu, g.id)
 		if gi == nil || gi.Profile >= min(p.model.MIGProfileCount, state.MaxMIGProfiles) {
@@ -328,7 +331,9 @@ func (g *gpuInstance) Destroy() nvml.Return {
 }
 
 func (g *gpuInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
-	return getIn(g, "GpuInstanceGetInfo", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (nvml.GpuInstanceInfo, nvml.Return) {
-		return nvml.GpuInstanceInfo{Device: g.device, Id: gi.ID, ProfileId: p.ID, Placement: nvml.GpuInstancePlacement{Start: gi.Start, Size: p.Size}}, nvml.SUCCESS
+	return getIn(g, "GpuInstanceGetInfo", func(_ *state.Model, p *state.MIGProfile, gi *state.GPUInstance) (nvml.GpuInstanceInfo,
+		nvml.Return) {
+		return nvml.GpuInstanceInfo{Device: g.device, Id: gi.ID, ProfileId: p.ID,
+			Placement: nvml.GpuInstancePlacement{Start: gi.Start, Size: p.Size}}, nvml.SUCCESS
 	})
 }

@@ -174,7 +174,8 @@ func TestAModeIsPendingOnAmpereAndCurrentAtOnceOnHopper(t *testing.T) {
 			activation, r := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
 			current, next, _ := d.GetMigMode()
 			if pending && (r != nvml.SUCCESS || activation != nvml.ERROR_IN_USE || current != 0 || next != 1) {
-				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want a mode that is pending, since the other client has the GPU open", name, client, r, activation, current, next)
+				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want a mode that is pending, since the other client has the GPU open", name,
+					client, r, activation, current, next)
 			}
 			if !pending && (r != nvml.SUCCESS || activation != nvml.SUCCESS || current != 1 || next != 1) {
 				t.Errorf("%s, %s: %v, activation %v, mode %d, pending %d; want it on", name, client, r, activation, current, next)
@@ -219,7 +220,8 @@ func TestALibraryOfAnotherVersionThanTheKernelsModulesIsNotStarted(t *testing.T)
 	}
 	full := "libnvidia-ml.so." + p.Driver.Version
 	libraries := filepath.Join(root, "driver/usr/lib64")
-	if err := errors.Join(os.WriteFile(filepath.Join(libraries, full), nil, 0o755), os.Symlink(full, filepath.Join(libraries, "libnvidia-ml.so.1"))); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(libraries, full), nil, 0o755),
+		os.Symlink(full, filepath.Join(libraries, "libnvidia-ml.so.1"))); err != nil {
 		t.Fatal(err)
 	}
 	for version, want := range map[string]nvml.Return{"535.261.03": nvml.ERROR_LIB_RM_VERSION_MISMATCH, p.Driver.Version: nvml.SUCCESS} {
@@ -250,7 +252,8 @@ func TestCapabilityNodesAppearOnlyInADevThatTheClientCanWrite(t *testing.T) {
 			t.Fatalf("GPU %d: %v", gpu, r)
 		}
 		i, _ := gi.GetInfo()
-		if _, err := os.Stat(filepath.Join(sharedRoot, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/access", gpu, i.Id))); err != nil {
+		if _, err := os.Stat(filepath.Join(sharedRoot, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/access", gpu,
+			i.Id))); err != nil {
 			t.Errorf("GPU %d: the kernel shows no capability: %v", gpu, err)
 		}
 		node := filepath.Join(sharedRoot, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", tree.CapabilityMinor(gpu, int(i.Id), -1)))

@@ -25,7 +25,8 @@ func both(t *testing.T, name string) (c, g nvml.Interface) {
 	}
 	render := func(p *profile.Profile, libraries string) {
 		t.Helper()
-		if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 1, Root: sharedRoot, LibraryDir: libraries, PlainDevices: true}); err != nil {
+		if err := tree.Render(t.Context(), tree.Options{Profile: p, Node: 1, Root: sharedRoot, LibraryDir: libraries,
+			PlainDevices: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -132,8 +133,8 @@ func compareVersions(t *testing.T, c, g any, name string, args ...any) {
 	for i := range fromC.NumMethod() {
 		version := fromC.Type().Method(i).Name
 		if fromC.Type() == reflect.TypeFor[nvml.NvLinkInfoHandler]() && version == "V1" {
-			// go-nvml v0.13.4-0 takes its struct for the larger one of V2. Where that reaches over the end of the allocation, which is so in some runs, the
-			// pointer check that comes with -race ends the process. V2 calls the same function.
+			// go-nvml v0.13.4-0 takes its struct for the larger one of V2. Where that reaches over the end of the allocation, which is so in some
+			// runs, the pointer check that comes with -race ends the process. V2 calls the same function.
 			continue
 		}
 		want, got := values(fromC.Method(i).Call(nil)), values(fromGo.Method(i).Call(nil))

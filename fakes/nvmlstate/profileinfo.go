@@ -13,7 +13,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// profileInfo describes the GPU instance profile that is meant, in version 2 or 3: version 3 dropped the flag for peers and ends in capabilities.
+// profileInfo describes the GPU instance profile that is meant, in version 2 or 3: version 3 dropped the flag for peers and ends in
+// capabilities.
 func (d *device) profileInfo(function string, out unsafe.Pointer, meant func(*state.MIGProfile) bool) nvml.Return {
 	p, r := get(d, function, whole, func(p part) (state.MIGProfile, nvml.Return) {
 		for _, q := range mig.Profiles(p.model) {
@@ -69,17 +70,20 @@ func (g *gpuInstance) profileInfo(kind, engine int, out unsafe.Pointer) nvml.Ret
 	if r != nvml.SUCCESS {
 		return r
 	}
-	name, r := getIn(g, "GpuInstanceGetComputeInstanceProfileInfoV", func(_ *state.Model, p *state.MIGProfile, _ *state.GPUInstance) (string, nvml.Return) {
-		if plain.SliceCount < p.Slices {
-			return fmt.Sprintf("MIG %dc.%s", plain.SliceCount, state.String(p.Name[:])), nvml.SUCCESS
-		}
-		return "MIG " + state.String(p.Name[:]), nvml.SUCCESS
-	})
+	name, r := getIn(g, "GpuInstanceGetComputeInstanceProfileInfoV",
+		func(_ *state.Model, p *state.MIGProfile, _ *state.GPUInstance) (string, nvml.Return) {
+			if plain.SliceCount < p.Slices {
+				return fmt.Sprintf("MIG %dc.%s", plain.SliceCount, state.String(p.Name[:])), nvml.SUCCESS
+			}
+			return "MIG " + state.String(p.Name[:]), nvml.SUCCESS
+		})
 	if r != nvml.SUCCESS {
 		return r
 	}
-	info := nvml.ComputeInstanceProfileInfo_v2{Version: version, Id: plain.Id, SliceCount: plain.SliceCount, InstanceCount: plain.InstanceCount,
-		MultiprocessorCount: plain.MultiprocessorCount, SharedCopyEngineCount: plain.SharedCopyEngineCount, SharedDecoderCount: plain.SharedDecoderCount,
+	info := nvml.ComputeInstanceProfileInfo_v2{Version: version, Id: plain.Id, SliceCount: plain.SliceCount,
+		InstanceCount:       plain.InstanceCount,
+		MultiprocessorCount: plain.MultiprocessorCount, SharedCopyEngineCount: plain.SharedCopyEngineCount,
+		SharedDecoderCount: plain.SharedDecoderCount,
 		SharedEncoderCount: plain.SharedEncoderCount, SharedJpegCount: plain.SharedJpegCount, SharedOfaCount: plain.SharedOfaCount}
 	chars(info.Name[:], name)
 	*(*nvml.ComputeInstanceProfileInfo_v2)(out) = info

@@ -160,7 +160,8 @@ func (d *device) GetPcieReplayCounter() (int, nvml.Return) {
 }
 
 func (d *device) GetPowerManagementLimitConstraints() (uint32, uint32, nvml.Return) {
-	v, r := get(d, "DeviceGetPowerManagementLimitConstraints", whole, model(func(m *state.Model) [2]uint32 { return [2]uint32{m.PowerMin, m.PowerMax} }))
+	v, r := get(d, "DeviceGetPowerManagementLimitConstraints", whole,
+		model(func(m *state.Model) [2]uint32 { return [2]uint32{m.PowerMin, m.PowerMax} }))
 	return v[0], v[1], r
 }
 

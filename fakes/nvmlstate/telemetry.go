@@ -87,7 +87,8 @@ func (d *device) running(function string, kind uint32) ([]nvml.ProcessInfo, nvml
 		list := []nvml.ProcessInfo{}
 		for _, q := range d.processes(p) {
 			if q.Type == kind {
-				list = append(list, nvml.ProcessInfo{Pid: q.PID, UsedGpuMemory: q.Memory, GpuInstanceId: q.GPUInstance, ComputeInstanceId: q.ComputeInstance})
+				list = append(list, nvml.ProcessInfo{Pid: q.PID, UsedGpuMemory: q.Memory, GpuInstanceId: q.GPUInstance,
+					ComputeInstanceId: q.ComputeInstance})
 			}
 		}
 		return list, nvml.SUCCESS

@@ -10,8 +10,8 @@ import (
 // ticket stands where a handle of C would. Only its address counts; it is as large as it is so that it has one of its own.
 type ticket [16]byte
 
-// target is what a ticket stands for: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's mocks, so
-// that two handles of one thing share a ticket.
+// target is what a ticket stands for: a GPU, a MIG device, or with instance set the GPU instance gi. It is a copy without go-nvml's mocks,
+// so that two handles of one thing share a ticket.
 type target struct {
 	gpu      int
 	isMIG    bool
@@ -28,8 +28,8 @@ type owner struct {
 // tickets maps the addresses of all libraries' tickets to their owners. It belongs to the process, since C passes nothing but the address.
 var tickets sync.Map
 
-// ticket gives the handle of something for go-nvml's handlers. The garbage collector does not follow pointers to C's types, which is what the
-// handlers hold, so tickets live until the library is shut down; there are at most as many as the node has devices.
+// ticket gives the handle of something for go-nvml's handlers. The garbage collector does not follow pointers to C's types, which is what
+// the handlers hold, so tickets live until the library is shut down; there are at most as many as the node has devices.
 func (l *library) ticket(of target) *ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// fakefabricVersioned answers one call of C's; out begins with the version of the structure that the caller wants, except where there is but one.
+// fakefabricVersioned answers one call of C's; out begins with the version of the structure that the caller wants, except where there is
+// but one.
 //
 //export fakefabricVersioned
 func fakefabricVersioned(handle unsafe.Pointer, function, first, second C.uint, out unsafe.Pointer) C.int {

@@ -32,7 +32,8 @@ func Names() []string {
 // Load reads the shipped profile of that name, or the profile file at that path. A path is told from a name by a slash or by .yaml at
 // its end. All mistakes in the file are returned, joined, each a Problem.
 func Load(nameOrFile string) (*Profile, error) {
-	if strings.ContainsRune(nameOrFile, filepath.Separator) || strings.HasSuffix(nameOrFile, ".yaml") || strings.HasSuffix(nameOrFile, ".yml") {
+	if strings.ContainsRune(nameOrFile, filepath.Separator) || strings.HasSuffix(nameOrFile, ".yaml") ||
+		strings.HasSuffix(nameOrFile, ".yml") {
 		data, err := os.ReadFile(nameOrFile)
 		if err != nil {
 			return nil, fmt.Errorf("read profile: %w", err)

@@ -125,8 +125,8 @@ type GPUModel struct {
 	Temperature Temperature `yaml:"temperature"`
 	// Coherent is true where the GPU's memory is a NUMA node of the host's (NVLink C2C).
 	Coherent bool `yaml:"coherent"`
-	// Integrated is true for a GPU that is part of a system on a chip and has the machine's memory: NVML then says that memory information is not supported
-	// (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the integrated GPU).
+	// Integrated is true for a GPU that is part of a system on a chip and has the machine's memory: NVML then says that memory information is
+	// not supported (NVIDIA's DGX Spark user guide, known issues: nvidia-smi shows "Memory-Usage: Not Supported" for the integrated GPU).
 	Integrated bool `yaml:"integrated"`
 	// MIG is absent where the model cannot be partitioned.
 	MIG *MIG `yaml:"mig"`
@@ -273,6 +273,7 @@ type IMEX struct {
 	Version string `yaml:"version" required:"true"`
 	// Channels is how many channel devices may exist (2048 on real machines).
 	Channels int `yaml:"channels" required:"true" minimum:"1" maximum:"4096"`
-	// CreateChannel0 is the module parameter NVreg_CreateImexChannel0, off by default as in the driver: the module then makes the node of channel 0.
+	// CreateChannel0 is the module parameter NVreg_CreateImexChannel0, off by default as in the driver: the module then makes the node of
+	// channel 0.
 	CreateChannel0 bool `yaml:"createChannel0"`
 }

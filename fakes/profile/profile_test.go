@@ -22,7 +22,8 @@ func load(t testing.TB, name string) *profile.Profile {
 
 //shows:fakes-profiles
 func TestEveryShippedProfileIsValidAndNamedAsItsFile(t *testing.T) {
-	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb10-spark", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only", "sriov", "t4-edge"}
+	want := []string{"a100-40", "a100-80-hgx", "a30-4", "b200-hgx", "gb10-spark", "gb200-nvl72", "h100-hgx", "h200-hgx", "l40s-8", "rdma-only",
+		"sriov", "t4-edge"}
 	if diff := cmp.Diff(want, profile.Names()); diff != "" {
 		t.Errorf("profiles (-want +got):\n%s", diff)
 	}
@@ -46,7 +47,8 @@ func TestGB200IsTheRecordedTray(t *testing.T) {
 	for _, nic := range n.NICs {
 		got = append(got, strings.Join([]string{nic.Device, nic.PCI, nic.Netdev, nic.Bond, nic.Details().HCAType}, " "))
 	}
-	want := []string{"mlx5_0 0000:03:00.0 ibp3s0  MT4129", "mlx5_1 0002:03:00.0 ibP2p3s0  MT4129", "mlx5_2 0006:03:00.0 enP6p3s0f0np0  MT41692",
+	want := []string{"mlx5_0 0000:03:00.0 ibp3s0  MT4129", "mlx5_1 0002:03:00.0 ibP2p3s0  MT4129",
+		"mlx5_2 0006:03:00.0 enP6p3s0f0np0  MT41692",
 		"mlx5_3 0006:03:00.1 enP6p3s0f1np1 bond0 MT41692", "mlx5_4 0010:03:00.0 ibP16p3s0  MT4129", "mlx5_5 0012:03:00.0 ibP18p3s0  MT4129",
 		"mlx5_6 0016:03:00.0 enP22p3s0f0np0  MT41692", "mlx5_7 0016:03:00.1 enP22p3s0f1np1 bond0 MT41692"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -111,22 +113,28 @@ func edit(t *testing.T, name, old, replacement string) []byte {
 //shows:fakes-profiles
 func TestMistakesAreNamedWithLineAndKey(t *testing.T) {
 	for name, c := range map[string]struct{ old, replacement, want string }{
-		"an unknown key":                   {"  numa:\n", "  nuna: []\n  numa:\n", "t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},
-		"an unknown key in a list":         {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:45: nics[0].nmua: unknown key"},
-		"a word for a number":              {"memoryMiB: 15360", "memoryMiB: lots", `gpus.model.memoryMiB: is "lots"; a whole number is wanted`},
-		"a missing key":                    {"    name: Tesla T4\n", "", "gpus.model.name: is missing"},
-		"a value that is not allowed":      {"architecture: turing", "architecture: tuning", "allowed: turing, ampere, ada, hopper, blackwell"},
-		"a bad PCI address":                {`pci: "0000:12:00.0"`, `pci: "12:00.0"`, "gpus.devices[0].pci"},
-		"two devices in one place":         {`pci: "0000:86:00.0"`, `pci: "0000:12:00.0"`, "gpus.devices[1].pci: 0000:12:00.0 is taken by gpus.devices[0]"},
-		"a NUMA node that is not there":    {`"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 1`, `"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 7`, "gpus.devices[3].numa: NUMA node 7 is not in host.numa"},
-		"a key twice":                      {"    brand: nvidia\n", "    brand: nvidia\n    brand: tesla\n", "gpus.model.brand: stands twice"},
-		"a CPU that NVML cannot tell of":   {`cpus: "0-19,40-59"`, `cpus: "0-19,1024"`, "gpus.devices[0].cpus: 1024 is beyond 1023"},
-		"more reserved than there is":      {"reservedMiB: 433", "reservedMiB: 15361", "gpus.model.reservedMiB: is 15361; the GPU has 15360"},
-		"a virtual function's name taken":  {"{device: mlx5_0, ", "{sriov: {total: 8, enabled: 1}, device: mlx5_4, ", "nics[0].sriov.enabled: virtual function 0 is mlx5_4, which stands twice"},
-		"a virtual function's place taken": {"port: 0}\n  - {device: mlx5_1, ", "port: 0, sriov: {total: 8, enabled: 2}}\n  - {sriov: {total: 8, enabled: 1}, device: mlx5_1, ", "nics[1].sriov.enabled: virtual function 0 has 0000:37:00.3, which is taken by nics[0]"},
-		"a bridge in another domain":       {`bridges: ["0000:11:00.0"]`, `bridges: ["0001:11:00.0"]`, "another PCI domain"},
-		"a fabric without GPUs' NVLinks":   {"driver: {version", "fabric: {clusterUUID: nonsense}\ndriver: {version", "fabric.clusterUUID"},
-		"no YAML":                          {"name: t4-edge", "name: [", "(file)"},
+		"an unknown key": {"  numa:\n", "  nuna: []\n  numa:\n",
+			"t4.yaml:12: host.nuna: unknown key; allowed here: architecture, hostname, vendor, product, numa"},
+		"an unknown key in a list":    {"numa: 0, model: ConnectX-5", "nmua: 0, model: ConnectX-5", "t4.yaml:45: nics[0].nmua: unknown key"},
+		"a word for a number":         {"memoryMiB: 15360", "memoryMiB: lots", `gpus.model.memoryMiB: is "lots"; a whole number is wanted`},
+		"a missing key":               {"    name: Tesla T4\n", "", "gpus.model.name: is missing"},
+		"a value that is not allowed": {"architecture: turing", "architecture: tuning", "allowed: turing, ampere, ada, hopper, blackwell"},
+		"a bad PCI address":           {`pci: "0000:12:00.0"`, `pci: "12:00.0"`, "gpus.devices[0].pci"},
+		"two devices in one place": {`pci: "0000:86:00.0"`, `pci: "0000:12:00.0"`,
+			"gpus.devices[1].pci: 0000:12:00.0 is taken by gpus.devices[0]"},
+		"a NUMA node that is not there": {`"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 1`,
+			`"0000:d8:00.0", bridges: ["0000:d7:00.0"], numa: 7`, "gpus.devices[3].numa: NUMA node 7 is not in host.numa"},
+		"a key twice":                    {"    brand: nvidia\n", "    brand: nvidia\n    brand: tesla\n", "gpus.model.brand: stands twice"},
+		"a CPU that NVML cannot tell of": {`cpus: "0-19,40-59"`, `cpus: "0-19,1024"`, "gpus.devices[0].cpus: 1024 is beyond 1023"},
+		"more reserved than there is":    {"reservedMiB: 433", "reservedMiB: 15361", "gpus.model.reservedMiB: is 15361; the GPU has 15360"},
+		"a virtual function's name taken": {"{device: mlx5_0, ", "{sriov: {total: 8, enabled: 1}, device: mlx5_4, ",
+			"nics[0].sriov.enabled: virtual function 0 is mlx5_4, which stands twice"},
+		"a virtual function's place taken": {"port: 0}\n  - {device: mlx5_1, ",
+			"port: 0, sriov: {total: 8, enabled: 2}}\n  - {sriov: {total: 8, enabled: 1}, device: mlx5_1, ",
+			"nics[1].sriov.enabled: virtual function 0 has 0000:37:00.3, which is taken by nics[0]"},
+		"a bridge in another domain":     {`bridges: ["0000:11:00.0"]`, `bridges: ["0001:11:00.0"]`, "another PCI domain"},
+		"a fabric without GPUs' NVLinks": {"driver: {version", "fabric: {clusterUUID: nonsense}\ndriver: {version", "fabric.clusterUUID"},
+		"no YAML":                        {"name: t4-edge", "name: [", "(file)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := profile.Parse("t4.yaml", edit(t, "t4-edge", c.old, c.replacement))

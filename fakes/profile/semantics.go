@@ -23,8 +23,8 @@ const (
 // migKey is what tells MIG profiles apart. IDs alone do not: 14 has two slices of an A100 and one of an A30.
 type migKey struct{ slices, id int }
 
-// migEnums are NVML's NVML_GPU_INSTANCE_PROFILE_* numbers (nvml.h), first of GPUs with seven compute slices, then of the A30, which has four (IDs as
-// NVIDIA's MIG user guide lists them by nvidia-smi mig -lgip).
+// migEnums are NVML's NVML_GPU_INSTANCE_PROFILE_* numbers (nvml.h), first of GPUs with seven compute slices, then of the A30, which has
+// four (IDs as NVIDIA's MIG user guide lists them by nvidia-smi mig -lgip).
 var migEnums = map[migKey]uint32{
 	{1, 19}: 0x0, {2, 14}: 0x1, {3, 9}: 0x2, {4, 5}: 0x3, {7, 0}: 0x4, {1, 20}: 0x7, {2, 13}: 0x8, {1, 15}: 0x9,
 	{1, 14}: 0x0, {2, 5}: 0x1, {4, 0}: 0x3, {1, 21}: 0x7, {2, 6}: 0x8,
@@ -165,7 +165,8 @@ func (c *checks) migSemantics(m *MIG, model GPUModel) {
 	for i, q := range m.Profiles {
 		path := fmt.Sprintf("gpus.model.mig.profiles[%d]", i)
 		if _, ok := migEnums[migKey{q.Slices, q.ID}]; !ok {
-			c.At(path+".id", "%d is no GPU instance profile of %d slices; known: 0, 5, 9, 13, 14, 15, 19, 20, and 0, 5, 6, 14, 21 of an A30", q.ID, q.Slices)
+			c.At(path+".id", "%d is no GPU instance profile of %d slices; known: 0, 5, 9, 13, 14, 15, 19, 20, and 0, 5, 6, 14, 21 of an A30", q.ID,
+				q.Slices)
 		}
 		if ids[q.ID] {
 			c.At(path+".id", "%d stands twice", q.ID)

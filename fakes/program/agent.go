@@ -42,6 +42,7 @@ func agentCommand() *cobra.Command {
 	f.StringVar(&o.Control, "control", "127.0.0.1:8090", "address of /node and /events, of loopback; empty for none")
 	f.StringVar(&o.Sysfs, "sysfs", "/sys", "where the machine's own sysfs is, which is searched for real GPUs")
 	f.BoolVar(&o.BesideGPUs, "beside-gpus", false, "render though the machine has real GPUs of NVIDIA's")
-	f.StringVar(&o.Tree.LibraryDir, "library-dir", "", "where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
+	f.StringVar(&o.Tree.LibraryDir, "library-dir", "",
+		"where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	return c
 }

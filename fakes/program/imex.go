@@ -102,7 +102,8 @@ func imexOptions(root string) (imex.Options, error) {
 		return imex.Options{}, err
 	}
 	dir := filepath.Dir(state.Path(root))
-	o := imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir, Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}
+	o := imex.Options{Version: state.String(body.Node.DriverVersion[:]), StateDir: dir,
+		Faults: imex.FaultsFile(filepath.Join(dir, imex.FaultsName))}
 	o.PersistDir = cmp.Or(os.Getenv(envRun), imex.PersistDir)
 	if bundle := os.Getenv(envContainer); bundle != "" {
 		container, err := imex.ReadContainer(bundle)

@@ -91,7 +91,8 @@ func runFakefabric(ctx context.Context, args []string, stdout, stderr io.Writer)
 		SilenceErrors: true,
 	}
 	//nolint:contextcheck // each command takes its context from cobra
-	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(), compareCommand(), schemaCommand(), agentCommand())
+	root.AddCommand(renderCommand(), profilesCommand(), validateCommand(), injectCommand(), playCommand(), traceCommand(), recordCommand(),
+		compareCommand(), schemaCommand(), agentCommand())
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return fmt.Errorf("%w; see %s --help", err, c.CommandPath()) })
 	root.SetArgs(args)
 	root.SetOut(stdout)

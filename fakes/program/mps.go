@@ -98,7 +98,8 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 		return fmt.Errorf("%s: %w", mps.LogVariable, err)
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
-	d := mps.Daemon{Pipe: pipe, Server: filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-server"), Log: slog.New(slog.NewTextHandler(log, nil))}
+	d := mps.Daemon{Pipe: pipe, Server: filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-server"),
+		Log: slog.New(slog.NewTextHandler(log, nil))}
 	if waiting != nil {
 		d.Listening = func() {
 			_, _ = io.WriteString(waiting, listening) // a starter that is gone has no use for it

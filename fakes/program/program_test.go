@@ -24,7 +24,8 @@ func TestMain(m *testing.M) { os.Exit(memdir.Run(m)) }
 func node(t *testing.T, profile string) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "node")
-	out, err := exec.CommandContext(t.Context(), filepath.Join(built.Dir(t), "fakefabric"), "render", "--profile", profile, "--root", root, "--plain-devices").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(built.Dir(t), "fakefabric"), "render", "--profile", profile, "--root", root,
+		"--plain-devices").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -58,7 +59,8 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	hosts := filepath.Join(dir, "nodes")
 	config := filepath.Join(dir, "imex.cfg")
 	for path, text := range map[string]string{hosts: address + "\n", config: fmt.Sprintf(
-		"BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=RECOVERY\nIMEX_CMD_UNIX_DOMAIN_PATH=%s/socket\n", address, hosts, dir)} {
+		"BIND_INTERFACE_IP=%s\nIMEX_NODE_CONFIG_FILE=%s\nIMEX_WAIT_FOR_QUORUM=RECOVERY\nIMEX_CMD_UNIX_DOMAIN_PATH=%s/socket\n", address, hosts,
+		dir)} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +91,8 @@ func TestTheIMEXCommandsTalkToEachOther(t *testing.T) {
 	if got := query("-N"); !strings.Contains(got, "\nDomain State: UP\n") {
 		t.Error(got)
 	}
-	if got := query("-N", "-j"); !strings.HasPrefix(got, `{"nodes":{"0":{"status":"READY"`) || !strings.Contains(got, `"version":"580.95.05"`) {
+	if got := query("-N", "-j"); !strings.HasPrefix(got, `{"nodes":{"0":{"status":"READY"`) ||
+		!strings.Contains(got, `"version":"580.95.05"`) {
 		t.Error(got)
 	}
 	if err := daemon.Process.Signal(syscall.SIGUSR1); err != nil {
@@ -121,20 +124,22 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		args []string
 		want string
 	}{
-		"an unknown profile":   {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a100-40"},
-		"no root":              {[]string{"render", "--profile", "t4-edge"}, `required flag(s) "root" not set`},
-		"no libraries":         {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
-		"no node to change":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
-		"an argument alone":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "name=value is wanted"},
-		"an agent outside":     {[]string{"agent", "--node-name", "a", "--library-dir", filepath.Join(built.Dir(t), "lib")}, "the agent runs in a pod"},
-		"no event":             {[]string{"inject", "--root", t.TempDir()}, "takes an event and its arguments"},
-		"an argument twice":    {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "gpu=1", "code=79"}, `gpu is "0" already`},
-		"no scenario":          {[]string{"play", "--root", t.TempDir()}, "takes one scenario file"},
-		"a speed below 0":      {[]string{"play", "--root", t.TempDir(), "--speed", "-1", "scenario.yaml"}, "--speed is -1"},
-		"nothing to check":     {[]string{"validate"}, "takes profile files"},
-		"no trace":             {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
-		"an unknown flag":      {[]string{"render", "--colour"}, "see fakefabric render --help"},
-		"a profile as a word":  {[]string{"render", "t4-edge", "--profile", "t4-edge", "--root", t.TempDir()}, `takes flags alone, not "t4-edge"`},
+		"an unknown profile": {[]string{"render", "--profile", "gb300", "--root", t.TempDir()}, "there are a100-40"},
+		"no root":            {[]string{"render", "--profile", "t4-edge"}, `required flag(s) "root" not set`},
+		"no libraries":       {[]string{"render", "--profile", "t4-edge", "--root", t.TempDir(), "--library-dir", "/nowhere"}, "make -C fakes"},
+		"no node to change":  {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "code=79"}, "no fake node at"},
+		"an argument alone":  {[]string{"inject", "--root", t.TempDir(), "xid", "gpu"}, "name=value is wanted"},
+		"an agent outside": {[]string{"agent", "--node-name", "a", "--library-dir", filepath.Join(built.Dir(t), "lib")},
+			"the agent runs in a pod"},
+		"no event":          {[]string{"inject", "--root", t.TempDir()}, "takes an event and its arguments"},
+		"an argument twice": {[]string{"inject", "--root", t.TempDir(), "xid", "gpu=0", "gpu=1", "code=79"}, `gpu is "0" already`},
+		"no scenario":       {[]string{"play", "--root", t.TempDir()}, "takes one scenario file"},
+		"a speed below 0":   {[]string{"play", "--root", t.TempDir(), "--speed", "-1", "scenario.yaml"}, "--speed is -1"},
+		"nothing to check":  {[]string{"validate"}, "takes profile files"},
+		"no trace":          {[]string{"trace", "--summary"}, "FAKEFABRIC_TRACE"},
+		"an unknown flag":   {[]string{"render", "--colour"}, "see fakefabric render --help"},
+		"a profile as a word": {[]string{"render", "t4-edge", "--profile", "t4-edge", "--root", t.TempDir()},
+			`takes flags alone, not "t4-edge"`},
 		"no trace at all":      {[]string{"trace", "program_test.go"}, "program_test.go is no trace"},
 		"no sysfs":             {[]string{"record", "--nvidia-smi=", "--sysfs", t.TempDir()}, "is no sysfs"},
 		"too little to record": {[]string{"record", "--nvidia-smi=", "--sysfs", bare}, "host.numa: is missing"},
@@ -143,7 +148,8 @@ func TestCommandsFailWithASentence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
 			var out, stderr bytes.Buffer
-			if code := program.Run(context.WithoutCancel(t.Context()), "fakefabric", c.args, &out, &stderr); code == 0 || !strings.Contains(stderr.String(), c.want) {
+			if code := program.Run(context.WithoutCancel(t.Context()), "fakefabric", c.args, &out, &stderr); code == 0 ||
+				!strings.Contains(stderr.String(), c.want) {
 				t.Errorf("%d: %s", code, stderr.String())
 			}
 		})
@@ -156,9 +162,11 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
 func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
-	for _, args := range [][]string{{"profiles"}, {"schema"}, {"validate", "t4-edge"}, {"render", "--profile", "t4-edge", "--root", filepath.Join(t.TempDir(), "node"), "--no-libraries", "--plain-devices"}} {
+	for _, args := range [][]string{{"profiles"}, {"schema"}, {"validate", "t4-edge"},
+		{"render", "--profile", "t4-edge", "--root", filepath.Join(t.TempDir(), "node"), "--no-libraries", "--plain-devices"}} {
 		var stderr bytes.Buffer
-		if code := program.Run(t.Context(), "fakefabric", args, full{}, &stderr); code == 0 || !strings.Contains(stderr.String(), syscall.ENOSPC.Error()) {
+		if code := program.Run(t.Context(), "fakefabric", args, full{}, &stderr); code == 0 ||
+			!strings.Contains(stderr.String(), syscall.ENOSPC.Error()) {
 			t.Errorf("%q: %d %s", args, code, stderr.String())
 		}
 	}
@@ -167,7 +175,8 @@ func TestACommandWhoseAnswerIsLostFails(t *testing.T) {
 func TestAToolTellsItsFlagsAndAMistakeOnce(t *testing.T) {
 	for name, flag := range map[string]string{"nvidia-imex": "-c string", "nvidia-imex-ctl": "-c string", "nvidia-cuda-mps-control": "-d\t"} {
 		var out, stderr bytes.Buffer
-		if code := program.Run(t.Context(), name, []string{"-h"}, &out, &stderr); code != 0 || !strings.Contains(out.String(), flag) || stderr.Len() > 0 {
+		if code := program.Run(t.Context(), name, []string{"-h"}, &out, &stderr); code != 0 || !strings.Contains(out.String(), flag) ||
+			stderr.Len() > 0 {
 			t.Errorf("%s -h: %d %q %q", name, code, out.String(), stderr.String())
 		}
 		out.Reset()
@@ -187,7 +196,8 @@ func TestValidateNamesEveryMistakeOfEveryFile(t *testing.T) {
 	if code := program.Run(t.Context(), "fakefabric", []string{"validate", bad, "../profiles/t4-edge.yaml"}, &out, &stderr); code == 0 {
 		t.Error("no failure")
 	}
-	for _, want := range []string{"bad.yaml:2: colour: unknown key", "bad.yaml:1: summary: is missing", "bad.yaml:1: host: is missing", "t4-edge.yaml: valid"} {
+	for _, want := range []string{"bad.yaml:2: colour: unknown key", "bad.yaml:1: summary: is missing", "bad.yaml:1: host: is missing",
+		"t4-edge.yaml: valid"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in:\n%s", want, out.String())
 		}

@@ -45,7 +45,8 @@ func renderCommand() *cobra.Command {
 	f.IntVar(&o.Node, "node", 0, "which machine of the cluster, from 0; each has UUIDs, GUIDs and MACs of its own")
 	f.IntVar(&o.Nodes, "nodes", 0, "how many machines of this profile there are; 0: not told")
 	f.StringVar(&o.Root, "root", "", "the node's directory: made where it is not there, rendered again where a node is in it")
-	f.StringVar(&o.LibraryDir, "library-dir", "", "where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
+	f.StringVar(&o.LibraryDir, "library-dir", "",
+		"where the built libraries are (default: FAKEFABRIC_LIBRARY_DIR, else lib beside the program)")
 	f.BoolVar(&o.PlainDevices, "plain-devices", false, "make plain files in dev even where device nodes could be made")
 	f.BoolVar(&noLibraries, "no-libraries", false, "leave the libraries and tools of the driver root out")
 	mustRequire(c, "profile", "root")

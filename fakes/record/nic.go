@@ -13,7 +13,8 @@ import (
 
 // models maps a PCI device ID to the name that profiles use.
 var models = map[string]string{
-	"0x1017": "ConnectX-5", "0x1019": "ConnectX-5", "0x101b": "ConnectX-6", "0x101d": "ConnectX-6 Dx", "0x1021": "ConnectX-7", "0x1023": "ConnectX-8",
+	"0x1017": "ConnectX-5", "0x1019": "ConnectX-5", "0x101b": "ConnectX-6", "0x101d": "ConnectX-6 Dx", "0x1021": "ConnectX-7",
+	"0x1023": "ConnectX-8",
 	"0xa2d6": "BlueField-2", "0xa2dc": "BlueField-3",
 }
 

@@ -169,13 +169,16 @@ func (g gpu) model() profile.GPUModel {
 	}
 	architecture, _, _ := strings.Cut(strings.ToLower(g.Architecture), " ")
 	m := profile.GPUModel{
-		Name: g.Name, Architecture: architecture, Brand: strings.ToLower(g.Brand), PCIID: pciID(g.PCI.Device), SubsystemID: pciID(g.PCI.Subsystem),
-		MemoryMiB: int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
+		Name: g.Name, Architecture: architecture, Brand: strings.ToLower(g.Brand), PCIID: pciID(g.PCI.Device),
+		SubsystemID: pciID(g.PCI.Subsystem),
+		MemoryMiB:   int64(number(g.Memory.Total)), ReservedMiB: int64(number(g.Memory.Reserved)), Integrated: known(g.Memory.Total) == "",
 		ECC:            g.hasECC(),
 		AddressingMode: map[string]string{"HMM": "HMM", "ATS": "ATS"}[g.Addressing], BoardPart: known(g.Board), VBIOS: known(g.VBIOS),
-		PCIe:        profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
-		Power:       profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min), MaxWatts: number(g.Power.Max)},
-		Clocks:      profile.Clocks{GraphicsMHz: number(max.Graphics), SMMHz: number(max.SM), MemoryMHz: number(max.Memory), VideoMHz: number(max.Video)},
+		PCIe: profile.PCIe{Generation: number(cmp.Or(g.PCI.MaxGen, g.PCI.Generation)), Width: number(cmp.Or(g.PCI.MaxWidth, g.PCI.Width))},
+		Power: profile.Power{IdleWatts: g.draw(), DefaultWatts: number(g.Power.Default), MinWatts: number(g.Power.Min),
+			MaxWatts: number(g.Power.Max)},
+		Clocks: profile.Clocks{GraphicsMHz: number(max.Graphics), SMMHz: number(max.SM), MemoryMHz: number(max.Memory),
+			VideoMHz: number(max.Video)},
 		IdleCelsius: number(g.Temperature.Now),
 		Temperature: profile.Temperature{Shutdown: number(g.Temperature.Shutdown), Slowdown: number(g.Temperature.Slowdown)},
 	}
@@ -201,7 +204,8 @@ func borrow(p *profile.Profile) {
 			continue
 		}
 		m, from := &p.GPUs.Model, q.GPUs.Model
-		m.MIG, m.Multiprocessors, m.Cores, m.MemoryBusBits, m.BAR1MiB = from.MIG, from.Multiprocessors, from.Cores, from.MemoryBusBits, from.BAR1MiB
+		m.MIG, m.Multiprocessors, m.Cores, m.MemoryBusBits, m.BAR1MiB = from.MIG, from.Multiprocessors, from.Cores, from.MemoryBusBits,
+			from.BAR1MiB
 		if m.Integrated {
 			m.MemoryMiB = from.MemoryMiB
 		}

@@ -85,14 +85,17 @@ func TestJitterDelaysEachEventByLessThanItself(t *testing.T) {
 
 //shows:fakes-refusals
 func TestMistakesInAScenarioAreNamedWithTheirLines(t *testing.T) {
-	_, err := scenario.Parse("s.yaml", []byte("events:\n  - {at: soon, inject: xid}\n  - {at: 1s, inject: earthquake}\n  - {at: 1s, inject: xid, times: 3}\n"+
+	_, err := scenario.Parse("s.yaml", []byte("events:\n  - {at: soon, inject: xid}\n  - {at: 1s, inject: earthquake}\n  - {at: 1s, "+
+		"inject: xid, times: 3}\n"+
 		"  - {at: 1s, inject: temp, with: {gpu: 0, kelvin: 88}}\n"))
-	for _, want := range []string{"s.yaml:5: events[3].with: celsius is missing", `takes no argument "kelvin"`, "s.yaml:2: events[0].at", "s.yaml:3: events[1].inject", "events[2].every: is missing"} {
+	for _, want := range []string{"s.yaml:5: events[3].with: celsius is missing", `takes no argument "kelvin"`, "s.yaml:2: events[0].at",
+		"s.yaml:3: events[1].inject", "events[2].every: is missing"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}
 	}
-	if _, err := scenario.Parse("s.yaml", []byte("events: []\nspeed: 3\n")); err == nil || !strings.Contains(err.Error(), "s.yaml:2: speed: unknown key") {
+	if _, err := scenario.Parse("s.yaml", []byte("events: []\nspeed: 3\n")); err == nil ||
+		!strings.Contains(err.Error(), "s.yaml:2: speed: unknown key") {
 		t.Error(err)
 	}
 }

@@ -162,8 +162,9 @@ func (c *Command) processesCSV(gpus []gpu, o options) error {
 	if err != nil {
 		return err
 	}
-	head := map[string]string{"gpu_uuid": "gpu_uuid", "gpu_name": "gpu_name", "gpu_bus_id": "gpu_bus_id", "pid": "pid", "process_name": "process_name",
-		"used_memory": "used_gpu_memory [MiB]", "used_gpu_memory": "used_gpu_memory [MiB]"}
+	head := map[string]string{"gpu_uuid": "gpu_uuid", "gpu_name": "gpu_name", "gpu_bus_id": "gpu_bus_id", "pid": "pid",
+		"process_name": "process_name",
+		"used_memory":  "used_gpu_memory [MiB]", "used_gpu_memory": "used_gpu_memory [MiB]"}
 	var names []string
 	for _, f := range o.queryComputeApps {
 		if head[f] == "" {

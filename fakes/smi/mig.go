@@ -142,7 +142,8 @@ func (c *Command) listProfiles(g gpu) error {
 		}
 		fmt.Fprintf(&b, "| %3d  MIG %-14s %3d    %2d/%-2d       %7.2f     %-3s   %3d   %3d   %3d  |\n", g.index, profileName(&p), p.ID,
 			mig.Capacity(g.model, g.GPU, i), p.Max, float64(p.MemoryMiB)/1024, p2p, p.Multiprocessors, p.Decoders, p.Encoders)
-		fmt.Fprintf(&b, "|                                                              %3d   %3d   %3d  |\n%s", p.CopyEngines, p.JPEG, p.OFA, rule)
+		fmt.Fprintf(&b, "|                                                              %3d   %3d   %3d  |\n%s", p.CopyEngines, p.JPEG, p.OFA,
+			rule)
 	}
 	return c.print("%s", b.String())
 }
@@ -160,7 +161,8 @@ func (c *Command) listPlacements(g gpu) error {
 	return nil
 }
 
-// instances lists the GPU instances, or those with the IDs wanted, in the order of their IDs; one of a damaged state, whose profile cannot be, is left out.
+// instances lists the GPU instances, or those with the IDs wanted, in the order of their IDs; one of a damaged state, whose profile cannot
+// be, is left out.
 func instances(g gpu, wanted []string) []*state.GPUInstance {
 	var all []*state.GPUInstance
 	for id := range uint32(mig.GPUInstanceIDs) {
@@ -206,7 +208,8 @@ func (c *Command) listComputeProfiles(g gpu, o migOptions) error {
 	for _, gi := range instances(g, o.gi) {
 		p := &g.model.MIGProfiles[gi.Profile]
 		for i, q := range mig.ComputeProfiles(p) {
-			if err := c.print("GPU %2d GPU Instance ID %2d Profile MIG %-16s ID %d Free/Total %d/%d SM %d\n", g.index, gi.ID, computeName(p, &q), q.ID,
+			if err := c.print("GPU %2d GPU Instance ID %2d Profile MIG %-16s ID %d Free/Total %d/%d SM %d\n", g.index, gi.ID, computeName(p, &q),
+				q.ID,
 				mig.ComputeCapacity(p, gi, i), q.Max, q.Multiprocessors); err != nil {
 				return err
 			}
@@ -262,7 +265,8 @@ func (c *Command) createInstances(g gpu, o migOptions) error {
 		if err != nil {
 			return fmt.Errorf("unable to create a GPU instance on GPU %2d using profile %d: %w", g.index, p.ID, err)
 		}
-		if err := c.print("Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n", id, g.index, profileName(p), p.ID); err != nil {
+		if err := c.print("Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n", id, g.index, profileName(p),
+			p.ID); err != nil {
 			return err
 		}
 		if o.computeToo {
@@ -315,7 +319,8 @@ func (c *Command) createComputeIn(g gpu, gi *state.GPUInstance, want string) err
 		if err != nil {
 			return fmt.Errorf("unable to create a compute instance on GPU %2d GPU instance ID %2d using profile %d: %w", g.index, gi.ID, q.ID, err)
 		}
-		return c.print("Successfully created compute instance ID %2d on GPU %2d GPU instance ID %2d using profile MIG %s (ID %2d)\n", id, g.index, gi.ID, name, q.ID)
+		return c.print("Successfully created compute instance ID %2d on GPU %2d GPU instance ID %2d using profile MIG %s (ID %2d)\n", id, g.index,
+			gi.ID, name, q.ID)
 	}
 	return fmt.Errorf("mig: no compute instance profile %q in GPU instance %d", want, gi.ID)
 }
@@ -339,7 +344,8 @@ func (c *Command) destroyCompute(g gpu, o migOptions) error {
 			if err := c.change(g, func(_ *state.Model, s *state.GPU) error { return mig.DestroyComputeInstance(s, gi.ID, ci.ID) }); err != nil {
 				return fmt.Errorf("unable to destroy compute instance ID %2d from GPU %2d GPU instance ID %2d: %w", ci.ID, g.index, gi.ID, err)
 			}
-			if err := c.print("Successfully destroyed compute instance ID %2d from GPU %2d GPU instance ID %2d\n", ci.ID, g.index, gi.ID); err != nil {
+			if err := c.print("Successfully destroyed compute instance ID %2d from GPU %2d GPU instance ID %2d\n", ci.ID, g.index,
+				gi.ID); err != nil {
 				return err
 			}
 		}

@@ -131,8 +131,10 @@ func (g gpu) migItem() item {
 		line("Pending", "pending_mig", known(has, enabled(g.Core.MIGPending))))
 	for i, m := range g.migDevices() {
 		mode.children = append(mode.children, section(fmt.Sprintf("MIG Device %d", i), "mig_device",
-			line("Index", "index", i), line("GPU Instance ID", "gpu_instance_id", m.gi.ID), line("Compute Instance ID", "compute_instance_id", m.ci.ID),
-			line("UUID", "uuid", "MIG-"+profile.FormatUUID(m.ci.UUID)), line("Multiprocessor count", "multiprocessor_count", m.compute.Multiprocessors),
+			line("Index", "index", i), line("GPU Instance ID", "gpu_instance_id", m.gi.ID),
+			line("Compute Instance ID", "compute_instance_id", m.ci.ID),
+			line("UUID", "uuid", "MIG-"+profile.FormatUUID(m.ci.UUID)), line("Multiprocessor count", "multiprocessor_count",
+				m.compute.Multiprocessors),
 			line("FB Total", "fb_total", fmt.Sprintf("%d MiB", m.profile.MemoryMiB)), line("FB Used", "fb_used", mebibytes(g.usedBy(m)))))
 	}
 	return mode
@@ -167,9 +169,11 @@ func (g gpu) fabricItem() item {
 func (g gpu) memoryItem() item {
 	m := g.model
 	if m.Integrated != 0 { // NVML does not tell of its memory
-		return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", "N/A"), line("Reserved", "reserved", "N/A"), line("Used", "used", "N/A"), line("Free", "free", "N/A"))
+		return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", "N/A"), line("Reserved", "reserved", "N/A"),
+			line("Used", "used", "N/A"), line("Free", "free", "N/A"))
 	}
-	return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", mebibytes(m.MemoryTotal)), line("Reserved", "reserved", mebibytes(m.MemoryReserved)),
+	return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", mebibytes(m.MemoryTotal)),
+		line("Reserved", "reserved", mebibytes(m.MemoryReserved)),
 		line("Used", "used", mebibytes(g.used())), line("Free", "free", mebibytes(m.MemoryTotal-m.MemoryReserved-g.used())))
 }
 
@@ -181,7 +185,8 @@ func (c *Command) usageItem(g gpu) item {
 func (g gpu) eccItem() item {
 	e, has := &g.Core.ECC, g.model.ECC != 0
 	part := func(label, tag string, corrected, uncorrected uint64) item {
-		return section(label, tag, line("Correctable", "correctable", known(has, corrected)), line("Uncorrectable", "uncorrectable", known(has, uncorrected)))
+		return section(label, tag, line("Correctable", "correctable", known(has, corrected)),
+			line("Uncorrectable", "uncorrectable", known(has, uncorrected)))
 	}
 	return section("ECC Errors", "ecc_errors", part("Volatile", "volatile", e.VolatileCorrected, e.VolatileUncorrected),
 		part("Aggregate", "aggregate", e.AggregateCorrected, e.AggregateUncorrected))
@@ -194,7 +199,8 @@ func (g gpu) remappedItem() item {
 	e, has := &g.Core.ECC, g.model.Architecture >= firstRemapping
 	yes := func(v uint32) string { return []string{"No", "Yes"}[v&1] }
 	return section("Remapped Rows", "remapped_rows", line("Correctable Error", "remapped_row_corr", known(has, e.RemappedCorrectable)),
-		line("Uncorrectable Error", "remapped_row_unc", known(has, e.RemappedUncorrectable)), line("Pending", "remapped_row_pending", known(has, yes(e.RemapPending))),
+		line("Uncorrectable Error", "remapped_row_unc", known(has, e.RemappedUncorrectable)),
+		line("Pending", "remapped_row_pending", known(has, yes(e.RemapPending))),
 		line("Remapping Failure Occurred", "remapped_row_failure", known(has, yes(e.RemapFailed))))
 }
 
@@ -209,7 +215,8 @@ func (g gpu) powerItem() item {
 	return section("GPU Power Readings", "gpu_power_readings", line("Power Draw", "power_draw", watts(g.Core.Power)+" W"),
 		line("Current Power Limit", "current_power_limit", watts(g.Core.PowerLimit)+" W"),
 		line("Default Power Limit", "default_power_limit", watts(g.model.PowerDefault)+" W"),
-		line("Min Power Limit", "min_power_limit", watts(g.model.PowerMin)+" W"), line("Max Power Limit", "max_power_limit", watts(g.model.PowerMax)+" W"))
+		line("Min Power Limit", "min_power_limit", watts(g.model.PowerMin)+" W"),
+		line("Max Power Limit", "max_power_limit", watts(g.model.PowerMax)+" W"))
 }
 
 func (g gpu) clockItem() item {
@@ -231,7 +238,8 @@ func (g gpu) processItem() item {
 	for _, p := range g.processes() {
 		s.children = append(s.children, section("Process", "process_info", line("GPU instance ID", "gpu_instance_id", instance(p.GPUInstance)),
 			line("Compute instance ID", "compute_instance_id", instance(p.ComputeInstance)), line("Process ID", "pid", p.PID),
-			line("Type", "type", processType(p)), line("Name", "process_name", processName(p)), line("Used GPU Memory", "used_memory", mebibytes(p.Memory))))
+			line("Type", "type", processType(p)), line("Name", "process_name", processName(p)),
+			line("Used GPU Memory", "used_memory", mebibytes(p.Memory))))
 	}
 	return s
 }

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// share narrows GPUs to a container's shares of them, as they show where a limiter is preloaded: the GPUs of NVIDIA_VISIBLE_DEVICES in its order, each with
-// the memory of CUDA_DEVICE_MEMORY_LIMIT_<i> ("10240m"). It stands in for the limiter, which does this to the real nvidia-smi by answering NVML's questions;
-// nothing is held to a limit by it. Without a limit in the environment all is as it is.
+// share narrows GPUs to a container's shares of them, as they show where a limiter is preloaded: the GPUs of NVIDIA_VISIBLE_DEVICES in its
+// order, each with the memory of CUDA_DEVICE_MEMORY_LIMIT_<i> ("10240m"). It stands in for the limiter, which does this to the real
+// nvidia-smi by answering NVML's questions; nothing is held to a limit by it. Without a limit in the environment all is as it is.
 func (c *Command) share(gpus []gpu) ([]gpu, error) {
 	if c.Getenv == nil {
 		return gpus, nil

@@ -452,7 +452,8 @@ func (c *Command) reset(gpus []gpu) error {
 		return err
 	}
 	if len(held) > 0 {
-		return fmt.Errorf("the following GPUs could not be reset:\n%s\nend the programs that use these GPUs or have them open, monitors and other nvidia-smi included",
+		return fmt.Errorf("the following GPUs could not be reset:\n%s\nend the programs that use these GPUs or have them open, monitors and "+
+			"other nvidia-smi included",
 			strings.Join(held, "\n"))
 	}
 	return c.print("All done.\n")

@@ -191,9 +191,10 @@ func TestWhatCannotBeSetIsRefused(t *testing.T) {
 		profile, want string
 		args          []string
 	}{
-		"MIG on a T4":                {"t4-edge", "not supported", []string{"-mig", "1"}},
-		"a power limit too high":     {"l40s-8", "from 100 W to 350 W", []string{"-pl", "5000"}},
-		"a power limit far too high": {"l40s-8", "from 100 W to 350 W", []string{"-pl", "4295267"}}, // in milliwatts, and 32 bits, it would be 299.7 W
+		"MIG on a T4":            {"t4-edge", "not supported", []string{"-mig", "1"}},
+		"a power limit too high": {"l40s-8", "from 100 W to 350 W", []string{"-pl", "5000"}},
+		// in milliwatts, and 32 bits, it would be 299.7 W
+		"a power limit far too high": {"l40s-8", "from 100 W to 350 W", []string{"-pl", "4295267"}},
 		"a power limit below zero":   {"l40s-8", "from 100 W to 350 W", []string{"-pl", "-1"}},
 		"an unknown GPU":             {"l40s-8", "8 GPUs", []string{"-L", "-i", "9"}},
 		"an unknown option":          {"l40s-8", "-h", []string{"--frobnicate"}},
@@ -349,7 +350,8 @@ func TestADamagedLayoutCrashesNoCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	commands := [][]string{{"-L"}, {"-q"}, {}, {"mig", "-lgip"}, {"mig", "-lgi"}, {"mig", "-lcip"}, {"mig", "-lci"}, {"mig", "-cci", "-gi", "1"}}
+	commands := [][]string{{"-L"}, {"-q"}, {}, {"mig", "-lgip"}, {"mig", "-lgi"}, {"mig", "-lcip"}, {"mig", "-lci"},
+		{"mig", "-cci", "-gi", "1"}}
 	for _, damaged := range []func(*state.GPUInstance){
 		func(gi *state.GPUInstance) { gi.Computes[0].Profile = 1 << 20 },
 		func(gi *state.GPUInstance) { gi.Profile = 1 << 20 },

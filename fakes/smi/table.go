@@ -44,7 +44,8 @@ func (c *Command) table(gpus []gpu) error {
 func (c *Command) writeGPU(b *strings.Builder, g gpu) {
 	s := c.summarise(g)
 	fmt.Fprintf(b, "| %3d  %-25s %7s  | %18s %3s | %20s |\n", g.index, cut(s.name, 25), s.persistence, s.busID, "Off", s.ecc)
-	fmt.Fprintf(b, "| N/A  %3sC    %-3s %14s / %4sW | %22s | %7s %12s |\n", s.celsius, s.pstate, s.watts+"W", s.cap, s.memory, s.util, s.computeMode)
+	fmt.Fprintf(b, "| N/A  %3sC    %-3s %14s / %4sW | %22s | %7s %12s |\n", s.celsius, s.pstate, s.watts+"W", s.cap, s.memory, s.util,
+		s.computeMode)
 	fmt.Fprintf(b, "|                                         |                        | %20s |\n%s", s.mig, gpuLine)
 }
 
@@ -99,7 +100,8 @@ func writeMIG(b *strings.Builder, gpus []gpu) {
 					"|==================+==================================+===========+=======================|\n")
 			}
 			p := m.profile
-			fmt.Fprintf(b, "| %2d  %3d  %2d  %2d  | %13dMiB / %6dMiB     | %3d     0 | %2d  %2d   %2d   %2d   %2d |\n%s", g.index, m.gi.ID, m.ci.ID, i,
+			fmt.Fprintf(b, "| %2d  %3d  %2d  %2d  | %13dMiB / %6dMiB     | %3d     0 | %2d  %2d   %2d   %2d   %2d |\n%s", g.index, m.gi.ID, m.ci.ID,
+				i,
 				g.usedBy(m)>>20, p.MemoryMiB, m.compute.Multiprocessors, p.CopyEngines, p.Encoders, p.Decoders, p.OFA, p.JPEG, migLine)
 		}
 	}

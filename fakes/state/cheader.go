@@ -63,7 +63,8 @@ func cStruct(t reflect.Type) string { return "struct ff_" + snake(t.Name()) }
 func cDeclaration(t reflect.Type, name string) string {
 	switch t.Kind() {
 	case reflect.Array:
-		if t.Elem().Kind() == reflect.Uint8 && !strings.HasPrefix(name, "uuid") && name != "topology" && name != "p2p" && name != "fabric_cluster" {
+		if t.Elem().Kind() == reflect.Uint8 && !strings.HasPrefix(name, "uuid") && name != "topology" && name != "p2p" &&
+			name != "fabric_cluster" {
 			return fmt.Sprintf("char %s[%d]", name, t.Len())
 		}
 		return cDeclaration(t.Elem(), fmt.Sprintf("%s[%d]", name, t.Len()))

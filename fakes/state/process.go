@@ -16,7 +16,8 @@ func PIDNamespace() uint32 {
 	return uint32(st.Ino)
 }
 
-// Alive reports whether the entry is in use by a process that may still live. One of another PID namespace is known by the lock that it holds on the file.
+// Alive reports whether the entry is in use by a process that may still live. One of another PID namespace is known by the lock that it
+// holds on the file.
 func (b *Body) Alive(p *Process) bool {
 	switch {
 	case p.PID == 0:

@@ -10,12 +10,14 @@ import (
 const (
 	// FallbackRoot is where the node lies when nothing says otherwise.
 	FallbackRoot = "/var/lib/fakefabric"
-	// KernelRoot is where a node shows itself as a part of its kernel: whoever has a driver's files and device nodes reaches it from any root that has a /proc.
+	// KernelRoot is where a node shows itself as a part of its kernel: whoever has a driver's files and device nodes reaches it from any root
+	// that has a /proc.
 	KernelRoot = "/proc/driver/fakefabric"
 )
 
-// Opens tells whether this process can open a GPU of the node at root, by the minor of its device node. Only where the driver is the machine's own
-// (FallbackRoot, with nothing that points there, or KernelRoot) are the nodes those in /dev; elsewhere, and as nil, every GPU can be opened. See ff_state_opens.
+// Opens tells whether this process can open a GPU of the node at root, by the minor of its device node. Only where the driver is the
+// machine's own (FallbackRoot, with nothing that points there, or KernelRoot) are the nodes those in /dev; elsewhere, and as nil, every GPU
+// can be opened. See ff_state_opens.
 func Opens(root string) func(minor uint32) bool {
 	if root != FallbackRoot && root != KernelRoot || os.Getenv("FAKEFABRIC_ROOT") != "" {
 		return nil

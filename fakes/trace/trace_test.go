@@ -32,7 +32,8 @@ func TestASummaryTellsWhoHitWhichStub(t *testing.T) {
 		t.Error(diff)
 	}
 	var out bytes.Buffer
-	if err := trace.Write(&out, lines, damaged); err != nil || !strings.Contains(out.String(), "STUB") || !strings.Contains(out.String(), "1 lines could not be read") {
+	if err := trace.Write(&out, lines, damaged); err != nil || !strings.Contains(out.String(), "STUB") ||
+		!strings.Contains(out.String(), "1 lines could not be read") {
 		t.Error(out.String(), err)
 	}
 }

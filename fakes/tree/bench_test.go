@@ -19,7 +19,8 @@ func BenchmarkRender(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			dir := b.TempDir()
 			for i := range b.N {
-				if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Root: filepath.Join(dir, fmt.Sprint(i)), PlainDevices: true}); err != nil {
+				if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Root: filepath.Join(dir, fmt.Sprint(i)),
+					PlainDevices: true}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -37,7 +38,8 @@ func BenchmarkRenderCluster(b *testing.B) {
 	for range b.N {
 		dir := b.TempDir()
 		for i := range nodes {
-			if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Nodes: nodes, Root: filepath.Join(dir, fmt.Sprint(i)), PlainDevices: true}); err != nil {
+			if err := tree.Render(b.Context(), tree.Options{Profile: p, Node: i, Nodes: nodes, Root: filepath.Join(dir, fmt.Sprint(i)),
+				PlainDevices: true}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -48,8 +48,9 @@ func writeDriver(w *writer, n *profile.Node, o Options) {
 	}
 }
 
-// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. NVML loses the functions that a driver of
-// that version has not. It is a copy and no hard link, so that a process can load the libraries of two nodes: the loader tells files apart by inode.
+// writeLibrary copies a library under its full version and links its soname to it, as the driver's installer does. NVML loses the functions
+// that a driver of that version has not. It is a copy and no hard link, so that a process can load the libraries of two nodes: the loader
+// tells files apart by inode.
 func writeLibrary(w *writer, source, soname, version string) {
 	if w.err != nil {
 		return
@@ -122,5 +123,6 @@ func FindLibraries(named string) (string, error) {
 			return d, nil
 		}
 	}
-	return "", fmt.Errorf("%s is in none of %v; build it with make -C fakes, or name its directory with --library-dir", Libraries[0], candidates)
+	return "", fmt.Errorf("%s is in none of %v; build it with make -C fakes, or name its directory with --library-dir", Libraries[0],
+		candidates)
 }

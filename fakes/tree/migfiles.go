@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/fakes/state"
 )
 
-// SyncMIG makes proc/driver/nvidia/capabilities/gpuN/mig what the state says, as the kernel module does with every change. Device nodes are no part of it:
-// see MakeMIGNodes.
+// SyncMIG makes proc/driver/nvidia/capabilities/gpuN/mig what the state says, as the kernel module does with every change. Device nodes are
+// no part of it: see MakeMIGNodes.
 func SyncMIG(root string, b *state.Body) error {
 	wanted := capabilities(b)
 	caps := filepath.Join(root, "proc/driver/nvidia/capabilities")
@@ -88,9 +88,9 @@ func addCapability(file string, minor int) error {
 	return os.WriteFile(file, []byte(capability(minor)), 0o644)
 }
 
-// MakeMIGNodes makes the nodes of the instances that stand in a client's dev/nvidia-caps. The kernel module makes none: a client does, in the /dev that it
-// sees itself, with the numbers that /proc tells, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c,
-// which NVML calls). Nothing there removes a node again, so those of instances that are gone stay.
+// MakeMIGNodes makes the nodes of the instances that stand in a client's dev/nvidia-caps. The kernel module makes none: a client does, in
+// the /dev that it sees itself, with the numbers that /proc tells, and only where it may (mknod_helper in NVIDIA/nvidia-modprobe,
+// modprobe-utils/nvidia-modprobe-utils.c, which NVML calls). Nothing there removes a node again, so those of instances that are gone stay.
 func MakeMIGNodes(root string, b *state.Body) error {
 	wanted := capabilities(b)
 	if len(wanted) == 0 {

@@ -38,8 +38,8 @@ func newerThan(version string) ([]string, error) {
 	return newer, nil
 }
 
-// hideNames returns a shared library of 64 bits without some of its exported names: their entries in the table of dynamic symbols become empty, and nothing
-// else changes. Who looks a name up by its hash finds the entry, compares the texts, and goes on.
+// hideNames returns a shared library of 64 bits without some of its exported names: their entries in the table of dynamic symbols become
+// empty, and nothing else changes. Who looks a name up by its hash finds the entry, compares the texts, and goes on.
 func hideNames(library []byte, names []string) ([]byte, error) {
 	file, err := elf.NewFile(bytes.NewReader(library))
 	if err != nil {

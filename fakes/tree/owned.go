@@ -25,8 +25,8 @@ func owned(root string) (bool, error) {
 	return false, nil
 }
 
-// vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a directory driver: a
-// rendering replaces them as a whole.
+// vacant refuses a directory whose sys, proc, dev or driver has files that no rendering made, such as / or a checkout with a directory
+// driver: a rendering replaces them as a whole.
 func vacant(root string) error {
 	if ours, err := owned(root); err != nil || ours {
 		return err

@@ -126,7 +126,8 @@ func (p *pciBus) writeFunction(w *writer, f pciFunction, config []byte, number i
 	})
 	if f.class != classBridge {
 		// Nobody asks a bridge for these, and a machine has more bridges than devices.
-		w.files(dir, map[string]string{"enable": "1", "modalias": modalias, "local_cpulist": p.cpus(f.numa), "local_cpus": cpuMask(p.cpus(f.numa))})
+		w.files(dir, map[string]string{"enable": "1", "modalias": modalias, "local_cpulist": p.cpus(f.numa),
+			"local_cpus": cpuMask(p.cpus(f.numa))})
 	}
 	w.files(dir, f.extra)
 	if f.generation > 0 {

@@ -15,12 +15,14 @@ func writeProc(w *writer, n *profile.Node) {
 		return
 	}
 	d := n.Profile.Driver
-	w.file("proc/driver/nvidia/version", fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (fakefabric)\nGCC version:  gcc version 12.2.0\n",
+	w.file("proc/driver/nvidia/version", fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  "+
+		"(fakefabric)\nGCC version:  gcc version 12.2.0\n",
 		map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[n.Profile.Host.Architecture], d.Version))
 	w.file("proc/driver/nvidia/params", params(n))
 	for _, g := range n.GPUs {
 		w.file(filepath.Join("proc/driver/nvidia/gpus", g.Address.String(), "information"), fmt.Sprintf(
-			"Model: \t\t %s\nIRQ:   \t\t %d\nGPU UUID: \t %s\nVideo BIOS: \t %s\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\nGPU Excluded:\t No\n",
+			"Model: \t\t %s\nIRQ:   \t\t %d\nGPU UUID: \t %s\nVideo BIOS: \t %s\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t "+
+				"0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\nGPU Excluded:\t No\n",
 			n.Profile.GPUs.Model.Name, 64+g.Index, g.UUID, n.Profile.GPUs.Model.VBIOS, g.Address, g.Minor, d.Version))
 	}
 	writeCapabilities(w, n)
@@ -35,7 +37,8 @@ func params(n *profile.Node) string {
 			channel0 = 1
 		}
 	}
-	return fmt.Sprintf("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: %d\nCreateImexChannel0: %d\n", channels, channel0)
+	return fmt.Sprintf("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: "+
+		"%d\nCreateImexChannel0: %d\n", channels, channel0)
 }
 
 // procDevices lists character devices between the two headings, sorted by major as the kernel does.

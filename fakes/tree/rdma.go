@@ -34,8 +34,9 @@ func nicFunction(nic profile.NodeNIC) pciFunction {
 	if nic.Link == "InfiniBand" {
 		class = classInfiniBand
 	}
-	f := pciFunction{address: nic.Address, bridges: nic.Place().Bridges, class: class, id: m.ID, subsystem: profile.PCIID{Vendor: 0x15b3, Device: 0x0026},
-		driver: "mlx5_core", numa: nic.NUMA, generation: 5, width: 16}
+	f := pciFunction{address: nic.Address, bridges: nic.Place().Bridges, class: class, id: m.ID,
+		subsystem: profile.PCIID{Vendor: 0x15b3, Device: 0x0026},
+		driver:    "mlx5_core", numa: nic.NUMA, generation: 5, width: 16}
 	if nic.Physical >= 0 {
 		f.id = m.VFID
 	}

@@ -19,8 +19,8 @@ type Options struct {
 	Profile *profile.Profile
 	// Node counts the cluster's machines of this profile from 0; Nodes is how many there are (0: as many as needed).
 	Node, Nodes int
-	// Root is the node's directory; it is made. What an earlier rendering left there is replaced; where sys, proc, dev or driver has files that no
-	// rendering made, it is refused.
+	// Root is the node's directory; it is made. What an earlier rendering left there is replaced; where sys, proc, dev or driver has files
+	// that no rendering made, it is refused.
 	Root string
 	// LibraryDir holds the C libraries; empty leaves DIR/driver/usr/lib64 without them, for simulations that load no library.
 	LibraryDir string
@@ -135,8 +135,8 @@ func moveAll(from, to string) error {
 	return nil
 }
 
-// Remove takes the node's hardware away: everything a rendering made, the directory itself and the mark in it excepted. Where no rendering was made
-// there is nothing to take away.
+// Remove takes the node's hardware away: everything a rendering made, the directory itself and the mark in it excepted. Where no rendering
+// was made there is nothing to take away.
 func Remove(root string) error {
 	if ours, err := owned(root); err != nil || !ours {
 		return err

@@ -77,13 +77,15 @@ func writeHost(w *writer, n *profile.Node) {
 		}
 	}
 	all := strings.Join(online, ",")
-	w.files("sys/devices/system/node", map[string]string{"online": all, "possible": all, "has_cpu": strings.Join(withCPU, ","), "has_memory": all})
+	w.files("sys/devices/system/node", map[string]string{"online": all, "possible": all, "has_cpu": strings.Join(withCPU, ","),
+		"has_memory": all})
 	if cpus > 0 {
 		list := fmt.Sprintf("0-%d", cpus-1)
 		w.files("sys/devices/system/cpu", map[string]string{"online": list, "possible": list, "present": list})
 	}
 	w.files("sys/class/dmi/id", map[string]string{
-		"sys_vendor": n.Profile.Host.Vendor, "product_name": n.Profile.Host.Product, "product_uuid": profile.FormatUUID(profile.ParseUUID(n.MachineID)),
+		"sys_vendor": n.Profile.Host.Vendor, "product_name": n.Profile.Host.Product,
+		"product_uuid": profile.FormatUUID(profile.ParseUUID(n.MachineID)),
 	})
 }
 
@@ -92,7 +94,8 @@ func writeHost(w *writer, n *profile.Node) {
 func writeCPU(w *writer, cpu int, m profile.NUMANode) {
 	self, socket := cpuMask(fmt.Sprint(cpu)), cpuMask(m.CPUs)
 	w.files(fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology", cpu), map[string]string{
-		"physical_package_id": fmt.Sprint(m.Node), "core_id": fmt.Sprint(cpu), "thread_siblings": self, "core_cpus": self, "core_siblings": socket, "package_cpus": socket,
+		"physical_package_id": fmt.Sprint(m.Node), "core_id": fmt.Sprint(cpu), "thread_siblings": self, "core_cpus": self,
+		"core_siblings": socket, "package_cpus": socket,
 	})
 }
 

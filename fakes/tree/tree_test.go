@@ -142,7 +142,8 @@ func TestProcDevicesNamesTheMajorsBetweenTheHeadings(t *testing.T) {
 	root, _ := render(t, "gb200-nvl72")
 	text := read(t, root, "proc/devices")
 	start, end := strings.Index(text, "Character devices:"), strings.Index(text, "Block devices:")
-	for _, want := range []string{"195 nvidia\n", "501 nvidia-caps-imex-channels\n", "235 nvidia-caps\n", "510 nvidia-uvm\n", "231 infiniband_verbs\n"} {
+	for _, want := range []string{"195 nvidia\n", "501 nvidia-caps-imex-channels\n", "235 nvidia-caps\n", "510 nvidia-uvm\n",
+		"231 infiniband_verbs\n"} {
 		if i := strings.Index(text, want); i < start || i > end {
 			t.Errorf("%q is not between the headings of:\n%s", want, text)
 		}

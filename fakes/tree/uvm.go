@@ -12,9 +12,9 @@ import (
 const uvmMajor = 508
 const uvmName = "nvidia-uvm"
 
-// SetUVM makes a rendered node's tree what it is with the module nvidia-uvm loaded or not. The kernel gives the module its major when it is loaded, which
-// nothing does at boot: the first CUDA program does by nvidia-modprobe, which also makes the nodes (nvidia_uvm_modprobe and nvidia_uvm_mknod in
-// NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c), or the host's start-up scripts.
+// SetUVM makes a rendered node's tree what it is with the module nvidia-uvm loaded or not. The kernel gives the module its major when it is
+// loaded, which nothing does at boot: the first CUDA program does by nvidia-modprobe, which also makes the nodes (nvidia_uvm_modprobe and
+// nvidia_uvm_mknod in NVIDIA/nvidia-modprobe, modprobe-utils/nvidia-modprobe-utils.c), or the host's start-up scripts.
 func SetUVM(root string, loaded bool) error {
 	table := filepath.Join(root, "proc/devices")
 	data, err := os.ReadFile(table)

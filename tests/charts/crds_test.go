@@ -109,7 +109,8 @@ func TestThePolicyKnowsEveryFieldThatSumsNodesUp(t *testing.T) {
 			policies[object.GetName()] = object.YAML
 		}
 	}
-	for policy, name := range map[string]string{"gpufabric-rdma-pools": "rdmapools.gpufabric.io", "gpufabric-mig-layouts": "miglayouts.gpufabric.io"} {
+	for policy, name := range map[string]string{"gpufabric-rdma-pools": "rdmapools.gpufabric.io",
+		"gpufabric-mig-layouts": "miglayouts.gpufabric.io"} {
 		for _, object := range objects {
 			if object.GetKind() != "CustomResourceDefinition" || object.GetName() != name {
 				continue
@@ -123,7 +124,8 @@ func TestThePolicyKnowsEveryFieldThatSumsNodesUp(t *testing.T) {
 				t.Fatalf("%s: no status: %v", name, err)
 			}
 			for field := range fields {
-				if field != "nodes" && !strings.Contains(policies[policy], "oldObject.?status.?"+field+" ") && !strings.Contains(policies[policy], "oldObject.?status.?"+field+"\n") {
+				if field != "nodes" && !strings.Contains(policies[policy], "oldObject.?status.?"+field+" ") &&
+					!strings.Contains(policies[policy], "oldObject.?status.?"+field+"\n") {
 					t.Errorf("policy %s lets a plugin change status.%s of %s", policy, field, name)
 				}
 			}

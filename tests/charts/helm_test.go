@@ -34,7 +34,8 @@ func newHelm(t *testing.T, server *rest.Config) *helm {
 	return out
 }
 
-func (h *helm) install(name string, loaded *chart.Chart, values map[string]any, options ...func(*action.Install)) (*release.Release, error) {
+func (h *helm) install(name string, loaded *chart.Chart, values map[string]any, options ...func(*action.Install)) (*release.Release,
+	error) {
 	install := action.NewInstall(h.configuration)
 	install.ReleaseName, install.Namespace, install.CreateNamespace = name, namespace, true
 	for _, option := range options {

@@ -48,7 +48,8 @@ type revision struct {
 
 func (s *server) revision(t *testing.T) revision {
 	t.Helper()
-	plugin, err := s.client.Resource(daemonSetResource).Namespace(namespace).Get(t.Context(), "gpufabric-compute-domain-plugin", metav1.GetOptions{})
+	plugin, err := s.client.Resource(daemonSetResource).Namespace(namespace).Get(t.Context(), "gpufabric-compute-domain-plugin",
+		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +241,8 @@ func (s *server) ours(t *testing.T) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := s.client.Resource(mapping.Resource).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=gpufabric"})
+		list, err := s.client.Resource(mapping.Resource).List(t.Context(),
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=gpufabric"})
 		if err != nil {
 			t.Fatal(err)
 		}

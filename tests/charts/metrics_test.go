@@ -10,7 +10,8 @@ import (
 
 func TestThePodMonitorFindsEveryRole(t *testing.T) {
 	values := everything()
-	values["metrics"] = map[string]any{"podMonitor": map[string]any{"enabled": true, "interval": "5s", "labels": map[string]any{"release": "prometheus"}}}
+	values["metrics"] = map[string]any{"podMonitor": map[string]any{"enabled": true, "interval": "5s",
+		"labels": map[string]any{"release": "prometheus"}}}
 	objects := renderValues(t, "gpufabric", values)
 	var monitor *Object
 	for i := range objects {

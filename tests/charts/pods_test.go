@@ -64,9 +64,12 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 		flags    []string
 	}{
 		{"a driver on the host or in a container, whichever there is", nil,
-			[]string{"/dev -> /host/dev (ro)", "/etc/alternatives -> /host/etc/alternatives (ro)", "/run/nvidia -> /run/nvidia (ro)", "/sys -> /sys (ro)", "/usr -> /host/usr (ro)"},
-			[]string{"--driver-root=/host=/,/run/nvidia/driver", "--sysfs-root=/sys", "--dev-root=/host/dev=/dev", "--own-dev=/dev", "--proc-devices=/proc/devices"}},
-		{"a driver in /opt, and no driver container", map[string]any{"driverDirectories": []any{"/usr", "/opt/nvidia"}, "driverContainerRoot": ""},
+			[]string{"/dev -> /host/dev (ro)", "/etc/alternatives -> /host/etc/alternatives (ro)", "/run/nvidia -> /run/nvidia (ro)",
+				"/sys -> /sys (ro)", "/usr -> /host/usr (ro)"},
+			[]string{"--driver-root=/host=/,/run/nvidia/driver", "--sysfs-root=/sys", "--dev-root=/host/dev=/dev", "--own-dev=/dev",
+				"--proc-devices=/proc/devices"}},
+		{"a driver in /opt, and no driver container", map[string]any{"driverDirectories": []any{"/usr", "/opt/nvidia"},
+			"driverContainerRoot": ""},
 			[]string{"/dev -> /host/dev (ro)", "/opt/nvidia -> /host/opt/nvidia (ro)", "/sys -> /sys (ro)", "/usr -> /host/usr (ro)"},
 			[]string{"--driver-root=/host=/"}},
 		// It is mounted and unmounted below a directory that stays.
@@ -74,7 +77,8 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 			[]string{"/dev -> /host/dev (ro)", "/run/nvidia -> /run/nvidia (ro)", "/sys -> /sys (ro)"},
 			[]string{"--driver-root=/run/nvidia/driver", "--dev-root=/host/dev=/dev"}},
 		{"one host mount covers what lies in it", map[string]any{
-			"driverRoot": "/fake/driver", "sysfsRoot": "/fake/sys", "devRoot": "/fake/dev", "procDevices": "/fake/proc/devices", "hostMounts": []any{"/fake"}},
+			"driverRoot": "/fake/driver", "sysfsRoot": "/fake/sys", "devRoot": "/fake/dev", "procDevices": "/fake/proc/devices",
+			"hostMounts": []any{"/fake"}},
 			[]string{"/fake -> /fake"},
 			[]string{"--driver-root=/fake/driver", "--sysfs-root=/fake/sys", "--dev-root=/fake/dev", "--proc-devices=/fake/proc/devices"}},
 		{"a directory whose name only begins alike is mounted too", map[string]any{"driverRoot": "/fake-driver", "hostMounts": []any{"/fake"}},
@@ -118,8 +122,9 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
 		"gpufabric on fake hardware":        nil,
 		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
-		"gpufabric with everything on":      {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-mps-keeper", "gpufabric-vgpu-monitor", "gpufabric-vgpu-plugin"},
-		"fake-hardware as it comes":         {"fake-hardware"},
+		"gpufabric with everything on": {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-mps-keeper",
+			"gpufabric-vgpu-monitor", "gpufabric-vgpu-plugin"},
+		"fake-hardware as it comes": {"fake-hardware"},
 	}
 	for _, rendering := range renderings(t) {
 		t.Run(rendering.name, func(t *testing.T) {
@@ -248,7 +253,8 @@ func TestTheRDMAPluginSetsInterfacesUpOnlyWhereItIsAskedTo(t *testing.T) {
 		{"an MTU", map[string]any{"mtu": 9000}, true, "--interfaces-mtu=9000"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "interfaces": test.interfaces}}))["gpufabric-rdma-plugin"]
+			pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true,
+				"interfaces": test.interfaces}}))["gpufabric-rdma-plugin"]
 			container := pod.Spec.Containers[0]
 			if got := slices.Equal(container.SecurityContext.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}); got != test.capability {
 				t.Errorf("capabilities %v", container.SecurityContext.Capabilities.Add)
@@ -262,7 +268,8 @@ func TestTheRDMAPluginSetsInterfacesUpOnlyWhereItIsAskedTo(t *testing.T) {
 
 func TestTheRDMAPluginIsPrivilegedOnlyToHearOfEvents(t *testing.T) {
 	for _, hears := range []bool{false, true} {
-		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true, "verbsEvents": hears}}))["gpufabric-rdma-plugin"]
+		pod := pods(t, renderValues(t, "gpufabric", map[string]any{"rdma": map[string]any{"enabled": true,
+			"verbsEvents": hears}}))["gpufabric-rdma-plugin"]
 		container := pod.Spec.Containers[0]
 		if got := *container.SecurityContext.Privileged; got != hears {
 			t.Errorf("with verbsEvents %t the plugin's privileged is %t", hears, got)

@@ -62,7 +62,8 @@ func slice(name, placed, driver, pool string) *unstructured.Unstructured {
 
 func createSlice(placed, driver, pool string) attempt {
 	return func(ctx context.Context, client dynamic.Interface) error {
-		_, err := client.Resource(sliceResource).Create(ctx, slice("tried", placed, driver, pool), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := client.Resource(sliceResource).Create(ctx, slice("tried", placed, driver, pool),
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 }
@@ -134,15 +135,20 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	for resource, objects := range map[schema.GroupVersionResource][]*unstructured.Unstructured{
 		nodeResource: {
 			object(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "labels": {"zone": "z1", "nvidia.com/gpu.clique": "old"}}}`),
-			object(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b", "labels": {"zone": "z1", "resource.nvidia.com/computeDomain": "uid"}}}`),
+			object(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b", "labels": {"zone": "z1", ` +
+				`"resource.nvidia.com/computeDomain": "uid"}}}`),
 		},
 		podResource: {
-			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "here", "namespace": "default"}, "spec": {"nodeName": "node-a", "containers": [{"name": "c", "image": "i"}]}}`),
-			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}, "spec": {"nodeName": "node-b", "containers": [{"name": "c", "image": "i"}]}}`),
-			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nowhere", "namespace": "default"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}`),
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "here", "namespace": "default"}, "spec": {"nodeName": "node-a", ` +
+				`"containers": [{"name": "c", "image": "i"}]}}`),
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there", "namespace": "default"}, "spec": {"nodeName": "node-b", ` +
+				`"containers": [{"name": "c", "image": "i"}]}}`),
+			object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nowhere", "namespace": "default"}, "spec": {"containers": ` +
+				`[{"name": "c", "image": "i"}]}}`),
 		},
 		poolResource: {
-			object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
+			object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", ` +
+				`"rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
 		},
 		sliceResource: {slice("of-node-b", `"nodeName": "node-b"`, domain, "node-b-compute-domain")},
 	} {
@@ -157,13 +163,16 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	}
 	status := func(body string) attempt { return patch(poolResource, "", "pool", `{"status": `+body+`}`, "status") }
 	stands := []byte(`{"status": {"nodes": [` + entry("node-b", "2") + `], "nodeCount": 1}}`)
-	if _, err := live.client.Resource(poolResource).Patch(t.Context(), "pool", types.MergePatchType, stands, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := live.client.Resource(poolResource).Patch(t.Context(), "pool", types.MergePatchType, stands, metav1.PatchOptions{},
+		"status"); err != nil {
 		t.Fatal(err)
 	}
 
-	const domains, controller, rdma, vgpu, scheduler = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin", "gpufabric-scheduler"
+	const domains, controller, rdma, vgpu, scheduler = "gpufabric-compute-domain-plugin", "gpufabric-controller", "gpufabric-rdma-plugin",
+		"gpufabric-vgpu-plugin", "gpufabric-scheduler"
 	const gpus = "gpufabric-gpu-plugin"
-	const forms = `{"status": {"conditions": [{"type": "GPUForms", "status": "True", "reason": "ChartDefault", "message": "8 GPUs offer whole"}]}}`
+	const forms = `{"status": {"conditions": [{"type": "GPUForms", "status": "True", "reason": "ChartDefault", "message": "8 GPUs offer ` +
+		`whole"}]}}`
 	foreign := `{"metadata": {"labels": {"a": "b"}}}`
 	live.awaitPolicies(t, gpus, patchNode("node-b", forms, "status"))
 	live.awaitPolicies(t, domains, patchNode("node-b", foreign), createSlice(`"nodeName": "node-b"`, domain, "p"))
@@ -196,55 +205,91 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		{"deleting its own slice", domains, "node-b", deleteSlice("of-node-b"), ""},
 		{"the GPU plugin's own slice", "gpufabric-gpu-plugin", "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"), ""},
 		{"the RDMA plugin's own slice", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "rdma.gpufabric.io", "node-a-rdma"), ""},
-		{"the RDMA plugin's slice of GPUs", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"), "may write slices of driver rdma.gpufabric.io only"},
+		{"the RDMA plugin's slice of GPUs", rdma, "node-a", createSlice(`"nodeName": "node-a"`, "gpu.nvidia.com", "node-a-gpu"),
+			"may write slices of driver rdma.gpufabric.io only"},
 
-		{"its own node's fabric labels", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new", "resource.nvidia.com/computeDomain": "uid"}}}`), ""},
-		{"taking a fabric label off its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": null}}}`), ""},
-		{"another node's labels", domains, "node-a", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), otherNode},
-		{"a node's labels with a token of no node", domains, "", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), unsaid},
+		{"its own node's fabric labels", domains, "node-a", patchNode("node-a",
+			`{"metadata": {"labels": {"nvidia.com/gpu.clique": "new", "resource.nvidia.com/computeDomain": "uid"}}}`), ""},
+		{"taking a fabric label off its own node", domains, "node-a",
+			patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": null}}}`), ""},
+		{"another node's labels", domains, "node-a", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`),
+			otherNode},
+		{"a node's labels with a token of no node", domains, "", patchNode("node-a",
+			`{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), unsaid},
 		{"a foreign label of its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`), domainLabels},
-		{"taking a foreign label off its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": null}}}`), domainLabels},
-		{"a new foreign label of its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`), domainLabels},
-		{"its own node's taints", domains, "node-a", patchNode("node-a", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
+		{"taking a foreign label off its own node", domains, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": null}}}`),
+			domainLabels},
+		{"a new foreign label of its own node", domains, "node-a", patchNode("node-a",
+			`{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`), domainLabels},
+		{"its own node's taints", domains, "node-a", patchNode("node-a", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`),
+			"neither the spec nor"},
 		{"its own node's finalizers", domains, "node-a", patchNode("node-a", `{"metadata": {"finalizers": ["a.b/c"]}}`), "nor the finalizers"},
-		{"its own node's annotations", domains, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"a": "b"}}}`), "may change no annotations of a node"},
-		{"its own node's capacity", domains, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "cannot patch resource"},
+		{"its own node's annotations", domains, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"a": "b"}}}`),
+			"may change no annotations of a node"},
+		{"its own node's capacity", domains, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"),
+			"cannot patch resource"},
 
 		{"its own node's condition of forms", gpus, "node-a", patchNode("node-a", forms, "status"), ""},
 		{"another node's condition of forms", gpus, "node-a", patchNode("node-b", forms, "status"), otherNode},
 		{"a node's condition with a token of no node", gpus, "", patchNode("node-a", forms, "status"), unsaid},
-		{"its own node's condition of the driver", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "GPUDriver", 1), "status"), ""},
-		{"another node's condition of the driver", gpus, "node-a", patchNode("node-b", strings.Replace(forms, "GPUForms", "GPUDriver", 1), "status"), otherNode},
-		{"another condition of its own node", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "Ready", 1), "status"), "the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
-		{"its own node's capacity beside its condition", gpus, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"), "the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
-		{"its own node's labels by way of its status", gpus, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`, "status"), "a GPU plugin may change no labels"},
+		{"its own node's condition of the driver", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "GPUDriver", 1),
+			"status"), ""},
+		{"another node's condition of the driver", gpus, "node-a", patchNode("node-b", strings.Replace(forms, "GPUForms", "GPUDriver", 1),
+			"status"), otherNode},
+		{"another condition of its own node", gpus, "node-a", patchNode("node-a", strings.Replace(forms, "GPUForms", "Ready", 1), "status"),
+			"the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
+		{"its own node's capacity beside its condition", gpus, "node-a", patchNode("node-a", `{"status": {"capacity": {"cpu": "1"}}}`, "status"),
+			"the conditions GPUForms and GPUDriver of a node's status, and nothing else"},
+		{"its own node's labels by way of its status", gpus, "node-a", patchNode("node-a", `{"metadata": {"labels": {"zone": "z2"}}}`, "status"),
+			"a GPU plugin may change no labels"},
 
-		{"the controller takes a domain's label off", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},
-		{"the controller puts a domain's label on", controller, "node-c", patchNode("node-a", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "uid"}}}`), putsOn},
-		{"the controller moves a node to another domain", controller, "node-c", patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "other"}}}`), putsOn},
-		{"the controller changes a clique", controller, "node-c", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node but resource.nvidia.com/computeDomain"},
-		{"the controller taints a node", controller, "node-c", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
+		{"the controller takes a domain's label off", controller, "node-c",
+			patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": null}}}`), ""},
+		{"the controller puts a domain's label on", controller, "node-c",
+			patchNode("node-a", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "uid"}}}`), putsOn},
+		{"the controller moves a node to another domain", controller, "node-c",
+			patchNode("node-b", `{"metadata": {"labels": {"resource.nvidia.com/computeDomain": "other"}}}`), putsOn},
+		{"the controller changes a clique", controller, "node-c", patchNode("node-a",
+			`{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node but resource.nvidia.com/computeDomain"},
+		{"the controller taints a node", controller, "node-c", patchNode("node-b",
+			`{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
 
 		{"its entry in a pool's status", rdma, "node-a", status(`{"nodes": [` + entry("node-b", "2") + `, ` + entry("node-a", "1") + `]}`), ""},
-		{"another node's entry in a pool's status", rdma, "node-a", status(`{"nodes": [` + entry("node-b", "0") + `]}`), "may write the entry of that node only"},
-		{"taking another node's entry away", rdma, "node-a", status(`{"nodes": [` + entry("node-a", "1") + `]}`), "may write the entry of that node only"},
+		{"another node's entry in a pool's status", rdma, "node-a", status(`{"nodes": [` + entry("node-b", "0") + `]}`),
+			"may write the entry of that node only"},
+		{"taking another node's entry away", rdma, "node-a", status(`{"nodes": [` + entry("node-a", "1") + `]}`),
+			"may write the entry of that node only"},
 		{"what sums a pool up", rdma, "node-a", status(`{"nodeCount": 5}`), "and not what sums the nodes up"},
 		{"a pool's spec", rdma, "node-a", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "cannot patch resource"},
 
-		{"the scheduler locks a node", scheduler, "node-c", patchNode("node-a", `{"metadata": {"annotations": {"hamivgpu": "2026-11-22T02:00:00Z"}}}`), ""},
-		{"the scheduler registers GPUs", scheduler, "node-c", patchNode("node-a", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), "the scheduler may change no annotations of a node but hamivgpu"},
-		{"the scheduler labels a node", scheduler, "node-c", patchNode("node-a", `{"metadata": {"labels": {"a": "b"}}}`), "the scheduler may change no labels of a node"},
-		{"the scheduler taints a node", scheduler, "node-c", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`), "neither the spec nor"},
+		{"the scheduler locks a node", scheduler, "node-c", patchNode("node-a",
+			`{"metadata": {"annotations": {"hamivgpu": "2026-11-22T02:00:00Z"}}}`), ""},
+		{"the scheduler registers GPUs", scheduler, "node-c", patchNode("node-a",
+			`{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`),
+			"the scheduler may change no annotations of a node but hamivgpu"},
+		{"the scheduler labels a node", scheduler, "node-c", patchNode("node-a", `{"metadata": {"labels": {"a": "b"}}}`),
+			"the scheduler may change no labels of a node"},
+		{"the scheduler taints a node", scheduler, "node-c", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}`),
+			"neither the spec nor"},
 
-		{"registering its node's GPUs", vgpu, "node-a", patchNode("node-a", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y"}}}`), ""},
-		{"registering GPUs on another node", vgpu, "node-a", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), otherNode},
-		{"a fabric label", vgpu, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`), "may change no labels of a node"},
-		{"telling the scheduler of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success", "volcano.sh/devices-to-allocate": null}}}`), ""},
-		{"showing a pod's MIG instances", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"vgpu.gpufabric.io/mig-instances": "{}"}}}`), ""},
-		{"an annotation of a pod there", vgpu, "node-a", patch(podResource, "default", "there", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "may change pods on that node only, not on node-b"},
-		{"an annotation of a pod that is nowhere yet", vgpu, "node-a", patch(podResource, "default", "nowhere", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "not on no node"},
-		{"another annotation of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "x"}}}`), "may change no annotations of a pod but"},
-		{"the image of a pod here", vgpu, "node-a", patch(podResource, "default", "here", `{"spec": {"containers": [{"name": "c", "image": "other"}]}}`), "neither the spec nor"},
+		{"registering its node's GPUs", vgpu, "node-a", patchNode("node-a",
+			`{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y"}}}`), ""},
+		{"registering GPUs on another node", vgpu, "node-a", patchNode("node-b",
+			`{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), otherNode},
+		{"a fabric label", vgpu, "node-a", patchNode("node-a", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "new"}}}`),
+			"may change no labels of a node"},
+		{"telling the scheduler of a pod here", vgpu, "node-a", patch(podResource, "default", "here",
+			`{"metadata": {"annotations": {"volcano.sh/bind-phase": "success", "volcano.sh/devices-to-allocate": null}}}`), ""},
+		{"showing a pod's MIG instances", vgpu, "node-a", patch(podResource, "default", "here",
+			`{"metadata": {"annotations": {"vgpu.gpufabric.io/mig-instances": "{}"}}}`), ""},
+		{"an annotation of a pod there", vgpu, "node-a", patch(podResource, "default", "there",
+			`{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "may change pods on that node only, not on node-b"},
+		{"an annotation of a pod that is nowhere yet", vgpu, "node-a",
+			patch(podResource, "default", "nowhere", `{"metadata": {"annotations": {"volcano.sh/bind-phase": "success"}}}`), "not on no node"},
+		{"another annotation of a pod here", vgpu, "node-a", patch(podResource, "default", "here",
+			`{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "x"}}}`), "may change no annotations of a pod but"},
+		{"the image of a pod here", vgpu, "node-a", patch(podResource, "default", "here",
+			`{"spec": {"containers": [{"name": "c", "image": "other"}]}}`), "neither the spec nor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := test.try(t.Context(), live.as(t, test.account, test.node))
@@ -265,7 +310,8 @@ func limitsStay(t *testing.T, live *server) {
 	create := func(spec string) attempt {
 		return func(ctx context.Context, _ dynamic.Interface) error {
 			pod := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tenant", "namespace": "default"}, "spec": ` + spec + `}`)
-			_, err := live.client.Resource(podResource).Namespace("default").Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			_, err := live.client.Resource(podResource).Namespace("default").Create(ctx, pod,
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err
 		}
 	}
@@ -274,10 +320,13 @@ func limitsStay(t *testing.T, live *server) {
 	variable := func(name, value string) string {
 		return `{"containers": [{"name": "main", "image": "i", "env": [{"name": "` + name + `", ` + value + `}]}]}`
 	}
-	const elsewhere, policy, limit = `"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}`, "GPU_CORE_UTILIZATION_POLICY", "containers main set CUDA_DISABLE_CONTROL, or GPU_CORE_UTILIZATION_POLICY"
+	const elsewhere, policy, limit = `"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}`, "GPU_CORE_UTILIZATION_POLICY",
+		"containers main set CUDA_DISABLE_CONTROL, or GPU_CORE_UTILIZATION_POLICY"
 	for name, test := range map[string]struct{ spec, refused string }{
-		"a container":                 {`{"containers": [{"name": "main", "image": "i", ` + off + `}]}`, "containers main set CUDA_DISABLE_CONTROL"},
-		"an init container":           {`{"initContainers": [{"name": "first", "image": "i", ` + off + `}], "containers": [{"name": "main", "image": "i"}]}`, "containers first set"},
+		"a container": {`{"containers": [{"name": "main", "image": "i", ` + off + `}]}`,
+			"containers main set CUDA_DISABLE_CONTROL"},
+		"an init container": {`{"initContainers": [{"name": "first", "image": "i", ` + off +
+			`}], "containers": [{"name": "main", "image": "i"}]}`, "containers first set"},
 		"a value from elsewhere":      {variable("CUDA_DISABLE_CONTROL", elsewhere), "containers main set"},
 		"no limit of cores":           {variable(policy, `"value": "disable"`), limit},
 		"no limit of cores, shouted":  {variable(policy, `"value": "DISABLE"`), limit},
@@ -298,7 +347,8 @@ func limitsStay(t *testing.T, live *server) {
 	t.Run("a pod from before", func(t *testing.T) {
 		debug := func(env string) error {
 			body := []byte(`{"spec": {"ephemeralContainers": [{"name": "debug", "image": "i"` + env + `}]}}`)
-			_, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.StrategicMergePatchType, body, metav1.PatchOptions{}, "ephemeralcontainers")
+			_, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.StrategicMergePatchType, body,
+				metav1.PatchOptions{}, "ephemeralcontainers")
 			return err
 		}
 		if err := debug(", " + off); err == nil || !strings.Contains(err.Error(), "containers debug set") {
@@ -307,7 +357,8 @@ func limitsStay(t *testing.T, live *server) {
 		if err := debug(""); err != nil {
 			t.Errorf("a container to look into it with was refused: %v", err)
 		}
-		if _, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{}); err != nil {
+		if _, err := live.client.Resource(podResource).Namespace("default").Patch(t.Context(), "standing", types.MergePatchType,
+			[]byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{}); err != nil {
 			t.Errorf("it keeps its finalizer: %v", err)
 		}
 	})

@@ -26,7 +26,8 @@ func is(kind watch.EventType) func(watch.Event) bool {
 }
 
 // await returns when an event is the one waited for, or fails the test. The watch begins with what stands.
-func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error), wanted func(watch.Event) bool, options metav1.ListOptions) {
+func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error),
+	wanted func(watch.Event) bool, options metav1.ListOptions) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -76,7 +77,8 @@ func kubeconfig(t *testing.T, server *rest.Config, admin kubernetes.Interface, a
 	t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: account, Namespace: namespace},
-		Spec:       corev1.PodSpec{ServiceAccountName: account, NodeName: "node-a", Containers: []corev1.Container{{Name: "ctr", Image: "registry.example/gpufabric"}}},
+		Spec: corev1.PodSpec{ServiceAccountName: account, NodeName: "node-a",
+			Containers: []corev1.Container{{Name: "ctr", Image: "registry.example/gpufabric"}}},
 	}
 	made, err := admin.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	if err != nil {

@@ -57,8 +57,8 @@ func defaults(t *testing.T, path string, value any) []string {
 	return out
 }
 
-// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The controller has the
-// rights of other kinds' controllers besides.
+// TestThePageOfComputeDomainsListsTheirRights compares the table in drivers/computedomain/README.md with testdata/rbac.txt. The controller
+// has the rights of other kinds' controllers besides.
 func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 	content, err := os.ReadFile(Dir("../drivers/computedomain/README.md"))
 	if err != nil {
@@ -68,7 +68,8 @@ func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	row := regexp.MustCompile("(?m)^\\| ([a-z-]*) ?\\| (cluster|own namespace|the controller's namespace) \\| `([^`]+)`(?: named `([^`]+)`)? \\| ([^|]+) \\|")
+	row := regexp.MustCompile("(?m)^\\| ([a-z-]*) ?\\| (cluster|own namespace|the controller's namespace) \\| `([^`]+)`(?: named " +
+		"`([^`]+)`)? \\| ([^|]+) \\|")
 	var told []string
 	role := ""
 	for _, match := range row.FindAllStringSubmatch(string(content), -1) {
@@ -86,7 +87,8 @@ func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 		if match[4] != "" {
 			resource += " named " + match[4]
 		}
-		told = append(told, fmt.Sprintf("gpufabric-%s %s: %s %s", role, scope, resource, strings.ReplaceAll(strings.Trim(match[5], " `"), " ", ",")))
+		told = append(told, fmt.Sprintf("gpufabric-%s %s: %s %s", role, scope, resource,
+			strings.ReplaceAll(strings.Trim(match[5], " `"), " ", ",")))
 	}
 	listed := strings.Split(strings.TrimSpace(string(given)), "\n")
 	for _, line := range told {

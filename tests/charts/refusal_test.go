@@ -55,40 +55,49 @@ func TestTheChartRefusesWhatWouldClash(t *testing.T) {
 		{"an older server", nil, Cluster{Version: "v1.35.9"}, []string{"1.36", "v1.35.9"}},
 		{"a vendor's build of 1.36 is fine", nil, Cluster{Version: "v1.36.2-gke.1003"}, nil},
 		{"a later server is fine", nil, Cluster{Version: "v1.38.0"}, nil},
-		{"a server without resource.k8s.io/v1", nil, Cluster{Lacks: []string{"resource.k8s.io/v1"}}, []string{"resource.k8s.io/v1", "--runtime-config"}},
+		{"a server without resource.k8s.io/v1", nil, Cluster{Lacks: []string{"resource.k8s.io/v1"}},
+			[]string{"resource.k8s.io/v1", "--runtime-config"}},
 		{"NVIDIA's CRD", nil, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}},
 			[]string{"CustomResourceDefinition computedomains.resource.nvidia.com", "Uninstall", "takeOver=true"}},
 		{"NVIDIA's CRD, to be taken over", map[string]any{"takeOver": true}, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
-		{"NVIDIA's CRD, but ours are not to be installed", map[string]any{"crds": map[string]any{"install": false}}, Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
+		{"NVIDIA's CRD, but ours are not to be installed", map[string]any{"crds": map[string]any{"install": false}},
+			Cluster{Objects: []unstructured.Unstructured{crd(nil, nil)}}, nil},
 		{"our CRD, kept by an earlier release", nil, Cluster{Objects: []unstructured.Unstructured{crd(ours, nil)}}, nil},
 		{"our CRD, installed by this release before it had labels", nil, Cluster{Objects: []unstructured.Unstructured{
 			crd(nil, map[string]any{"meta.helm.sh/release-name": "gpufabric", "meta.helm.sh/release-namespace": namespace})}}, nil},
 		{"NVIDIA's device class of a domain", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("compute-domain-daemon.nvidia.com")}},
 			[]string{"DeviceClass compute-domain-daemon.nvidia.com"}},
-		{"NVIDIA's device class of GPUs, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}},
+		{"NVIDIA's device class of GPUs, with GPUs on", everything(),
+			Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}},
 			[]string{"DeviceClass gpu.nvidia.com"}},
-		{"NVIDIA's device class of GPUs, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}}, nil},
+		{"NVIDIA's device class of GPUs, with GPUs off, is fine", nil,
+			Cluster{Objects: []unstructured.Unstructured{deviceClass("gpu.nvidia.com")}}, nil},
 		{"NVIDIA's DRA driver by its name", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("nvidia-dra-driver-gpu", "nvidia-dra-driver-gpu-kubelet-plugin", "registry.example/any", nil)}},
 			[]string{"DaemonSet nvidia-dra-driver-gpu/nvidia-dra-driver-gpu-kubelet-plugin"}},
 		{"NVIDIA's DRA driver by its image", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "gpus", "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0", nil)}}, []string{"DaemonSet kube-system/gpus"}},
 		{"all that clashes is named at once", nil, Cluster{Objects: []unstructured.Unstructured{
-			crd(nil, nil), deviceClass("compute-domain-default-channel.nvidia.com"), daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
-			[]string{"CustomResourceDefinition computedomains", "DeviceClass compute-domain-default-channel.nvidia.com", "DaemonSet a/nvidia-dra-driver"}},
+			crd(nil, nil), deviceClass("compute-domain-default-channel.nvidia.com"),
+			daemonSet("a", "nvidia-dra-driver-gpu-kubelet-plugin", "x", nil)}},
+			[]string{"CustomResourceDefinition computedomains", "DeviceClass compute-domain-default-channel.nvidia.com",
+				"DaemonSet a/nvidia-dra-driver"}},
 		{"NVIDIA's device plugin, with GPUs on", everything(), Cluster{Objects: []unstructured.Unstructured{
-			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}}, []string{"nvidia-device-plugin-daemonset"}},
+			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}},
+			[]string{"nvidia-device-plugin-daemonset"}},
 		{"NVIDIA's device plugin, with GPUs off, is fine", nil, Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0", nil)}}, nil},
 		{"the shared RDMA plugin, with RDMA on", everything(), Cluster{Objects: []unstructured.Unstructured{
 			daemonSet("kube-system", "rdma-shared-dp-ds", "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin", nil)}}, []string{"rdma-shared-dp-ds"}},
 		{"Volcano's vGPU plugin, with slices on", everything(), Cluster{Objects: []unstructured.Unstructured{
-			daemonSet("kube-system", "volcano-device-plugin", "docker.io/projecthami/volcano-vgpu-device-plugin:v1.11.0", nil)}}, []string{"volcano-device-plugin"}},
+			daemonSet("kube-system", "volcano-device-plugin", "docker.io/projecthami/volcano-vgpu-device-plugin:v1.11.0", nil)}},
+			[]string{"volcano-device-plugin"}},
 		{"another release of ours", nil, Cluster{Release: "second", Objects: []unstructured.Unstructured{
 			pluginOf("gpufabric", namespace, namespace)}}, []string{`installed already, as release "gpufabric" in namespace "gpufabric-system"`}},
 		{"a release of the same name elsewhere", nil, Cluster{Objects: []unstructured.Unstructured{
 			pluginOf("gpufabric", "elsewhere", "elsewhere")}}, []string{`installed already, as release "gpufabric" in namespace "elsewhere"`}},
-		{"this release, on upgrade, is fine", nil, Cluster{Objects: []unstructured.Unstructured{pluginOf("gpufabric", namespace, namespace)}}, nil},
+		{"this release, on upgrade, is fine", nil, Cluster{Objects: []unstructured.Unstructured{pluginOf("gpufabric", namespace, namespace)}},
+			nil},
 		{"a plugin of this release in a namespace of its own is fine", nil, Cluster{Objects: []unstructured.Unstructured{
 			pluginOf("gpufabric", namespace, "kube-system")}}, nil},
 		{"a daemon of a compute domain is no other release", nil, Cluster{Objects: []unstructured.Unstructured{

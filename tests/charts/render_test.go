@@ -65,7 +65,8 @@ func TestTheNotesNameTheNamespaceAndWhatIsOn(t *testing.T) {
 		values      map[string]any
 		says, not   []string
 	}{
-		{"as it comes", "gpufabric", nil, []string{"-n gpufabric-system get pods", "computedomains", "component=compute-domain-plugin", "keeps the CRDs"}, nil},
+		{"as it comes", "gpufabric", nil, []string{"-n gpufabric-system get pods", "computedomains", "component=compute-domain-plugin",
+			"keeps the CRDs"}, nil},
 		{"GPUs alone", "gpufabric", map[string]any{"gpus": on(), "computeDomains": off(), "crds": map[string]any{"keep": false}},
 			[]string{"component=gpu-plugin"}, []string{"gpu.clique", "keeps the CRDs"}},
 		{"fake hardware", "fake-hardware", nil, []string{"fakefabric.gpufabric.io/profile=", "-n gpufabric-system rollout status"}, nil},

@@ -33,7 +33,8 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 		roles.checkRights(t)
 	})
 	t.Run("with RDMA", func(t *testing.T) {
-		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin", "rdma-plugin")
+		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin",
+			"rdma-plugin")
 		roles.formADomain(t)
 		roles.servePools(t)
 		roles.checkRights(t)
@@ -41,7 +42,8 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 	t.Run("with GPUs", func(t *testing.T) {
 		values := everything()
 		values["webhook"] = off()
-		roles := startRoles(t, program, fakeMachine(t, "h100-hgx"), values, "controller", "compute-domain-plugin", "gpu-plugin", "rdma-plugin", "vgpu-plugin")
+		roles := startRoles(t, program, fakeMachine(t, "h100-hgx"), values, "controller", "compute-domain-plugin", "gpu-plugin", "rdma-plugin",
+			"vgpu-plugin")
 		roles.publishHardware(t)
 		roles.checkRights(t)
 	})
@@ -72,7 +74,8 @@ func fakeMachine(t *testing.T, profile string) machine {
 		t.Fatalf("build the fakes: %v\n%s", err, said)
 	}
 	dir := shortDir(t)
-	render := exec.CommandContext(t.Context(), Dir("../fakes/build/fakefabric"), "render", "--profile", profile, "--node", "0", "--nodes", "1", "--root", dir+"/f")
+	render := exec.CommandContext(t.Context(), Dir("../fakes/build/fakefabric"), "render", "--profile", profile, "--node", "0", "--nodes", "1",
+		"--root", dir+"/f")
 	if said, err := render.CombinedOutput(); err != nil {
 		t.Fatalf("render %s: %v\n%s", profile, err, said)
 	}
@@ -96,7 +99,8 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a",
+		Labels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}}}
 	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +108,8 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	for _, name := range names {
 		args := []string{name, "--image=registry.example/gpufabric"}
 		if name != "controller" {
-			args = []string{name, "--node-name=node-a", "--driver-root=" + on.driver, "--sysfs-root=" + on.sys, "--dev-root=" + on.dev, "--proc-devices=" + on.procDevices,
+			args = []string{name, "--node-name=node-a", "--driver-root=" + on.driver, "--sysfs-root=" + on.sys, "--dev-root=" + on.dev,
+				"--proc-devices=" + on.procDevices,
 				"--kubelet-root=" + on.dir, "--cdi-root=" + on.dir + "/cdi", "--state-dir=" + filepath.Join(on.dir, name)}
 		}
 		switch name {
@@ -149,7 +154,8 @@ func (r *roles) publishHardware(t *testing.T) {
 		return len(conditions) > 0
 	}, metav1.ListOptions{})
 	profiles := r.server.client.Resource(schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "vgpuprofiles"})
-	profile := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "metadata": {"name": "tenth"}, "spec": {"mode": "Software", "memory": "8Gi", "cores": 10}}`)
+	profile := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "metadata": {"name": "tenth"}, "spec": {"mode": ` +
+		`"Software", "memory": "8Gi", "cores": 10}}`)
 	if _, err := profiles.Create(t.Context(), profile, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +193,8 @@ func (r *roles) formADomain(t *testing.T) {
 func (r *roles) servePools(t *testing.T) {
 	t.Helper()
 	pools := r.server.client.Resource(poolResource)
-	pool := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": "hca", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`)
+	pool := object(`{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "pool"}, "spec": {"resourceName": ` +
+		`"hca", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`)
 	if _, err := pools.Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +209,8 @@ func (r *roles) servePools(t *testing.T) {
 			return len(nodes) == 1 && len(conditions) > 0
 		}
 	}
-	await(t, "the pool's status, from its node and from the controller", pools.Watch, reported(func(name string) bool { return name == "pool" }), metav1.ListOptions{})
+	await(t, "the pool's status, from its node and from the controller", pools.Watch,
+		reported(func(name string) bool { return name == "pool" }), metav1.ListOptions{})
 
 	seed, err := os.ReadFile(Dir("../examples/manifests/nicclusterpolicy.yaml"))
 	if err != nil {
@@ -213,7 +221,8 @@ func (r *roles) servePools(t *testing.T) {
 		t.Fatal(err)
 	}
 	policy.SetNamespace("") // as kubectl does for a kind that has none
-	policies := r.server.client.Resource(schema.GroupVersionResource{Group: "mellanox.com", Version: "v1alpha1", Resource: "nicclusterpolicies"})
+	policies := r.server.client.Resource(schema.GroupVersionResource{Group: "mellanox.com", Version: "v1alpha1",
+		Resource: "nicclusterpolicies"})
 	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -33,8 +33,8 @@ func unstartable(pod corev1.PodTemplateSpec, container corev1.Container) []strin
 			found = append(found, target+" is mounted twice")
 		}
 		inside[target] = true
-		// The kubelet mounts a file there, for which runc makes the mount point: "error mounting ... to rootfs at /dev/termination-log: read-only file
-		// system" where it may not.
+		// The kubelet mounts a file there, for which runc makes the mount point: "error mounting ... to rootfs at /dev/termination-log: read-only
+		// file system" where it may not.
 		if mount.ReadOnly && below(termination, target) {
 			found = append(found, target+" is mounted read-only above the termination log "+termination)
 		}
@@ -98,10 +98,12 @@ func TestWhatKeptEveryNodePluginFromStartingIsSeen(t *testing.T) {
 func TestDefaultPathsFitBothLayouts(t *testing.T) {
 	layouts := map[string][]string{
 		"driver on the host": {
-			"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/usr/lib64/libnvidia-ml.so.1", "/usr/bin/nvidia-smi", "/usr/lib/firmware/nvidia", "/etc/alternatives/nvidia",
+			"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/usr/lib64/libnvidia-ml.so.1", "/usr/bin/nvidia-smi", "/usr/lib/firmware/nvidia",
+			"/etc/alternatives/nvidia",
 			"/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1", "/sys/bus/pci/devices",
 		},
-		"driver container": {"/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/run/nvidia/driver/dev/nvidiactl", "/sys/bus/pci/devices"},
+		"driver container": {"/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/run/nvidia/driver/dev/nvidiactl",
+			"/sys/bus/pci/devices"},
 	}
 	objects := renderValues(t, "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true}, "vgpu": map[string]any{"enabled": true}})
 	all := pods(t, objects)

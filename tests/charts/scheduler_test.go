@@ -30,7 +30,8 @@ func TestWithoutTheSchedulerNothingOfItIsThere(t *testing.T) {
 //shows:scheduler-placement
 func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 	values := map[string]any{"image": map[string]any{"tag": "v9"}, "scheduler": map[string]any{
-		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true, "featureGates": map[string]any{"GenericWorkload": true, "GangScheduling": true}, "port": 10300, "replicas": 2}}
+		"enabled": true, "name": "shares", "nodePolicy": "spread", "cardPolicy": "numa", "weight": 7, "nodeLock": true,
+		"featureGates": map[string]any{"GenericWorkload": true, "GangScheduling": true}, "port": 10300, "replicas": 2}}
 	objects := scheduler(t, values)
 	var configuration string
 	for _, object := range objects {
@@ -38,13 +39,15 @@ func TestTheSchedulerIsConfiguredByValues(t *testing.T) {
 			configuration, _, _ = unstructured.NestedString(object.Object, "data", "scheduler.yaml")
 		}
 	}
-	for _, want := range []string{"schedulerName: shares\n", "nodePolicy: spread\n", "cardPolicy: numa\n", "weight: 7\n", "nodeLock: true\n", "resourceNamespace: gpufabric-system\n"} {
+	for _, want := range []string{"schedulerName: shares\n", "nodePolicy: spread\n", "cardPolicy: numa\n", "weight: 7\n", "nodeLock: true\n",
+		"resourceNamespace: gpufabric-system\n"} {
 		if !strings.Contains(configuration+"\n", want) {
 			t.Errorf("no %q in\n%s", want, configuration)
 		}
 	}
 	container := pods(t, objects)["gpufabric-scheduler"].Spec.Containers[0]
-	if container.Image != "ghcr.io/gpufabric/gpufabric-scheduler:v9" || !slices.Contains(container.Args, "--secure-port=10300") || !slices.Contains(container.Args, "--feature-gates=GangScheduling=true,GenericWorkload=true") ||
+	if container.Image != "ghcr.io/gpufabric/gpufabric-scheduler:v9" || !slices.Contains(container.Args, "--secure-port=10300") ||
+		!slices.Contains(container.Args, "--feature-gates=GangScheduling=true,GenericWorkload=true") ||
 		container.Ports[0].ContainerPort != 10300 {
 		t.Errorf("it runs %s %v on %v", container.Image, container.Args, container.Ports)
 	}

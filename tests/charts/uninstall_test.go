@@ -35,9 +35,11 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, node := range []*corev1.Node{
-		{ObjectMeta: metav1.ObjectMeta{Name: "fabric", Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "a.1", "resource.nvidia.com/computeDomain": "uid"}}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "fabric", Labels: map[string]string{"zone": "z1", "nvidia.com/gpu.clique": "a.1",
+			"resource.nvidia.com/computeDomain": "uid"}}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "shared", Labels: map[string]string{"zone": "z1"}, Annotations: map[string]string{
-			"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y", "vgpu.gpufabric.io/unit": "1 MiB", "vgpu.gpufabric.io/mig-slots": "{}", "hamivgpu": "2026-11-22T02:00:00Z"}}},
+			"volcano.sh/node-vgpu-register": "x", "volcano.sh/node-vgpu-handshake": "y", "vgpu.gpufabric.io/unit": "1 MiB",
+			"vgpu.gpufabric.io/mig-slots": "{}", "hamivgpu": "2026-11-22T02:00:00Z"}}},
 	} {
 		if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)

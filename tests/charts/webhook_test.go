@@ -131,7 +131,8 @@ func TestTheWebhookAnswersWithTheChartsCertificate(t *testing.T) {
 	start(t, buildProgram(t), "/nonexistent", "webhook", "--address=127.0.0.1", fmt.Sprintf("--port=%d", port), "--cert-dir="+dir)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: webhookHost, MinVersion: tls.VersionTLS12}}}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: webhookHost,
+		MinVersion: tls.VersionTLS12}}}
 
 	claim := func(parameters string) string {
 		return `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "default"},
@@ -142,8 +143,10 @@ func TestTheWebhookAnswersWithTheChartsCertificate(t *testing.T) {
 		name, parameters string
 		allowed          bool
 	}{
-		{"a right configuration", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}`, true},
-		{"a wrong configuration", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Longest"}}}`, false},
+		{"a right configuration", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", ` +
+			`"timeSlicingConfig": {"interval": "Long"}}}`, true},
+		{"a wrong configuration", `{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", ` +
+			`"timeSlicingConfig": {"interval": "Longest"}}}`, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			review := admissionv1.AdmissionReview{
@@ -190,15 +193,18 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
 	live := startServer(t)
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}); err != nil {
+	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"),
+		map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}); err != nil {
 		t.Fatal(err)
 	}
-	claims := live.client.Resource(schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"}).Namespace("default")
+	claims := live.client.Resource(schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1",
+		Resource: "resourceclaims"}).Namespace("default")
 	claim := func(driver string) *unstructured.Unstructured {
 		made := object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "default"},
 			"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}}`)
 		if driver != "" {
-			config := object(`{"requests": ["gpu"], "opaque": {"driver": "` + driver + `", "parameters": {"apiVersion": "a/v1", "kind": "K"}}}`).Object
+			config := object(`{"requests": ["gpu"], "opaque": {"driver": "` + driver +
+				`", "parameters": {"apiVersion": "a/v1", "kind": "K"}}}`).Object
 			if err := unstructured.SetNestedSlice(made.Object, []any{config}, "spec", "devices", "config"); err != nil {
 				t.Fatal(err)
 			}

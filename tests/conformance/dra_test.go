@@ -29,8 +29,8 @@ import (
 	"gpufabric.io/tests/charts/apiserver"
 )
 
-// TestNVIDIAsDRADriverPublishesTheNode runs the plugins of NVIDIA's DRA driver on nodes of a real API server, one node a profile, and reads the
-// ResourceSlices that they publish.
+// TestNVIDIAsDRADriverPublishesTheNode runs the plugins of NVIDIA's DRA driver on nodes of a real API server, one node a profile, and reads
+// the ResourceSlices that they publish.
 func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 	gpus, domains := peer(t, "gpu-kubelet-plugin"), peer(t, "compute-domain-kubelet-plugin")
 	config := apiserver.Start(t)
@@ -42,7 +42,8 @@ func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 	for _, name := range withGPUs(t) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, name)
-			if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Hostname}}, metav1.CreateOptions{}); err != nil {
+			if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Hostname}},
+				metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			flags := n.pluginFlags(t, config)
@@ -86,7 +87,8 @@ func (n *node) pluginFlags(t *testing.T, config *rest.Config) []string {
 	mkdir(t, filepath.Join(kubelet, "plugins_registry"))
 	return []string{"--kubeconfig", kubeconfig, "--node-name", n.Hostname, "--nvidia-driver-root", driver, "--container-driver-root", driver,
 		"--cdi-root", filepath.Join(n.root, "cdi"), "--nvidia-cdi-hook-path", "/bin/true",
-		"--kubelet-registrar-directory-path", filepath.Join(kubelet, "plugins_registry"), "--kubelet-plugins-directory-path", filepath.Join(kubelet, "plugins")}
+		"--kubelet-registrar-directory-path", filepath.Join(kubelet, "plugins_registry"), "--kubelet-plugins-directory-path",
+		filepath.Join(kubelet, "plugins")}
 }
 
 // device is what a GPU is published as, in the profile's words.
@@ -101,7 +103,8 @@ func expectedDevices(n *node) map[string]device {
 	all := map[string]device{}
 	for _, g := range n.GPUs {
 		all[fmt.Sprintf("gpu-%d", g.Minor)] = device{UUID: g.UUID, Product: model.Name, Architecture: architecture,
-			Capability: model.ComputeCapability + ".0", Memory: fmt.Sprintf("%dMi", toldMiB(model)), Driver: semantic(n.Profile.Driver.Version), PCI: g.Address.String()}
+			Capability: model.ComputeCapability + ".0", Memory: fmt.Sprintf("%dMi", toldMiB(model)), Driver: semantic(n.Profile.Driver.Version),
+			PCI: g.Address.String()}
 	}
 	return all
 }
@@ -134,7 +137,8 @@ func described(devices []resourcev1.Device) map[string]device {
 		}
 		memory := d.Capacity["memory"].Value
 		all[d.Name] = device{UUID: text("uuid"), Product: text("productName"), Architecture: strings.ToLower(text("architecture")),
-			Capability: text("cudaComputeCapability"), Memory: fmt.Sprintf("%dMi", memory.Value()>>20), Driver: text("driverVersion"), PCI: text("resource.kubernetes.io/pciBusID")}
+			Capability: text("cudaComputeCapability"), Memory: fmt.Sprintf("%dMi", memory.Value()>>20), Driver: text("driverVersion"),
+			PCI: text("resource.kubernetes.io/pciBusID")}
 	}
 	return all
 }

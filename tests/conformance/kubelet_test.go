@@ -76,7 +76,8 @@ func (k *kubelet) await(ctx context.Context, t *testing.T) resource {
 
 func (k *kubelet) list(ctx context.Context, t *testing.T, request *deviceplugin.RegisterRequest) (resource, error) {
 	t.Helper()
-	connection, err := grpc.NewClient("unix://"+filepath.Join(k.dir, request.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix://"+filepath.Join(k.dir, request.Endpoint),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return resource{}, err
 	}
@@ -95,7 +96,8 @@ func (k *kubelet) list(ctx context.Context, t *testing.T, request *deviceplugin.
 
 func (r resource) allocate(ctx context.Context, t *testing.T, id string) *deviceplugin.ContainerAllocateResponse {
 	t.Helper()
-	response, err := r.client.Allocate(ctx, &deviceplugin.AllocateRequest{ContainerRequests: []*deviceplugin.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
+	response, err := r.client.Allocate(ctx, &deviceplugin.AllocateRequest{
+		ContainerRequests: []*deviceplugin.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
 	if err != nil {
 		t.Fatalf("allocate %s of %s: %v", id, r.name, err)
 	}

@@ -103,7 +103,8 @@ func TestNFDLabelsTheVendorsOfTheNode(t *testing.T) {
 				got[match[1]] = true
 			}
 			if got["10de"] != (len(n.GPUs) > 0) || got["15b3"] != (len(n.NICs) > 0) {
-				t.Errorf("pci-10de.present %v with %d GPUs, pci-15b3.present %v with %d NICs; it said:\n%s", got["10de"], len(n.GPUs), got["15b3"], len(n.NICs), said)
+				t.Errorf("pci-10de.present %v with %d GPUs, pci-15b3.present %v with %d NICs; it said:\n%s", got["10de"], len(n.GPUs), got["15b3"],
+					len(n.NICs), said)
 			}
 		})
 	}

@@ -26,7 +26,8 @@ func recordsTheProfile(t *testing.T, s smi) {
 
 // untold is what neither these versions of nvidia-smi nor sysfs tell.
 func untold(s smi, path string) bool {
-	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture", ".acrossHostBridges", ".addressingMode", ".idleWatts", ".idleCelsius"} {
+	for _, suffix := range []string{".memoryNodes", "host.numa", "host.architecture", ".acrossHostBridges", ".addressingMode", ".idleWatts",
+		".idleCelsius"} {
 		if strings.HasSuffix(path, suffix) {
 			return true
 		}

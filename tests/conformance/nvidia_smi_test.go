@@ -138,7 +138,8 @@ type smiGPU struct {
 }
 
 // architectures are the words of these versions for ours; both are older than Blackwell.
-var architectures = map[string]string{"turing": "Turing", "ampere": "Ampere", "ada": "Ada Lovelace", "hopper": "Hopper", "blackwell": "Unknown"}
+var architectures = map[string]string{"turing": "Turing", "ampere": "Ampere", "ada": "Ada Lovelace", "hopper": "Hopper",
+	"blackwell": "Unknown"}
 
 func queriesTheProfile(t *testing.T, s smi) {
 	p := s.Profile
@@ -169,7 +170,8 @@ func queriesTheProfile(t *testing.T, s smi) {
 }
 
 func answersQueryGPU(t *testing.T, s smi) {
-	fields := []string{"index", "uuid", "name", "pci.bus_id", "driver_version", "memory.total", "mig.mode.current", "compute_mode", "compute_cap", "serial"}
+	fields := []string{"index", "uuid", "name", "pci.bus_id", "driver_version", "memory.total", "mig.mode.current", "compute_mode",
+		"compute_cap", "serial"}
 	var want []string
 	for i, g := range s.GPUs {
 		m := s.Profile.GPUs.Model
@@ -177,7 +179,8 @@ func answersQueryGPU(t *testing.T, s smi) {
 		if m.MIG != nil {
 			mode = "Disabled"
 		}
-		want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version, inMiB(m, "%d", "[N/A]"), mode,
+		want = append(want, strings.Join([]string{fmt.Sprint(i), g.UUID, m.Name, busID(g.Address), s.Profile.Driver.Version,
+			inMiB(m, "%d", "[N/A]"), mode,
 			"Default", m.ComputeCapability, g.Serial}, ", "))
 	}
 	got := strings.Split(strings.TrimSpace(s.says(t, "--query-gpu="+strings.Join(fields, ","), "--format=csv,noheader,nounits")), "\n")

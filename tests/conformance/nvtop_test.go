@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestNvtopShowsEveryGPU takes nvtop's snapshot. It and its libraries are of a newer Debian than this machine may be, so it runs under that release's loader.
+// TestNvtopShowsEveryGPU takes nvtop's snapshot. It and its libraries are of a newer Debian than this machine may be, so it runs under that
+// release's loader.
 //
 //shows:fakes-nvtop
 func TestNvtopShowsEveryGPU(t *testing.T) {

@@ -26,7 +26,8 @@ func TestRDMAMapFindsEveryDevice(t *testing.T) {
 			}
 			want := rdmaDevices{map[string][]string{}, map[string][]string{}}
 			for _, nic := range n.NICs {
-				devices := []string{"/dev/infiniband/rdma_cm", fmt.Sprintf("/dev/infiniband/umad%d", nic.Index), fmt.Sprintf("/dev/infiniband/uverbs%d", nic.Index)}
+				devices := []string{"/dev/infiniband/rdma_cm", fmt.Sprintf("/dev/infiniband/umad%d", nic.Index),
+					fmt.Sprintf("/dev/infiniband/uverbs%d", nic.Index)}
 				if nic.Link == "InfiniBand" {
 					devices = append(devices, fmt.Sprintf("/dev/infiniband/issm%d", nic.Index))
 				}

@@ -16,11 +16,13 @@ const (
 	// ackHCA is what the ACK job calls an HCA; h100-hgx has the chart's DeviceClass for it, since there DRA serves the pools.
 	ackHCA = "rdma/hca"
 	// ackPool gives the job's resource to every HCA of the node.
-	ackPool = `{apiVersion: gpufabric.io/v1alpha1, kind: RDMAPool, metadata: {name: ack}, spec: {resourceName: hca, rdmaHcaMax: 64, selectors: {vendors: ["15b3"]}}}`
+	ackPool = `{apiVersion: gpufabric.io/v1alpha1, kind: RDMAPool, metadata: {name: ack}, spec: {resourceName: hca, rdmaHcaMax: 64, ` +
+		`selectors: {vendors: ["15b3"]}}}`
 )
 
-// testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a node all of whose GPUs are
-// free, which they are when the tests beside this one have ended. The stand-in for its program opens all that it was given and says what that was.
+// testACKJob runs the seed's job of eight GPUs and an HCA on the node's network, without changing a byte. Its pod waits for a node all of
+// whose GPUs are free, which they are when the tests beside this one have ended. The stand-in for its program opens all that it was given
+// and says what that was.
 //
 //shows:rdma-dra rdma-seeds
 func testACKJob(t *testing.T, e *environment) {
@@ -29,8 +31,10 @@ func testACKJob(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/ack-hps-benchmark.yaml"))
 	e.kubectl(t, "wait", "pods", "--selector", pods, "--for=create", "--timeout=60s")
-	_, err := e.Kubectl(t.Context(), nil, "wait", "pods", "--selector", pods, "--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}", "--timeout=120s")
-	code := e.kubectl(t, "get", "pods", "--selector", pods, "--output", "jsonpath={.items[*].status.containerStatuses[0].state.terminated.exitCode}")
+	_, err := e.Kubectl(t.Context(), nil, "wait", "pods", "--selector", pods,
+		"--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}", "--timeout=120s")
+	code := e.kubectl(t, "get", "pods", "--selector", pods, "--output",
+		"jsonpath={.items[*].status.containerStatuses[0].state.terminated.exitCode}")
 	if err != nil || code != "0" {
 		said, _ := e.Kubectl(t.Context(), nil, "logs", "--selector", pods, "--tail=-1")
 		about, _ := e.Kubectl(t.Context(), nil, "describe", "pods", "--selector", pods)
@@ -87,7 +91,8 @@ func (e *environment) trained(t *testing.T, node, said string) {
 	if seen.Host != node {
 		t.Errorf("the job's host is %s, want the node's own network on %s", seen.Host, node)
 	}
-	if want := []string{"nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidia4", "nvidia5", "nvidia6", "nvidia7"}; !slices.Equal(seen.GPUs, want) {
+	if want := []string{"nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidia4", "nvidia5", "nvidia6", "nvidia7"}; !slices.Equal(seen.GPUs,
+		want) {
 		t.Errorf("the job opened the GPUs %v, want %v", seen.GPUs, want)
 	}
 	gpus, err := e.smi(t.Context(), node, "--query-gpu=uuid", "--format=csv,noheader")
@@ -95,7 +100,8 @@ func (e *environment) trained(t *testing.T, node, said string) {
 	if want := strings.Fields(gpus); !slices.Equal(seen.UUIDs, want) {
 		t.Errorf("the job's nvidia-smi has the GPUs %v, the node's %v", seen.UUIDs, want)
 	}
-	nodes, err := docker.Script(t.Context(), node, `cd "$HCA/device" && ls infiniband_verbs infiniband_mad`, "HCA=/var/lib/fakefabric/sys/class/infiniband/"+path.Base(seen.HCA))
+	nodes, err := docker.Script(t.Context(), node, `cd "$HCA/device" && ls infiniband_verbs infiniband_mad`,
+		"HCA=/var/lib/fakefabric/sys/class/infiniband/"+path.Base(seen.HCA))
 	must(t, err)
 	want := []string{"rdma_cm"}
 	for _, name := range strings.Fields(nodes) {

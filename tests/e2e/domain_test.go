@@ -107,7 +107,8 @@ func testDeletion(t *testing.T, e *environment) {
 	e.apply(t, `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: short-lived},
 		spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: short-lived-channel}}}}`)
 	e.kubectl(t, "wait", "resourceclaimtemplate/short-lived-channel", "--for=create", "--timeout=30s")
-	pods := memberOf("short-lived-a", e.Workers()[0], "short-lived-channel") + "---\n" + memberOf("short-lived-b", e.Workers()[1], "short-lived-channel")
+	pods := memberOf("short-lived-a", e.Workers()[0], "short-lived-channel") + "---\n" +
+		memberOf("short-lived-b", e.Workers()[1], "short-lived-channel")
 	e.apply(t, pods)
 	e.kubectl(t, "wait", "pod/short-lived-a", "pod/short-lived-b", "--for=condition=Ready", "--timeout=120s")
 	uids := append(e.claimUIDs(t, "short-lived-a", "short-lived-b"), e.domain(t, "short-lived").Metadata.UID)
@@ -155,7 +156,8 @@ func (e *environment) claimUIDs(t *testing.T, pods ...string) []string {
 	return uids
 }
 
-// nothingLeft checks that the last of the UIDs, a domain's, is on no label, DaemonSet or claim template, and that no UID is in a file on any node.
+// nothingLeft checks that the last of the UIDs, a domain's, is on no label, DaemonSet or claim template, and that no UID is in a file on
+// any node.
 func (e *environment) nothingLeft(t *testing.T, uids ...string) {
 	t.Helper()
 	domain := uids[len(uids)-1]

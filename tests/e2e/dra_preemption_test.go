@@ -14,11 +14,13 @@ const (
 {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {schedulerName: gpufabric-scheduler, priorityClassName: %s, terminationGracePeriodSeconds: 1,
   nodeSelector: {kubernetes.io/hostname: %s}, %s}}
 ---`
-	byTemplate   = `resourceClaims: [{name: gpu, resourceClaimTemplateName: %s}], containers: [{name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]`
+	byTemplate = `resourceClaims: [{name: gpu, resourceClaimTemplateName: %s}], containers: [{name: main, image: "ubuntu:24.04", ` +
+		`command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]`
 	bySingleLine = `containers: [{name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {nvidia.com/gpu: 1}}}]`
 )
 
-// testDRAPreempted fills a node with pods of lower priority, for each way to ask DRA for GPUs one, and has pods of higher priority come in both ways.
+// testDRAPreempted fills a node with pods of lower priority, for each way to ask DRA for GPUs one, and has pods of higher priority come in
+// both ways.
 //
 //shows:scheduler-preemption
 func testDRAPreempted(t *testing.T, e *environment) {
@@ -35,7 +37,8 @@ func testDRAPreempted(t *testing.T, e *environment) {
 	}
 	there := func() []string {
 		t.Helper()
-		return strings.Fields(e.kubectl(t, "get", "pods", "dra-line", "dra-claim", "--ignore-not-found", "--output", "jsonpath={..metadata.name}"))
+		return strings.Fields(e.kubectl(t, "get", "pods", "dra-line", "dra-claim", "--ignore-not-found", "--output",
+			"jsonpath={..metadata.name}"))
 	}
 	e.apply(t, pod("dra-line", "dra-low", bySingleLine)+pod("dra-claim", "dra-middle", fmt.Sprintf(byTemplate, "dra-7")))
 	e.ready(t, "dra-line", "dra-claim")
@@ -55,9 +58,11 @@ func testDRAPreempted(t *testing.T, e *environment) {
 	e.apply(t, pod("dra-urgent-line", "dra-high", bySingleLine))
 	e.ready(t, "dra-urgent-line")
 	if got := there(); !slices.Equal(got, []string{"dra-claim"}) {
-		t.Errorf("for one GPU in a single line, of dra-line and dra-claim %v are left, want dra-claim: the lowest priority goes first and no more than needed", got)
+		t.Errorf("for one GPU in a single line, of dra-line and dra-claim %v are left, want dra-claim: the lowest priority goes first and no "+
+			"more than needed", got)
 	}
-	if claim := e.kubectl(t, "get", "pod", "dra-urgent-line", "--output", "jsonpath={.status.extendedResourceClaimStatus.resourceClaimName}"); claim == "" {
+	if claim := e.kubectl(t, "get", "pod", "dra-urgent-line", "--output",
+		"jsonpath={.status.extendedResourceClaimStatus.resourceClaimName}"); claim == "" {
 		t.Error("the pod that preempted has no claim for its extended resource: something else than DRA gave it the GPU")
 	}
 

@@ -55,7 +55,8 @@ func TestComputeDomainsFromTerraformToPod(t *testing.T) {
 func testPlainNode(t *testing.T, e *environment) {
 	node := e.Nodes[0]
 	got := e.kubectl(t, "--namespace", "gpufabric-system", "get", "pods", "--selector", "app.kubernetes.io/component=compute-domain-plugin",
-		"--field-selector", "spec.nodeName="+node, "--output", "jsonpath={.items[*].status.phase} {.items[*].status.containerStatuses[0].restartCount}")
+		"--field-selector", "spec.nodeName="+node, "--output",
+		"jsonpath={.items[*].status.phase} {.items[*].status.containerStatuses[0].restartCount}")
 	if got != "Running 0" {
 		t.Errorf("the plugin on %s is %q, want it to run without a restart", node, got)
 	}
@@ -91,7 +92,8 @@ func testUpgradeAndRollback(t *testing.T, e *environment) {
 		t.Errorf("after the rollback the plugin has %s, before the upgrade %s", got, before)
 	}
 	for _, pod := range []string{"bystander-a", "bystander-b"} {
-		if got := e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}"); got != "Running 0" {
+		if got := e.kubectl(t, "get", "pod", pod, "--output",
+			"jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}"); got != "Running 0" {
 			t.Errorf("%s is %q, want it to run on", pod, got)
 		}
 	}

@@ -16,13 +16,15 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// examplesOn are the directories of examples/terraform by the machine that fits each; the quickstart is the story of TestComputeDomainsFromTerraformToPod.
+// examplesOn are the directories of examples/terraform by the machine that fits each; the quickstart is the story of
+// TestComputeDomainsFromTerraformToPod.
 func (e *environment) examplesOn(machine string) []example {
 	switch machine {
 	case profile:
 		return []example{
 			{"rack", map[string]any{"domains": map[string]any{"train": map[string]any{"nodes": 2}}}, nil, testRack},
-			{"training-job", map[string]any{"storage_class": "checkpoints", "checkpoint_size": "1Gi", "steps": 20}, checkpointVolume, testTrainingJob},
+			{"training-job", map[string]any{"storage_class": "checkpoints", "checkpoint_size": "1Gi", "steps": 20}, checkpointVolume,
+				testTrainingJob},
 			{"rdma-cluster", map[string]any{"rails": map[string]any{"rail-0": map[string]any{"master": "eth0", "range": "10.56.0.0/16"},
 				"rail-1": map[string]any{"master": "eth0", "range": "10.57.0.0/16"}}}, (*environment).secondaryNetworks, testRails},
 		}
@@ -132,12 +134,14 @@ action "gpufabric_restart_imex" "train" {
 `
 	nodes := e.Workers()
 	actionsOf(t, options, fmt.Sprintf(actions, nodes[0]))
-	if out, err := invoke(t, options, "gpufabric_validate_fabric.ping"); err != nil || !strings.Contains(out, "2 nodes share an IMEX domain: "+strings.Join(nodes, ", ")) {
+	if out, err := invoke(t, options, "gpufabric_validate_fabric.ping"); err != nil ||
+		!strings.Contains(out, "2 nodes share an IMEX domain: "+strings.Join(nodes, ", ")) {
 		t.Errorf("the ping says %s (error: %v)", out, err)
 	}
 	e.apply(t, memberOf("train-a", nodes[0], "train-channel")+"---\n"+memberOf("train-b", nodes[1], "train-channel"))
 	e.kubectl(t, "wait", "pod/train-a", "pod/train-b", "--for=condition=Ready", "--timeout=120s")
-	if out, err := invoke(t, options, "gpufabric_restart_imex.train"); err != nil || !strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
+	if out, err := invoke(t, options, "gpufabric_restart_imex.train"); err != nil ||
+		!strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
 		t.Errorf("the restart says %s (error: %v)", out, err)
 	}
 	e.kubectl(t, "delete", "pod/train-a", "pod/train-b", "--timeout=120s")
@@ -152,7 +156,8 @@ func actionsOf(t *testing.T, options *terraform.Options, actions string) {
 // invoke runs one of the example's actions and returns what Terraform printed, in one line.
 func invoke(t *testing.T, options *terraform.Options, action string) (string, error) {
 	t.Helper()
-	out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-no-color", "-invoke=action."+action)...)
+	out, err := terraform.RunTerraformCommandE(t, options, terraform.FormatArgs(options, "apply", "-auto-approve", "-input=false", "-no-color",
+		"-invoke=action."+action)...)
 	return strings.Join(strings.Fields(strings.ReplaceAll(out, "│", "")), " "), err
 }
 
@@ -178,16 +183,19 @@ func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
 	if n := len(trained.FindAllString(log, -1)); n != 2 {
 		t.Errorf("%d pods saw 4 GPUs and their channel, want 2:\n%s", n, log)
 	}
-	for rank, node := range e.kubectlLines(t, "get", "pods", "--selector", "training-job=training", "--sort-by=.metadata.annotations.batch\\.kubernetes\\.io/job-completion-index", "--output", "jsonpath={range .items[*]}{.spec.nodeName}{\"\\n\"}{end}") {
-		if step, err := docker.Script(t.Context(), node, fmt.Sprintf("cat /var/lib/checkpoints/rank-%d", rank)); err != nil || strings.TrimSpace(step) != "20" {
+	for rank, node := range e.kubectlLines(t, "get", "pods", "--selector", "training-job=training",
+		"--sort-by=.metadata.annotations.batch\\.kubernetes\\.io/job-completion-index", "--output",
+		"jsonpath={range .items[*]}{.spec.nodeName}{\"\\n\"}{end}") {
+		if step, err := docker.Script(t.Context(), node, fmt.Sprintf("cat /var/lib/checkpoints/rank-%d", rank)); err != nil ||
+			strings.TrimSpace(step) != "20" {
 			t.Errorf("the checkpoint of rank %d on %s is %q (error: %v), want 20", rank, node, step, err)
 		}
 	}
 	testBandwidth(t, e, options)
 }
 
-// testBandwidth has the provider run nvbandwidth by the real MPI operator. The stand-in reaches every GPU and measures nothing, so the fabric is not proven:
-// the action ends with what the ranks printed, and takes everything away.
+// testBandwidth has the provider run nvbandwidth by the real MPI operator. The stand-in reaches every GPU and measures nothing, so the
+// fabric is not proven: the action ends with what the ranks printed, and takes everything away.
 func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 	e.operator(t)
 	actionsOf(t, options, `action "gpufabric_validate_fabric" "bandwidth" {
@@ -198,7 +206,8 @@ func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 }
 `)
 	out, err := invoke(t, options, "gpufabric_validate_fabric.bandwidth")
-	if err == nil || !has(out, "Fabric not proven", "printed no sum for multinode_device_to_device_memcpy_read_ce", "of 8 on fabric-bandwidth-worker-") {
+	if err == nil || !has(out, "Fabric not proven", "printed no sum for multinode_device_to_device_memcpy_read_ce",
+		"of 8 on fabric-bandwidth-worker-") {
 		t.Errorf("the bandwidth test says %s (error: %v)", out, err)
 	}
 	vanish(t, "the bandwidth test's job and pods", func(ctx context.Context) ([]string, error) {
@@ -210,7 +219,8 @@ func testBandwidth(t *testing.T, e *environment, options *terraform.Options) {
 //shows:rdma-secondary tf-examples
 func testRails(t *testing.T, e *environment, _ *terraform.Options) {
 	for _, rail := range []string{"rail-0", "rail-1"} {
-		if got := e.kubectl(t, "get", "network-attachment-definitions", rail, "--output", `jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/resourceName}`); got != "rdma/hca_shared_devices_a" {
+		if got := e.kubectl(t, "get", "network-attachment-definitions", rail, "--output",
+			`jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/resourceName}`); got != "rdma/hca_shared_devices_a" {
 			t.Errorf("%s hangs on %q", rail, got)
 		}
 	}
@@ -229,7 +239,9 @@ func testPlatform(t *testing.T, e *environment, options *terraform.Options) {
 		return strings.Contains(out, `"message":"8 of 8 GPUs"`), out, err
 	})
 	eventually(t, "sixteen halves to be published", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector", "spec.nodeName="+e.Workers()[0]+",spec.driver=gpu.nvidia.com", "--output", `jsonpath={range .items[*].spec.devices[*]}{.name}{"\n"}{end}`)
+		out, err := e.Kubectl(ctx, nil, "get", "resourceslices", "--field-selector",
+			"spec.nodeName="+e.Workers()[0]+",spec.driver=gpu.nvidia.com", "--output",
+			`jsonpath={range .items[*].spec.devices[*]}{.name}{"\n"}{end}`)
 		return strings.Count(out, "-mig-3g") >= 16, out, err
 	})
 	testRepartition(t, e, options)
@@ -261,7 +273,8 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 	e.apply(t, fmt.Sprintf(holdsHalf, node))
 	e.kubectl(t, "wait", "pod/holds-half", "--for=condition=Ready", "--timeout=120s")
 	e.kubectl(t, "patch", "miglayout", "inference", "--type=merge", "--patch",
-		`{"spec": {"layout": "sevenths", "config": {"mig-configs": {"sevenths": [{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.10gb": 7}}]}}}}`)
+		`{"spec": {"layout": "sevenths", "config": {"mig-configs": {"sevenths": [{"devices": "all", "mig-enabled": true, "mig-devices": `+
+			`{"1g.10gb": 7}}]}}}}`)
 	eventually(t, "the layout to wait for the pod", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "miglayout", "inference", "--output", "jsonpath={.status.nodes}")
 		return strings.Contains(out, "claim default/half"), out, err
@@ -272,7 +285,8 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
   }
 }
 `)
-	if out, err := invoke(t, options, "gpufabric_repartition.sevenths"); err != nil || !has(out, "the layout stands on "+node, "1 pods were evicted") {
+	if out, err := invoke(t, options, "gpufabric_repartition.sevenths"); err != nil ||
+		!has(out, "the layout stands on "+node, "1 pods were evicted") {
 		t.Errorf("the repartitioning says %s (error: %v)", out, err)
 	}
 	e.kubectl(t, "wait", "pod/holds-half", "--for=delete", "--timeout=60s")

@@ -86,7 +86,8 @@ func (f *figures) measure(t *testing.T) {
 		e.kubectl(t, "delete", "pod/imex-channel-injection", "computedomain/imex-channel-injection", "--timeout=120s")
 	})
 
-	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: pair}, spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: pair}}}}`
+	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: pair}, spec: {numNodes: 2, channel: ` +
+		`{resourceClaimTemplate: {name: pair}}}}`
 	started := time.Now()
 	e.apply(t, domain+"\n---\n"+memberOf("pair-a", e.Workers()[0], "pair")+"---\n"+memberOf("pair-b", e.Workers()[1], "pair"))
 	e.kubectl(t, "wait", "computedomain/pair", "--for=jsonpath={.status.status}=Ready", "--timeout=120s")

@@ -18,7 +18,8 @@ var earlier = flag.String("earlier", "", "a checkout of an earlier version, buil
 const (
 	wholeClaim = `{deviceClassName: gpu.nvidia.com}`
 	shareClaim = `{deviceClassName: gpu-share.gpufabric.io, capacity: {requests: {memory: 20Gi, cores: "30"}}}`
-	migClaim   = `{deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}`
+	migClaim   = `{deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: "device.attributes['gpu.nvidia.com'].profile == ` +
+		`'1g.10gb'"}}]}`
 )
 
 // holder is a pod that holds what a claim asks for on a node.
@@ -40,7 +41,8 @@ spec:
 `, name, node, request)
 }
 
-// TestForms upgrades four nodes of an earlier chart, which offered every form of every GPU, to nodes of one form each, with claims of every form held.
+// TestForms upgrades four nodes of an earlier chart, which offered every form of every GPU, to nodes of one form each, with claims of every
+// form held.
 //
 //shows:gpu-forms chart-upgrade
 func TestForms(t *testing.T) {
@@ -49,7 +51,8 @@ func TestForms(t *testing.T) {
 	}
 	e := newEnvironmentOf(t, "gpufabric-forms", 4, "h100-hgx")
 	must(t, e.ServeEarlier(t.Context(), *earlier, "earlier"))
-	values := []string{"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "gpus.enabled=true", "--set", driverState}
+	values := []string{"--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "gpus.enabled=true", "--set",
+		driverState}
 	e.installFrom(t, *earlier, append(values, "--set", "image.tag=earlier")...)
 
 	forms := []struct{ name, label, request string }{
@@ -77,7 +80,8 @@ func TestForms(t *testing.T) {
 			e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms="+forms[i].label)
 		}
 	}
-	_, err := e.Helm(t.Context(), e.printer, append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", "gpufabric-system",
+	_, err := e.Helm(t.Context(), e.printer, append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace",
+		"gpufabric-system",
 		"--wait", "--timeout", "3m", "--reset-then-reuse-values", "--set", "image.tag="}, values...)...)
 	must(t, err)
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-gpu-plugin", "--timeout=120s")
@@ -134,7 +138,8 @@ func TestForms(t *testing.T) {
 // standing tells a pod apart from one that was started again or was given something else.
 func (e *environment) standing(t *testing.T, pod string) string {
 	t.Helper()
-	about := e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.metadata.uid} {.status.phase} {.status.containerStatuses[0].restartCount} {.status.resourceClaimStatuses}")
+	about := e.kubectl(t, "get", "pod", pod, "--output",
+		"jsonpath={.metadata.uid} {.status.phase} {.status.containerStatuses[0].restartCount} {.status.resourceClaimStatuses}")
 	devices := e.seen(t, pod, "main")
 	slices.Sort(devices)
 	return fmt.Sprint(about, devices)
@@ -149,7 +154,8 @@ func TestARuntimeWithoutCDIIsReported(t *testing.T) {
 	}
 	e := newEnvironmentOf(t, "gpufabric-forms", 4, "h100-hgx")
 	node := e.Workers()[0]
-	e.install(t, "--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "gpus.enabled=true", "--set", driverState)
+	e.install(t, "--values", filepath.Join(e.root, "charts/fake-hardware/gpufabric-values.yaml"), "--set", "gpus.enabled=true", "--set",
+		driverState)
 	configure := func(ctx context.Context, command string) {
 		t.Helper()
 		_, err := docker.Script(ctx, node, command+"\nsystemctl restart containerd")
@@ -164,17 +170,20 @@ grep -q enable_cdi /etc/containerd/config.toml`)
 	})
 	e.apply(t, holder("without-cdi", node, wholeClaim))
 	eventually(t, "an Event on the node", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "events", "--all-namespaces", "--field-selector", "involvedObject.kind=Node,involvedObject.name="+node+",type=Warning", "--output",
+		out, err := e.Kubectl(ctx, nil, "get", "events", "--all-namespaces", "--field-selector",
+			"involvedObject.kind=Node,involvedObject.name="+node+",type=Warning", "--output",
 			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)
 		return has(out, "ContainerRuntimeReadsNoCDI", "default/without-cdi", "enable_cdi"), out, err
 	})
-	log := e.kubectl(t, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=gpu-plugin", "--prefix", "--tail=-1")
+	log := e.kubectl(t, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=gpu-plugin", "--prefix",
+		"--tail=-1")
 	if !strings.Contains(log, "CDI specs are not read") {
 		t.Errorf("no plugin's log says it:\n%s", log)
 	}
 	testRolesRun(t, e)
 	for _, other := range e.Workers()[1:] {
-		if out := e.kubectl(t, "get", "events", "--all-namespaces", "--field-selector", "involvedObject.name="+other+",reason=ContainerRuntimeReadsNoCDI", "--output", "name"); out != "" {
+		if out := e.kubectl(t, "get", "events", "--all-namespaces", "--field-selector",
+			"involvedObject.name="+other+",reason=ContainerRuntimeReadsNoCDI", "--output", "name"); out != "" {
 			t.Errorf("%s has CDI, and it is reported too: %s", other, out)
 		}
 	}

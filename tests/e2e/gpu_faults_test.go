@@ -45,7 +45,8 @@ func testGPUHealth(t *testing.T, e *environment) {
 	})
 	for _, kind := range []string{"Pod", "ResourceClaim"} {
 		eventually(t, "an Event on the "+kind, func(ctx context.Context) (bool, string, error) {
-			out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "reason=GPUUnhealthy,involvedObject.kind="+kind, "--output", "jsonpath={.items[*].message}")
+			out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "reason=GPUUnhealthy,involvedObject.kind="+kind, "--output",
+				"jsonpath={.items[*].message}")
 			return strings.Contains(out, "XID 119"), out, err
 		})
 	}
@@ -95,7 +96,8 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 	})
 }
 
-// hasten makes the kubelet look at a pod now: after a failed prepare it waits for up to a minute and a half, but a changed pod it looks at at once.
+// hasten makes the kubelet look at a pod now: after a failed prepare it waits for up to a minute and a half, but a changed pod it looks at
+// at once.
 func (e *environment) hasten(t *testing.T, pod string) {
 	t.Helper()
 	e.kubectl(t, "annotate", "--overwrite", "pod", pod, "gpufabric.io/hastened=true")
@@ -138,7 +140,8 @@ func testReboot(t *testing.T, e *environment) {
 		return has(out, `"bootID":"second"`, uid+".json"), out, err
 	})
 	eventually(t, "the pod to run again", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output", "jsonpath={range .status.containerStatuses[*]}{.ready}/{.restartCount} {end}")
+		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output",
+			"jsonpath={range .status.containerStatuses[*]}{.ready}/{.restartCount} {end}")
 		return out == "true/1 true/1 true/1", out, err
 	})
 	for _, container := range []string{"small", "middle", "large"} {

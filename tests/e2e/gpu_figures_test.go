@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestGPUFigures measures pods with GPUs on one node of eight, each time beside the same pods without: what a user waits for, which is mostly the
-// kubelet's and the container runtime's work. It tries no other driver.
+// TestGPUFigures measures pods with GPUs on one node of eight, each time beside the same pods without: what a user waits for, which is
+// mostly the kubelet's and the container runtime's work. It tries no other driver.
 //
 //shows:gpu-speed
 func TestGPUFigures(t *testing.T) {

@@ -42,7 +42,8 @@ func (e *environment) ready(t *testing.T, pods ...string) []string {
 
 // smi is what nvidia-smi says on a node.
 func (e *environment) smi(ctx context.Context, node string, args ...string) (string, error) {
-	return docker.Script(ctx, node, "/var/lib/fakefabric/driver/usr/bin/nvidia-smi "+strings.Join(args, " ")+" 2>&1 || true", "FAKEFABRIC_ROOT=/var/lib/fakefabric")
+	return docker.Script(ctx, node, "/var/lib/fakefabric/driver/usr/bin/nvidia-smi "+strings.Join(args, " ")+" 2>&1 || true",
+		"FAKEFABRIC_ROOT=/var/lib/fakefabric")
 }
 
 //shows:gpu-whole
@@ -141,10 +142,12 @@ func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 			t.Errorf("%s: the containers see %v and %v, want the same GPU", strategy, a, b)
 		}
 	}
-	if out := e.kubectl(t, "exec", pod, "--container", "mps-a", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY; ls /tmp/nvidia-mps"); !has(out, "/tmp/nvidia-mps", "control") {
+	if out := e.kubectl(t, "exec", pod, "--container", "mps-a", "--", "sh", "-c",
+		"echo $CUDA_MPS_PIPE_DIRECTORY; ls /tmp/nvidia-mps"); !has(out, "/tmp/nvidia-mps", "control") {
 		t.Errorf("the container finds no MPS control daemon:\n%s", out)
 	}
-	if out := e.kubectl(t, "exec", pod, "--container", "sliced-a", "--", "sh", "-c", "env; ls -d /tmp/nvidia-mps 2>&1 || true"); strings.Contains(out, "CUDA_MPS") {
+	if out := e.kubectl(t, "exec", pod, "--container", "sliced-a", "--", "sh", "-c",
+		"env; ls -d /tmp/nvidia-mps 2>&1 || true"); strings.Contains(out, "CUDA_MPS") {
 		t.Errorf("the container that shares by time is given MPS:\n%s", out)
 	}
 	policies := func(ctx context.Context) (string, error) {
@@ -164,7 +167,8 @@ func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 		return !strings.Contains(out, "Long") && !strings.Contains(out, "Exclusive"), out, err
 	})
 	// The keeper of the daemons stays, and so do its socket and its lock.
-	if out, err := docker.Script(t.Context(), node, `ls -A /run/gpufabric/mps | grep --invert-match '^keeper\.' || true`); err != nil || strings.TrimSpace(out) != "" {
+	if out, err := docker.Script(t.Context(), node, `ls -A /run/gpufabric/mps | grep --invert-match '^keeper\.' || true`); err != nil ||
+		strings.TrimSpace(out) != "" {
 		t.Errorf("left of MPS: %s (error: %v)", out, err)
 	}
 }
@@ -176,8 +180,10 @@ func has(text string, all ...string) bool {
 // inject makes an event happen to a node's hardware.
 func (e *environment) inject(t *testing.T, node string, event ...string) {
 	t.Helper()
-	agent := e.kubectl(t, "--namespace", "fake-hardware", "get", "pods", "--field-selector", "spec.nodeName="+node, "--output", "jsonpath={.items[0].metadata.name}")
-	e.kubectl(t, append([]string{"--namespace", "fake-hardware", "exec", agent, "--", "fakefabric", "inject", "--root", "/var/lib/fakefabric"}, event...)...)
+	agent := e.kubectl(t, "--namespace", "fake-hardware", "get", "pods", "--field-selector", "spec.nodeName="+node, "--output",
+		"jsonpath={.items[0].metadata.name}")
+	e.kubectl(t, append([]string{"--namespace", "fake-hardware", "exec", agent, "--", "fakefabric", "inject", "--root", "/var/lib/fakefabric"},
+		event...)...)
 }
 
 // taints are what stands on a node's whole GPUs, as "gpu-3 gpu.nvidia.com/xid=119:NoSchedule", sorted.

@@ -11,11 +11,12 @@ import (
 	"gpufabric.io/tests/kindcluster"
 )
 
-// driverDelay is how long after the plugins a late driver arrives. A driver container that compiles its modules takes a minute or more; the plugins
-// look every 10 s and do not care which look it is, so more than a few looks would only take the test's time.
+// driverDelay is how long after the plugins a late driver arrives. A driver container that compiles its modules takes a minute or more; the
+// plugins look every 10 s and do not care which look it is, so more than a few looks would only take the test's time.
 const driverDelay = 25 * time.Second
 
-// testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have them.
+// testLayouts installs the chart with its default hardware values on machines that have their hardware and driver where real ones have
+// them.
 //
 //shows:chart-defaults
 func (e *environment) testLayouts(t *testing.T) {
@@ -93,7 +94,8 @@ func (e *environment) waitsForDriver(t *testing.T) {
 	}
 }
 
-// testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on. Helm's wait lets a DaemonSet have one pod that does not run yet.
+// testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on. Helm's wait lets a DaemonSet have one
+// pod that does not run yet.
 func testRolesRun(t *testing.T, e *environment) {
 	for _, namespace := range []string{"gpufabric-system", "kube-system"} {
 		eventually(t, "every pod of the chart in "+namespace+" to run without a restart", func(ctx context.Context) (bool, string, error) {

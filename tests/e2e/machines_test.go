@@ -12,10 +12,12 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// driverState shows containers with a GPU what the fake driver's programs read in the place of asking a kernel, which containers would share with the node.
+// driverState shows containers with a GPU what the fake driver's programs read in the place of asking a kernel, which containers would
+// share with the node.
 const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
 
-// TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for each.
+// TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for
+// each.
 func TestMachines(t *testing.T) {
 	e := newEnvironment(t)
 	for _, machine := range []struct {
@@ -33,7 +35,8 @@ func TestMachines(t *testing.T) {
 			{"two pods on two nodes ping each other on a secondary network", testSecondaryNetwork},
 		}},
 		// MPS puts a tmpfs of the claim's in the place of /dev/shm, which is a privilege.
-		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
+		{"h100-hgx", []string{"gpus.enabled=true", "gpus.forms.default.form=flexible", "hardware.privileged=true", "rdma.enabled=true",
+			"rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "scheduler.enabled=true", driverState}, "", []part{
 			{"the seed's ACK job gets eight GPUs and an HCA through DRA", testACKJob},
 			{"the seed's training pod gets a GPU through DRA", testTrainingPod},
 			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},
@@ -51,7 +54,8 @@ func TestMachines(t *testing.T) {
 			{"slices are limited, watched and given back", testGPUSlices},
 			{"our own scheduler places pods with slices", testOwnScheduler},
 		}},
-		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano", "scheduler.nodeLock=true"}, "", []part{
+		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano",
+			"scheduler.nodeLock=true"}, "", []part{
 			{"MIG instances are made for slots and for sizes", testMIGSlots},
 		}},
 	} {
@@ -79,7 +83,8 @@ func (e *environment) run(t *testing.T, parts []part) {
 	}
 }
 
-// become swaps the workers' hardware and installs the drivers on it, pointed at where the fake lies; they are removed again when the test ends.
+// become swaps the workers' hardware and installs the drivers on it, pointed at where the fake lies; they are removed again when the test
+// ends.
 func (e *environment) become(t *testing.T, machine string, values ...string) {
 	t.Helper()
 	e.equip(t, machine)
@@ -113,7 +118,8 @@ func (e *environment) installFrom(t *testing.T, checkout string, arguments ...st
 	t.Helper()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout", "2m"); err != nil {
+		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout",
+			"2m"); err != nil {
 			t.Errorf("remove the drivers: %v", err)
 		}
 		e.nodesAreClean(ctx, t)
@@ -136,14 +142,16 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 	t.Helper()
 	out, err := e.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
 	must(t, err)
-	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit", "vgpu.gpufabric.io/mig-slots", "hamivgpu"} {
+	for _, key := range []string{"nvidia.com/gpu.clique", "resource.nvidia.com/computeDomain", "volcano.sh/node-vgpu-register",
+		"volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit", "vgpu.gpufabric.io/mig-slots", "hamivgpu"} {
 		if strings.Contains(out, `"`+key+`"`) {
 			t.Errorf("the drivers are removed, and a node still has %s", key)
 		}
 	}
 }
 
-// testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for (applied before), without changing a byte of either.
+// testRDMAPods runs the seed's pods with the seed's configuration of the pool that they ask for (applied before), without changing a byte
+// of either.
 //
 //shows:rdma-device-plugin rdma-seeds
 func testRDMAPods(t *testing.T, e *environment) {
@@ -248,13 +256,15 @@ func testSharedGPU(t *testing.T, e *environment) {
 // bind does what Volcano's scheduler does with a pod: it writes what each container gets, then binds the pod.
 func (e *environment) bind(t *testing.T, pod, node, devices string) {
 	t.Helper()
-	e.kubectl(t, "annotate", "pod", pod, "volcano.sh/vgpu-node="+node, "volcano.sh/vgpu-ids-new="+devices, "volcano.sh/devices-to-allocate="+devices,
+	e.kubectl(t, "annotate", "pod", pod, "volcano.sh/vgpu-node="+node, "volcano.sh/vgpu-ids-new="+devices,
+		"volcano.sh/devices-to-allocate="+devices,
 		"volcano.sh/bind-phase=allocating")
 	binding, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Binding", "metadata": map[string]any{"name": pod},
 		"target": map[string]any{"apiVersion": "v1", "kind": "Node", "name": node},
 	})
 	must(t, err)
-	_, err = e.Kubectl(t.Context(), strings.NewReader(string(binding)), "create", "--raw", fmt.Sprintf("/api/v1/namespaces/default/pods/%s/binding", pod), "--filename", "-")
+	_, err = e.Kubectl(t.Context(), strings.NewReader(string(binding)), "create", "--raw",
+		fmt.Sprintf("/api/v1/namespaces/default/pods/%s/binding", pod), "--filename", "-")
 	must(t, err)
 }

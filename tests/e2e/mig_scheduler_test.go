@@ -15,8 +15,8 @@ const migByScheduler = `
   containers: [{name: main, image: %q, imagePullPolicy: %s, command: [sleep, infinity], resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 9000}}}]}}
 ---`
 
-// testOwnSchedulersSlots has our scheduler, which locks nodes here, choose slots on a node where another gave the slot [1-1] of the third GPU and an instance
-// without a slot of the first.
+// testOwnSchedulersSlots has our scheduler, which locks nodes here, choose slots on a node where another gave the slot [1-1] of the third
+// GPU and an instance without a slot of the first.
 //
 //shows:scheduler-mig
 func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []string) {
@@ -40,8 +40,8 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.waitsFor(t, "mig-pod", "the node is locked (annotation hamivgpu) until a pod before this one has its shares")
 	e.kubectl(t, "delete", "pod/stuck", "--timeout=60s")
 
-	// The smallest that is large enough for 3000 MB, in the layout by which the third GPU is cut, with the memory that the instance has and not the
-	// geometry's. Of the first GPU the scheduler does not know how it is cut.
+	// The smallest that is large enough for 3000 MB, in the layout by which the third GPU is cut, with the memory that the instance has and
+	// not the geometry's. Of the first GPU the scheduler does not know how it is cut.
 	e.kubectl(t, "wait", "pod/mig-pod", "--for=condition=Ready", "--timeout=120s")
 	if got, want := e.sharesOf(t, "mig-pod"), node+" "+uuids[2]+"[1-3],NVIDIA,4864,0:;"; got != want {
 		t.Errorf("the seed's pod was given %s, want %s", got, want)
@@ -61,7 +61,8 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.apply(t, manifest.String())
 	var left string
 	eventually(t, "two of the pods to be placed and one to wait", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "pods", "--selector", "instance=large", "--output", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.conditions[?(@.type=="PodScheduled")].message}{"\n"}{end}`)
+		out, err := e.Kubectl(ctx, nil, "get", "pods", "--selector", "instance=large", "--output",
+			`jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.conditions[?(@.type=="PodScheduled")].message}{"\n"}{end}`)
 		placed := 0
 		for line := range strings.Lines(out) {
 			name, said, _ := strings.Cut(line, " ")
@@ -89,7 +90,8 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		two = append(two, shares)
 	}
 	slices.Sort(two)
-	if want := []string{node + " " + uuids[2] + "[1-0],NVIDIA,9856,0:;", node + " " + uuids[2] + "[1-2],NVIDIA,9856,0:;"}; !slices.Equal(two, want) {
+	if want := []string{node + " " + uuids[2] + "[1-0],NVIDIA,9856,0:;", node + " " + uuids[2] + "[1-2],NVIDIA,9856,0:;"}; !slices.Equal(two,
+		want) {
 		t.Errorf("the other two pods were given %v, want %v", two, want)
 	}
 	e.kubectl(t, append([]string{"delete", "--grace-period=1", "--timeout=60s", "pod/mig-pod"}, prefixed("pod/", names)...)...)
@@ -107,7 +109,8 @@ func (e *environment) waitsFor(t *testing.T, pod, words string) {
 // sharesOf are the node for which the scheduler gave a pod shares, and the shares.
 func (e *environment) sharesOf(t *testing.T, pod string) string {
 	t.Helper()
-	return e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
+	return e.kubectl(t, "get", "pod", pod, "--output",
+		`jsonpath={.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
 }
 
 func prefixed(prefix string, names []string) []string {

@@ -14,7 +14,8 @@ import (
 )
 
 // rank is what each rank of the stand-in for nvbandwidth says: where it runs, which GPU and which IMEX channel it may open.
-var rank = regexp.MustCompile(`(?m)^rank (\d+) of 8 on (nvbandwidth-test-worker-[01]): (/dev/nvidia\d), /dev/nvidia-caps-imex-channels/channel0;`)
+var rank = regexp.MustCompile(`(?m)^rank (\d+) of 8 on (nvbandwidth-test-worker-[01]): (/dev/nvidia\d), ` +
+	`/dev/nvidia-caps-imex-channels/channel0;`)
 
 // testMPIJob runs the seed's job over two nodes of a compute domain, without changing a byte, by the real MPI operator.
 //

@@ -16,7 +16,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// testSecondaryNetwork gives two pods on two nodes an interface of a second network by the real Multus and macvlan, and lets each ping the other there.
+// testSecondaryNetwork gives two pods on two nodes an interface of a second network by the real Multus and macvlan, and lets each ping the
+// other there.
 //
 //shows:rdma-secondary
 func testSecondaryNetwork(t *testing.T, e *environment) {
@@ -33,15 +34,16 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 			t.Errorf("%s cannot reach %s on net1: %v\n%s", pod, other, err, said)
 		}
 		// Multus says on the pod what it attached.
-		if status := e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`); !strings.Contains(status, `"net1"`) {
+		if status := e.kubectl(t, "get", "pod", pod, "--output",
+			`jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`); !strings.Contains(status, `"net1"`) {
 			t.Errorf("%s has the network status %s, want net1 in it", pod, status)
 		}
 	}
 	e.kubectl(t, "delete", "pod", "rail-a", "rail-b", "--grace-period=1", "--timeout=60s")
 }
 
-// testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared: whereabouts gives their addresses out, and
-// each reaches the other on net1.
+// testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared: whereabouts gives their
+// addresses out, and each reaches the other on net1.
 func testRailsPing(t *testing.T, e *environment) {
 	const pod = `{apiVersion: v1, kind: Pod, metadata: {name: %[1]s, labels: {app: rank}, annotations: {k8s.v1.cni.cncf.io/networks: rail-0}},
 spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
@@ -74,7 +76,8 @@ spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
 	}
 	e.kubectl(t, "delete", "pod", "rank-0", "rank-1", "--timeout=60s")
 	eventually(t, "the addresses to be free again", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "--namespace", "kube-system", "get", "ippools.whereabouts.cni.cncf.io", "--output", "jsonpath={.items[*].spec.allocations}")
+		out, err := e.Kubectl(ctx, nil, "--namespace", "kube-system", "get", "ippools.whereabouts.cni.cncf.io", "--output",
+			"jsonpath={.items[*].spec.allocations}")
 		return err == nil && !strings.Contains(out, "rank-"), out, err
 	})
 }
@@ -103,11 +106,12 @@ func (e *environment) whereabouts(t *testing.T) {
 		e.kubectl(t, "wait", "crd/"+kind+".whereabouts.cni.cncf.io", "--for=condition=Established", "--timeout=60s")
 	}
 	e.installNetworkPlugin(t, "whereabouts", map[string]string{"whereabouts.d/whereabouts.kubeconfig": "",
-		"whereabouts.d/whereabouts.conf": `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}}`})
+		"whereabouts.d/whereabouts.conf": `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": ` +
+			`"/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}}`})
 }
 
-// installNetworkPlugin copies a CNI plugin to the workers, with its files under /etc/cni/net.d: an empty one becomes the kubeconfig of the plugin's account. Its
-// own DaemonSet would do so from an image that cannot be had here.
+// installNetworkPlugin copies a CNI plugin to the workers, with its files under /etc/cni/net.d: an empty one becomes the kubeconfig of the
+// plugin's account. Its own DaemonSet would do so from an image that cannot be had here.
 func (e *environment) installNetworkPlugin(t *testing.T, name string, files map[string]string) {
 	t.Helper()
 	chain, err := toolchain.New(e.printer)
@@ -164,8 +168,8 @@ func (e *environment) kubeconfigOn(t *testing.T, node, account, token string) st
 	return string(config)
 }
 
-// multusConfiguration sorts before the cluster's own configuration, to which it leaves the pod network. It names that by its name: of a path to a
-// conflist, Multus 4.2.2 keeps for the deletion only the fields that it knows, and host-local's ranges are not among them.
+// multusConfiguration sorts before the cluster's own configuration, to which it leaves the pod network. It names that by its name: of a
+// path to a conflist, Multus 4.2.2 keeps for the deletion only the fields that it knows, and host-local's ranges are not among them.
 const multusConfiguration = `{"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus", "capabilities": {"portMappings": true},
 	"kubeconfig": "/etc/cni/net.d/multus.kubeconfig", "confDir": "/etc/cni/net.d", "clusterNetwork": "gpufabric"}`
 

@@ -10,8 +10,9 @@ import (
 
 // A VGPUProfile that is spread, and pods that ask for a slice of it in a single line.
 const (
-	spreadProfile = `{apiVersion: gpufabric.io/v1alpha1, kind: VGPUProfile, metadata: {name: tenth}, spec: {mode: Software, memory: 8Gi, cores: 10, policy: Spread}}`
-	profilePod    = `
+	spreadProfile = `{apiVersion: gpufabric.io/v1alpha1, kind: VGPUProfile, metadata: {name: tenth}, spec: {mode: Software, memory: 8Gi, ` +
+		`cores: 10, policy: Spread}}`
+	profilePod = `
 {apiVersion: v1, kind: Pod, metadata: {namespace: %s, name: %s}, spec: {schedulerName: gpufabric-scheduler, terminationGracePeriodSeconds: 1,
   nodeSelector: {kubernetes.io/hostname: %s},
   containers: [{name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {gpufabric.io/tenth: 1}}}]}}
@@ -33,7 +34,8 @@ func testProfileSlices(t *testing.T, e *environment) {
 			if _, err := e.Kubectl(ctx, nil, "annotate", "vgpuprofile", "tenth", fmt.Sprint("touched=", touched), "--overwrite"); err != nil {
 				return false, "", err
 			}
-			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", "tenth", "--output", `jsonpath={.status.fits} {.status.free} {.status.extendedResourceName}`)
+			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", "tenth", "--output",
+				`jsonpath={.status.fits} {.status.free} {.status.extendedResourceName}`)
 			var fits, left int
 			var resource string
 			_, _ = fmt.Sscan(out, &fits, &left, &resource)
@@ -64,7 +66,8 @@ func testProfileSlices(t *testing.T, e *environment) {
 	})
 	e.apply(t, fmt.Sprintf(profilePod, "profile-limited", "first", node))
 	e.kubectl(t, "--namespace", "profile-limited", "wait", "pod/first", "--for=condition=Ready", "--timeout=120s")
-	if said := e.refused(t, fmt.Sprintf(profilePod, "profile-limited", "second", node)); !has(said, "exceeded quota: slices", "requests.gpufabric.io/tenth=1") {
+	if said := e.refused(t, fmt.Sprintf(profilePod, "profile-limited", "second", node)); !has(said, "exceeded quota: slices",
+		"requests.gpufabric.io/tenth=1") {
 		t.Errorf("a second slice where one is allowed is refused with %s", said)
 	}
 	e.kubectl(t, "--namespace", "profile-limited", "delete", "pod/first", "--timeout=60s")
@@ -86,9 +89,11 @@ func testProfileModes(t *testing.T, e *environment) {
 	var manifest strings.Builder
 	pods := []string{"small-mig", "large-mig", "whole"}
 	for _, profile := range pods {
-		fmt.Fprint(&manifest, strings.ReplaceAll(fmt.Sprintf(profilePod, "default", profile, node), "gpufabric.io/tenth", "gpufabric.io/"+profile))
+		fmt.Fprint(&manifest, strings.ReplaceAll(fmt.Sprintf(profilePod, "default", profile, node), "gpufabric.io/tenth",
+			"gpufabric.io/"+profile))
 		eventually(t, profile+" to fit", func(ctx context.Context) (bool, string, error) {
-			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", profile, "--output", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.extendedResourceName}`)
+			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", profile, "--output",
+				`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.extendedResourceName}`)
 			return out == "True gpufabric.io/"+profile, out, err
 		})
 	}
@@ -103,7 +108,8 @@ func testProfileModes(t *testing.T, e *environment) {
 		t.Errorf("the node's MIG instances are not the smallest that have 8 and 30 GiB (error: %v):\n%s", err, out)
 	}
 	whole := e.seen(t, "whole", "main")
-	if len(whole) != 1 || slices.Contains(e.seen(t, "small-mig", "main"), whole[0]) || slices.Contains(e.seen(t, "large-mig", "main"), whole[0]) {
+	if len(whole) != 1 || slices.Contains(e.seen(t, "small-mig", "main"), whole[0]) ||
+		slices.Contains(e.seen(t, "large-mig", "main"), whole[0]) {
 		t.Errorf("the pod of the profile in mode Exclusive sees %v, want a GPU that no MIG device is on", whole)
 	}
 	e.kubectl(t, "delete", "pod/small-mig", "pod/large-mig", "pod/whole", "--timeout=60s")

@@ -46,7 +46,8 @@ func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted f
 	return time.Since(begin), seen
 }
 
-// testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet below a pod that holds a unit, and hands all the others to one pod.
+// testRDMAPool takes a port of the seed's pool down and up, restarts the kubelet below a pod that holds a unit, and hands all the others to
+// one pod.
 //
 //shows:rdma-device-plugin
 func testRDMAPool(t *testing.T, e *environment) {
@@ -70,7 +71,8 @@ func testRDMAPool(t *testing.T, e *environment) {
 	must(t, err)
 	// The kubelet's first word after its restart is when it counts; what the API server has before that is the old one's.
 	eventually(t, "the kubelet to report again", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}`)
+		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
+			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}`)
 		status, stamp, _ := strings.Cut(out, " ")
 		heard, parsed := time.Parse(time.RFC3339, stamp)
 		return err == nil && parsed == nil && status == "True" && !heard.Before(restarted), out, err
@@ -78,7 +80,8 @@ func testRDMAPool(t *testing.T, e *environment) {
 	took, seen := e.awaitAllocatable(t, node, "every unit after the kubelet's restart", all)
 	measured(t, "the kubelet's first report after its restart to every unit allocatable", took)
 	t.Logf("allocatable after the restart: %v", seen)
-	if got := e.kubectl(t, "get", "pod", "rdma-server", "--output", "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}"); got != "Running 0" {
+	if got := e.kubectl(t, "get", "pod", "rdma-server", "--output",
+		"jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}"); got != "Running 0" {
 		t.Errorf("the pod that holds a unit is %q after the kubelet's restart", got)
 	}
 
@@ -94,7 +97,8 @@ func testRDMAPool(t *testing.T, e *environment) {
 	}
 	e.apply(t, pod("one-too-many", 1))
 	eventually(t, "the scheduler to find no unit left", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "pod", "one-too-many", "--output", `jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}`)
+		out, err := e.Kubectl(ctx, nil, "get", "pod", "one-too-many", "--output",
+			`jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}`)
 		return strings.Contains(out, "Insufficient "+sharedHCA), out, err
 	})
 	for _, name := range []string{"one-too-many", "every-other-unit", "rdma-server"} {
@@ -107,7 +111,8 @@ func (e *environment) explained(t *testing.T, node string) []string {
 	t.Helper()
 	plugin := e.kubectl(t, "--namespace", "kube-system", "get", "pods", "--selector", "app.kubernetes.io/component=rdma-plugin",
 		"--field-selector", "spec.nodeName="+node, "--output", "jsonpath={.items[0].metadata.name}")
-	out := e.kubectl(t, "--namespace", "kube-system", "exec", plugin, "--", "gpufabric", "explain", "rdma", "--json", "--sysfs-root=/var/lib/fakefabric/sys")
+	out := e.kubectl(t, "--namespace", "kube-system", "exec", plugin, "--", "gpufabric", "explain", "rdma", "--json",
+		"--sysfs-root=/var/lib/fakefabric/sys")
 	var answer struct {
 		Pools []struct {
 			Resource  string   `json:"resource"`

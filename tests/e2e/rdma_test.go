@@ -15,7 +15,8 @@ func testAlignedPair(t *testing.T, e *environment) {
 	const pod = "gpu-with-nic"
 	e.apply(t, e.file(t, "examples/manifests/rdma-gpu-aligned.yaml"))
 	node := e.ready(t, pod)[0]
-	inside := strings.Fields(e.kubectl(t, "exec", pod, "--", "sh", "-c", `ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/infiniband; echo "$NCCL_IB_HCA"`))
+	inside := strings.Fields(e.kubectl(t, "exec", pod, "--", "sh", "-c",
+		`ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/infiniband; echo "$NCCL_IB_HCA"`))
 	var gpu, nic string
 	for _, word := range inside {
 		if number, ok := strings.CutPrefix(word, "nvidia"); ok {

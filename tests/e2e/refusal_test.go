@@ -60,9 +60,11 @@ spec:
 
 	const reason = "NotInDomainNamespace"
 	for what, args := range map[string][]string{
-		"an Event on the claim": {"get", "events", "--field-selector", "involvedObject.kind=ResourceClaim", "--output", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
-		"an Event on the pod":   {"get", "events", "--field-selector", "involvedObject.kind=Pod", "--output", `jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
-		"the claim's status":    {"get", "resourceclaim/stolen", "--output", "jsonpath={.status.devices}"},
+		"an Event on the claim": {"get", "events", "--field-selector", "involvedObject.kind=ResourceClaim", "--output",
+			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
+		"an Event on the pod": {"get", "events", "--field-selector", "involvedObject.kind=Pod", "--output",
+			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
+		"the claim's status": {"get", "resourceclaim/stolen", "--output", "jsonpath={.status.devices}"},
 	} {
 		eventually(t, what+" to say why there is no channel", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, append([]string{"--namespace", tenant}, args...)...)
@@ -73,7 +75,8 @@ spec:
 		t.Errorf("the pod is %s, want it to wait", phase)
 	}
 	// What matters most: no CDI file of the refused claim.
-	if traces, err := e.traces(t.Context(), e.kubectl(t, "--namespace", tenant, "get", "resourceclaim/stolen", "--output", "jsonpath={.metadata.uid}")); err != nil {
+	if traces, err := e.traces(t.Context(), e.kubectl(t, "--namespace", tenant, "get", "resourceclaim/stolen", "--output",
+		"jsonpath={.metadata.uid}")); err != nil {
 		t.Error(err)
 	} else {
 		for _, trace := range traces {

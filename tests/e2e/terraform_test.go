@@ -18,8 +18,8 @@ import (
 // providerVersion is what the local mirror calls the provider that `make build` built.
 const providerVersion = "0.1.0"
 
-// quickstart prepares examples/terraform/quickstart, in a copy so that nothing is left in the checkout, to be run by terraform (or tofu) with the
-// provider that `make build` built, against the cluster.
+// quickstart prepares examples/terraform/quickstart, in a copy so that nothing is left in the checkout, to be run by terraform (or tofu)
+// with the provider that `make build` built, against the cluster.
 func quickstart(t *testing.T, e *environment) *terraform.Options {
 	t.Helper()
 	chain, err := toolchain.New(e.printer)
@@ -42,7 +42,8 @@ func quickstart(t *testing.T, e *environment) *terraform.Options {
 	})
 }
 
-// mirror writes a provider mirror with the built provider in it, and returns a CLI configuration that names it as the only source of providers.
+// mirror writes a provider mirror with the built provider in it, and returns a CLI configuration that names it as the only source of
+// providers.
 func mirror(t *testing.T, e *environment) string {
 	t.Helper()
 	built := filepath.Join(e.root, "bin/terraform-provider-gpufabric")
@@ -64,7 +65,8 @@ func mirror(t *testing.T, e *environment) string {
 
 // installed lists everything in the cluster that belongs to the drivers.
 func (e *environment) installed(ctx context.Context) ([]string, error) {
-	out, err := e.Kubectl(ctx, nil, "get", "--all-namespaces", "--ignore-not-found", "--selector", "app.kubernetes.io/part-of=gpufabric", "--output", "name",
+	out, err := e.Kubectl(ctx, nil, "get", "--all-namespaces", "--ignore-not-found", "--selector", "app.kubernetes.io/part-of=gpufabric",
+		"--output", "name",
 		"deployments,daemonsets,pods,serviceaccounts,secrets,configmaps,services,clusterroles,clusterrolebindings,roles,rolebindings,"+
 			"deviceclasses,customresourcedefinitions,validatingadmissionpolicies,validatingadmissionpolicybindings")
 	if err != nil {
@@ -72,7 +74,8 @@ func (e *environment) installed(ctx context.Context) ([]string, error) {
 	}
 	found := strings.Fields(out)
 	// Not everything that came with the drivers carries their label: look for it by name too.
-	out, err = e.Kubectl(ctx, nil, "get", "--ignore-not-found", "--output", "name", "namespaces,customresourcedefinitions,deviceclasses,resourceslices,nodes")
+	out, err = e.Kubectl(ctx, nil, "get", "--ignore-not-found", "--output", "name",
+		"namespaces,customresourcedefinitions,deviceclasses,resourceslices,nodes")
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,8 @@ func testOwnScheduler(t *testing.T, e *environment) {
 		})
 	}
 	install := func(values ...string) error {
-		arguments := []string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", vgpuNamespace, "--reuse-values", "--wait", "--timeout", "2m"}
+		arguments := []string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", vgpuNamespace, "--reuse-values",
+			"--wait", "--timeout", "2m"}
 		for _, value := range values {
 			arguments = append(arguments, "--set", value)
 		}
@@ -40,8 +41,8 @@ func testOwnScheduler(t *testing.T, e *environment) {
 		{"a slice is preempted from a pod of lower priority", testSlicePreempted},
 		{"two of the seed's pods", testSeedPods},
 		{"the seed's Volcano job, by a double of its controller", testVolcanoJob},
-		// The last, since it needs few units: those of pods that have ended stay a kubelet's until its next pod with any, and cost it time squared
-		// when a machine with other units comes (docs/limitations.md, shares for Volcano).
+		// The last, since it needs few units: those of pods that have ended stay a kubelet's until its next pod with any, and cost it time
+		// squared when a machine with other units comes (docs/limitations.md, shares for Volcano).
 		{"a quota counts slices", testSliceQuota},
 	})
 }
@@ -61,7 +62,8 @@ func testSeedPods(t *testing.T, e *environment) {
 		"hami-pod": {"CUDA_DEVICE_MEMORY_LIMIT_0=30000m", "CUDA_DEVICE_SM_LIMIT=50"},
 	} {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
-		placed := e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.spec.nodeName} {.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
+		placed := e.kubectl(t, "get", "pod", pod, "--output",
+			`jsonpath={.spec.nodeName} {.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
 		fields := strings.Fields(placed)
 		if len(fields) != 3 || fields[0] != fields[1] {
 			t.Errorf("%s was placed as %q, want its node twice and its share", pod, placed)
@@ -98,7 +100,8 @@ spec:
 ---`, namespace, name, uuid, priority, units)
 }
 
-// testSlicePreempted has a pod of high priority want what is left of no GPU but what a pod of low priority has: the kubelet's sums would have room for it.
+// testSlicePreempted has a pod of high priority want what is left of no GPU but what a pod of low priority has: the kubelet's sums would
+// have room for it.
 //
 //shows:scheduler-preemption
 func testSlicePreempted(t *testing.T, e *environment) {
@@ -135,7 +138,8 @@ func testSliceQuota(t *testing.T, e *environment) {
 	})
 	e.apply(t, sliceByScheduler("vgpu-limited", "first", "", uuid, 100))
 	e.kubectl(t, "--namespace", "vgpu-limited", "wait", "pod/first", "--for=condition=Ready", "--timeout=120s")
-	if said := e.refused(t, sliceByScheduler("vgpu-limited", "second", "", uuid, 100)); !has(said, "exceeded quota: slices", "requests.volcano.sh/vgpu-number=1") {
+	if said := e.refused(t, sliceByScheduler("vgpu-limited", "second", "", uuid, 100)); !has(said, "exceeded quota: slices",
+		"requests.volcano.sh/vgpu-number=1") {
 		t.Errorf("a second slice where one is allowed is refused with %s", said)
 	}
 	e.kubectl(t, "--namespace", "vgpu-limited", "delete", "pod/first", "--timeout=60s")

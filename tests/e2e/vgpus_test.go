@@ -53,13 +53,15 @@ func (e *environment) configure(t *testing.T, device, node string) {
 	}
 }
 
-// replace deletes a role's pod on a node and waits until the next one runs. (The control plane's node has no GPU, so a whole rollout would wait for it.)
+// replace deletes a role's pod on a node and waits until the next one runs. (The control plane's node has no GPU, so a whole rollout would
+// wait for it.)
 func (e *environment) replace(t *testing.T, role, node string) {
 	t.Helper()
 	before := e.pluginOf(t, role, node)
 	e.kubectl(t, "--namespace", vgpuNamespace, "delete", "pod", before, "--grace-period=0", "--force")
 	eventually(t, "another "+role+" on "+node, func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector", "spec.nodeName="+node,
+		out, err := e.Kubectl(ctx, nil, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role,
+			"--field-selector", "spec.nodeName="+node,
 			"--output", `jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[0].ready} {end}`)
 		return !strings.Contains(out, before) && strings.Contains(out, "=true"), out, err
 	})
@@ -84,7 +86,8 @@ func (e *environment) registered(t *testing.T, node, part string) []string {
 // pluginOf is the pod of a role on a node.
 func (e *environment) pluginOf(t *testing.T, role, node string) string {
 	t.Helper()
-	return e.kubectl(t, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector", "spec.nodeName="+node+",status.phase=Running",
+	return e.kubectl(t, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector",
+		"spec.nodeName="+node+",status.phase=Running",
 		"--output", "jsonpath={.items[0].metadata.name}")
 }
 
@@ -105,7 +108,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,30:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
 		e.kubectl(t, "wait", "pod/duo", "--for=condition=Ready", "--timeout=120s")
 		for container, want := range map[string]string{"first": "0MiB /  10240MiB", "second": "0MiB /  20480MiB"} {
-			if out := e.kubectl(t, "exec", "duo", "--container", container, "--", "nvidia-smi"); !strings.Contains(out, want) || strings.Count(out, "L40S") != 1 {
+			if out := e.kubectl(t, "exec", "duo", "--container", container, "--", "nvidia-smi"); !strings.Contains(out, want) ||
+				strings.Count(out, "L40S") != 1 {
 				t.Errorf("%s: nvidia-smi does not show one GPU with %s:\n%s", container, want, out)
 			}
 		}
@@ -113,7 +117,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 		eventually(t, "the monitor to show the shares", func(ctx context.Context) (bool, string, error) {
 			out, err := e.scrape(ctx, monitor, 9394)
 			labels := fmt.Sprintf(`{ctrname="second",deviceuuid="%s",podname="duo",podnamespace="default",vdeviceid="0",zone="vGPU"}`, uuids[3])
-			return has(out, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`+uuids[3]+`",zone="vGPU"}`, "HostCoreUtilization{", "vGPU_device_memory_usage_in_bytes"+labels,
+			return has(out, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`+uuids[3]+`",zone="vGPU"}`, "HostCoreUtilization{",
+				"vGPU_device_memory_usage_in_bytes"+labels,
 				"vGPU_device_memory_limit_in_bytes"+labels+" 2.147483648e+10", "Device_utilization_desc_of_container"+labels), out, err
 		})
 		e.kubectl(t, "delete", "pod/duo", "--timeout=60s")
@@ -153,7 +158,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 			e.apply(t, manifest)
 			e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", "--timeout=120s")
 			for i := range 3 {
-				if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+10*batch+i)*10)) {
+				if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out,
+					fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+10*batch+i)*10)) {
 					t.Errorf("pod %d has another's share:\n%s", i, out)
 				}
 			}
@@ -174,8 +180,8 @@ func testGPUSlices(t *testing.T, e *environment) {
 	})
 }
 
-// testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's geometries, and by size.
-// Our own scheduler then chooses among what is left.
+// testMIGSlots plays a scheduler that hands out MIG instances of some GPUs and shares of another: by slots of the administrator's
+// geometries, and by size. Our own scheduler then chooses among what is left.
 //
 //shows:vgpu-mig
 func testMIGSlots(t *testing.T, e *environment) {
@@ -195,7 +201,8 @@ func testMIGSlots(t *testing.T, e *environment) {
     - {group: mixed, geometries: [{name: 2g.10gb, memory: 10240, count: 3}, {name: 1g.5gb, memory: 5120, count: 1}]}
 `
 	// The seed's sizes are in MiB: the kubelet counts three of these GPUs so, and no list of all eight.
-	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}, "filterdevices": {"index": [3, 4, 5, 6, 7]}}]}`, node, uuids[1]))
+	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}, `+
+		`"filterdevices": {"index": [3, 4, 5, 6, 7]}}]}`, node, uuids[1]))
 	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
 
 	eventually(t, "the kubelet to count the memory", func(ctx context.Context) (bool, string, error) { // it refuses pods that come before
@@ -215,19 +222,22 @@ func testMIGSlots(t *testing.T, e *environment) {
 	})
 	e.hasInstance(t, "sized", node, "1g.5gb")
 	e.hasInstance(t, "slot", node, "2g.10gb")
-	if out := e.kubectl(t, "exec", "software", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "NVIDIA_VISIBLE_DEVICES="+uuids[1]) {
+	if out := e.kubectl(t, "exec", "software", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+		"NVIDIA_VISIBLE_DEVICES="+uuids[1]) {
 		t.Errorf("the container beside MIG has not its share:\n%s", out)
 	}
 
 	// A slot is never two pods'.
 	e.apply(t, slice("second", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main"))
 	eventually(t, "the slot's second pod to be refused in words", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=second", "--output", "jsonpath={.items[*].message}")
+		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=second", "--output",
+			"jsonpath={.items[*].message}")
 		return strings.Contains(out, "which default/slot, container main holds"), out, err
 	})
 	e.kubectl(t, "delete", "pod/second", "--timeout=60s")
 
-	t.Run("our own scheduler chooses slots beside the others', one pod after another", func(t *testing.T) { testOwnSchedulersSlots(t, e, node, uuids) })
+	t.Run("our own scheduler chooses slots beside the others', one pod after another",
+		func(t *testing.T) { testOwnSchedulersSlots(t, e, node, uuids) })
 	e.kubectl(t, "delete", "pod/slot", "pod/software", "--timeout=60s")
 	eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "-L")
@@ -238,7 +248,8 @@ func testMIGSlots(t *testing.T, e *environment) {
 // hasInstance looks whether a pod sees a MIG device of a profile, and nothing else of a GPU.
 func (e *environment) hasInstance(t *testing.T, pod, node, profile string) {
 	t.Helper()
-	seen := e.kubectl(t, "exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
+	seen := e.kubectl(t, "exec", pod, "--", "sh", "-c",
+		"echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep -E '^nvidia[0-9]+$'; ls /dev/nvidia-caps")
 	if fields := strings.Fields(seen); len(fields) != 4 || !strings.HasPrefix(fields[0], "MIG-") {
 		t.Errorf("%s sees %q, want its MIG device, the parent and the two capabilities that open it", pod, seen)
 	} else if out, err := e.smi(t.Context(), node, "-L"); err != nil || !has(out, "MIG "+profile, fields[0]) {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// volcanoJobCRD lets the API server take Volcano's Jobs. It is a double: it knows the group, the version and the names, and checks nothing of what stands inside.
+// volcanoJobCRD lets the API server take Volcano's Jobs. It is a double: it knows the group, the version and the names, and checks nothing
+// of what stands inside.
 const volcanoJobCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -40,8 +41,9 @@ type volcanoJob struct {
 	}
 }
 
-// playVolcanosJobController is a double of Volcano's controller for a Job that stands: it makes the pods of each task, named and annotated as Volcano's are where
-// the job's own manifest or the scheduler reads it. It makes no PodGroup, so no gang waits, and heeds no policies, plugins or queues. It returns the pods' names.
+// playVolcanosJobController is a double of Volcano's controller for a Job that stands: it makes the pods of each task, named and annotated
+// as Volcano's are where the job's own manifest or the scheduler reads it. It makes no PodGroup, so no gang waits, and heeds no policies,
+// plugins or queues. It returns the pods' names.
 func (e *environment) playVolcanosJobController(t *testing.T, name string) []string {
 	t.Helper()
 	var job volcanoJob
@@ -66,7 +68,8 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 			}
 			manifest, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "spec": spec, "metadata": map[string]any{
 				"name": pod, "namespace": job.Metadata.Namespace, "labels": labels, "annotations": annotations,
-				"ownerReferences": []any{map[string]any{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": job.Metadata.UID, "controller": true}}}})
+				"ownerReferences": []any{map[string]any{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": job.Metadata.UID,
+					"controller": true}}}})
 			must(t, err)
 			_, err = e.Kubectl(t.Context(), strings.NewReader(string(manifest)), "create", "--filename", "-")
 			must(t, err)
@@ -75,7 +78,8 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 	return names
 }
 
-// testVolcanoJob runs the seed's Job without changing a byte, with doubles in the place of Volcano's CRD and controller and our scheduler under Volcano's name.
+// testVolcanoJob runs the seed's Job without changing a byte, with doubles in the place of Volcano's CRD and controller and our scheduler
+// under Volcano's name.
 //
 //shows:vgpu-seeds
 func testVolcanoJob(t *testing.T, e *environment) {
@@ -90,13 +94,15 @@ func testVolcanoJob(t *testing.T, e *environment) {
 	for i, pod := range pods {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=180s")
 		uuid, _, _ := strings.Cut(e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.metadata.annotations.volcano\.sh/vgpu-ids-new}`), ",")
-		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES="+uuid, fmt.Sprintf("VC_TASK_INDEX=%d", i)) {
+		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES="+uuid,
+			fmt.Sprintf("VC_TASK_INDEX=%d", i)) {
 			t.Errorf("%s has not its share of %s or not its index:\n%s", pod, uuid, env)
 		}
 	}
 	for i, pod := range pods {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
-		if log := e.kubectl(t, "logs", pod); !has(log, fmt.Sprintf("Worker %d started with vGPU", i), fmt.Sprintf("Worker %d finished training!", i)) {
+		if log := e.kubectl(t, "logs", pod); !has(log, fmt.Sprintf("Worker %d started with vGPU", i),
+			fmt.Sprintf("Worker %d finished training!", i)) {
 			t.Errorf("%s says:\n%s", pod, log)
 		}
 	}

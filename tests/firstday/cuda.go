@@ -23,7 +23,8 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// clientWord makes this program a CUDA client: LIBRARY [hold]. CUDA is asked in a process of its own, because what goes wrong in it may end the process.
+// clientWord makes this program a CUDA client: LIBRARY [hold]. CUDA is asked in a process of its own, because what goes wrong in it may end
+// the process.
 const clientWord = "cuda-client"
 
 // answer is what a client says.
@@ -104,7 +105,8 @@ func compareCUDA(ctx context.Context, m *machine) result {
 		return result{state: failed, text: fmt.Sprintf("CUDA_VISIBLE_DEVICES=%s gives %d devices, the first %s (%s); NVML says %s", gpu.UUID,
 			said.Devices, said.Name, said.UUID, gpu.ProductName)}
 	}
-	return fine("%d of %d entry points have stand-ins, all by the right name; %s, CUDA %d.%d, %d MiB where NVML says %d", len(ours), len(theirs),
+	return fine("%d of %d entry points have stand-ins, all by the right name; %s, CUDA %d.%d, %d MiB where NVML says %d", len(ours),
+		len(theirs),
 		said.Name, said.Driver/1000, said.Driver%1000/10, said.Memory>>20, gpu.MemoryBytes>>20)
 }
 

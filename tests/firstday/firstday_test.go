@@ -58,7 +58,8 @@ func fake(t *testing.T, name string) (root string, p *profile.Profile) {
 		t.Fatal(err)
 	}
 	build := filepath.Join(checkout, "fakes/build")
-	err = tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(build, "lib"), Tools: filepath.Join(build, "fakefabric")})
+	err = tree.Render(t.Context(), tree.Options{Profile: p, Root: root, LibraryDir: filepath.Join(build, "lib"),
+		Tools: filepath.Join(build, "fakefabric")})
 	if err != nil {
 		t.Fatalf("%v (`make fakes` builds the libraries)", err)
 	}
@@ -76,7 +77,8 @@ func program(ctx context.Context, t *testing.T, root string, args ...string) *ex
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append([]string{"-driver-root", filepath.Join(root, "driver"), "-dev", filepath.Join(root, "dev"), "-proc", filepath.Join(root, "proc"),
+	args = append([]string{"-driver-root", filepath.Join(root, "driver"), "-dev", filepath.Join(root, "dev"), "-proc",
+		filepath.Join(root, "proc"),
 		"-sys", filepath.Join(root, "sys"), "-stand-in", filepath.Join(checkout, "fakes/build/lib/libcuda.so.1")}, args...)
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), programVariable+"=1")
@@ -210,13 +212,14 @@ func TestEachStepsFailureIsASentence(t *testing.T) {
 		{"without a driver", "driver", "failed: no libnvidia-ml.so.1 below ", 1, lacks("driver/usr/lib64/libnvidia-ml.so*")},
 		{"without a driver NVML", "inventory", "failed: NVML does not start: ", 1, lacks("driver/usr/lib64/libnvidia-ml.so*")},
 		{"without a loaded driver", "driver", "failed: .*the kernel has no driver loaded: ", 1, lacks("proc/driver/nvidia/version")},
-		{"with a driver of two versions", "driver", "failed: the library .* is of another version than the kernel's driver: ", 1, func(t *testing.T, root string) {
-			text := "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.1.2  Release Build\n"
-			path := filepath.Join(root, "proc/driver/nvidia/version")
-			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-				t.Fatal(err)
-			}
-		}},
+		{"with a driver of two versions", "driver", "failed: the library .* is of another version than the kernel's driver: ", 1,
+			func(t *testing.T, root string) {
+				text := "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.1.2  Release Build\n"
+				path := filepath.Join(root, "proc/driver/nvidia/version")
+				if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}},
 		{"without nvidia-smi", "profile", "failed: no nvidia-smi in the driver's root ", 1, lacks("driver/usr/bin/nvidia-smi")},
 		{"without nvidia-smi time slices", "time slice", "failed: no nvidia-smi in the driver's root ", 1, lacks("driver/usr/bin/nvidia-smi")},
 		{"without MPS", "mps", "not here: no nvidia-cuda-mps-control in the driver's root ", 0, lacks("driver/usr/bin/nvidia-cuda-mps-control")},

@@ -104,13 +104,15 @@ func readInventory(ctx context.Context, m *machine) result {
 		if g.MIG != nil {
 			mig = fmt.Sprintf("MIG %t, %d profiles", g.MIG.Enabled, len(g.MIG.Profiles))
 		}
-		lines = append(lines, fmt.Sprintf("GPU %d: %s, minor %d, %s, NUMA node %d, %d MiB, compute capability %d.%d, %s", g.Index, g.ProductName, g.Minor,
+		lines = append(lines, fmt.Sprintf("GPU %d: %s, minor %d, %s, NUMA node %d, %d MiB, compute capability %d.%d, %s", g.Index, g.ProductName,
+			g.Minor,
 			g.Place.BusID, g.Place.NUMANode, g.MemoryBytes>>20, g.ComputeCapability[0], g.ComputeCapability[1], mig))
 	}
 	if len(m.node.Problems) > 0 {
 		return result{state: failed, text: "what could not be read:", more: append(sentences(m.node.Problems), lines...)}
 	}
-	return result{state: ok, text: fmt.Sprintf("%d GPUs, driver %s, CUDA %d.%d", len(m.node.GPUs), m.node.DriverVersion, m.node.CUDAVersion/1000,
+	return result{state: ok, text: fmt.Sprintf("%d GPUs, driver %s, CUDA %d.%d", len(m.node.GPUs), m.node.DriverVersion,
+		m.node.CUDAVersion/1000,
 		m.node.CUDAVersion%1000/10), more: lines}
 }
 

@@ -125,7 +125,8 @@ func restoreMode(g *inventory.GPU, current, pending int) error {
 	}
 	nowCurrent, nowPending, r := g.Handle.GetMigMode()
 	if r != nvml.SUCCESS || nowCurrent != current || nowPending != pending {
-		return fmt.Errorf("MIG mode of GPU %d was %d (%d after a reset) and is %d (%d after a reset): %w", g.Index, current, pending, nowCurrent, nowPending, r)
+		return fmt.Errorf("MIG mode of GPU %d was %d (%d after a reset) and is %d (%d after a reset): %w", g.Index, current, pending, nowCurrent,
+			nowPending, r)
 	}
 	return nil
 }

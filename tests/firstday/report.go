@@ -96,7 +96,8 @@ func (r *report) hung(why error) {
 func (r *report) close() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(r.out, "%d ok, %d failed, %d not permitted, %d not here; %.0f s\n", r.counts[ok], r.counts[failed], r.counts[notPermitted], r.counts[absent],
+	fmt.Fprintf(r.out, "%d ok, %d failed, %d not permitted, %d not here; %.0f s\n", r.counts[ok], r.counts[failed], r.counts[notPermitted],
+		r.counts[absent],
 		time.Since(r.started).Seconds())
 	if r.counts[failed] > 0 {
 		return 1

@@ -46,7 +46,8 @@ func setTimeSlice(ctx context.Context, m *machine) (res result) {
 			return refused(err)
 		}
 		if now != slice {
-			return result{state: failed, text: fmt.Sprintf("GPU %d was given time slice %s and has %s", gpu.Index, sliceWords[slice], sliceWords[now])}
+			return result{state: failed, text: fmt.Sprintf("GPU %d was given time slice %s and has %s", gpu.Index, sliceWords[slice],
+				sliceWords[now])}
 		}
 	}
 	return fine("GPU %d takes Short, Medium, Long and Default, and is back at %s", gpu.Index, sliceWords[before])
@@ -118,7 +119,8 @@ func shareByMPS(ctx context.Context, m *machine) (res result) {
 	if servers == "" {
 		return result{state: failed, text: "two clients ran, and the control daemon has no server for them"}
 	}
-	return fine("%d clients on GPU %d at a time, served by process %s; active thread percentage %s", mpsClients, gpu.Index, servers, percentage)
+	return fine("%d clients on GPU %d at a time, served by process %s; active thread percentage %s", mpsClients, gpu.Index, servers,
+		percentage)
 }
 
 // holdClients has every client hold a context at the same time, and says which servers there were then.

@@ -1,5 +1,5 @@
-// Package kindcluster brings a kind cluster up for tests: one control plane and workers at the Kubernetes version of the toolchain, on machines
-// with and without an image registry, with and without cgroup v2. Bring-up is a list of named steps; see Up.
+// Package kindcluster brings a kind cluster up for tests: one control plane and workers at the Kubernetes version of the toolchain, on
+// machines with and without an image registry, with and without cgroup v2. Bring-up is a list of named steps; see Up.
 package kindcluster
 
 import (

@@ -96,7 +96,8 @@ func kindConfiguration(o Options, host Host) (string, error) {
 	}
 	if host.LacksSysResource {
 		kubelet = append(kubelet, "oomScoreAdj: 0", "featureGates:\n  KubeletInUserNamespace: true")
-		config.ContainerdConfigPatches = append(config.ContainerdConfigPatches, "[plugins.\"io.containerd.grpc.v1.cri\"]\n  restrict_oom_score_adj = true\n")
+		config.ContainerdConfigPatches = append(config.ContainerdConfigPatches,
+			"[plugins.\"io.containerd.grpc.v1.cri\"]\n  restrict_oom_score_adj = true\n")
 	}
 	if len(kubelet) > 0 {
 		sort.Strings(kubelet)

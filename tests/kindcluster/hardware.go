@@ -19,8 +19,8 @@ const (
 	hardwareLabels    = "fakefabric.gpufabric.io/" // profile, index and nodes
 )
 
-// Equip gives every worker the fake hardware of a fakefabric profile: the workers become the nodes of one fabric, in the order of their names. The
-// control plane stays a node without a GPU.
+// Equip gives every worker the fake hardware of a fakefabric profile: the workers become the nodes of one fabric, in the order of their
+// names. The control plane stays a node without a GPU.
 func (c *Cluster) Equip(ctx context.Context, printer *steps.Printer, profile string) error {
 	_, err := printer.Run(ctx, labels{c, profile}, agents{c, printer})
 	return err

@@ -30,8 +30,8 @@ var placeScript string
 
 const placePath = "/kind/bin/place-fake-hardware.sh"
 
-// Place puts the fake hardware of every worker, which has to be rendered, where the layout has it. LayoutKernel comes before the two others where the
-// driver is to arrive later; LayoutMoved takes everything away.
+// Place puts the fake hardware of every worker, which has to be rendered, where the layout has it. LayoutKernel comes before the two others
+// where the driver is to arrive later; LayoutMoved takes everything away.
 func (c *Cluster) Place(ctx context.Context, layout Layout) error {
 	for _, node := range c.Workers() {
 		if err := writeFile(ctx, node, placePath, placeScript); err != nil {

@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// podNetwork connects the pods of all nodes where kind's own network plugin is not to be had: on each node a veth pair a pod (ptp) with addresses
-// from the node's podCIDR (host-local), and a route to every other node's podCIDR through that node.
+// podNetwork connects the pods of all nodes where kind's own network plugin is not to be had: on each node a veth pair a pod (ptp) with
+// addresses from the node's podCIDR (host-local), and a route to every other node's podCIDR through that node.
 type podNetwork struct{ *bringUp }
 
 func (s podNetwork) Name() string {
@@ -26,7 +26,8 @@ func (s podNetwork) Execute(ctx context.Context) error {
 		return nil
 	}
 	// The controller manager gives each node its podCIDR soon after it joined.
-	if _, err := s.cluster.Kubectl(ctx, nil, "wait", "nodes", "--all", "--for=jsonpath={.spec.podCIDR}", "--timeout="+readyPatience); err != nil {
+	if _, err := s.cluster.Kubectl(ctx, nil, "wait", "nodes", "--all", "--for=jsonpath={.spec.podCIDR}",
+		"--timeout="+readyPatience); err != nil {
 		return err
 	}
 	listed, err := s.cluster.Kubectl(ctx, nil, "get", "nodes", "--output", "json")
@@ -115,7 +116,8 @@ func (m member) conflist() (string, error) {
 	return string(config), err
 }
 
-// routes is the script that tells the node where the other nodes' pods are, and to hide its own pods behind its address towards the outside.
+// routes is the script that tells the node where the other nodes' pods are, and to hide its own pods behind its address towards the
+// outside.
 func (m member) routes(members []member) string {
 	var script strings.Builder
 	for _, other := range members {

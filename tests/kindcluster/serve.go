@@ -19,8 +19,8 @@ import (
 	"gpufabric.io/tests/kindcluster/standin"
 )
 
-// Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins for the
-// published images that manifests name. names are products' names without registry and tag; none means all.
+// Serve pushes the project's images, as `make build` left them, into the cluster's registry, and, where nothing can be pulled, stand-ins
+// for the published images that manifests name. names are products' names without registry and tag; none means all.
 func (c *Cluster) Serve(ctx context.Context, printer *steps.Printer, names ...string) error {
 	root, err := repository.Root()
 	if err != nil {

@@ -29,8 +29,8 @@ type Options struct {
 // How long nodes and system pods may take to become ready after kind made them; 20 s is usual on two cores.
 const readyPatience = "180s"
 
-// Up brings a cluster up, or returns the one that is up already and answers. An error ends with where the logs are; what is left of the cluster
-// stays for a look until Down or the next Up.
+// Up brings a cluster up, or returns the one that is up already and answers. An error ends with where the logs are; what is left of the
+// cluster stays for a look until Down or the next Up.
 func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Name == "" {
 		o.Name = DefaultName
@@ -142,7 +142,8 @@ func (s nodes) Execute(ctx context.Context) error {
 		return err
 	}
 	s.created = true
-	if err := runKind(ctx, strings.NewReader(config), "create", "cluster", "--name", s.Options.Name, "--config", "-", "--image", s.cluster.Image,
+	if err := runKind(ctx, strings.NewReader(config), "create", "cluster", "--name", s.Options.Name, "--config", "-", "--image",
+		s.cluster.Image,
 		"--kubeconfig", s.cluster.Kubeconfig, "--retain"); err != nil {
 		return err
 	}
@@ -193,6 +194,7 @@ func (s readiness) Execute(ctx context.Context) error {
 
 // writeFile writes a file, with its parent directories, inside a node.
 func writeFile(ctx context.Context, node, path, content string) error {
-	_, err := docker.RunWith(ctx, strings.NewReader(content), "exec", "--interactive", node, "sh", "-c", `mkdir -p "$(dirname "$0")" && cat >"$0"`, path)
+	_, err := docker.RunWith(ctx, strings.NewReader(content), "exec", "--interactive", node, "sh", "-c",
+		`mkdir -p "$(dirname "$0")" && cat >"$0"`, path)
 	return err
 }

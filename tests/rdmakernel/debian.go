@@ -29,9 +29,11 @@ func single(kernel string) []string {
 // apt runs apt with a state of its own, so that it needs no root and leaves the machine's as it is.
 type apt struct{ dir string }
 
-// mirrors reads where the machine has Debian from, as apt's list of sources. Their keys are those that the machine trusts (/etc/apt/trusted.gpg.d).
+// mirrors reads where the machine has Debian from, as apt's list of sources. Their keys are those that the machine trusts
+// (/etc/apt/trusted.gpg.d).
 func (a apt) mirrors(ctx context.Context) (string, error) {
-	said, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"))
+	said, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
+		"Created-By: Packages"))
 	if err != nil {
 		return "", err
 	}
@@ -85,7 +87,8 @@ func (a apt) run(ctx context.Context, program string, args ...string) (string, e
 		"-o", "Dir::State::lists=" + filepath.Join(a.dir, "lists"), "-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"),
 		"-o", "Dir::Etc::sourcelist=" + filepath.Join(a.dir, "sources.list"), "-o", "Dir::Etc::sourceparts=/dev/null",
 		"-o", "Dir::State::status=/dev/null", // Nothing is installed, so that all that is needed is downloaded.
-		"-o", "APT::Sandbox::User=root", "-o", "APT::Install-Recommends=false", "-o", "APT::Get::Assume-Yes=true", "-o", "APT::Architecture=amd64",
+		"-o", "APT::Sandbox::User=root", "-o", "APT::Install-Recommends=false", "-o", "APT::Get::Assume-Yes=true", "-o",
+		"APT::Architecture=amd64",
 	}
 	cmd := exec.CommandContext(ctx, program, append(options, args...)...)
 	cmd.Dir = filepath.Join(a.dir, "debs")
@@ -133,7 +136,8 @@ func unpack(ctx context.Context, dir string) (debian, error) {
 	if d.kernel, err = a.kernel(ctx); err != nil {
 		return d, err
 	}
-	if _, err := a.run(ctx, "apt-get", append([]string{"install", "--download-only", "-qq", "-t", suite + "-backports"}, closure()...)...); err != nil {
+	if _, err := a.run(ctx, "apt-get", append([]string{"install", "--download-only", "-qq", "-t", suite + "-backports"},
+		closure()...)...); err != nil {
 		return d, err
 	}
 	if _, err := a.run(ctx, "apt-get", append([]string{"download", "-qq"}, single(d.kernel)...)...); err != nil {
@@ -164,7 +168,8 @@ func (d debian) path(elements ...string) string {
 // command runs a program of the tree with the tree's loader and libraries.
 func (d debian) command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	libraries := strings.Join([]string{d.path("usr/lib/x86_64-linux-gnu"), d.path("lib/x86_64-linux-gnu")}, ":")
-	return exec.CommandContext(ctx, d.path("lib64/ld-linux-x86-64.so.2"), append([]string{"--library-path", libraries, d.path(program)}, args...)...)
+	return exec.CommandContext(ctx, d.path("lib64/ld-linux-x86-64.so.2"),
+		append([]string{"--library-path", libraries, d.path(program)}, args...)...)
 }
 
 func output(cmd *exec.Cmd) (string, error) {

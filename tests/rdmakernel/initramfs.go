@@ -14,10 +14,11 @@ import (
 	"strings"
 )
 
-// modules are the kernel modules that the guest may load, without what they depend on. rdma_rxe takes its checksums from crc32_generic, and says
-// ENOENT without it. There is no module of xfrm or of netfilter: a node need not have them.
+// modules are the kernel modules that the guest may load, without what they depend on. rdma_rxe takes its checksums from crc32_generic, and
+// says ENOENT without it. There is no module of xfrm or of netfilter: a node need not have them.
 func modules() []string {
-	return []string{"crc32_generic", "e1000e", "igb", "igbvf", "ib_uverbs", "ib_umad", "rdma_ucm", "rdma_rxe", "ib_ipoib", "macvlan", "dummy", "veth", "bonding"}
+	return []string{"crc32_generic", "e1000e", "igb", "igbvf", "ib_uverbs", "ib_umad", "rdma_ucm", "rdma_rxe", "ib_ipoib", "macvlan", "dummy",
+		"veth", "bonding"}
 }
 
 // entry is a file of the guest's first file system.
@@ -85,7 +86,8 @@ func (d debian) initramfs(path, init, module string) error {
 		}
 	}
 	order = append(order, "testhca.ko")
-	entries = append(entries, entry{"modules/testhca.ko", plain, testhca}, entry{"modules/order", plain, []byte(strings.Join(order, "\n") + "\n")})
+	entries = append(entries, entry{"modules/testhca.ko", plain, testhca},
+		entry{"modules/order", plain, []byte(strings.Join(order, "\n") + "\n")})
 	return writeArchive(path, entries)
 }
 

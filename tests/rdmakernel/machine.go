@@ -6,7 +6,8 @@ import (
 	"os/exec"
 )
 
-// machine is the emulated computer. What the guest's tests know of it is in the MAC addresses and in drivers/rdma/kerneltest/machine_test.go.
+// machine is the emulated computer. What the guest's tests know of it is in the MAC addresses and in
+// drivers/rdma/kerneltest/machine_test.go.
 //
 //	bus 0           two network controllers, for software devices
 //	NUMA node 0     a PCIe switch with a network controller and a display controller behind it
@@ -23,9 +24,11 @@ func (d debian) machine(ctx context.Context, initramfs string, arguments ...stri
 		"-kernel", d.path("boot/vmlinuz-" + d.kernel), "-initrd", initramfs, "-append", command,
 		"-object", "memory-backend-ram,id=memory0,size=384M", "-object", "memory-backend-ram,id=memory1,size=384M",
 		"-numa", "node,nodeid=0,memdev=memory0,cpus=0", "-numa", "node,nodeid=1,memdev=memory1,cpus=1",
-		"-device", "pxb-pcie,id=numa0,bus=pcie.0,addr=10,bus_nr=64,numa_node=0", "-device", "pxb-pcie,id=numa1,bus=pcie.0,addr=11,bus_nr=128,numa_node=1",
+		"-device", "pxb-pcie,id=numa0,bus=pcie.0,addr=10,bus_nr=64,numa_node=0", "-device",
+		"pxb-pcie,id=numa1,bus=pcie.0,addr=11,bus_nr=128,numa_node=1",
 		"-device", "pcie-root-port,id=root0,bus=numa0,chassis=1,slot=1", "-device", "x3130-upstream,id=switch,bus=root0",
-		"-device", "xio3130-downstream,id=down0,bus=switch,chassis=2,slot=0", "-device", "xio3130-downstream,id=down1,bus=switch,chassis=2,slot=1",
+		"-device", "xio3130-downstream,id=down0,bus=switch,chassis=2,slot=0", "-device",
+		"xio3130-downstream,id=down1,bus=switch,chassis=2,slot=1",
 		"-device", "bochs-display,bus=down1",
 	}
 	for i, bus := range []string{"root1", "root2", "root3"} {

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// buildModule builds testhca from source for the tree's kernel and returns the path of testhca.ko in dir. It is built again when the source changed.
+// buildModule builds testhca from source for the tree's kernel and returns the path of testhca.ko in dir. It is built again when the source
+// changed.
 func (d debian) buildModule(ctx context.Context, source, dir string) (string, error) {
 	for _, name := range []string{"gcc", "make"} {
 		if _, err := exec.LookPath(name); err != nil {

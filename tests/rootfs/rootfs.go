@@ -23,10 +23,12 @@ type Recipe struct {
 // suite is Debian 12: its systemd boots under cgroup v1 and v2, while Debian 13's refuses v1.
 const suite = "bookworm"
 
-// Node is the file system of a kind node: the packages kind's own base image has, a runtime, CNI plugins and tools that tests look around with.
+// Node is the file system of a kind node: the packages kind's own base image has, a runtime, CNI plugins and tools that tests look around
+// with.
 func Node() Recipe {
 	return Recipe{Name: "node", Variant: "minbase", Packages: []string{
-		"systemd", "conntrack", "iptables", "nftables", "iproute2", "ethtool", "util-linux", "mount", "kmod", "libseccomp2", "pigz", "e2fsprogs", "bash",
+		"systemd", "conntrack", "iptables", "nftables", "iproute2", "ethtool", "util-linux", "mount", "kmod", "libseccomp2", "pigz", "e2fsprogs",
+		"bash",
 		"ca-certificates", "curl", "jq", "procps", "socat", "runc", "containernetworking-plugins", "pciutils",
 	}}
 }
@@ -72,7 +74,8 @@ func (r Recipe) Tar(ctx context.Context, dir string) (string, error) {
 	}
 	unfinished := fmt.Sprintf("%s.%d.unfinished", path, os.Getpid())
 	defer func() { _ = os.Remove(unfinished) }()
-	cmd := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--format=tar", "--variant="+r.Variant, "--include="+strings.Join(r.Packages, ","), suite, unfinished)
+	cmd := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--format=tar", "--variant="+r.Variant,
+		"--include="+strings.Join(r.Packages, ","), suite, unfinished)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Run(); err != nil {

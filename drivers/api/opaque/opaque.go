@@ -25,9 +25,9 @@ type Config interface {
 // maxBytes is what the API server accepts in an opaque configuration (10 KiB).
 const maxBytes = 10 << 10
 
-// Decode reads a configuration strictly: its apiVersion must be the given one and its kind one of kinds, each with what makes an empty one, and no field
-// may be unknown, doubled or differ in case. The result is defaulted and valid. The error names what is wrong and what is allowed; it never echoes more
-// than a few lines of the input. explain may word a decoder's error better; nil: it stays.
+// Decode reads a configuration strictly: its apiVersion must be the given one and its kind one of kinds, each with what makes an empty one,
+// and no field may be unknown, doubled or differ in case. The result is defaulted and valid. The error names what is wrong and what is
+// allowed; it never echoes more than a few lines of the input. explain may word a decoder's error better; nil: it stays.
 func Decode(raw []byte, apiVersion string, kinds map[string]func() Config, explain func(raw []byte, err error) error) (Config, error) {
 	if len(raw) > maxBytes {
 		return nil, fmt.Errorf("the configuration has %d bytes, at most %d are allowed", len(raw), maxBytes)

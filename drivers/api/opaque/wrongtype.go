@@ -10,8 +10,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// wrongType says of a value of the wrong JSON type which field it is for, what it is, and what is allowed; the decoder's own error speaks of
-// Go's types, and shows no value. Any other error is returned as it is.
+// wrongType says of a value of the wrong JSON type which field it is for, what it is, and what is allowed; the decoder's own error speaks
+// of Go's types, and shows no value. Any other error is returned as it is.
 func wrongType(raw []byte, err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) || wrong.Field == "" {

@@ -10,7 +10,8 @@ import (
 )
 
 func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
-	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i", ImagePullPolicy: "Always", ImagePullSecrets: []string{"s"}, DaemonServiceAccount: "a"})
+	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i", ImagePullPolicy: "Always",
+		ImagePullSecrets: []string{"s"}, DaemonServiceAccount: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +21,8 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	for _, variable := range container.Env {
 		env[variable.Name] = variable.ValueFrom.FieldRef.FieldPath
 	}
-	want := map[string]string{"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
+	want := map[string]string{"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP", "POD_NAME": "metadata.name",
+		"POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Errorf("environment (-want +got)\n%s", diff)
 	}
@@ -28,7 +30,8 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 		t.Errorf("arguments (-want +got)\n%s", diff)
 	}
 	probe := container.ReadinessProbe
-	if container.Name != computedomain.DaemonContainer || container.ImagePullPolicy != corev1.PullAlways || spec.ImagePullSecrets[0].Name != "s" || spec.ServiceAccountName != "a" || probe.HTTPGet.Path != "/readyz" {
+	if container.Name != computedomain.DaemonContainer || container.ImagePullPolicy != corev1.PullAlways ||
+		spec.ImagePullSecrets[0].Name != "s" || spec.ServiceAccountName != "a" || probe.HTTPGet.Path != "/readyz" {
 		t.Errorf("pod %+v", spec)
 	}
 	if len(set.Name) > 52 {
@@ -51,13 +54,15 @@ func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
 	container := pod.Containers[0]
 	has := container.SecurityContext
 	if *has.Privileged || *has.AllowPrivilegeEscalation || !*has.ReadOnlyRootFilesystem || len(has.Capabilities.Add) > 0 ||
-		!cmp.Equal(has.Capabilities.Drop, []corev1.Capability{"ALL"}) || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		!cmp.Equal(has.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+		pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 		t.Errorf("security %+v, of the pod %+v", has, pod.SecurityContext)
 	}
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
 		t.Error("it has namespaces of its node")
 	}
-	if container.LivenessProbe == nil || container.LivenessProbe.HTTPGet.Path != "/livez" || container.Resources.Requests.Cpu().IsZero() || container.Resources.Requests.Memory().IsZero() {
+	if container.LivenessProbe == nil || container.LivenessProbe.HTTPGet.Path != "/livez" || container.Resources.Requests.Cpu().IsZero() ||
+		container.Resources.Requests.Memory().IsZero() {
 		t.Errorf("liveness %+v, resources %+v", container.LivenessProbe, container.Resources)
 	}
 	if option := pod.DNSConfig.Options[0]; option.Name != "ndots" || *option.Value != "1" {

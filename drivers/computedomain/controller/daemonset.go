@@ -44,8 +44,8 @@ func daemonSet(domain *v1beta1.ComputeDomain, s Settings) (*appsv1.DaemonSet, er
 
 // daemonPod is the template of a domain's daemon pods, with a label that names the template's content.
 //
-// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two directories of the
-// domain. So the pod mounts nothing of the node, and has no privilege.
+// What a daemon needs of its node comes with the device that it claims (CDI): the driver's files, its device nodes and two directories of
+// the domain. So the pod mounts nothing of the node, and has no privilege.
 func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSpec, error) {
 	volumes, mounts := hostPaths(s.HostMounts)
 	scratchVolumes, scratchMounts := scratch()
@@ -128,7 +128,8 @@ func daemonEnv() []corev1.EnvVar {
 		{"NODE_NAME", "spec.nodeName"}, {"POD_IP", "status.podIP"}, {"POD_NAME", "metadata.name"},
 		{"POD_NAMESPACE", "metadata.namespace"}, {"POD_UID", "metadata.uid"},
 	} {
-		env = append(env, corev1.EnvVar{Name: field[0], ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field[1]}}})
+		env = append(env, corev1.EnvVar{Name: field[0],
+			ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field[1]}}})
 	}
 	return env
 }
@@ -142,8 +143,8 @@ func readinessProbe() *corev1.Probe {
 	}
 }
 
-// livenessProbe ends a container whose supervisor is stuck. It asks for nothing else: an nvidia-imex that hangs is the supervisor's to replace, and
-// the end of a container is the end of the memory that jobs share.
+// livenessProbe ends a container whose supervisor is stuck. It asks for nothing else: an nvidia-imex that hangs is the supervisor's to
+// replace, and the end of a container is the end of the memory that jobs share.
 func livenessProbe() *corev1.Probe {
 	return &corev1.Probe{
 		ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/livez", Port: intstr.FromString("health")}},
@@ -169,7 +170,8 @@ func hostPaths(hostMounts []string) (volumes []corev1.Volume, mounts []corev1.Vo
 	propagation := corev1.MountPropagationHostToContainer
 	for i, dir := range hostMounts {
 		name, path := fmt.Sprintf("host-%d", i), filepath.Clean(dir)
-		volumes = append(volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}})
+		volumes = append(volumes, corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}})
 		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path, MountPropagation: &propagation})
 	}
 	return volumes, mounts

@@ -32,8 +32,8 @@ const lostAfter = time.Minute
 // tellAfter is how long a deletion may take before its status says what it waits for.
 const tellAfter = lostAfter / 4
 
-// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; when no pod uses the domain any more, the
-// DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
+// delete removes what was made for a domain, in this order: the templates, so that no further claim is made; when no pod uses the domain
+// any more, the DaemonSet; the nodes' labels; and when the last daemon has ended, the finalizer.
 func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
 		return ctrl.Result{}, nil
@@ -47,7 +47,8 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 			return ctrl.Result{}, err
 		}
 		_, told := r.writeStatus(ctx, &pass{domain: domain, problem: &metav1.Condition{
-			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting, Message: "what was made for the domain cannot be removed: " + err.Error(),
+			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
+			Message: "what was made for the domain cannot be removed: " + err.Error(),
 		}}, domain.Status.DeepCopy())
 		return ctrl.Result{}, errors.Join(err, told)
 	}
@@ -70,7 +71,8 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	before := domain.DeepCopy()
 	controllerutil.RemoveFinalizer(domain, computedomain.Finalizer)
-	if err := r.client.Patch(ctx, domain, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+	if err := r.client.Patch(ctx, domain, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("remove the finalizer: %w", err)
 	}
 	r.memory.forget(domain.UID)

@@ -97,7 +97,8 @@ func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDo
 // removeWorkloadTemplates removes the templates that users name: nobody joins a domain that is going.
 func (r *Reconciler) removeWorkloadTemplates(ctx context.Context, domain *v1beta1.ComputeDomain) error {
 	var templates resourceapi.ResourceClaimTemplateList
-	if err := r.client.List(ctx, &templates, client.InNamespace(domain.Namespace), client.MatchingFields{byDomain: string(domain.UID)}); err != nil {
+	if err := r.client.List(ctx, &templates, client.InNamespace(domain.Namespace),
+		client.MatchingFields{byDomain: string(domain.UID)}); err != nil {
 		return fmt.Errorf("list the domain's templates: %w", err)
 	}
 	for i := range templates.Items {

@@ -51,7 +51,8 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	if !c.hasDaemons(d) {
 		t.Error("the daemons went, and with them the memory that the pods share")
 	}
-	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "user", Name: "d-channel"}, &resourceapi.ResourceClaimTemplate{}); !apierrors.IsNotFound(err) {
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "user", Name: "d-channel"},
+		&resourceapi.ResourceClaimTemplate{}); !apierrors.IsNotFound(err) {
 		t.Errorf("further pods can still join: %v", err)
 	}
 	c.now = c.now.Add(tellAfter)
@@ -59,7 +60,8 @@ func TestADeletedDomainKeepsItsDaemonsWhilePodsUseIt(t *testing.T) {
 	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)
 	ready := c.domain("d").Status.Conditions[0]
-	if ready.Reason != reasonDeleting || !strings.Contains(ready.Message, "rank-0") || strings.Contains(ready.Message, "of-another-domain") || result.RequeueAfter != importersInterval {
+	if ready.Reason != reasonDeleting || !strings.Contains(ready.Message, "rank-0") || strings.Contains(ready.Message, "of-another-domain") ||
+		result.RequeueAfter != importersInterval {
 		t.Errorf("it says %q and looks again in %s", ready.Message, result.RequeueAfter)
 	}
 	c.must(c.Delete(t.Context(), claim))
@@ -115,7 +117,8 @@ func TestAChangedTemplateReachesARunningDomainWhenItsPodsNextStart(t *testing.T)
 	c.settle(d.UID)
 	var set appsv1.DaemonSet
 	c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: daemonName(d.UID)}, &set))
-	if image := set.Spec.Template.Spec.Containers[0].Image; image != "image:2" || set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+	if image := set.Spec.Template.Spec.Containers[0].Image; image != "image:2" ||
+		set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		t.Errorf("the template has %s, strategy %s", image, set.Spec.UpdateStrategy.Type)
 	}
 	if slices.ContainsFunc(c.writes, func(w string) bool { return strings.Contains(w, "Pod") }) {
@@ -166,7 +169,8 @@ func TestSlotsOfACliqueNeverShrinkWhileTheDomainLives(t *testing.T) {
 		node := podOn(fmt.Sprintf("node-%02d", i), "", starting)
 		node.Namespace = namespace
 		c.must(c.Delete(t.Context(), &node))
-		c.must(c.Delete(t.Context(), &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%02d", i)}}))
+		c.must(c.Delete(t.Context(), &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%02d", i)}}))
 	}
 	c.settle(d.UID)
 	if got := c.domain("d").Status; len(got.Nodes) != 0 || !slices.Equal(got.Cliques, want) {

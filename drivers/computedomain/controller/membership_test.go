@@ -30,7 +30,8 @@ const (
 )
 
 func podOn(node, address string, state podState) corev1.Pod {
-	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "imex-" + node}, Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{PodIP: address}}
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "imex-" + node}, Spec: corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{PodIP: address}}
 	if state == ending {
 		pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
@@ -79,16 +80,19 @@ func TestNodesKeepTheirIndexAndNewOnesGetTheLowestFree(t *testing.T) {
 			nodes{entry("a", "10.0.0.9", clique, 1, v1beta1.NotReady)},
 		},
 		"an index that was freed is the next to be given": {
-			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("b", "10.0.0.2", clique, 1, v1beta1.Ready), entry("c", "10.0.0.3", clique, 2, v1beta1.Ready)},
+			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("b", "10.0.0.2", clique, 1, v1beta1.Ready),
+				entry("c", "10.0.0.3", clique, 2, v1beta1.Ready)},
 			[]metav1.PartialObjectMetadata{nodeIn("a", clique), nodeIn("c", clique), nodeIn("d", clique)},
 			[]corev1.Pod{podOn("a", "10.0.0.1", isReady), podOn("c", "10.0.0.3", isReady), podOn("d", "10.0.0.4", isReady)},
-			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("d", "10.0.0.4", clique, 1, v1beta1.Ready), entry("c", "10.0.0.3", clique, 2, v1beta1.Ready)},
+			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("d", "10.0.0.4", clique, 1, v1beta1.Ready),
+				entry("c", "10.0.0.3", clique, 2, v1beta1.Ready)},
 		},
 		"each clique is numbered by itself": {
 			nil,
 			[]metav1.PartialObjectMetadata{nodeIn("a", clique), nodeIn("b", otherClique), nodeIn("c", "")},
 			[]corev1.Pod{podOn("a", "10.0.0.1", isReady), podOn("b", "10.0.0.2", isReady), podOn("c", "10.0.0.3", isReady)},
-			nodes{entry("c", "10.0.0.3", "", 0, v1beta1.Ready), entry("b", "10.0.0.2", otherClique, 0, v1beta1.Ready), entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)},
+			nodes{entry("c", "10.0.0.3", "", 0, v1beta1.Ready), entry("b", "10.0.0.2", otherClique, 0, v1beta1.Ready),
+				entry("a", "10.0.0.1", clique, 0, v1beta1.Ready)},
 		},
 		"a node that changed its clique is numbered again": {
 			nodes{entry("a", "10.0.0.1", clique, 0, v1beta1.Ready), entry("b", "10.0.0.2", otherClique, 0, v1beta1.Ready)},

@@ -176,8 +176,8 @@ func (r *Reconciler) ensureDaemonTemplate(ctx context.Context, p *pass) error {
 	return err
 }
 
-// ensureDaemonSet makes the daemons' DaemonSet, and brings one that was made otherwise up to date: by another version of this program, or with other
-// settings. Its running pods stay as they are.
+// ensureDaemonSet makes the daemons' DaemonSet, and brings one that was made otherwise up to date: by another version of this program, or
+// with other settings. Its running pods stay as they are.
 func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	want, err := daemonSet(p.domain, r.settings)
 	if err != nil {
@@ -228,7 +228,8 @@ func (r *Reconciler) ensureWorkloadTemplate(ctx context.Context, p *pass) error 
 	p.again = soonest(p.again, again)
 	p.problem = &metav1.Condition{
 		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken,
-		Message: fmt.Sprintf("the namespace has a ResourceClaimTemplate %s already, and it is %s: delete it, or create the ComputeDomain with another spec.channel.resourceClaimTemplate.name", template.Name, owner),
+		Message: fmt.Sprintf("the namespace has a ResourceClaimTemplate %s already, and it is %s: delete it, or create the ComputeDomain with "+
+			"another spec.channel.resourceClaimTemplate.name", template.Name, owner),
 	}
 	return nil
 }

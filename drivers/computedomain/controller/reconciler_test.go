@@ -84,7 +84,8 @@ func newCluster(t *testing.T, objects ...client.Object) *cluster {
 			}
 			return w.Patch(ctx, o, p, opts...)
 		},
-		SubResourcePatch: func(ctx context.Context, w client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+		SubResourcePatch: func(ctx context.Context, w client.Client, sub string, o client.Object, p client.Patch,
+			opts ...client.SubResourcePatchOption) error {
 			if err := note("patch "+sub, o); err != nil {
 				return err
 			}
@@ -176,13 +177,15 @@ func TestANewDomainGetsItsTemplatesAndItsDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	channel, ok := config.(*v1beta1.ComputeDomainChannelConfig)
-	if !ok || channel.DomainID != string(d.UID) || channel.AllocationMode != v1beta1.AllocationModeSingle || request.Exactly.DeviceClassName != computedomain.ChannelClass {
+	if !ok || channel.DomainID != string(d.UID) || channel.AllocationMode != v1beta1.AllocationModeSingle ||
+		request.Exactly.DeviceClassName != computedomain.ChannelClass {
 		t.Errorf("request %+v with config %+v", request, config)
 	}
 	var daemons appsv1.DaemonSet
 	c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: daemonName(d.UID)}, &daemons))
 	spec := daemons.Spec.Template.Spec
-	if spec.NodeSelector[v1beta1.LabelComputeDomain] != string(d.UID) || spec.Tolerations[0].Operator != corev1.TolerationOpExists || daemons.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+	if spec.NodeSelector[v1beta1.LabelComputeDomain] != string(d.UID) || spec.Tolerations[0].Operator != corev1.TolerationOpExists ||
+		daemons.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		t.Errorf("DaemonSet %+v", daemons.Spec)
 	}
 }
@@ -252,7 +255,8 @@ func TestALostNodeMakesADomainNotReadyAtOnceAndComesBackWithItsIndex(t *testing.
 
 func TestATemplateNameThatIsTakenIsSaidAndLeftAlone(t *testing.T) {
 	d := newDomain("d", 1)
-	other := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d-channel", Labels: map[string]string{"mine": "yes"}}}
+	other := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: "d-channel",
+		Labels: map[string]string{"mine": "yes"}}}
 	c := newCluster(t, d, other)
 	result, err := c.reconciler.Reconcile(t.Context(), d.UID)
 	c.must(err)
@@ -356,7 +360,8 @@ func TestADeletionThatIsRefusedSaysSo(t *testing.T) {
 			t.Error("no error, so nobody tries again")
 		}
 		got := c.domain("d").Status.Conditions[0]
-		if told := got.Reason == reasonDeleting && strings.Contains(got.Message, "node a") && strings.Contains(got.Message, "a policy of the cluster's"); told != step.told {
+		if told := got.Reason == reasonDeleting && strings.Contains(got.Message, "node a") &&
+			strings.Contains(got.Message, "a policy of the cluster's"); told != step.told {
 			t.Errorf("after %s: %+v", step.age, got)
 		}
 	}

@@ -14,10 +14,12 @@ import (
 func membersWith(ready int, why ...string) []member {
 	var members []member
 	for i := range ready {
-		members = append(members, member{name: fmt.Sprintf("node-a%02d", i), clique: clique, cliqueKnown: true, address: fmt.Sprintf("10.0.0.%d", i+1), ready: true})
+		members = append(members, member{name: fmt.Sprintf("node-a%02d", i), clique: clique, cliqueKnown: true,
+			address: fmt.Sprintf("10.0.0.%d", i+1), ready: true})
 	}
 	for i, reason := range why {
-		members = append(members, member{name: fmt.Sprintf("node-b%02d", i), clique: clique, cliqueKnown: true, address: fmt.Sprintf("10.0.1.%d", i+1), why: reason})
+		members = append(members, member{name: fmt.Sprintf("node-b%02d", i), clique: clique, cliqueKnown: true,
+			address: fmt.Sprintf("10.0.1.%d", i+1), why: reason})
 	}
 	return members
 }
@@ -53,9 +55,11 @@ func TestTheReadyConditionSaysWhatIsMissing(t *testing.T) {
 			setStatus(domain, c.members, nil)
 			got := domain.Status.Conditions[0]
 			if got.Status != c.status || got.Reason != c.reason || got.Message != c.message || got.ObservedGeneration != 3 {
-				t.Errorf("got %s, %s, %q (generation %d)\nwant %s, %s, %q", got.Status, got.Reason, got.Message, got.ObservedGeneration, c.status, c.reason, c.message)
+				t.Errorf("got %s, %s, %q (generation %d)\nwant %s, %s, %q", got.Status, got.Reason, got.Message, got.ObservedGeneration, c.status,
+					c.reason, c.message)
 			}
-			if want := map[metav1.ConditionStatus]v1beta1.Readiness{"True": v1beta1.Ready, "False": v1beta1.NotReady}[c.status]; domain.Status.Status != want {
+			if want := map[metav1.ConditionStatus]v1beta1.Readiness{"True": v1beta1.Ready,
+				"False": v1beta1.NotReady}[c.status]; domain.Status.Status != want {
 				t.Errorf("status %s, want %s", domain.Status.Status, want)
 			}
 		})
@@ -64,7 +68,8 @@ func TestTheReadyConditionSaysWhatIsMissing(t *testing.T) {
 
 func TestAProblemKeepsADomainFromBeingReady(t *testing.T) {
 	domain := &v1beta1.ComputeDomain{}
-	setStatus(domain, membersWith(1), &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken, Message: "m"})
+	setStatus(domain, membersWith(1), &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonTaken,
+		Message: "m"})
 	if domain.Status.Status != v1beta1.NotReady || domain.Status.Conditions[0].Reason != reasonTaken {
 		t.Errorf("%+v", domain.Status)
 	}
@@ -86,18 +91,21 @@ func TestWritesWaitForAsLongAsTheyMay(t *testing.T) {
 		old, new v1beta1.ComputeDomainStatus
 		want     time.Duration
 	}{
-		"the last node that is asked for came": {statusOf(wanted, membersWith(0, "x", "x", "x", "x")), statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")), atOnce},
-		"one more than is asked for came":      {statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")), statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x", "x")), addressPause},
-		"nothing new":                          {statusOf(3, membersWith(1)), statusOf(3, membersWith(1)), never},
-		"the first status":                     {v1beta1.ComputeDomainStatus{Status: v1beta1.NotReady}, statusOf(3, nil), atOnce},
-		"Ready":                                {statusOf(2, membersWith(1, "x")), statusOf(2, membersWith(2)), atOnce},
-		"Ready no longer":                      {statusOf(2, membersWith(2)), statusOf(2, membersWith(1)), atOnce},
-		"a node came":                          {statusOf(3, membersWith(1)), statusOf(3, membersWith(1, "x")), addressPause},
-		"a node has another address":           {statusOf(3, membersWith(2)), statusOf(3, moved), addressPause},
-		"a node is ready, another is not":      {statusOf(4, membersWith(0, "x", "x")), statusOf(4, readyFirst(membersWith(0, "x", "x"))), progressPause},
-		"the last known node is ready":         {statusOf(4, membersWith(0, "x")), statusOf(4, readyFirst(membersWith(0, "x"))), addressPause},
-		"a node of a Ready domain is lost":     {statusOf(0, readyFirst(membersWith(0, "x"))), statusOf(0, membersWith(0, "x")), addressPause},
-		"other words":                          {statusOf(2, membersWith(1, "x")), statusOf(2, otherwise), wordsPause},
+		"the last node that is asked for came": {statusOf(wanted, membersWith(0, "x", "x", "x", "x")),
+			statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")), atOnce},
+		"one more than is asked for came": {statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x")),
+			statusOf(wanted, membersWith(0, "x", "x", "x", "x", "x", "x")), addressPause},
+		"nothing new":                {statusOf(3, membersWith(1)), statusOf(3, membersWith(1)), never},
+		"the first status":           {v1beta1.ComputeDomainStatus{Status: v1beta1.NotReady}, statusOf(3, nil), atOnce},
+		"Ready":                      {statusOf(2, membersWith(1, "x")), statusOf(2, membersWith(2)), atOnce},
+		"Ready no longer":            {statusOf(2, membersWith(2)), statusOf(2, membersWith(1)), atOnce},
+		"a node came":                {statusOf(3, membersWith(1)), statusOf(3, membersWith(1, "x")), addressPause},
+		"a node has another address": {statusOf(3, membersWith(2)), statusOf(3, moved), addressPause},
+		"a node is ready, another is not": {statusOf(4, membersWith(0, "x", "x")), statusOf(4, readyFirst(membersWith(0, "x", "x"))),
+			progressPause},
+		"the last known node is ready":     {statusOf(4, membersWith(0, "x")), statusOf(4, readyFirst(membersWith(0, "x"))), addressPause},
+		"a node of a Ready domain is lost": {statusOf(0, readyFirst(membersWith(0, "x"))), statusOf(0, membersWith(0, "x")), addressPause},
+		"other words":                      {statusOf(2, membersWith(1, "x")), statusOf(2, otherwise), wordsPause},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, changed := pauseBefore(wanted, c.old, c.new)

@@ -23,16 +23,19 @@ const probeHold = 900 * time.Millisecond
 func handler(supervisor *imexd.Supervisor) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_daemon_ready", Help: "1 while the IMEX daemon is READY, or none is needed."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_daemon_ready",
+			Help: "1 while the IMEX daemon is READY, or none is needed."},
 			func() float64 {
 				if status, _ := supervisor.Status(); status.Ready {
 					return 1
 				}
 				return 0
 			}),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_peers", Help: "IMEX daemons in this node's clique of the domain, this one included."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_peers",
+			Help: "IMEX daemons in this node's clique of the domain, this one included."},
 			func() float64 { status, _ := supervisor.Status(); return float64(status.Peers) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "gpufabric_imex_daemon_restarts_total", Help: "Times that the IMEX daemon ended by itself."},
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "gpufabric_imex_daemon_restarts_total",
+			Help: "Times that the IMEX daemon ended by itself."},
 			func() float64 { status, _ := supervisor.Status(); return float64(status.Restarts) }),
 	)
 	mux := http.NewServeMux()

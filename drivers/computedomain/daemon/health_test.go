@@ -40,7 +40,8 @@ func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
 		return response.StatusCode, body.String()
 	}
 	began := time.Now()
-	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "number this node") || time.Since(began) < probeHold {
+	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "number this node") ||
+		time.Since(began) < probeHold {
 		t.Errorf("before: %d after %s: %s", code, time.Since(began), body)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -28,7 +28,9 @@ func TestADaemonJoinsTheNodesOfItsClique(t *testing.T) {
 		domain *v1beta1.ComputeDomain
 		want   []imexd.Group
 	}{
-		"peers of its clique":                   {domainWith("u", own, peer, stranger), []imexd.Group{{Domain: "u", Clique: "c.1", Own: 1, Slots: 36, Peers: []imexd.Peer{{Index: 0, Address: "10.0.0.2"}, {Index: 1, Address: "10.0.0.1"}}}}},
+		"peers of its clique": {domainWith("u", own, peer, stranger),
+			[]imexd.Group{{Domain: "u", Clique: "c.1", Own: 1, Slots: 36,
+				Peers: []imexd.Peer{{Index: 0, Address: "10.0.0.2"}, {Index: 1, Address: "10.0.0.1"}}}}},
 		"a node without fabric":                 {domainWith("u", outside, peer), []imexd.Group{{}}},
 		"a node that is not numbered yet":       {domainWith("u", peer), nil},
 		"an entry of the node's earlier daemon": {domainWith("u", renewed, peer), nil},

@@ -1,11 +1,12 @@
 // Package driverfiles finds what an IMEX daemon's container needs of a node's driver: NVIDIA's programs, the driver's libraries, and the C
 // library with which both run.
 //
-// The programs are the node's, and the image that they run in is ours: two C libraries. A program that is started by the image's loader with
-// libraries of the node fails wherever the two differ ("undefined symbol: __tunable_is_initialized, version GLIBC_PRIVATE" is one way), and an
-// image that happens to be newer helps only until a node is newer still, or the program wants a library that the image lacks. So nothing is
-// mixed: the container gets the node's own loader and every library that the programs name, each as a file of its own in one directory, and the
-// programs are started by that loader with that directory. Nothing of the image takes part, and the container sees no other file of the node.
+// The programs are the node's, and the image that they run in is ours: two C libraries. A program that is started by the image's loader
+// with libraries of the node fails wherever the two differ ("undefined symbol: __tunable_is_initialized, version GLIBC_PRIVATE" is one
+// way), and an image that happens to be newer helps only until a node is newer still, or the program wants a library that the image lacks.
+// So nothing is mixed: the container gets the node's own loader and every library that the programs name, each as a file of its own in one
+// directory, and the programs are started by that loader with that directory. Nothing of the image takes part, and the container sees no
+// other file of the node.
 package driverfiles
 
 import (
@@ -43,14 +44,14 @@ type Set struct {
 // ErrNoIMEX marks a driver root without nvidia-imex.
 var ErrNoIMEX = errors.New("no nvidia-imex")
 
-// driverLibraries are opened by name while a daemon runs. The first is IMEX's own; public PR #1222 of NVIDIA's DRA driver lists it among what
-// the daemon does not work without.
+// driverLibraries are opened by name while a daemon runs. The first is IMEX's own; public PR #1222 of NVIDIA's DRA driver lists it among
+// what the daemon does not work without.
 func driverLibraries() []string {
 	return []string{"libnvidia-imex", "libnvidia-ml", "libnvidia-cfg", "libcuda"}
 }
 
-// systemLibraries are opened by the C library itself, by name: for looking up hosts, for ending threads, and by programs made for a C library from
-// before 2.34, which had its parts in files of their own.
+// systemLibraries are opened by the C library itself, by name: for looking up hosts, for ending threads, and by programs made for a C
+// library from before 2.34, which had its parts in files of their own.
 func systemLibraries() []string {
 	return []string{
 		"libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6",
@@ -87,7 +88,8 @@ func (f *finder) find() error {
 	}{{"nvidia-imex", &f.set.Daemon}, {"nvidia-imex-ctl", &f.set.Control}} {
 		found, err := f.root.Program(program.name)
 		if err != nil {
-			return fmt.Errorf("%w: %w: install the package nvidia-imex of the driver's own version there, or set the driver root right", ErrNoIMEX, err)
+			return fmt.Errorf("%w: %w: install the package nvidia-imex of the driver's own version there, or set the driver root right", ErrNoIMEX,
+				err)
 		}
 		*program.path = filepath.Join(computedomain.DriverDir, "bin", program.name)
 		f.set.Files = append(f.set.Files, File{Host: f.root.OnHost(found), Container: *program.path})
@@ -140,7 +142,8 @@ func (f *finder) needed(file *elf.File, path string) error {
 	}
 	for _, name := range names {
 		if !f.library(name, path) {
-			f.set.Problems = append(f.set.Problems, fmt.Sprintf("%s needs %s, which is in none of %s below %s", path, name, strings.Join(driver.LibraryDirs(), ", "), f.root.Host))
+			f.set.Problems = append(f.set.Problems, fmt.Sprintf("%s needs %s, which is in none of %s below %s", path, name,
+				strings.Join(driver.LibraryDirs(), ", "), f.root.Host))
 		}
 	}
 	return nil

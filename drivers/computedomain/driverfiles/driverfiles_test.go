@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// The stand-in for nvidia-imex opens IMEX's library by name, as NVIDIA's does, looks a host up, which makes the C library open parts of its own, and says
-// which files it is made of.
+// The stand-in for nvidia-imex opens IMEX's library by name, as NVIDIA's does, looks a host up, which makes the C library open parts of its
+// own, and says which files it is made of.
 const program = `
 #include <dlfcn.h>
 #include <netdb.h>
@@ -73,7 +73,8 @@ func systemRoot(t *testing.T) string {
 	root := t.TempDir()
 	compile(t, program, filepath.Join(root, "usr/sbin/nvidia-imex"))
 	compile(t, program, filepath.Join(root, "usr/sbin/nvidia-imex-ctl"))
-	compile(t, "int imex(void) { return 0; }", filepath.Join(root, "usr/lib64/nvidia/libnvidia-imex.so.580.95.05"), "-shared", "-fPIC", "-Wl,-soname,libnvidia-imex.so.1")
+	compile(t, "int imex(void) { return 0; }", filepath.Join(root, "usr/lib64/nvidia/libnvidia-imex.so.580.95.05"), "-shared", "-fPIC",
+		"-Wl,-soname,libnvidia-imex.so.1")
 	link(t, "/usr/lib64/nvidia/libnvidia-imex.so.580.95.05", filepath.Join(root, "usr/lib64/libnvidia-imex.so.1"))
 	for _, name := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2", "libnss_files.so.2"} {
 		for _, dir := range []string{"/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/lib64"} {
@@ -120,7 +121,8 @@ func TestNothingOfTheImageTakesPartInAProgramOfTheNode(t *testing.T) {
 		}
 	}
 	dir := container(t, root, set)
-	run := exec.CommandContext(t.Context(), filepath.Join(dir, set.Loader), "--inhibit-cache", "--library-path", filepath.Join(dir, filepath.Dir(set.Loader)), filepath.Join(dir, set.Daemon))
+	run := exec.CommandContext(t.Context(), filepath.Join(dir, set.Loader), "--inhibit-cache", "--library-path",
+		filepath.Join(dir, filepath.Dir(set.Loader)), filepath.Join(dir, set.Daemon))
 	// What a program finds by its environment must not matter either.
 	run.Env = []string{}
 	out, err := run.CombinedOutput()
@@ -176,7 +178,8 @@ func TestAProgramWithoutALoaderNeedsNone(t *testing.T) {
 }
 
 func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
-	if _, err := Find(driver.Here(t.TempDir())); !errors.Is(err, ErrNoIMEX) || !strings.Contains(err.Error(), "install the package nvidia-imex") {
+	if _, err := Find(driver.Here(t.TempDir())); !errors.Is(err, ErrNoIMEX) ||
+		!strings.Contains(err.Error(), "install the package nvidia-imex") {
 		t.Errorf("an empty root: %v", err)
 	}
 	root := t.TempDir()
@@ -186,8 +189,8 @@ func TestADriverWithoutIMEXAndOneWithoutItsLoaderAreNamed(t *testing.T) {
 	}
 }
 
-// The program is one of NVIDIA's, made for C libraries as old as nvidia-imex is, and starts without a GPU. The C libraries are those of Debian 11 and 13; this
-// machine's is another, as that of our image is.
+// The program is one of NVIDIA's, made for C libraries as old as nvidia-imex is, and starts without a GPU. The C libraries are those of
+// Debian 11 and 13; this machine's is another, as that of our image is.
 //
 //shows:cd-libc
 func TestAProgramOfAnotherCLibraryRunsWithThatOfItsNode(t *testing.T) {

@@ -64,8 +64,8 @@ func (g Group) startsAnother(next Group) bool {
 // the memory mappings of running jobs with it.
 //
 // The name carries the identity of the domain and clique. Daemons compare their lists and refuse a peer whose list is another
-// (NODE_MAP_MISMATCH): a pod that got the address of an earlier one does not become a peer of a domain that is not its own (#1447 of NVIDIA's
-// DRA driver). The dot keeps resolvers from appending search domains first.
+// (NODE_MAP_MISMATCH): a pod that got the address of an earlier one does not become a peer of a domain that is not its own (#1447 of
+// NVIDIA's DRA driver). The dot keeps resolvers from appending search domains first.
 func (g Group) peerName(index int) string {
 	if g.OldNames {
 		return fmt.Sprintf("compute-domain-daemon-%04d", index)
@@ -83,9 +83,10 @@ func nodesFile(group Group) []byte {
 	return text.Bytes()
 }
 
-// nobody is the address of a slot that no node has. A name without an address would be asked of the cluster's DNS, by every daemon, for every
-// free slot, at every look (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to them are refused at once, since
-// daemons listen on their pod's address alone. Each slot has one of its own, because two names with one address look like one node.
+// nobody is the address of a slot that no node has. A name without an address would be asked of the cluster's DNS, by every daemon, for
+// every free slot, at every look (#1466 of NVIDIA's DRA driver). Loopback addresses never leave the pod: connections to them are refused at
+// once, since daemons listen on their pod's address alone. Each slot has one of its own, because two names with one address look like one
+// node.
 func nobody(index int, likeThis netip.Addr) netip.Addr {
 	if likeThis.Is6() {
 		// IPv6 has but one loopback address. Routers drop what goes to this prefix (RFC 6666, discard-only).

@@ -116,8 +116,8 @@ func (s *Supervisor) AwaitReady(ctx context.Context) Status {
 	}
 }
 
-// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would take the memory
-// that jobs share, and the supervisor mends it.
+// Alive says whether the supervisor itself still works. A daemon that is not ready is no reason to end the container: that would take the
+// memory that jobs share, and the supervisor mends it.
 func (s *Supervisor) Alive() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +145,8 @@ func (s *Supervisor) set(change func(*Status)) {
 // fail keeps an error that only another container can mend; Run returns it.
 func (s *Supervisor) fail(err error) { s.failure = err }
 
-// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with imex.ErrNoPrograms, where this
-// container cannot run a daemon: the container that the kubelet makes in its place gets what the node has by then.
+// Run supervises until ctx ends, then stops the daemon and removes what it was started with. It ends by itself with imex.ErrNoPrograms,
+// where this container cannot run a daemon: the container that the kubelet makes in its place gets what the node has by then.
 func (s *Supervisor) Run(ctx context.Context) error {
 	group, ok := s.next(ctx)
 	for ok {

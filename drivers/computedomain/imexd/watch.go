@@ -36,8 +36,8 @@ type answer struct {
 	err   error
 }
 
-// run follows the daemon until it ends, until it is beyond help, or until a group comes that it was not started for. It returns the newest group,
-// and an error unless that group is to have another daemon.
+// run follows the daemon until it ends, until it is beyond help, or until a group comes that it was not started for. It returns the newest
+// group, and an error unless that group is to have another daemon.
 func (w *watch) run(ctx context.Context) (Group, error) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -116,7 +116,8 @@ func (w *watch) beyondHelp(a answer) error {
 	if a.err != nil {
 		return fmt.Errorf("nvidia-imex has not said how it is for %s: %w", since, a.err)
 	}
-	return fmt.Errorf("nvidia-imex has been %s for %s, which it stays: the driver gives a node one IMEX session, which the node's own service nvidia-imex may hold "+
+	return fmt.Errorf("nvidia-imex has been %s for %s, which it stays: the driver gives a node one IMEX session, which the node's own "+
+		"service nvidia-imex may hold "+
 		"(see systemctl status nvidia-imex there), and needs every GPU of the node in order", a.state, since)
 }
 

@@ -13,8 +13,9 @@ import (
 type board struct {
 	// gpus is how many NVIDIA GPUs there are.
 	gpus int
-	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with NVSwitches of its own (HGX, DGX) has NVLink among its own
-	// GPUs alone, whatever its GPUs say of their fabric: with FABRIC_MODE=1 they say "in progress" for ever (#1263, #1264 of NVIDIA's DRA driver).
+	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with NVSwitches of its own (HGX, DGX) has NVLink among
+	// its own GPUs alone, whatever its GPUs say of their fabric: with FABRIC_MODE=1 they say "in progress" for ever (#1263, #1264 of NVIDIA's
+	// DRA driver).
 	multiNode bool
 }
 
@@ -25,7 +26,8 @@ const (
 	classBridgeOther = 0x0680
 )
 
-// multiNodeGPU says whether a GPU of this PCI device ID has NVLink to switches outside its node (pci.ids, NVIDIA's public list of device IDs).
+// multiNodeGPU says whether a GPU of this PCI device ID has NVLink to switches outside its node (pci.ids, NVIDIA's public list of device
+// IDs).
 func multiNodeGPU(device uint16) bool {
 	switch device {
 	case 0x2342, 0x2348, // GH200 (NVL32)

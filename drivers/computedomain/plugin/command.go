@@ -42,7 +42,8 @@ func Command(h host.Host) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := node.Validate()
 			if namespace == "" {
-				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set POD_NAMESPACE"))
+				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set "+
+					"POD_NAMESPACE"))
 			}
 			if err != nil {
 				return err
@@ -51,7 +52,8 @@ func Command(h host.Host) *cobra.Command {
 		},
 	}
 	node.Bind(command.Flags(), h.Env, role)
-	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"), "namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
+	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"),
+		"namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
 	return command
 }
 
@@ -86,7 +88,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
 	follow := &follower{
-		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served, changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
+		reader: reader, fabric: &p.fabric, holdings: &p.holdings, served: served,
+		changed: func(f fabric) { tell(ctx, recorder, node.NodeName, f) },
 	}
 	group.Go(func() error {
 		member := drain.Member{Directory: node.Drain(), Role: role}
@@ -178,7 +181,8 @@ func tell(ctx context.Context, recorder record.EventRecorder, nodeName string, f
 	klog.FromContext(ctx).Info("NVLink fabric of this node", "state", f.state, "clique", f.clique, "problem", f.problem)
 	if f.problem != "" {
 		// Node Events name the node in place of its UID, which is what kubectl describe looks for.
-		recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}, corev1.EventTypeWarning, f.problemKind, f.problem)
+		recorder.Event(&corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}, corev1.EventTypeWarning, f.problemKind,
+			f.problem)
 	}
 }
 

@@ -25,8 +25,8 @@ const (
 	persistName = "persist"
 	// bootName holds the ID of the boot in which persistName was last used.
 	bootName = "boot"
-	// resolverName is what the container sees as /etc/nsswitch.conf. Its image has none, and not every C library looks into /etc/hosts first without:
-	// "dns [!UNAVAIL=return] files" has been the default, with which a peer's name is asked of DNS and found nowhere.
+	// resolverName is what the container sees as /etc/nsswitch.conf. Its image has none, and not every C library looks into /etc/hosts first
+	// without: "dns [!UNAVAIL=return] files" has been the default, with which a peer's name is asked of DNS and found nowhere.
 	resolverName = "nsswitch.conf"
 	resolverText = "hosts: files dns\n"
 )
@@ -53,8 +53,8 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 	}}, nil
 }
 
-// forgetEarlierBoot removes what nvidia-imex kept in an earlier boot of the node. Its own place for it is on a tmpfs, which a boot empties: memory that
-// others had mapped is gone with the boot, and nobody is to be waited for.
+// forgetEarlierBoot removes what nvidia-imex kept in an earlier boot of the node. Its own place for it is on a tmpfs, which a boot empties:
+// memory that others had mapped is gone with the boot, and nobody is to be waited for.
 func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
 	last, err := os.ReadFile(path)
@@ -74,20 +74,23 @@ func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	return writer.Write(path, []byte(boot+"\n"), 0o644)
 }
 
-// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the right to manage the fabric
-// (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly"). problems are told, and are no refusal.
+// driverEdits give a daemon's container what nvidia-imex needs of the driver: its files, nvidiactl, every GPU's node and the right to
+// manage the fabric (public PR #1222 of NVIDIA's DRA driver: "without access to all the GPUs, the IMEX daemon doesn't work properly").
+// problems are told, and are no refusal.
 func (k *kind) driverEdits(clique string) (edits specs.ContainerEdits, problems []string, err error) {
 	const reason = "NoIMEXDaemon"
 	at := k.driver.Locate()
 	if at.Library == "" {
-		return edits, nil, draplugin.Refuse("DriverNotFound", "the node's GPUs are in NVLink clique %s, but the driver's files are in none of %s", clique, placesOf(k.driver))
+		return edits, nil, draplugin.Refuse("DriverNotFound", "the node's GPUs are in NVLink clique %s, but the driver's files are in none of %s",
+			clique, placesOf(k.driver))
 	}
 	files, err := driverfiles.Find(at.Root)
 	if err != nil {
 		return edits, nil, draplugin.Refuse(reason, "the node's GPUs are in NVLink clique %s, but no IMEX daemon can run there: %w", clique, err)
 	}
 	for _, file := range files.Files {
-		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: file.Host, ContainerPath: file.Container, Options: []string{"ro", "nosuid", "nodev", "bind"}})
+		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: file.Host, ContainerPath: file.Container,
+			Options: []string{"ro", "nosuid", "nodev", "bind"}})
 	}
 	edits.Env = append(edits.Env, computedomain.EnvProgram+"="+files.Daemon, computedomain.EnvControl+"="+files.Control)
 	if files.Loader != "" {

@@ -22,7 +22,8 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 	dir := filepath.Join(n.dir, "state/domains", string(domainUID))
 	own := []string{"rw", "nosuid", "nodev", "noexec", "bind"}
 	ofDriver := func(host, container string) *specs.Mount {
-		return &specs.Mount{HostPath: "/run/nvidia/driver/usr/" + host, ContainerPath: "/driver/" + container, Options: []string{"ro", "nosuid", "nodev", "bind"}}
+		return &specs.Mount{HostPath: "/run/nvidia/driver/usr/" + host, ContainerPath: "/driver/" + container,
+			Options: []string{"ro", "nosuid", "nodev", "bind"}}
 	}
 	want := specs.ContainerEdits{
 		Env: []string{
@@ -37,7 +38,8 @@ func TestADaemonGetsTheDriverItsDevicesAndItsDomain(t *testing.T) {
 		Mounts: []*specs.Mount{
 			{HostPath: dir, ContainerPath: "/imexd", Options: own},
 			{HostPath: filepath.Join(dir, "persist"), ContainerPath: "/var/run/nvidia-imex", Options: own},
-			{HostPath: filepath.Join(dir, "nsswitch.conf"), ContainerPath: "/etc/nsswitch.conf", Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
+			{HostPath: filepath.Join(dir, "nsswitch.conf"), ContainerPath: "/etc/nsswitch.conf",
+				Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}},
 			ofDriver("bin/nvidia-imex", "bin/nvidia-imex"), ofDriver("bin/nvidia-imex-ctl", "bin/nvidia-imex-ctl"),
 			ofDriver("lib64/libnvidia-imex.so.1", "lib/libnvidia-imex.so.1"), ofDriver("lib64/libnvidia-ml.so.1", "lib/libnvidia-ml.so.1"),
 		},

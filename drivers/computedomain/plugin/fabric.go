@@ -49,8 +49,8 @@ const (
 	problemDrained = "GPUsDrained"
 )
 
-// minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without that each
-// change of peers would be a restart).
+// minimumDriver is the first driver whose nvidia-imex takes names for its peers and looks them up again (NVIDIA's release notes; without
+// that each change of peers would be a restart).
 const minimumDriver = "570.158.01"
 
 // passing says that the state is one that nodes go through when they start: it is waited for.
@@ -152,10 +152,12 @@ func (r *fabricReader) usable(f fabric) fabric {
 	case f.state != nvml.Joined:
 	case r.version != "" && older(r.version, minimumDriver):
 		f.problemKind = problemOldDriver
-		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update the driver", r.version, minimumDriver)
+		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update "+
+			"the driver", r.version, minimumDriver)
 	case r.hostDaemon():
 		f.problemKind = problemHostDaemon
-		f.problem = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl disable --now " + hostService
+		f.problem = "the node runs an nvidia-imex of its own, and the driver gives a node one IMEX session: stop it with systemctl disable " +
+			"--now " + hostService
 	}
 	return f
 }

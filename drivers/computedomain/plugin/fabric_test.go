@@ -53,21 +53,30 @@ func TestNoDriverNotJoinedAndNoFabricAreThreeThings(t *testing.T) {
 		kind, says  string
 		remembered  string
 	}{
-		"a node without GPUs":                             {start: nvmllib.ERROR_LIBRARY_NOT_FOUND, state: nvml.NoFabric},
-		"GPUs whose driver is not there":                  {start: nvmllib.ERROR_LIBRARY_NOT_FOUND, board: board{gpus: 4, multiNode: true}, state: nvml.NoFabric, kind: problemNoDriver, says: "4 NVIDIA GPUs"},
-		"a driver that is not loaded":                     {start: nvmllib.ERROR_DRIVER_NOT_LOADED, board: board{gpus: 8}, state: nvml.NoFabric, kind: problemNoDriver, says: "not loaded"},
-		"a rack's node whose GPUs are not even on PCI":    {start: nvmllib.ERROR_DRIVER_NOT_LOADED, last: clique, remembered: clique, state: nvml.NoFabric, kind: problemNoDriver, says: "last in NVLink clique " + clique},
-		"a bus that cannot be read":                       {start: nvmllib.ERROR_DRIVER_NOT_LOADED, boardErr: errors.New("no sysfs"), state: nvml.NoFabric, kind: problemNoDriver},
-		"a rack's node that has joined":                   {version: good, info: joined, board: board{4, true}, state: nvml.Joined, remembered: clique},
-		"a rack's node that is joining":                   {version: good, info: inProgress, board: board{4, true}, state: nvml.Joining},
-		"a board that says in progress for ever":          {version: good, info: inProgress, board: board{8, false}, state: nvml.NoFabric},
-		"GPUs nobody knows, on a node that was in a rack": {version: good, info: inProgress, board: board{4, false}, last: clique, remembered: clique, state: nvml.Joining},
-		"joining, on a bus that cannot be read":           {version: good, info: inProgress, boardErr: errors.New("no sysfs"), state: nvml.Joining},
-		"a driver that says there is no fabric":           {version: good, code: nvmllib.ERROR_NOT_SUPPORTED, last: clique, state: nvml.NoFabric},
-		"a driver that is too old":                        {version: "570.86.15", info: joined, state: nvml.Joined, kind: problemOldDriver, says: "is 570.86.15, and IMEX needs 570.158.01 or later", remembered: clique},
-		"the first driver that will do":                   {version: "570.158.01", info: joined, state: nvml.Joined, remembered: clique},
-		"an old driver without fabric":                    {version: "535.1", code: nvmllib.ERROR_NOT_SUPPORTED, state: nvml.NoFabric},
-		"a node with an nvidia-imex of its own":           {version: good, info: joined, host: true, state: nvml.Joined, kind: problemHostDaemon, says: "systemctl disable --now nvidia-imex.service", remembered: clique},
+		"a node without GPUs": {start: nvmllib.ERROR_LIBRARY_NOT_FOUND, state: nvml.NoFabric},
+		"GPUs whose driver is not there": {start: nvmllib.ERROR_LIBRARY_NOT_FOUND, board: board{gpus: 4, multiNode: true},
+			state: nvml.NoFabric, kind: problemNoDriver, says: "4 NVIDIA GPUs"},
+		"a driver that is not loaded": {start: nvmllib.ERROR_DRIVER_NOT_LOADED, board: board{gpus: 8}, state: nvml.NoFabric,
+			kind: problemNoDriver, says: "not loaded"},
+		"a rack's node whose GPUs are not even on PCI": {start: nvmllib.ERROR_DRIVER_NOT_LOADED, last: clique, remembered: clique,
+			state: nvml.NoFabric, kind: problemNoDriver, says: "last in NVLink clique " + clique},
+		"a bus that cannot be read": {start: nvmllib.ERROR_DRIVER_NOT_LOADED, boardErr: errors.New("no sysfs"),
+			state: nvml.NoFabric, kind: problemNoDriver},
+		"a rack's node that has joined": {version: good, info: joined, board: board{4, true}, state: nvml.Joined,
+			remembered: clique},
+		"a rack's node that is joining":          {version: good, info: inProgress, board: board{4, true}, state: nvml.Joining},
+		"a board that says in progress for ever": {version: good, info: inProgress, board: board{8, false}, state: nvml.NoFabric},
+		"GPUs nobody knows, on a node that was in a rack": {version: good, info: inProgress, board: board{4, false}, last: clique,
+			remembered: clique, state: nvml.Joining},
+		"joining, on a bus that cannot be read": {version: good, info: inProgress, boardErr: errors.New("no sysfs"),
+			state: nvml.Joining},
+		"a driver that says there is no fabric": {version: good, code: nvmllib.ERROR_NOT_SUPPORTED, last: clique, state: nvml.NoFabric},
+		"a driver that is too old": {version: "570.86.15", info: joined, state: nvml.Joined, kind: problemOldDriver,
+			says: "is 570.86.15, and IMEX needs 570.158.01 or later", remembered: clique},
+		"the first driver that will do": {version: "570.158.01", info: joined, state: nvml.Joined, remembered: clique},
+		"an old driver without fabric":  {version: "535.1", code: nvmllib.ERROR_NOT_SUPPORTED, state: nvml.NoFabric},
+		"a node with an nvidia-imex of its own": {version: good, info: joined, host: true, state: nvml.Joined, kind: problemHostDaemon,
+			says: "systemctl disable --now nvidia-imex.service", remembered: clique},
 	} {
 		t.Run(name, func(t *testing.T) {
 			reader := &fabricReader{
@@ -79,7 +88,8 @@ func TestNoDriverNotJoinedAndNoFabricAreThreeThings(t *testing.T) {
 			}
 			for range 2 { // the second time the library is open
 				got := reader.read(t.Context())
-				if !got.known || got.state != c.state || got.problemKind != c.kind || !strings.Contains(got.problem, c.says) || (got.state == nvml.Joined) != (got.clique != "") {
+				if !got.known || got.state != c.state || got.problemKind != c.kind || !strings.Contains(got.problem, c.says) ||
+					(got.state == nvml.Joined) != (got.clique != "") {
 					t.Errorf("%+v; want %s, %q saying %q", got, c.state, c.kind, c.says)
 				}
 			}
@@ -153,8 +163,9 @@ func TestANodesOwnDaemonIsSeenByItsCgroup(t *testing.T) {
 	}
 }
 
-// The three are told apart on fakes that say what real nodes do: a driver that is not loaded leaves PCI as it is; a compute tray of a rack says "in progress"
-// until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever (#1263, #1264 of NVIDIA's DRA driver).
+// The three are told apart on fakes that say what real nodes do: a driver that is not loaded leaves PCI as it is; a compute tray of a rack
+// says "in progress" until the fabric manager is done; an HGX board with FABRIC_MODE=1 says so for ever (#1263, #1264 of NVIDIA's DRA
+// driver).
 func TestFakeNodesInEachStateOfTheirFabricAreToldApart(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile, state string

@@ -33,8 +33,8 @@ func (h *holdings) hold(claim types.UID, namespace string, data held) {
 	}
 }
 
-// release forgets a claim, and calls last for each domain that no other claim is for. What nvidia-imex keeps must outlive its own claim while a job of the
-// domain runs here: the daemon that comes next has to know. Where last fails the claim stays.
+// release forgets a claim, and calls last for each domain that no other claim is for. What nvidia-imex keeps must outlive its own claim
+// while a job of the domain runs here: the daemon that comes next has to know. Where last fails the claim stays.
 func (h *holdings) release(claim types.UID, data held, last func(domain types.UID) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

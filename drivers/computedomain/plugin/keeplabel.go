@@ -10,12 +10,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settleTime is for how long the label and the claims may disagree before the label is changed: preparing and unpreparing do it themselves, a moment apart.
+// settleTime is for how long the label and the claims may disagree before the label is changed: preparing and unpreparing do it themselves,
+// a moment apart.
 const settleTime = 5 * time.Second
 
-// keepLabel keeps the domain's label as the node's claims say, until ctx ends. A label that somebody took off, or that went with a Node object which was made
-// again, is put back while a claim of the domain is prepared: without it the domain's daemon goes, and the job's memory with it. One that no claim is for
-// (its record was lost, or is another plugin's of before) is taken off: it would keep a daemon here for ever.
+// keepLabel keeps the domain's label as the node's claims say, until ctx ends. A label that somebody took off, or that went with a Node
+// object which was made again, is put back while a claim of the domain is prepared: without it the domain's daemon goes, and the job's
+// memory with it. One that no claim is for (its record was lost, or is another plugin's of before) is taken off: it would keep a daemon
+// here for ever.
 func (k *kind) keepLabel(ctx context.Context) {
 	backoff := wait.Backoff{Duration: k.settle, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 2 * time.Minute}
 	retry := backoff
@@ -33,7 +35,8 @@ func (k *kind) keepLabel(ctx context.Context) {
 		case <-labelsChanged:
 		case <-again:
 			if err := k.mendLabel(ctx, held, labels.domain); err != nil {
-				klog.FromContext(ctx).Error(err, "The node's label does not say which compute domain it is part of", "label", labels.domain, "claims", held)
+				klog.FromContext(ctx).Error(err, "The node's label does not say which compute domain it is part of", "label", labels.domain, "claims",
+					held)
 			}
 		case <-ctx.Done():
 		}

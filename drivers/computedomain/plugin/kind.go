@@ -100,7 +100,8 @@ func configOf(device draplugin.AllocatedDevice) (v1beta1.Config, error) {
 		want = "ComputeDomainDaemonConfig"
 	}
 	if len(device.Configs) == 0 {
-		return nil, draplugin.Refuse(reason, "request %s has no configuration: a claim for %s is made from the ResourceClaimTemplate of a ComputeDomain, which brings a %s", device.Request, device.Device, want)
+		return nil, draplugin.Refuse(reason, "request %s has no configuration: a claim for %s is made from the ResourceClaimTemplate of a "+
+			"ComputeDomain, which brings a %s", device.Request, device.Device, want)
 	}
 	strongest := device.Configs[len(device.Configs)-1]
 	config, err := v1beta1.Decode(strongest.Raw)
@@ -116,13 +117,15 @@ func configOf(device draplugin.AllocatedDevice) (v1beta1.Config, error) {
 }
 
 // prepareChannel makes the node part of the claim's domain and waits for the domain's daemon here.
-func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig, data held) (specs.ContainerEdits, error) {
+func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig,
+	data held) (specs.ContainerEdits, error) {
 	domain, err := k.findDomain(ctx, claim, data.Channel)
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	if config.AllocationMode == v1beta1.AllocationModeAll && domain.Spec.Channel.AllocationMode != v1beta1.AllocationModeAll {
-		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "allocationMode is All, but ComputeDomain %s/%s has allocationMode %s", domain.Namespace, domain.Name, domain.Spec.Channel.AllocationMode)
+		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "allocationMode is All, but ComputeDomain %s/%s has allocationMode %s",
+			domain.Namespace, domain.Name, domain.Spec.Channel.AllocationMode)
 	}
 	if _, err := k.awaitFabric(ctx, claim); err != nil {
 		return specs.ContainerEdits{}, err
@@ -151,12 +154,14 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	}
 	channels, err := k.imex.ChannelRange(0, count)
 	if err != nil {
-		return specs.ContainerEdits{}, draplugin.Refuse("NoIMEXChannels", "the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w", current.clique, err)
+		return specs.ContainerEdits{}, draplugin.Refuse("NoIMEXChannels",
+			"the node's GPUs are in NVLink clique %s, but it has no IMEX channels: %w", current.clique, err)
 	}
 	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
 }
 
-// intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that fails.
+// intend records what a claim is for, on disk and here. A daemon's claim that is prepared again is recorded already, and stays so if that
+// fails.
 func (k *kind) intend(claim *draplugin.Claim, data held) error {
 	if k.holdings.daemonOf(claim.UID) == data.Daemon && data.Daemon != "" {
 		return nil
@@ -184,7 +189,9 @@ func (k *kind) findDomain(ctx context.Context, claim *draplugin.Claim, uid types
 	case err != nil:
 		return nil, err
 	case domain == nil:
-		return nil, draplugin.Refuse("NotInDomainNamespace", "namespace %s has no ComputeDomain with UID %s: a claim can only use a ComputeDomain of its own namespace, through the ResourceClaimTemplate that this ComputeDomain names", claim.Namespace, uid)
+		return nil, draplugin.Refuse("NotInDomainNamespace",
+			"namespace %s has no ComputeDomain with UID %s: a claim can only use a ComputeDomain of its own namespace, through the "+
+				"ResourceClaimTemplate that this ComputeDomain names", claim.Namespace, uid)
 	case domain.DeletionTimestamp != nil:
 		return nil, draplugin.Refuse("DomainDeleted", "ComputeDomain %s/%s is being deleted", domain.Namespace, domain.Name)
 	}
@@ -243,11 +250,14 @@ func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *
 // prepareDaemon gives a domain's daemon what it needs on this node.
 func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *held) (specs.ContainerEdits, error) {
 	if claim.Namespace != k.namespace {
-		return specs.ContainerEdits{}, draplugin.Refuse("NotADaemon", "namespace %s: only the controller's claims in namespace %s get the device %s", claim.Namespace, k.namespace, computedomain.DaemonDevice)
+		return specs.ContainerEdits{}, draplugin.Refuse("NotADaemon",
+			"namespace %s: only the controller's claims in namespace %s get the device %s", claim.Namespace, k.namespace, computedomain.DaemonDevice)
 	}
 	name, namespace := claim.Annotations[computedomain.AnnotationName], claim.Annotations[computedomain.AnnotationNamespace]
 	if name == "" || namespace == "" {
-		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the claim lacks the annotations %s and %s, with which the controller says whose daemon it is", computedomain.AnnotationName, computedomain.AnnotationNamespace)
+		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig",
+			"the claim lacks the annotations %s and %s, with which the controller says whose daemon it is", computedomain.AnnotationName,
+			computedomain.AnnotationNamespace)
 	}
 	current, err := k.awaitFabric(ctx, claim)
 	if err != nil {
@@ -283,12 +293,13 @@ func (k *kind) prepareDaemon(ctx context.Context, claim *draplugin.Claim, data *
 	return edits, nil
 }
 
-// Outdated implements draplugin.Renewer: a daemon's claim that was prepared before the node was in its fabric, or in another clique, lacks what the daemon needs.
-// Its container gets that when it is started again, which it sees to itself.
+// Outdated implements draplugin.Renewer: a daemon's claim that was prepared before the node was in its fabric, or in another clique, lacks
+// what the daemon needs. Its container gets that when it is started again, which it sees to itself.
 func (k *kind) Outdated(record claimstate.Record) bool {
 	data, err := decode(record)
 	current := k.fabric.Now()
-	return err == nil && data.Daemon != "" && !current.passing() && current.state == nvml.Joined && current.problem == "" && data.Fabric != current.clique
+	return err == nil && data.Daemon != "" && !current.passing() && current.state == nvml.Joined && current.problem == "" &&
+		data.Fabric != current.clique
 }
 
 // Unprepare implements draplugin.Kind.
@@ -321,7 +332,8 @@ const dataVersion = 0
 func decode(record claimstate.Record) (held, error) {
 	var data held
 	if record.DataVersion > dataVersion {
-		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; run that one again, "+
+		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote "+
+			"it; run that one again, "+
 			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
 	}
 	if len(record.Data) == 0 {
@@ -333,8 +345,8 @@ func decode(record claimstate.Record) (held, error) {
 	return data, nil
 }
 
-// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is: any may be that of a
-// daemon that runs, which could not start nvidia-imex again without.
+// Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is:
+// any may be that of a daemon that runs, which could not start nvidia-imex again without.
 func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	wanted, sure := map[string]bool{}, len(aside) == 0
 	for _, record := range records {
@@ -381,7 +393,8 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 	mode := os.FileMode(0o666)
 	nodes := make([]*specs.DeviceNode, 0, len(devices))
 	for _, device := range devices {
-		nodes = append(nodes, &specs.DeviceNode{Path: device.Path, Type: "c", Major: device.Major, Minor: device.Minor, FileMode: &mode, Permissions: "rw"})
+		nodes = append(nodes, &specs.DeviceNode{Path: device.Path, Type: "c", Major: device.Major, Minor: device.Minor, FileMode: &mode,
+			Permissions: "rw"})
 	}
 	return nodes
 }
@@ -390,7 +403,8 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 func devicesOf(f fabric) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if value := f.taint(); value != "" {
-		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	return []resourceapi.Device{channel, device(computedomain.DaemonDevice, computedomain.TypeDaemon, f)}
 }

@@ -70,13 +70,15 @@ func newTestNode(t *testing.T, f fabric) *testNode {
 		}
 	})
 	writeFile(t, filepath.Join(dir, "proc/devices"), procDevices)
-	writeFile(t, filepath.Join(dir, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"), "DeviceFileMinor: 4\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+	writeFile(t, filepath.Join(dir, "proc/driver/nvidia/capabilities/fabric-imex-mgmt"),
+		"DeviceFileMinor: 4\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
 	for address, minor := range map[string]string{"0000:08:00.0": "0", "0000:09:00.0": "1"} {
 		writeFile(t, filepath.Join(dir, "proc/driver/nvidia/gpus", address, "information"), "Device Minor: \t "+minor+"\n")
 	}
 	writeFile(t, filepath.Join(dir, "proc/sys/kernel/random/boot_id"), "first\n")
 	// Where a driver container has it; the plugin sees it elsewhere than the node.
-	for _, name := range []string{"usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/lib64/libnvidia-ml.so.1", "usr/lib64/libnvidia-imex.so.1"} {
+	for _, name := range []string{"usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/lib64/libnvidia-ml.so.1",
+		"usr/lib64/libnvidia-imex.so.1"} {
 		writeFile(t, filepath.Join(dir, "driver", name), "")
 	}
 	at := options.Node{
@@ -140,7 +142,8 @@ func claimFor(namespace, device string, config any) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "claim", UID: types.UID("claim-" + device)},
 		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: computedomain.Driver, Pool: computedomain.PoolName(nodeName), Device: device}},
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: computedomain.Driver, Pool: computedomain.PoolName(nodeName),
+				Device: device}},
 		}}},
 	}
 	if config != nil {
@@ -269,7 +272,8 @@ func TestModeAllInjectsEveryChannel(t *testing.T) {
 func TestANodeWithoutFabricGetsNoChannelAndSucceeds(t *testing.T) {
 	n := newTestNode(t, noFabric)
 	n.daemonIs(true)
-	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil || len(result.Devices[0].CDIDeviceIDs) != 0 {
+	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeSingle)); result.Err != nil ||
+		len(result.Devices[0].CDIDeviceIDs) != 0 {
 		t.Errorf("result %+v", result)
 	}
 }
@@ -285,20 +289,25 @@ func TestWrongClaimsAreRefusedWithTheReason(t *testing.T) {
 	}{
 		"a domain of another namespace": {channelClaim("stranger", v1beta1.AllocationModeSingle), inFabric,
 			[]string{"namespace stranger has no ComputeDomain", "of its own namespace"}},
-		"a domain that does not exist": {claimFor("user", computedomain.ChannelDevice, v1beta1.ComputeDomainChannelConfig{TypeMeta: meta("ComputeDomainChannelConfig"), DomainID: foreign}), inFabric,
+		"a domain that does not exist": {claimFor("user", computedomain.ChannelDevice,
+			v1beta1.ComputeDomainChannelConfig{TypeMeta: meta("ComputeDomainChannelConfig"), DomainID: foreign}), inFabric,
 			[]string{foreign, "namespace user"}},
 		"no configuration": {claimFor("user", computedomain.ChannelDevice, nil), inFabric,
 			[]string{"ResourceClaimTemplate", "ComputeDomainChannelConfig"}},
-		"a daemon's configuration for a channel": {claimFor("user", computedomain.ChannelDevice, v1beta1.ComputeDomainDaemonConfig{TypeMeta: meta("ComputeDomainDaemonConfig"), DomainID: foreign}), inFabric,
+		"a daemon's configuration for a channel": {claimFor("user", computedomain.ChannelDevice,
+			v1beta1.ComputeDomainDaemonConfig{TypeMeta: meta("ComputeDomainDaemonConfig"), DomainID: foreign}), inFabric,
 			[]string{"takes a ComputeDomainChannelConfig only"}},
-		"a GPU's configuration for a daemon": {claimFor(system, computedomain.DaemonDevice, v1beta1.GpuConfig{TypeMeta: meta("GpuConfig")}), inFabric,
+		"a GPU's configuration for a daemon": {claimFor(system, computedomain.DaemonDevice, v1beta1.GpuConfig{TypeMeta: meta("GpuConfig")}),
+			inFabric,
 			[]string{"takes a ComputeDomainDaemonConfig only"}},
-		"an empty domain": {claimFor("user", computedomain.ChannelDevice, v1beta1.ComputeDomainChannelConfig{TypeMeta: meta("ComputeDomainChannelConfig")}), inFabric,
+		"an empty domain": {claimFor("user", computedomain.ChannelDevice,
+			v1beta1.ComputeDomainChannelConfig{TypeMeta: meta("ComputeDomainChannelConfig")}), inFabric,
 			[]string{"domainID", "status.allocation.devices.config[0]"}},
 		"no JSON":                          {claimFor("user", computedomain.ChannelDevice, "nonsense"), inFabric, []string{"not a JSON object"}},
 		"a daemon in a tenant's namespace": {daemonClaim("user"), inFabric, []string{"namespace user", system}},
 		"a daemon without its domain":      {unannotated, inFabric, []string{computedomain.AnnotationName}},
-		"GPUs that disagree": {channelClaim("user", v1beta1.AllocationModeSingle), fabric{known: true, state: nvml.NoFabric, problem: "GPU-0 in a; GPU-1 in b", problemKind: problemDisagree},
+		"GPUs that disagree": {channelClaim("user", v1beta1.AllocationModeSingle),
+			fabric{known: true, state: nvml.NoFabric, problem: "GPU-0 in a; GPU-1 in b", problemKind: problemDisagree},
 			[]string{"node-a", "GPU-0 in a; GPU-1 in b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -326,7 +335,8 @@ func TestAModeThatTheDomainDoesNotAllowIsRefused(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)
 	n.domains.(finder)["user"].Spec.Channel.AllocationMode = v1beta1.AllocationModeSingle
-	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeAll)); result.Err == nil || !strings.Contains(result.Err.Error(), "allocationMode") {
+	if result := n.prepare(t, channelClaim("user", v1beta1.AllocationModeAll)); result.Err == nil ||
+		!strings.Contains(result.Err.Error(), "allocationMode") {
 		t.Errorf("result %+v", result)
 	}
 }

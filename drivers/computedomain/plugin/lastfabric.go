@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// lastFabric is the file that says which clique the node was last known to be in, over restarts and reboots: without a driver nothing else tells a node of a
-// rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody understands.
+// lastFabric is the file that says which clique the node was last known to be in, over restarts and reboots: without a driver nothing else
+// tells a node of a rack from one without fabric, and a job that gets no channel on the former fails in ways that nobody understands.
 type lastFabric struct {
 	path string
 }

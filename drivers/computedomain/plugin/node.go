@@ -56,7 +56,8 @@ func (n *node) see(object *corev1.Node) {
 
 // follow keeps the labels current until ctx ends.
 func (n *node) follow(ctx context.Context) {
-	source := cache.NewListWatchFromClient(n.client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector(metav1.ObjectNameField, n.name))
+	source := cache.NewListWatchFromClient(n.client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
+		fields.OneTermEqualSelector(metav1.ObjectNameField, n.name))
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    &corev1.Node{},
@@ -77,13 +78,14 @@ func labelsOf(object *corev1.Node) nodeLabels {
 // keepMetadata drops what a Node object carries beside its labels: the list of its images alone is tens of kilobytes.
 func keepMetadata(obj any) (any, error) {
 	if object, ok := obj.(*corev1.Node); ok {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion, Labels: object.Labels}}, nil
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion,
+			Labels: object.Labels}}, nil
 	}
 	return obj, nil
 }
 
-// labelClique keeps the node's clique label as the fabric says, until ctx ends: also when someone else changes it, or when the Node
-// object is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+// labelClique keeps the node's clique label as the fabric says, until ctx ends: also when someone else changes it, or when the Node object
+// is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
 func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric]) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff
@@ -143,8 +145,8 @@ func (n *node) patch(ctx context.Context, labels map[string]any) error {
 	return nil
 }
 
-// leave takes the domain's label off the node, unless the node has another domain's by now. Where no label is known the API server is asked all
-// the same: the answer to join may have been lost, and its watch be late.
+// leave takes the domain's label off the node, unless the node has another domain's by now. Where no label is known the API server is asked
+// all the same: the answer to join may have been lost, and its watch be late.
 func (n *node) leave(ctx context.Context, domain types.UID) error {
 	if labels := n.labels.Now(); labels.domain != "" && labels.domain != domain {
 		return nil

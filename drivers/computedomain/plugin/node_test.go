@@ -22,7 +22,8 @@ func TestALabelWhoseSettingWasNeverAnsweredIsTakenOffAgain(t *testing.T) {
 			return false, nil, nil
 		}
 		lost = false
-		labelled := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "2", Labels: map[string]string{v1beta1.LabelComputeDomain: string(domainUID)}}}
+		labelled := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ResourceVersion: "2",
+			Labels: map[string]string{v1beta1.LabelComputeDomain: string(domainUID)}}}
 		if err := n.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), labelled, ""); err != nil {
 			t.Error(err)
 		}

@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// hold notes which devices a claim has. A device that is not published, since its form was withdrawn after the claim was allocated it, is published now: the
-// scheduler has to know why the rest of its GPU is not to be had. first says that nothing was known of the claim before.
+// hold notes which devices a claim has. A device that is not published, since its form was withdrawn after the claim was allocated it, is
+// published now: the scheduler has to know why the rest of its GPU is not to be had. first says that nothing was known of the claim before.
 func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 	var held []devices.Held
 	hidden := false
@@ -63,7 +63,8 @@ func (k *Kind) offerAgain() {
 	k.options.Changed()
 }
 
-// SetForms changes the forms in which the GPUs are offered. What stands on the GPUs is not looked at again, and what claims hold stays offered.
+// SetForms changes the forms in which the GPUs are offered. What stands on the GPUs is not looked at again, and what claims hold stays
+// offered.
 func (k *Kind) SetForms(forms devices.Forms) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()

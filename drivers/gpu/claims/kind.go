@@ -79,14 +79,14 @@ type Options struct {
 	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
 	LeftFile string
 	Writer   atomicfile.Writer
-	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where the file is not there and AdoptModes is set
-	// (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
+	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where the file is not there and
+	// AdoptModes is set (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
 	ModesFile  string
 	AdoptModes bool
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, before other claims can have it. name is how the
-	// claims call it.
+	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, before other claims can have it. name is
+	// how the claims call it.
 	Appeared func(name string, d *devices.Device)
 	// Changed is called when a claim's end changed what is offered.
 	Changed func()
@@ -126,8 +126,8 @@ func (k *Kind) Lock(ctx context.Context, uuids ...string) (unlock func(), err er
 	return k.locks.Lock(ctx, uuids...)
 }
 
-// Holds says which parts of a GPU a device occupies: a partition its memory slices, alone; a whole GPU every slice, alone; a share every slice,
-// beside other shares. So the ledger refuses a second form of a GPU even where the scheduler was told otherwise.
+// Holds says which parts of a GPU a device occupies: a partition its memory slices, alone; a whole GPU every slice, alone; a share every
+// slice, beside other shares. So the ledger refuses a second form of a GPU even where the scheduler was told otherwise.
 func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
 	d := k.Hardware().Pool.Device(device.Device)
 	if d == nil {

@@ -13,12 +13,13 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// A GPU that cannot be shared in the ordinary way again (nvidia-smi fails, or waits for ever) holds no claim and no pod: it is reported and remembered, and the
-// next claim on it tries again.
+// A GPU that cannot be shared in the ordinary way again (nvidia-smi fails, or waits for ever) holds no claim and no pod: it is reported and
+// remembered, and the next claim on it tries again.
 
 // leave remembers a GPU that could not be set back. The GPU is locked.
 func (k *Kind) leave(s sharingData, why error) {
-	k.options.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it", s.GPU, s.share(), why))
+	k.options.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it", s.GPU,
+		s.share(), why))
 	if errors.Is(why, fs.ErrNotExist) {
 		return // the program that would have changed it is not there, so nothing was changed
 	}
@@ -38,8 +39,8 @@ func notReset(s sharingData) string {
 	return "TimeSliceNotReset"
 }
 
-// catchUp sets back what could not be set back when earlier claims ended. A GPU whose time slices are longer or shorter than the claim wants is handed out all the
-// same; one that lets a single process in is not.
+// catchUp sets back what could not be set back when earlier claims ended. A GPU whose time slices are longer or shorter than the claim
+// wants is handed out all the same; one that lets a single process in is not.
 func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 	for i, d := range p.devices {
 		if d.Form == devices.MIG || p.claim.Devices[i].Admin() {
@@ -53,7 +54,8 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 		}
 		if err := k.unset(ctx, s); err != nil {
 			if s.Strategy == v1beta1.MPS && p.shares[i].strategy != v1beta1.MPS {
-				return draplugin.Refuse("SharingNotReset", "%s lets one process in alone, since an earlier claim used it with MPS, and cannot be set back: %w", d.GPU.UUID, err)
+				return draplugin.Refuse("SharingNotReset",
+					"%s lets one process in alone, since an earlier claim used it with MPS, and cannot be set back: %w", d.GPU.UUID, err)
 			}
 			k.options.Report(notReset(s), fmt.Sprintf("%s is handed out, but still shared by %s: %v", s.GPU, s.share(), err))
 			continue
@@ -80,11 +82,13 @@ func (k *Kind) writeLeft() {
 		err = k.options.Writer.Write(k.options.LeftFile, text, 0o600)
 	}
 	if err != nil {
-		k.options.Report("StateNotKept", fmt.Sprintf("which GPUs are still shared in the way of claims that ended is forgotten at the next restart: %v", err))
+		k.options.Report("StateNotKept", fmt.Sprintf("which GPUs are still shared in the way of claims that ended is forgotten at the next "+
+			"restart: %v", err))
 	}
 }
 
-// readLeft reads what the last run kept. What cannot be read is reported and forgotten: the GPUs then keep what they have until somebody sets it.
+// readLeft reads what the last run kept. What cannot be read is reported and forgotten: the GPUs then keep what they have until somebody
+// sets it.
 func (k *Kind) readLeft() {
 	if k.options.LeftFile == "" {
 		return

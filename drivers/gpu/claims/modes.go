@@ -17,8 +17,9 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// From Hopper on the MIG mode changes at once, so claims switch it: a MIG device's on, a whole GPU's off. A GPU that an administrator brought into MIG mode is
-// left in it: between nvidia-smi -mig 1 and the first instance it is not to be handed out whole. So the driver remembers whose mode it is.
+// From Hopper on the MIG mode changes at once, so claims switch it: a MIG device's on, a whole GPU's off. A GPU that an administrator
+// brought into MIG mode is left in it: between nvidia-smi -mig 1 and the first instance it is not to be handed out whole. So the driver
+// remembers whose mode it is.
 
 // modes are the GPUs that claims brought into MIG mode, by UUID.
 type modes struct {
@@ -52,7 +53,8 @@ func (m *modes) read(gpus []*inventory.GPU, adopt bool) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("which GPUs claims brought into MIG mode: %s: %w: those that are in it now count as brought there by an administrator", m.file, err)
+		return fmt.Errorf("which GPUs claims brought into MIG mode: %s: %w: those that are in it now count as brought there by an administrator",
+			m.file, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,7 +119,8 @@ func (m *modes) keep() error {
 	return nil
 }
 
-// cut brings a GPU into MIG mode for a claim. That it is the claim's mode is kept first: after a crash in between the GPU would never be whole again.
+// cut brings a GPU into MIG mode for a claim. That it is the claim's mode is kept first: after a crash in between the GPU would never be
+// whole again.
 func (k *Kind) cut(g *inventory.GPU) error {
 	if g.MIG != nil && !g.MIG.NeedsReset && !divided(g) {
 		if err := k.modes.set(g.UUID, true); err != nil {
@@ -134,8 +137,8 @@ func (k *Kind) OwnMode(uuid string) {
 	}
 }
 
-// AdoptMode takes a GPU's MIG mode, whoever switched it on, for the driver's own to switch off: a MIGLayout decides over the GPU. changed says that it was
-// somebody else's.
+// AdoptMode takes a GPU's MIG mode, whoever switched it on, for the driver's own to switch off: a MIGLayout decides over the GPU. changed
+// says that it was somebody else's.
 func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
 	if changed = k.modes.foreign([]*inventory.GPU{g})[g.UUID]; changed {
 		k.OwnMode(g.UUID)

@@ -110,7 +110,8 @@ func (p *preparation) find() error {
 	for _, allocated := range p.claim.Devices {
 		d := p.hardware.Pool.Device(allocated.Device)
 		if d == nil {
-			return draplugin.Refuse("DeviceUnknown", "device %s of pool %s is not on this node any more: delete the claim (or its pod), and the scheduler chooses another", allocated.Device, allocated.Pool)
+			return draplugin.Refuse("DeviceUnknown", "device %s of pool %s is not on this node any more: delete the claim (or its pod), and the "+
+				"scheduler chooses another", allocated.Device, allocated.Pool)
 		}
 		d = d.As(allocated.ShareID != nil, allocated.ConsumedCapacity)
 		s, err := configure(d, allocated.Configs)
@@ -179,10 +180,13 @@ func (k *Kind) undivided(d *devices.Device) error {
 		return err
 	}
 	if len(standing) > 0 {
-		return draplugin.Refuse("GPUPartitioned", "%s is cut into %d MIG instances that this driver did not make or is still removing, so it cannot be handed out as %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or use the MIG devices", d.GPU.UUID, len(standing), d.Name())
+		return draplugin.Refuse("GPUPartitioned",
+			"%s is cut into %d MIG instances that this driver did not make or is still removing, so it cannot be handed out as %s: remove them "+
+				"(nvidia-smi mig -dci; nvidia-smi mig -dgi), or use the MIG devices", d.GPU.UUID, len(standing), d.Name())
 	}
 	if k.modes.foreign([]*inventory.GPU{d.GPU})[d.GPU.UUID] {
-		return draplugin.Refuse("GPUInMIGMode", "%s is in MIG mode, which no claim switched on, so it is not handed out as %s: switch the mode off "+
+		return draplugin.Refuse("GPUInMIGMode", "%s is in MIG mode, which no claim switched on, so it is not handed out as %s: switch the "+
+			"mode off "+
 			"(nvidia-smi -i %d -mig 0), or use its MIG devices", d.GPU.UUID, d.Name(), d.GPU.Index)
 	}
 	if err := partition.Require(d.GPU, false); err != nil {
@@ -212,19 +216,25 @@ func (k *Kind) planPartitions(p *preparation) error {
 		instance, stands := partition.At(standing, d.Profile.ID, d.Placement.Start)
 		if d.Static || p.claim.Devices[i].Admin() {
 			if !stands || !instance.Whole() {
-				return draplugin.Refuse("MIGDeviceGone", "no MIG instance %s stands at memory slice %d of %s any more: an administrator changed the layout; restart the driver's pod on this node, and delete the claim", d.Profile.Name, d.Placement.Start, d.GPU.UUID)
+				return draplugin.Refuse("MIGDeviceGone", "no MIG instance %s stands at memory slice %d of %s any more: an administrator changed the "+
+					"layout; restart the driver's pod on this node, and delete the claim", d.Profile.Name, d.Placement.Start, d.GPU.UUID)
 			}
 			p.instances[i] = instance
 			continue
 		}
 		for _, other := range standing {
 			// An instance that was made for this very claim before a crash is taken again.
-			ours := k.owner(place{d.GPU.UUID, other.Profile, other.Start}) == p.claim.UID && other.Profile == d.Profile.ID && other.Start == d.Placement.Start
+			ours := k.owner(place{d.GPU.UUID, other.Profile, other.Start}) == p.claim.UID && other.Profile == d.Profile.ID &&
+				other.Start == d.Placement.Start
 			if other.Overlaps(d.Placement) && !ours {
-				return draplugin.Refuse("PlacementOccupied", "memory slices %d to %d of %s are taken by MIG instance %d (profile %d), which was not made for this claim: where nothing uses it, remove it with nvidia-smi mig -dci -gi %d and -dgi -gi %d", d.Placement.Start, d.Placement.Start+d.Placement.Size-1, d.GPU.UUID, other.ID, other.Profile, other.ID, other.ID)
+				return draplugin.Refuse("PlacementOccupied",
+					"memory slices %d to %d of %s are taken by MIG instance %d (profile %d), which was not made for this claim: where nothing uses it, "+
+						"remove it with nvidia-smi mig -dci -gi %d and -dgi -gi %d", d.Placement.Start, d.Placement.Start+d.Placement.Size-1, d.GPU.UUID,
+					other.ID, other.Profile, other.ID, other.ID)
 			}
 		}
-		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID, Start: d.Placement.Start})
+		p.data.Partitions = append(p.data.Partitions, partitionData{Device: d.Name(), GPU: d.GPU.UUID, Profile: d.Profile.ID,
+			Start: d.Placement.Start})
 	}
 	if len(p.data.Partitions) == 0 && len(p.data.Sharing) == 0 && p.data.MPS == nil {
 		return nil

@@ -50,8 +50,10 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	switch {
 	case !k.options.RemoveUnknown:
 	case len(aside) > 0:
-		k.options.Report("MIGInstancesKept", fmt.Sprintf("no MIG instance is removed, as --unknown-mig-instances=remove says, while the records of %d claims lie aside "+
-			"unread, since it may be theirs: look at the files that ClaimStateUnreadable named, delete them when their pods are gone, and restart the driver's pod", len(aside)))
+		k.options.Report("MIGInstancesKept", fmt.Sprintf("no MIG instance is removed, as --unknown-mig-instances=remove says, while the "+
+			"records of %d claims lie aside "+
+			"unread, since it may be theirs: look at the files that ClaimStateUnreadable named, delete them when their pods are gone, and "+
+			"restart the driver's pod", len(aside)))
 	default:
 		k.removeUnknown(ctx, held)
 	}
@@ -71,7 +73,8 @@ func (k *Kind) noteUnknown() {
 			}
 		}
 		if len(unknown) > 0 {
-			k.options.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they are, and the GPU in no other form "+
+			k.options.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they are, and "+
+				"the GPU in no other form "+
 				"(with --unknown-mig-instances=remove they would be removed at the plugin's start)", g.UUID, strings.Join(unknown, ", ")))
 		}
 	}
@@ -84,7 +87,8 @@ func (k *Kind) LayOut() {
 	k.layOut()
 }
 
-// SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not change it.
+// SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not
+// change it.
 func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -93,7 +97,8 @@ func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.offer(&h)
 }
 
-// SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known before.
+// SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known
+// before.
 func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -159,8 +164,8 @@ func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
 	k.unseen[device][claim] = shared
 }
 
-// appeared are the devices, by the names that claims hold them by, that pool is the first to show. Their claims share the GPU in the ordinary way
-// unless they said otherwise.
+// appeared are the devices, by the names that claims hold them by, that pool is the first to show. Their claims share the GPU in the
+// ordinary way unless they said otherwise.
 func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -182,8 +187,9 @@ func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 	return appeared
 }
 
-// static lists what stands on a GPU of which at least one instance is an administrator's, else nil. Where GPUs are not cut on demand (any more), claims'
-// instances of before count as an administrator's while they stand: nothing else would keep their GPU from being offered whole.
+// static lists what stands on a GPU of which at least one instance is an administrator's, else nil. Where GPUs are not cut on demand (any
+// more), claims' instances of before count as an administrator's while they stand: nothing else would keep their GPU from being offered
+// whole.
 func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG bool) []devices.Instance {
 	var out []devices.Instance
 	foreign := noMIG && len(standing) > 0
@@ -191,7 +197,8 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 		held := k.owner(place{g.UUID, i.Profile, i.Start}) != ""
 		foreign = foreign || !held
 		if !held && !i.Whole() {
-			k.options.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances with one that fills them are offered", g.UUID, i.ID))
+			k.options.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances with "+
+				"one that fills them are offered", g.UUID, i.ID))
 			continue
 		}
 		out = append(out, devices.Instance{ProfileID: i.Profile, Start: i.Start, UUID: i.UUID, Held: held})
@@ -205,7 +212,8 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 	return out
 }
 
-// removeUnknown removes the instances that belong to no claim, as the administrator wished: that no claim had made, and none of held names the device of.
+// removeUnknown removes the instances that belong to no claim, as the administrator wished: that no claim had made, and none of held names
+// the device of.
 func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 	for _, g := range k.Hardware().Node.GPUs {
 		standing, err := partition.List(g)

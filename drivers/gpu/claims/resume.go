@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's, and ends those of claims that are
-// gone. records returns the claims that exist; it may be called while others come and go.
+// ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's, and ends those
+// of claims that are gone. records returns the claims that exist; it may be called while others come and go.
 func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record) {
 	at := sharing.Now() // before the claims are looked at: one that comes later is not taken for gone
 	existing := records()
@@ -62,7 +62,8 @@ type resume struct {
 	over   chan struct{}
 }
 
-// begin returns the context for starting a claim's daemon again, and what tells that this is over. It returns nil where the claim's end came first.
+// begin returns the context for starting a claim's daemon again, and what tells that this is over. It returns nil where the claim's end
+// came first.
 func (r *resumes) begin(ctx context.Context, claim types.UID) (resuming context.Context, done func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

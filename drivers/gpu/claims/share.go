@@ -10,16 +10,19 @@ import (
 )
 
 // shareEdits tell a limiter inside the container (HAMi-core, and others that read the same variables) what the share is: index counts the
-// claim's shares in the order of the allocation, so limits never depend on the order of a map, and two shares of one GPU stay two. A container that uses
-// one request of several sees that share's GPU as its first, for which no variable has the right index: there those without an index hold.
+// claim's shares in the order of the allocation, so limits never depend on the order of a map, and two shares of one GPU stay two. A
+// container that uses one request of several sees that share's GPU as its first, for which no variable has the right index: there those
+// without an index hold.
 func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	if memory, ok := allocated.ConsumedCapacity[devices.CapMemory]; ok {
-		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", index, memory.Value()>>20), fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))
+		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", index, memory.Value()>>20),
+			fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))
 	}
 	if cores, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
 		// Of these HAMi-core knows the one without an index alone; it holds for every device of the container.
-		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT_%d=%d", index, cores.Value()), fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores.Value()))
+		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT_%d=%d", index, cores.Value()),
+			fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores.Value()))
 	}
 	return e
 }

@@ -43,11 +43,13 @@ func (k *Kind) planSharing(p *preparation) error {
 			continue // its time slices have no length to choose, and its processes are its own
 		}
 		if before, ok := wanted[d.GPU.UUID]; ok && !before.same(s) {
-			return draplugin.Refuse("SharingContradicts", "device %s is to be shared by %s, and by %s for another request of the claim: one GPU is shared in one way", d.Name(), s, before)
+			return draplugin.Refuse("SharingContradicts",
+				"device %s is to be shared by %s, and by %s for another request of the claim: one GPU is shared in one way", d.Name(), s, before)
 		}
 		wanted[d.GPU.UUID] = s
 		if other, holder := k.sharedBy(d.GPU.UUID, p.claim.UID); holder != "" && !other.same(s) {
-			return draplugin.Refuse("SharingContradicts", "device %s is shared by %s for the claim with UID %s; this claim asks for %s: one GPU is shared in one way", d.Name(), other, holder, s)
+			return draplugin.Refuse("SharingContradicts",
+				"device %s is shared by %s for the claim with UID %s; this claim asks for %s: one GPU is shared in one way", d.Name(), other, holder, s)
 		}
 	}
 	for gpu, s := range wanted {
@@ -62,14 +64,18 @@ func (k *Kind) planSharing(p *preparation) error {
 // planMPS notes that the claim gets a control daemon. There is one for all its devices, so they are set up alike.
 func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) error {
 	if d.Form == devices.Shared {
-		return draplugin.Refuse("MPSNotForShares", "device %s: sharing.strategy MPS is for whole GPUs and MIG devices; a share has limits of its own by its capacities memory and cores", d.Name())
+		return draplugin.Refuse("MPSNotForShares",
+			"device %s: sharing.strategy MPS is for whole GPUs and MIG devices; a share has limits of its own by its capacities memory and cores",
+			d.Name())
 	}
 	if p.data.MPS == nil {
 		p.data.MPS = &sharing.Settings{Config: config}
 		return nil
 	}
 	if !equality.Semantic.DeepEqual(p.data.MPS.Config, config) {
-		return draplugin.Refuse("SharingContradicts", "device %s: sharing.mpsConfig differs between the claim's devices: a claim has one MPS control daemon; use one configuration, or a claim for each", d.Name())
+		return draplugin.Refuse("SharingContradicts",
+			"device %s: sharing.mpsConfig differs between the claim's devices: a claim has one MPS control daemon; use one configuration, or a "+
+				"claim for each", d.Name())
 	}
 	return nil
 }
@@ -200,8 +206,8 @@ func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error
 	return nil
 }
 
-// endSharingOf ends a claim's sharing of one GPU. The claim is forgotten while the GPU is locked: of two claims that end at once each would else take the
-// other for one that stays, and nobody would set the GPU back.
+// endSharingOf ends a claim's sharing of one GPU. The claim is forgotten while the GPU is locked: of two claims that end at once each would
+// else take the other for one that stays, and nobody would set the GPU back.
 func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData) error {
 	unlock, err := k.Lock(ctx, s.GPU)
 	if err != nil {

@@ -52,7 +52,8 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 func decode(record claimstate.Record) (data, error) {
 	var d data
 	if record.DataVersion > dataVersion {
-		return d, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; run that one again, "+
+		return d, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; "+
+			"run that one again, "+
 			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
 	}
 	if len(record.Data) == 0 {
@@ -100,8 +101,8 @@ func (k *Kind) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Pr
 	return unlessLost(ctx, g, partition.Destroy(g, p, made.Start))
 }
 
-// unlessLost is why something could not be undone on a GPU, nil where the GPU does not answer any more: the reset that it needs undoes it, and until then
-// the claim's pod, which was evicted for the loss, would not go.
+// unlessLost is why something could not be undone on a GPU, nil where the GPU does not answer any more: the reset that it needs undoes it,
+// and until then the claim's pod, which was evicted for the loss, would not go.
 func unlessLost(ctx context.Context, g *inventory.GPU, err error) error {
 	if err == nil || g.Answers() {
 		return err

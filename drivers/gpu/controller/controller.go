@@ -1,5 +1,5 @@
-// Package controller is the cluster's half of the GPU driver: it makes a DeviceClass and claim templates of each VGPUProfile, counts how many
-// slices fit where, and sums up what nodes say of MIGLayouts.
+// Package controller is the cluster's half of the GPU driver: it makes a DeviceClass and claim templates of each VGPUProfile, counts how
+// many slices fit where, and sums up what nodes say of MIGLayouts.
 package controller
 
 import (
@@ -22,8 +22,8 @@ const (
 	fieldManager = "gpufabric-controller"
 	// crdPatience is how long it waits for its kinds: for ever, since the manager's other controllers do not need them.
 	crdPatience = 100 * 365 * 24 * time.Hour
-	// recount is how often what fits where is counted again: ResourceSlices are read page by page and not kept, so that the controller's memory
-	// does not grow with the cluster's GPUs.
+	// recount is how often what fits where is counted again: ResourceSlices are read page by page and not kept, so that the controller's
+	// memory does not grow with the cluster's GPUs.
 	recount = time.Minute
 	// pageSize is how many objects are listed at a time.
 	pageSize = 500
@@ -60,7 +60,8 @@ func applyStatus(ctx context.Context, c client.Client, kind, name, owner string,
 	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
 	object.SetGroupVersionKind(v1alpha1.SchemeGroupVersion().WithKind(kind))
 	object.SetName(name)
-	return client.IgnoreNotFound(c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner), client.ForceOwnership))
+	return client.IgnoreNotFound(c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner),
+		client.ForceOwnership))
 }
 
 // setReady sets the condition Ready.
@@ -69,7 +70,8 @@ func setReady(conditions *[]metav1.Condition, generation int64, ready bool, reas
 	if ready {
 		status = metav1.ConditionTrue
 	}
-	c := metav1.Condition{Type: "Ready", Status: status, Reason: reason, Message: message, ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now)}
+	c := metav1.Condition{Type: "Ready", Status: status, Reason: reason, Message: message, ObservedGeneration: generation,
+		LastTransitionTime: metav1.NewTime(now)}
 	if old := meta.FindStatusCondition(*conditions, "Ready"); old != nil && old.Status == status {
 		c.LastTransitionTime = old.LastTransitionTime
 	}

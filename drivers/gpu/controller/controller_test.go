@@ -28,15 +28,21 @@ import (
 // published are the slices of a node with n A100s, cut by a software profile of that name.
 func published(t *testing.T, node string, n int, profiles ...devices.Profile) []client.Object {
 	t.Helper()
-	found, err := inventory.Reader{NVML: gputest.New(t, n), Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+	found, err := inventory.Reader{NVML: gputest.New(t, n), Locate: func(id string) (inventory.Place,
+		error) {
+		return inventory.Place{BusID: id}, nil
+	}}.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out []client.Object
-	for i, s := range devices.NewPool(found, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}, Profiles: profiles}).Slices(nil) {
-		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + string(rune('a'+i))}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: devices.Driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: devices.PoolName(node)}, Devices: s.Devices, SharedCounters: s.SharedCounters,
-		}})
+	for i, s := range devices.NewPool(found, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible},
+		Profiles: profiles}).Slices(nil) {
+		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + string(rune('a'+i))},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: devices.Driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: devices.PoolName(node)}, Devices: s.Devices,
+				SharedCounters: s.SharedCounters,
+			}})
 	}
 	return out
 }
@@ -45,7 +51,8 @@ func api(objects ...client.Object) client.Client {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	_ = v1alpha1.AddToScheme(scheme)
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.VGPUProfile{}, &v1alpha1.MIGLayout{}).
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.VGPUProfile{},
+		&v1alpha1.MIGLayout{}).
 		WithIndex(&resourceapi.ResourceSlice{}, resourceapi.ResourceSliceSelectorDriver, func(o client.Object) []string {
 			return []string{o.(*resourceapi.ResourceSlice).Spec.Driver}
 		}).Build()
@@ -63,7 +70,8 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 		fits   int32
 		reason string
 	}{
-		"software":            {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware, Memory: quantity("15Gi"), Cores: 10, Namespaces: []string{"team"}}, 4, "Fits"},
+		"software": {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUSoftware, Memory: quantity("15Gi"), Cores: 10,
+			Namespaces: []string{"team"}}, 4, "Fits"},
 		"mig by memory":       {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Memory: quantity("3000M")}, 14, "Fits"},
 		"mig by more memory":  {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Memory: quantity("10G")}, 8, "Fits"},
 		"mig by cores":        {v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUMIG, Cores: 40}, 4, "Fits"},
@@ -103,7 +111,8 @@ func TestAProfileBecomesAClassATemplateAndACount(t *testing.T) {
 			if class.Spec.ExtendedResourceName == nil || *class.Spec.ExtendedResourceName != "gpufabric.io/p" {
 				t.Errorf("extended resource %v", class.Spec.ExtendedResourceName)
 			}
-			if result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(class.Spec.Selectors[0].CEL.Expression, dracel.Options{}); result.Error != nil {
+			if result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(
+				class.Spec.Selectors[0].CEL.Expression, dracel.Options{}); result.Error != nil {
 				t.Errorf("selector %s: %v", class.Spec.Selectors[0].CEL.Expression, result.Error)
 			}
 			for _, namespace := range c.spec.Namespaces {
@@ -120,7 +129,8 @@ func TestAClassOfAnotherOwnerIsLeftAlone(t *testing.T) {
 	theirs := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
 	k := api(theirs, profile("p", v1alpha1.VGPUProfileSpec{Mode: v1alpha1.VGPUExclusive}))
 	r := &profiles{client: k, reader: k, claims: &claims{reader: k, now: time.Now}, now: time.Now}
-	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "p"}}); err == nil || !strings.Contains(err.Error(), "does not belong") {
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "p"}}); err == nil ||
+		!strings.Contains(err.Error(), "does not belong") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -128,7 +138,8 @@ func TestAClassOfAnotherOwnerIsLeftAlone(t *testing.T) {
 func TestALayoutIsReadyWhenEverySelectedNodeHasIt(t *testing.T) {
 	layout := func(entries ...v1alpha1.MIGLayoutNode) *v1alpha1.MIGLayout {
 		l := &v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "l", Generation: 2}}
-		l.Spec = v1alpha1.MIGLayoutSpec{Layout: "a", Config: v1alpha1.MIGPartedConfig{Version: "v1", Layouts: map[string][]v1alpha1.MIGPartedEntry{"a": {{Devices: v1alpha1.AllOrIndices{All: true}}}}}}
+		l.Spec = v1alpha1.MIGLayoutSpec{Layout: "a", Config: v1alpha1.MIGPartedConfig{Version: "v1",
+			Layouts: map[string][]v1alpha1.MIGPartedEntry{"a": {{Devices: v1alpha1.AllOrIndices{All: true}}}}}}
 		l.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"gpu": "yes"}}
 		l.Status.Nodes = entries
 		return l
@@ -143,11 +154,14 @@ func TestALayoutIsReadyWhenEverySelectedNodeHasIt(t *testing.T) {
 		entries         []v1alpha1.MIGLayoutNode
 		reason, message string
 	}{
-		"all have it":            {[]v1alpha1.MIGLayoutNode{applied("n1"), applied("n2")}, "Applied", "2 of 2"},
-		"one is silent":          {[]v1alpha1.MIGLayoutNode{applied("n1")}, "WaitingForNodes", "n2"},
-		"one speaks of the past": {[]v1alpha1.MIGLayoutNode{applied("n1"), {Name: "n2", ObservedGeneration: 1, State: v1alpha1.MIGLayoutApplied}}, "WaitingForNodes", "1 of 2"},
-		"one waits":              {[]v1alpha1.MIGLayoutNode{applied("n1"), {Name: "n2", ObservedGeneration: 2, State: v1alpha1.MIGLayoutWaiting, Message: "held by claim x"}}, "Waiting", "n2 (held by claim x)"},
-		"one failed":             {[]v1alpha1.MIGLayoutNode{applied("n1"), {Name: "n2", ObservedGeneration: 2, State: v1alpha1.MIGLayoutFailed, Message: "no MIG"}}, "Failed", "n2 (no MIG)"},
+		"all have it":   {[]v1alpha1.MIGLayoutNode{applied("n1"), applied("n2")}, "Applied", "2 of 2"},
+		"one is silent": {[]v1alpha1.MIGLayoutNode{applied("n1")}, "WaitingForNodes", "n2"},
+		"one speaks of the past": {[]v1alpha1.MIGLayoutNode{applied("n1"), {Name: "n2", ObservedGeneration: 1, State: v1alpha1.MIGLayoutApplied}},
+			"WaitingForNodes", "1 of 2"},
+		"one waits": {[]v1alpha1.MIGLayoutNode{applied("n1"),
+			{Name: "n2", ObservedGeneration: 2, State: v1alpha1.MIGLayoutWaiting, Message: "held by claim x"}}, "Waiting", "n2 (held by claim x)"},
+		"one failed": {[]v1alpha1.MIGLayoutNode{applied("n1"),
+			{Name: "n2", ObservedGeneration: 2, State: v1alpha1.MIGLayoutFailed, Message: "no MIG"}}, "Failed", "n2 (no MIG)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := api(layout(c.entries...), node("n1", "yes"), node("n2", "yes"), node("n3", "no"))
@@ -160,7 +174,8 @@ func TestALayoutIsReadyWhenEverySelectedNodeHasIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			ready := meta.FindStatusCondition(l.Status.Conditions, "Ready")
-			if ready == nil || ready.Reason != c.reason || !strings.Contains(ready.Message, c.message) || (ready.Status == metav1.ConditionTrue) != (c.reason == "Applied") {
+			if ready == nil || ready.Reason != c.reason || !strings.Contains(ready.Message, c.message) ||
+				(ready.Status == metav1.ConditionTrue) != (c.reason == "Applied") {
 				t.Errorf("condition %+v, want %s with %s", ready, c.reason, c.message)
 			}
 		})

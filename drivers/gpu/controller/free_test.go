@@ -21,10 +21,12 @@ func claim(name, device, memory string) *resourceapi.ResourceClaim {
 	result := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: devices.Driver, Pool: devices.PoolName("n1"), Device: device}
 	if memory != "" {
 		result.ShareID = ptr.To(types.UID("share-" + name))
-		result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{devices.CapMemory: resource.MustParse(memory), devices.CapCores: resource.MustParse("10")}
+		result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{devices.CapMemory: resource.MustParse(memory),
+			devices.CapCores: resource.MustParse("10")}
 	}
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}}}
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}}}
 }
 
 // TestWhatIsFreeIsCountedBesideClaims is about two A100-40 of seven slots for 1g.5gb each, or two shares of 15 GiB.
@@ -47,17 +49,19 @@ func TestWhatIsFreeIsCountedBesideClaims(t *testing.T) {
 		"nothing is held": {software, nil, false, 4},
 		"a share is held": {software, []client.Object{claim("a", "gpu-0-shared-p", "15Gi")}, false, 3},
 		"a share larger than the profile's is held": {software, []client.Object{claim("a", "gpu-0-shared-p", "26Gi")}, false, 2},
-		"both shares of one GPU are held":           {software, []client.Object{claim("a", "gpu-0-shared-p", "15Gi"), claim("b", "gpu-0-shared-p", "15Gi")}, false, 2},
-		"a GPU is held whole":                       {software, []client.Object{claim("a", "gpu-1", "")}, false, 2},
-		"a GPU is held in a share of another kind":  {software, []client.Object{claim("a", "gpu-1-shared", "1Gi")}, false, 2},
-		"a GPU is tainted":                          {software, nil, true, 2},
-		"an administrator looks at a GPU":           {software, []client.Object{admin}, false, 4},
-		"another driver's device is held":           {software, []client.Object{elsewhere}, false, 4},
-		"a claim has no devices yet":                {software, []client.Object{&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "new"}}}, false, 4},
-		"a MIG device of two slots is held":         {mig, []client.Object{claim("a", "gpu-0-mig-2g10gb-14-2", "")}, false, 12},
-		"a GPU is held whole, and MIG is counted":   {mig, []client.Object{claim("a", "gpu-0", "")}, false, 7},
-		"a share is held, and GPUs are counted":     {exclusive, []client.Object{claim("a", "gpu-0-shared-p", "15Gi")}, false, 1},
-		"everything is held":                        {exclusive, []client.Object{claim("a", "gpu-0", ""), claim("b", "gpu-1", "")}, false, 0},
+		"both shares of one GPU are held": {software, []client.Object{claim("a", "gpu-0-shared-p", "15Gi"),
+			claim("b", "gpu-0-shared-p", "15Gi")}, false, 2},
+		"a GPU is held whole":                      {software, []client.Object{claim("a", "gpu-1", "")}, false, 2},
+		"a GPU is held in a share of another kind": {software, []client.Object{claim("a", "gpu-1-shared", "1Gi")}, false, 2},
+		"a GPU is tainted":                         {software, nil, true, 2},
+		"an administrator looks at a GPU":          {software, []client.Object{admin}, false, 4},
+		"another driver's device is held":          {software, []client.Object{elsewhere}, false, 4},
+		"a claim has no devices yet": {software,
+			[]client.Object{&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "new"}}}, false, 4},
+		"a MIG device of two slots is held":       {mig, []client.Object{claim("a", "gpu-0-mig-2g10gb-14-2", "")}, false, 12},
+		"a GPU is held whole, and MIG is counted": {mig, []client.Object{claim("a", "gpu-0", "")}, false, 7},
+		"a share is held, and GPUs are counted":   {exclusive, []client.Object{claim("a", "gpu-0-shared-p", "15Gi")}, false, 1},
+		"everything is held":                      {exclusive, []client.Object{claim("a", "gpu-0", ""), claim("b", "gpu-1", "")}, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := published(t, "n1", 2, devices.Profile{Name: "p", Share: devices.Share{Memory: 15 << 30, Cores: 10}})

@@ -68,7 +68,10 @@ func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, messag
 	applied := 0
 	var failed, waiting, silent []string
 	for _, name := range selected {
-		i := slices.IndexFunc(l.Status.Nodes, func(n v1alpha1.MIGLayoutNode) bool { return n.Name == name && n.ObservedGeneration == l.Generation })
+		i := slices.IndexFunc(l.Status.Nodes, func(n v1alpha1.MIGLayoutNode) bool {
+			return n.Name == name &&
+				n.ObservedGeneration == l.Generation
+		})
 		switch {
 		case i < 0:
 			silent = append(silent, name)

@@ -61,9 +61,12 @@ func (r *profiles) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 		next.Free += n.Free
 	}
 	if next.Fits == 0 {
-		setReady(&next.Conditions, p.Generation, false, "NothingFits", "no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector", r.now())
+		setReady(&next.Conditions, p.Generation, false, "NothingFits",
+			"no GPU that gpu-plugin publishes has room for a slice: look at memory, productNames and nodeSelector", r.now())
 	} else {
-		setReady(&next.Conditions, p.Generation, true, "Fits", fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty, %d beside what claims have", next.Fits, len(nodes), next.Free), r.now())
+		setReady(&next.Conditions, p.Generation, true, "Fits",
+			fmt.Sprintf("%d slices fit on %d nodes while their GPUs are empty, %d beside what claims have", next.Fits, len(nodes), next.Free),
+			r.now())
 	}
 	return ctrl.Result{RequeueAfter: recount}, r.write(ctx, &p, next)
 }
@@ -82,10 +85,11 @@ func (r *profiles) write(ctx context.Context, p *v1alpha1.VGPUProfile, next v1al
 func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 	owner := *metav1.NewControllerRef(p, v1alpha1.SchemeGroupVersion().WithKind("VGPUProfile"))
 	resource := ExtendedResourceName(p.Name)
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Annotations: policyAnnotation(&p.Spec)}, Spec: resourceapi.DeviceClassSpec{
-		ExtendedResourceName: &resource,
-		Selectors:            []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: Selector(p.Name, &p.Spec)}}},
-	}}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Annotations: policyAnnotation(&p.Spec)},
+		Spec: resourceapi.DeviceClassSpec{
+			ExtendedResourceName: &resource,
+			Selectors:            []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: Selector(p.Name, &p.Spec)}}},
+		}}
 	if err := r.make(ctx, class, &resourceapi.DeviceClass{}, owner, func(a, b client.Object) bool {
 		return equality.Semantic.DeepEqual(a.(*resourceapi.DeviceClass).Spec, b.(*resourceapi.DeviceClass).Spec) &&
 			a.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation] == b.GetAnnotations()[v1alpha1.VGPUPolicyAnnotation]
@@ -98,7 +102,8 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 			DeviceClassName: p.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 		}}}
 		// A template's spec cannot be changed, and this one never has to: it names the class.
-		if err := r.make(ctx, template, &resourceapi.ResourceClaimTemplate{}, owner, func(client.Object, client.Object) bool { return true }); err != nil {
+		if err := r.make(ctx, template, &resourceapi.ResourceClaimTemplate{}, owner,
+			func(client.Object, client.Object) bool { return true }); err != nil {
 			return err
 		}
 	}
@@ -106,7 +111,8 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 }
 
 // make creates an object, or updates one of its own that differs.
-func (r *profiles) make(ctx context.Context, want, now client.Object, owner metav1.OwnerReference, same func(a, b client.Object) bool) error {
+func (r *profiles) make(ctx context.Context, want, now client.Object, owner metav1.OwnerReference,
+	same func(a, b client.Object) bool) error {
 	want.SetOwnerReferences([]metav1.OwnerReference{owner})
 	what := fmt.Sprintf("%T %s", want, client.ObjectKeyFromObject(want))
 	err := r.reader.Get(ctx, client.ObjectKeyFromObject(want), now)
@@ -154,14 +160,15 @@ func keepOthers(want, now client.Object) {
 	want.SetLabels(now.GetLabels())
 }
 
-// Selector is the CEL expression of a profile's DeviceClass. A Software profile's devices are those that gpu-plugin cuts by it; it knows their
-// nodes. The other modes choose among devices that are there anyway, so their nodeSelector is left to the pod.
+// Selector is the CEL expression of a profile's DeviceClass. A Software profile's devices are those that gpu-plugin cuts by it; it knows
+// their nodes. The other modes choose among devices that are there anyway, so their nodeSelector is left to the pod.
 func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
 	const attributes, capacity = "device.attributes['gpu.nvidia.com']", "device.capacity['gpu.nvidia.com']"
 	terms := []string{"device.driver == 'gpu.nvidia.com'"}
 	switch s.Mode {
 	case v1alpha1.VGPUSoftware:
-		return strings.Join(append(terms, attributes+".type == 'shared'", "'vgpuProfile' in "+attributes, attributes+".vgpuProfile == "+strconv.Quote(name)), " && ")
+		return strings.Join(append(terms, attributes+".type == 'shared'", "'vgpuProfile' in "+attributes,
+			attributes+".vgpuProfile == "+strconv.Quote(name)), " && ")
 	case v1alpha1.VGPUMIG:
 		terms = append(terms, attributes+".type == 'mig'")
 	default:
@@ -192,7 +199,8 @@ func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alph
 	byNode := map[string]*nodeDevices{}
 	page := &resourceapi.ResourceSliceList{}
 	for {
-		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver}, client.Limit(pageSize), client.Continue(page.Continue)); err != nil {
+		if err := r.reader.List(ctx, page, client.MatchingFields{resourceapi.ResourceSliceSelectorDriver: devices.Driver}, client.Limit(pageSize),
+			client.Continue(page.Continue)); err != nil {
 			return nil, fmt.Errorf("list ResourceSlices: %w", err)
 		}
 		for _, s := range page.Items {

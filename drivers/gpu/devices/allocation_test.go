@@ -114,7 +114,8 @@ func (s *scheduler) allocate(asks ...ask) ([]resourceapi.DeviceRequestAllocation
 		if a.device != "" {
 			// The API has no selector by name: a name in an attribute is this test's alone.
 			slices = named(slices)
-			r.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].name == '%s'", a.device)}}}
+			r.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].name == '%s'", a.device)}}}
 		} else {
 			r.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: a.selector()}}}
 		}
@@ -129,12 +130,15 @@ func (s *scheduler) allocate(asks ...ask) ([]resourceapi.DeviceRequestAllocation
 		}
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, r)
 	}
-	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true}
-	allocator, err := structured.NewAllocator(context.Background(), features, s.allocated, classes{}, slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		PartitionableDevices: true, PrioritizedList: true}
+	allocator, err := structured.NewAllocator(context.Background(), features, s.allocated, classes{}, slices,
+		cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	results, err := allocator.Allocate(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, []*resourceapi.ResourceClaim{claim})
+	results, err := allocator.Allocate(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		[]*resourceapi.ResourceClaim{claim})
 	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
 		s.t.Fatal(err)
 	}
@@ -171,7 +175,8 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 //
 //shows:gpu-device-plugin
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
-	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible, Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
+	pool := devices.NewPool(node(a100(0)), devices.Options{Forms: flexible,
+		Profiles: []devices.Profile{{Name: "ten", Share: devices.Share{Memory: 10 * gib, Cores: 25}, Split: 3}}})
 	for _, first := range pool.Devices() {
 		for _, second := range pool.Devices() {
 			s := newScheduler(t, pool)
@@ -187,8 +192,8 @@ func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 	}
 }
 
-// mayStandTogether is the rule written down apart from the counters: whole and shared exclude all else, two shares share, and two partitions
-// must not overlap, exceed their profile's number, nor both have the one media engine.
+// mayStandTogether is the rule written down apart from the counters: whole and shared exclude all else, two shares share, and two
+// partitions must not overlap, exceed their profile's number, nor both have the one media engine.
 func mayStandTogether(a, b *devices.Device) bool {
 	if a.Form == devices.Shared && b.Form == devices.Shared {
 		return a == b // shares of one profile; two profiles never cut one GPU together

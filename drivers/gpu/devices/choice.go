@@ -99,7 +99,8 @@ func (c Choice) Resolve(node labels.Set) (Chosen, error) {
 	first := c.Nodes[found[0]]
 	if i := slices.IndexFunc(found, func(i int) bool { return !c.Nodes[i].Forms.Equal(first.Forms) }); i >= 0 {
 		other := found[i]
-		return Chosen{}, fmt.Errorf("gpus.forms.nodes[%d] of the chart says %s and nodes[%d] says %s, and both select this node: narrow one of the two selectors, or set the node's label %s",
+		return Chosen{}, fmt.Errorf("gpus.forms.nodes[%d] of the chart says %s and nodes[%d] says %s, and both select this node: narrow one "+
+			"of the two selectors, or set the node's label %s",
 			found[0], first.Forms, other, c.Nodes[other].Forms, FormsLabel)
 	}
 	return Chosen{Forms: first.Forms, Reason: "ChartRule", By: fmt.Sprintf("gpus.forms.nodes[%d] of the chart", found[0])}, nil

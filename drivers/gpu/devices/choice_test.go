@@ -28,13 +28,15 @@ func TestTheNodesLabelComesBeforeTheChartsRulesAndThoseBeforeItsDefault(t *testi
 		node                labels.Set
 		forms, reason, fail string
 	}{
-		"nothing selects it":         {labels.Set{}, "shareable", "ChartDefault", ""},
-		"a rule":                     {labels.Set{"team": "a"}, "flexible", "ChartRule", ""},
-		"two rules of one answer":    {labels.Set{"pool": "mig"}, "mig_1g.10gb_1g.10gb-me", "ChartRule", ""},
-		"two rules of two answers":   {labels.Set{"pool": "mig", "team": "a"}, "", "", "nodes[0] of the chart says mig_1g.10gb_1g.10gb-me and nodes[1] says flexible"},
-		"a label beside such rules":  {labels.Set{"pool": "mig", "team": "a", devices.FormsLabel: "whole"}, "whole", "NodeLabel", ""},
-		"a label with profiles":      {labels.Set{devices.FormsLabel: "mig_3g.40gb"}, "mig_3g.40gb", "NodeLabel", ""},
-		"a label that says nothing":  {labels.Set{devices.FormsLabel: "both"}, "", "", `form "both": allowed are whole, shareable, mig, profiles, flexible`},
+		"nothing selects it":      {labels.Set{}, "shareable", "ChartDefault", ""},
+		"a rule":                  {labels.Set{"team": "a"}, "flexible", "ChartRule", ""},
+		"two rules of one answer": {labels.Set{"pool": "mig"}, "mig_1g.10gb_1g.10gb-me", "ChartRule", ""},
+		"two rules of two answers": {labels.Set{"pool": "mig", "team": "a"}, "", "",
+			"nodes[0] of the chart says mig_1g.10gb_1g.10gb-me and nodes[1] says flexible"},
+		"a label beside such rules": {labels.Set{"pool": "mig", "team": "a", devices.FormsLabel: "whole"}, "whole", "NodeLabel", ""},
+		"a label with profiles":     {labels.Set{devices.FormsLabel: "mig_3g.40gb"}, "mig_3g.40gb", "NodeLabel", ""},
+		"a label that says nothing": {labels.Set{devices.FormsLabel: "both"}, "", "",
+			`form "both": allowed are whole, shareable, mig, profiles, flexible`},
 		"a label without profiles":   {labels.Set{devices.FormsLabel: "mig"}, "", "", "names no MIG profile"},
 		"a label with too many":      {labels.Set{devices.FormsLabel: "whole_1g.10gb"}, "", "", "only form mig has profiles"},
 		"a label with a profile two": {labels.Set{devices.FormsLabel: "mig_1g.10gb_1g.10gb"}, "", "", "once"},

@@ -33,8 +33,8 @@ var engines = []engine{
 	{"ofa-engines", CapOFAEngines, func(p inventory.Profile) int { return p.OFAEngines }},
 }
 
-// total is how much of an engine a GPU has: what the largest combination of one profile may hold, since NVML says how many instances of a profile fit on an
-// empty GPU.
+// total is how much of an engine a GPU has: what the largest combination of one profile may hold, since NVML says how many instances of a
+// profile fit on an empty GPU.
 func (e engine) total(g *inventory.GPU) int {
 	total := 0
 	for _, p := range g.MIG.Profiles {
@@ -48,8 +48,8 @@ func memorySlice(i int) string { return fmt.Sprintf("memory-slice-%d", i) }
 // profileSlots is the counter that holds a profile to the number of instances the hardware allows (1g.5gb+me: one).
 func profileSlots(p inventory.Profile) string { return fmt.Sprintf("profile-%d", p.ID) }
 
-// limited says whether placements alone would let more instances stand than the hardware does: each needs memory slices of its own, and what
-// they leave open the profile's own counter closes.
+// limited says whether placements alone would let more instances stand than the hardware does: each needs memory slices of its own, and
+// what they leave open the profile's own counter closes.
 func limited(p inventory.Profile) bool { return p.MaxInstances < disjoint(p.Placements) }
 
 // disjoint is how many of the placements can stand side by side; NVML lists them in ascending order of start.
@@ -70,8 +70,8 @@ func counter(value int64) resourceapi.Counter {
 // wholeCounter is the one counter of a GPU that is offered in several forms, none of them MIG: whoever has one form of it has the GPU.
 const wholeCounter = "gpu"
 
-// exclusive says whether some of a GPU's devices exclude each other in ways that a scheduler has to be told by counters. A GPU that is one device, or whose
-// devices are MIG placements that can all stand at once, needs none.
+// exclusive says whether some of a GPU's devices exclude each other in ways that a scheduler has to be told by counters. A GPU that is one
+// device, or whose devices are MIG placements that can all stand at once, needs none.
 func exclusive(all []*Device) bool {
 	if len(all) < 2 {
 		return false
@@ -90,8 +90,8 @@ func exclusive(all []*Device) bool {
 	return len(scarce(all[0].GPU, all)) > 0
 }
 
-// counterSet is what the devices of a GPU draw on: its memory slices, and beside them only what memory slices alone would let be handed out twice. The
-// scheduler compares every counter of every set of a node for each device that it looks at.
+// counterSet is what the devices of a GPU draw on: its memory slices, and beside them only what memory slices alone would let be handed out
+// twice. The scheduler compares every counter of every set of a node for each device that it looks at.
 func counterSet(g *inventory.GPU, all []*Device) resourceapi.CounterSet {
 	counters := map[string]resourceapi.Counter{}
 	set := resourceapi.CounterSet{Name: counterSetName(g), Counters: counters}
@@ -110,8 +110,8 @@ func counterSet(g *inventory.GPU, all []*Device) resourceapi.CounterSet {
 	return set
 }
 
-// scarce are the counters that placements need beside memory slices, with their totals: those of the profiles of which the hardware allows fewer instances than
-// have room (1g.5gb+me: one), and those of the engines that would still run out.
+// scarce are the counters that placements need beside memory slices, with their totals: those of the profiles of which the hardware allows
+// fewer instances than have room (1g.5gb+me: one), and those of the engines that would still run out.
 func scarce(g *inventory.GPU, all []*Device) map[string]int {
 	out, capped := map[string]int{}, map[int]int{}
 	for _, d := range all {
@@ -128,8 +128,8 @@ func scarce(g *inventory.GPU, all []*Device) map[string]int {
 	return out
 }
 
-// most is how much of an engine the MIG placements among devices would take that can stand side by side, by their memory slices and by how many instances of
-// the profiles in capped there may be.
+// most is how much of an engine the MIG placements among devices would take that can stand side by side, by their memory slices and by how
+// many instances of the profiles in capped there may be.
 func most(all []*Device, of func(inventory.Profile) int, capped map[int]int) int {
 	byStart, end := map[int][]*Device{}, 0
 	for _, d := range all {

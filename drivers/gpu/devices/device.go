@@ -1,8 +1,9 @@
-// Package devices turns a node's GPUs into the devices of one DRA pool, in the forms that somebody wants (Forms). A GPU with one form is one device without
-// counters. Where a GPU has several, they draw on its counter set, so that the scheduler itself cannot hand one GPU out in two forms.
+// Package devices turns a node's GPUs into the devices of one DRA pool, in the forms that somebody wants (Forms). A GPU with one form is
+// one device without counters. Where a GPU has several, they draw on its counter set, so that the scheduler itself cannot hand one GPU out
+// in two forms.
 //
-// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its memory and so has it
-// whole; claims that ask for memory share it, as far as memory and cores go.
+// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its memory and
+// so has it whole; claims that ask for memory share it, as far as memory and cores go.
 //
 // What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the form Shared (read from
 // structured/internal/incubating, and tried in this package's tests): the first allocation takes the device's counters, later ones skip the
@@ -62,8 +63,8 @@ func (d *Device) multiple() bool {
 	return d.API.AllowMultipleAllocations != nil && *d.API.AllowMultipleAllocations
 }
 
-// As is the device as one claim has it, by what the claim consumes: a GPU of ModeShareable is whole to a claim that consumes all of its memory, and shared
-// to any other. Any other device is what it is.
+// As is the device as one claim has it, by what the claim consumes: a GPU of ModeShareable is whole to a claim that consumes all of its
+// memory, and shared to any other. Any other device is what it is.
 func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource.Quantity) *Device {
 	if d.Form != Whole || !shared {
 		return d
@@ -137,15 +138,15 @@ func common(n *inventory.Node, g *inventory.GPU, form Form) attributes {
 	return a
 }
 
-// identity adds what names a GPU that is not cut. index is NVML's, which nvidia-smi shows: earlier releases of NVIDIA's DRA driver published it, those of
-// 2026 do not any more, and manifests select by it.
+// identity adds what names a GPU that is not cut. index is NVML's, which nvidia-smi shows: earlier releases of NVIDIA's DRA driver
+// published it, those of 2026 do not any more, and manifests select by it.
 func (a attributes) identity(g *inventory.GPU) {
 	a.text(AttrUUID, g.UUID)
 	a[AttrIndex] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.Index))}
 }
 
-// undivided is the whole GPU beside the MIG placements that it can be cut into. Beside them its engines count, as theirs do, under the names that NVIDIA's
-// DRA driver gives them there; a GPU that is offered in no MIG placements has memory alone, there as here.
+// undivided is the whole GPU beside the MIG placements that it can be cut into. Beside them its engines count, as theirs do, under the
+// names that NVIDIA's DRA driver gives them there; a GPU that is offered in no MIG placements has memory alone, there as here.
 func undivided(n *inventory.Node, g *inventory.GPU) *Device {
 	d := whole(n, g)
 	if g.MIG == nil || len(g.MIG.Profiles) == 0 {
@@ -208,8 +209,8 @@ func (p Profile) fits(g *inventory.GPU) bool {
 	return p.Share.Memory <= g.MemoryBytes && (len(p.ProductNames) == 0 || slices.Contains(p.ProductNames, g.ProductName))
 }
 
-// profiled is the shareable form as a profile cuts it: what a request without capacities gets is one share of the profile, so that its extended
-// resource counts shares. A GPU has shares of one profile at a time.
+// profiled is the shareable form as a profile cuts it: what a request without capacities gets is one share of the profile, so that its
+// extended resource counts shares. A GPU has shares of one profile at a time.
 func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
 	d := shared(n, g, p.Share.of(g))
 	d.API.Name = ProfileName(g, p.Name)
@@ -221,7 +222,8 @@ func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
 			// A step that leads beyond the capacity would have the API server refuse the slice, and with it the node's other GPUs.
 			amounts.Step = one
 		}
-		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
+		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all,
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
 	}
 	return d
 }
@@ -271,8 +273,9 @@ func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 	return d
 }
 
-// shareable is the GPU as ModeShareable offers it, under the name and with the type of a whole GPU. A claim without capacities consumes the default of
-// memory, which is all of it, and so excludes every other. The smallest share has a MiB and a percent: a share of nothing would count for nothing.
+// shareable is the GPU as ModeShareable offers it, under the name and with the type of a whole GPU. A claim without capacities consumes the
+// default of memory, which is all of it, and so excludes every other. The smallest share has a MiB and a percent: a share of nothing would
+// count for nothing.
 func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	total := g.MemoryBytes &^ (shareStep - 1)
 	cores := int64(defaultCores)
@@ -286,8 +289,8 @@ func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	return d
 }
 
-// mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which nobody changes: a node of eight GPUs has some two
-// hundred placements, and the maps of each take three kilobytes.
+// mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which nobody changes: a node of eight GPUs
+// has some two hundred placements, and the maps of each take three kilobytes.
 type mould struct {
 	attributes attributes
 	capacity   map[resourceapi.QualifiedName]resourceapi.DeviceCapacity

@@ -11,8 +11,8 @@ import (
 // Mode is one word for the forms in which a GPU is offered.
 type Mode string
 
-// The modes. A scheduler looks at every device and every counter of a node for each pod that it places there, so each mode beyond Whole has a price that
-// every pod of the cluster pays (docs/scheduling.md has the figures).
+// The modes. A scheduler looks at every device and every counter of a node for each pod that it places there, so each mode beyond Whole has
+// a price that every pod of the cluster pays (docs/scheduling.md has the figures).
 const (
 	// ModeWhole offers the whole GPU, to one claim at a time, and draws on no counters.
 	ModeWhole Mode = "whole"
@@ -38,8 +38,8 @@ type Forms struct {
 	MIGProfiles []string `json:"migProfiles,omitempty"`
 }
 
-// ParseForms reads Forms as a label's value has them: a mode, and for mig the profiles after it, all joined by "_". A label cannot hold the plus sign of
-// "1g.10gb+me": there a dash stands for it.
+// ParseForms reads Forms as a label's value has them: a mode, and for mig the profiles after it, all joined by "_". A label cannot hold the
+// plus sign of "1g.10gb+me": there a dash stands for it.
 func ParseForms(text string) (Forms, error) {
 	words := strings.Split(text, "_")
 	f := Forms{Mode: Mode(words[0]), MIGProfiles: words[1:]}

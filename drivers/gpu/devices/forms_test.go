@@ -63,12 +63,14 @@ func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
 				for _, set := range s.SharedCounters {
 					counters += len(set.Counters)
 				}
-				published := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: devices.Driver, Devices: s.Devices, SharedCounters: s.SharedCounters}}
+				published := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: devices.Driver, Devices: s.Devices,
+					SharedCounters: s.SharedCounters}}
 				bytes += published.Size()
 			}
 			t.Logf("%d slices, %d devices, %d counters, %d bytes in etcd", len(layout), all, counters, bytes)
 			if len(layout) != c.slices || all != c.devices || counters != c.counters || bytes > c.bytes {
-				t.Errorf("%d slices, %d devices, %d counters, %d bytes; want %d, %d, %d and at most %d", len(layout), all, counters, bytes, c.slices, c.devices, c.counters, c.bytes)
+				t.Errorf("%d slices, %d devices, %d counters, %d bytes; want %d, %d, %d and at most %d", len(layout), all, counters, bytes, c.slices,
+					c.devices, c.counters, c.bytes)
 			}
 		})
 	}
@@ -121,7 +123,8 @@ func TestAShareableGPUIsWholeToAPlainClaim(t *testing.T) {
 func TestMIGPlacementsOfOneProfileNeedNoCounters(t *testing.T) {
 	for _, p := range a100(0).MIG.Profiles {
 		t.Run(p.Name, func(t *testing.T) {
-			s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: devices.Forms{Mode: devices.ModeMIG, MIGProfiles: []string{p.Name}}}))
+			s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: devices.Forms{Mode: devices.ModeMIG,
+				MIGProfiles: []string{p.Name}}}))
 			got := 0
 			for range 10 {
 				if _, ok := s.allocate(ask{form: "mig"}); ok {
@@ -147,14 +150,19 @@ func TestWhatClaimsHoldStaysPublished(t *testing.T) {
 		want        string // names, a withdrawn one in brackets
 	}{
 		{"a share of before, and whole wanted", "whole", []devices.Held{{Device: "gpu-0-shared", Shared: true}}, "(gpu-0-shared) gpu-1"},
-		{"a profile's share, and others wanted besides", "shareable", []devices.Held{{Device: "gpu-0-shared-ten", Shared: true}}, "gpu-0 gpu-0-shared-ten gpu-1 gpu-1-shared-ten"},
+		{"a profile's share, and others wanted besides", "shareable", []devices.Held{{Device: "gpu-0-shared-ten", Shared: true}},
+			"gpu-0 gpu-0-shared-ten gpu-1 gpu-1-shared-ten"},
 		{"a share of a profile that is gone", "whole", []devices.Held{{Device: "gpu-0-shared-gone", Shared: true}}, "(gpu-0-shared-gone) gpu-1"},
-		{"two instances of before", "whole", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}, {Device: "gpu-0-mig-3g20gb-9-4"}}, "gpu-0-mig-1g5gb-19-3 gpu-0-mig-3g20gb-9-4 gpu-1"},
+		{"two instances of before", "whole", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}, {Device: "gpu-0-mig-3g20gb-9-4"}},
+			"gpu-0-mig-1g5gb-19-3 gpu-0-mig-3g20gb-9-4 gpu-1"},
 		{"whole held, and shareable wanted", "shareable", []devices.Held{{Device: "gpu-0"}}, "gpu-0 gpu-1"},
 		{"shares held, and whole wanted", "whole", []devices.Held{{Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1"},
-		{"shares held, and MIG wanted", "mig_3g.20gb", []devices.Held{{Device: "gpu-0", Shared: true}, {Device: "gpu-0", Shared: true}}, "(gpu-0) gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
-		{"an instance of the wanted profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-3g20gb-9-4"}}, "gpu-0-mig-3g20gb-9-0 gpu-0-mig-3g20gb-9-4 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
-		{"an instance of another profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}}, "gpu-0-mig-1g5gb-19-3 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
+		{"shares held, and MIG wanted", "mig_3g.20gb", []devices.Held{{Device: "gpu-0", Shared: true}, {Device: "gpu-0", Shared: true}},
+			"(gpu-0) gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
+		{"an instance of the wanted profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-3g20gb-9-4"}},
+			"gpu-0-mig-3g20gb-9-0 gpu-0-mig-3g20gb-9-4 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
+		{"an instance of another profile held", "mig_3g.20gb", []devices.Held{{Device: "gpu-0-mig-1g5gb-19-3"}},
+			"gpu-0-mig-1g5gb-19-3 gpu-1-mig-3g20gb-9-0 gpu-1-mig-3g20gb-9-4"},
 		{"a device that no GPU can be", "whole", []devices.Held{{Device: "gpu-0-mig-9g90gb-1-1"}, {Device: "gpu-17"}}, "gpu-0 gpu-1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -180,7 +188,8 @@ func TestWhatClaimsHoldStaysPublished(t *testing.T) {
 	}
 }
 
-// TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn holds the one case in which the scheduler itself sees another device under the same name.
+// TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn holds the one case in which the scheduler itself sees another device under the
+// same name.
 func TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: forms(t, "shareable")}))
 	if _, ok := s.allocate(ask{form: "gpu", memory: "1Gi"}); !ok {
@@ -216,7 +225,8 @@ func TestAFormThatAGPUCannotHaveIsSaid(t *testing.T) {
 
 func TestADeviceThatIsNotPublishedIsKnown(t *testing.T) {
 	pool := devices.NewPool(node(a100(0)), devices.Options{})
-	for name, form := range map[string]devices.Form{"gpu-0": devices.Whole, "gpu-0-shared": devices.Shared, "gpu-0-shared-x": devices.Shared, "gpu-0-mig-1g5gb-19-3": devices.MIG} {
+	for name, form := range map[string]devices.Form{"gpu-0": devices.Whole, "gpu-0-shared": devices.Shared, "gpu-0-shared-x": devices.Shared,
+		"gpu-0-mig-1g5gb-19-3": devices.MIG} {
 		if d := pool.Device(name); d == nil || d.Form != form {
 			t.Errorf("%s is %v, want form %s", name, d, form)
 		}

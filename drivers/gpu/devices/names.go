@@ -80,8 +80,8 @@ func GPUOf(device string) string {
 // SharedName is the device name of a GPU's shareable form.
 func SharedName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d-shared", g.Minor) }
 
-// ProfileName is the device name of a GPU's shareable form as a VGPUProfile cuts it. A device name is a DNS label of at most 63 characters, a
-// VGPUProfile's name may be longer and have dots: such a name gives way to its hash.
+// ProfileName is the device name of a GPU's shareable form as a VGPUProfile cuts it. A device name is a DNS label of at most 63 characters,
+// a VGPUProfile's name may be longer and have dots: such a name gives way to its hash.
 func ProfileName(g *inventory.GPU, profile string) string {
 	name := fmt.Sprintf("gpu-%d-shared-%s", g.Minor, profile)
 	if len(name) <= 63 && !strings.Contains(profile, ".") {

@@ -44,7 +44,8 @@ type Options struct {
 	// Static lists the MIG instances that stand on GPUs whose layout an administrator made, by GPU UUID. A GPU with an entry is offered as
 	// those instances alone.
 	Static map[string][]Instance
-	// MIGMode are the GPUs, by UUID, that somebody else brought into MIG mode: they are offered in MIG forms alone, though a claim could switch the mode off.
+	// MIGMode are the GPUs, by UUID, that somebody else brought into MIG mode: they are offered in MIG forms alone, though a claim could
+	// switch the mode off.
 	MIGMode map[string]bool
 	// NoMIG offers no MIG placements on GPUs without static instances.
 	NoMIG bool
@@ -85,7 +86,8 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 	return p
 }
 
-// wanted are the devices of a GPU that Forms ask for, as far as its MIG mode lets it have them: a GPU whose mode only a reset changes has the forms of its mode.
+// wanted are the devices of a GPU that Forms ask for, as far as its MIG mode lets it have them: a GPU whose mode only a reset changes has
+// the forms of its mode.
 func (p *Pool) wanted(g *inventory.GPU) []*Device {
 	all := p.asked(g)
 	fixed := p.options.MIGMode[g.UUID]
@@ -98,7 +100,8 @@ func (p *Pool) wanted(g *inventory.GPU) []*Device {
 		if fixed {
 			then = ""
 		}
-		p.problem("%s is in MIG mode without instances, and form %s has no MIG instances that could be made: nothing of it is offered; make instances by a MIGLayout or "+
+		p.problem("%s is in MIG mode without instances, and form %s has no MIG instances that could be made: nothing of it is offered; make "+
+			"instances by a MIGLayout or "+
 			"nvidia-smi mig, offer it in form mig, or switch the mode off (nvidia-smi -i %d -mig 0)%s", g.UUID, p.options.Forms, g.Index, then)
 	}
 	return all
@@ -155,7 +158,8 @@ func (p *Pool) named(g *inventory.GPU) []inventory.Profile {
 		return nil
 	}
 	if g.MIG != nil && !g.CanBeCut() {
-		p.problem("%s is offered whole: form %s, and its MIG mode is off until it is reset (nvidia-smi -i %d -mig 1, then a reset)", g.UUID, p.options.Forms, g.Index)
+		p.problem("%s is offered whole: form %s, and its MIG mode is off until it is reset (nvidia-smi -i %d -mig 1, then a reset)", g.UUID,
+			p.options.Forms, g.Index)
 		return nil
 	}
 	found, missing := p.options.Forms.profiles(g)
@@ -188,8 +192,8 @@ func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Dev
 	return out
 }
 
-// kept are the devices of a GPU that claims hold, where one of them is not among those that are wanted; else nil. Nothing else of the GPU is offered until
-// they end: what is wanted may exclude them, and the scheduler could not know.
+// kept are the devices of a GPU that claims hold, where one of them is not among those that are wanted; else nil. Nothing else of the GPU
+// is offered until they end: what is wanted may exclude them, and the scheduler could not know.
 func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device
 	foreign := false
@@ -263,7 +267,8 @@ func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
 		profile, ok := g.MIG.Profile(i.ProfileID)
 		at := slices.IndexFunc(profile.Placements, func(at inventory.Placement) bool { return at.Start == i.Start })
 		if !ok || at < 0 {
-			p.problem("%s: a MIG instance of profile %d at %d stands there, which NVML does not list among its profiles and placements; it is not offered", g.UUID, i.ProfileID, i.Start)
+			p.problem("%s: a MIG instance of profile %d at %d stands there, which NVML does not list among its profiles and placements; it is "+
+				"not offered", g.UUID, i.ProfileID, i.Start)
 			continue
 		}
 		d := mouldOf(p.node, g, profile).partition(g, profile, profile.Placements[at])
@@ -296,7 +301,8 @@ func (p *Pool) offer(g *inventory.GPU, all []*Device) {
 	}
 }
 
-// bySize puts small profiles first, so that a request that any profile satisfies takes the smallest, and those with extras after those without.
+// bySize puts small profiles first, so that a request that any profile satisfies takes the smallest, and those with extras after those
+// without.
 func bySize(profiles []inventory.Profile) []inventory.Profile {
 	sorted := slices.Clone(profiles)
 	slices.SortStableFunc(sorted, func(a, b inventory.Profile) int {
@@ -314,8 +320,8 @@ func bySize(profiles []inventory.Profile) []inventory.Profile {
 	return sorted
 }
 
-// Device finds a device by name, nil where the node can have none of that name. One that is not published is found all the same: a claim may have been
-// allocated it a moment before its form was withdrawn, and the node's ledger decides whether the claim can still have it.
+// Device finds a device by name, nil where the node can have none of that name. One that is not published is found all the same: a claim
+// may have been allocated it a moment before its form was withdrawn, and the node's ledger decides whether the claim can still have it.
 func (p *Pool) Device(name string) *Device {
 	if d := p.devices[name]; d != nil {
 		return d
@@ -334,8 +340,9 @@ func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 // Devices are all published devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }
 
-// Slices lays the pool out in as few ResourceSlices as the API allows: counter sets, where there are any, at most 8 a slice, then the devices, at most 64 a
-// slice, which is the limit for those with counters or taints (a taint must not change the layout of a node's slices). taints are added to the devices they name.
+// Slices lays the pool out in as few ResourceSlices as the API allows: counter sets, where there are any, at most 8 a slice, then the
+// devices, at most 64 a slice, which is the limit for those with counters or taints (a taint must not change the layout of a node's
+// slices). taints are added to the devices they name.
 func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	for sets := range slices.Chunk(p.sets, resourceapi.ResourceSliceMaxCounterSets) {
@@ -347,7 +354,8 @@ func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourcesli
 			api := d.API
 			api.Taints = taints[d.Name()]
 			if p.withdrawn[d.Name()] {
-				api.Taints = append(slices.Clone(api.Taints), resourceapi.DeviceTaint{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+				api.Taints = append(slices.Clone(api.Taints), resourceapi.DeviceTaint{Key: TaintWithdrawn,
+					Effect: resourceapi.DeviceTaintEffectNoSchedule})
 			}
 			slice.Devices = append(slice.Devices, api)
 		}

@@ -116,7 +116,8 @@ func TestAttributesOfAWholeGPU(t *testing.T) {
 // NVIDIA's DRA driver counts a whole GPU's engines beside the MIG devices that it can be cut into, and memory alone otherwise.
 func TestAWholeGPUsEnginesCountBesideItsMIGPlacements(t *testing.T) {
 	g := a100(0)
-	for name, want := range map[resourceapi.QualifiedName]int64{"multiprocessors": 98, "copyEngines": 7, "decoders": 5, "encoders": 0, "jpegEngines": 1, "ofaEngines": 1} {
+	for name, want := range map[resourceapi.QualifiedName]int64{"multiprocessors": 98, "copyEngines": 7, "decoders": 5, "encoders": 0,
+		"jpegEngines": 1, "ofaEngines": 1} {
 		got, published := devices.NewPool(node(g), devices.Options{Forms: flexible}).Device("gpu-0").API.Capacity[name]
 		if !published || got.Value.Value() != want {
 			t.Errorf("%s is %v, want %d", name, got.Value, want)

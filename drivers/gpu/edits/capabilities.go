@@ -34,9 +34,10 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 			return nil, err
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		// The kernel's driver makes no such node: it appears in the /dev of whoever runs NVML or nvidia-modprobe, if that can be written to. Its number is
-		// all that a container needs.
-		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot, ProcDevices: filepath.Join(c.ProcRoot, "devices")}.deviceNode(path, known)
+		// The kernel's driver makes no such node: it appears in the /dev of whoever runs NVML or nvidia-modprobe, if that can be written to. Its
+		// number is all that a container needs.
+		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot, ProcDevices: filepath.Join(c.ProcRoot, "devices")}.deviceNode(path,
+			known)
 		if err != nil {
 			return nil, fmt.Errorf("MIG capability %s: %w", name, err)
 		}

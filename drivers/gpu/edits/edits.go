@@ -74,7 +74,8 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 			s.Problems = append(s.Problems, err)
 		}
 	} else {
-		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is not whole, so containers get the parts of it that are there: %s", o.DriverRoot, strings.Join(strings.Split(err.Error(), "\n"), "; ")))
+		s.Problems = append(s.Problems, fmt.Errorf("the driver under %s is not whole, so containers get the parts of it that are there: %s",
+			o.DriverRoot, strings.Join(strings.Split(err.Error(), "\n"), "; ")))
 		s.common = o.parts()
 	}
 	s.common.Mounts = slices.DeleteFunc(s.common.Mounts, func(m *specs.Mount) bool {
@@ -140,7 +141,8 @@ func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 // parts gathers what a driver root without libcuda has, by name. Device nodes are seen to by complete.
 func (o Options) parts() specs.ContainerEdits {
 	var e specs.ContainerEdits
-	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*", "usr/lib/*-linux-gnu/libcuda.so*", "usr/bin/nvidia-smi"} {
+	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*",
+		"usr/lib/*-linux-gnu/libcuda.so*", "usr/bin/nvidia-smi"} {
 		found, err := filepath.Glob(filepath.Join(o.DriverRoot, pattern))
 		if err != nil {
 			continue

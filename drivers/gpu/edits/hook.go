@@ -19,9 +19,9 @@ const HookProgram = "/usr/bin/nvidia-cdi-hook"
 // NoHook is the wish for containers without hooks.
 const NoHook = "none"
 
-// Hook is the program that the container runtime runs in a container that is being made: it writes the container's cache of libraries, so that a loader that does
-// not search the mounted directories finds libcuda.so.1 too, keeps programs from making device nodes that the container must not have, and chooses the newer of
-// the driver's CUDA library and the image's (forward compatibility).
+// Hook is the program that the container runtime runs in a container that is being made: it writes the container's cache of libraries, so
+// that a loader that does not search the mounted directories finds libcuda.so.1 too, keeps programs from making device nodes that the
+// container must not have, and chooses the newer of the driver's CUDA library and the image's (forward compatibility).
 type Hook struct {
 	// Wish is a path on the host of a hook that is there already, NoHook, or empty for our own.
 	Wish string
@@ -32,7 +32,8 @@ type Hook struct {
 	Writer    atomicfile.Writer
 }
 
-// Install returns where the hook is on the host, having put it there where it is ours; empty: containers get no hooks. It may be repeated, also while the hook runs.
+// Install returns where the hook is on the host, having put it there where it is ours; empty: containers get no hooks. It may be repeated,
+// also while the hook runs.
 func (h Hook) Install() (string, error) {
 	switch h.Wish {
 	case "":
@@ -61,8 +62,8 @@ func (h Hook) Install() (string, error) {
 	return path, nil
 }
 
-// ldconfig is the host's ldconfig, which the hook runs on a container's files: below the driver root where one is there, else empty, which is the hook's default
-// /sbin/ldconfig. It is an error where the driver root is the host's own and has none.
+// ldconfig is the host's ldconfig, which the hook runs on a container's files: below the driver root where one is there, else empty, which
+// is the hook's default /sbin/ldconfig. It is an error where the driver root is the host's own and has none.
 func (o Options) ldconfig() (string, error) {
 	for _, name := range []string{"sbin/ldconfig", "usr/sbin/ldconfig"} {
 		file, err := symlink.FollowSymlinkInScope(filepath.Join(o.DriverRoot, name), o.DriverRoot)

@@ -122,10 +122,12 @@ func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(bundle, "config.json"), string(spec))
-	// As the container runtime runs a hook of createContainer: in the container's mount namespace, where its root is a mount, with its state on the standard input.
+	// As the container runtime runs a hook of createContainer: in the container's mount namespace, where its root is a mount, with its state
+	// on the standard input.
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", `mount --bind "$1" "$1" && shift && exec "$@"`, "sh", container,
 		hook, "update-ldcache", "--ldconfig-path", "/sbin/ldconfig", "--folder", "/opt/driver/lib")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.2.0","id":"c1","status":"creating","pid":%d,"bundle":%q}`, os.Getpid(), bundle))
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.2.0","id":"c1","status":"creating","pid":%d,"bundle":%q}`, os.Getpid(),
+		bundle))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("the hook: %v: %s", err, out)
 	}

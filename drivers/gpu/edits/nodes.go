@@ -18,8 +18,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// controlNodes are the driver's device nodes besides those of GPUs, with how an administrator has them made. A container cannot use CUDA without those
-// that have a remedy; the others are for profilers and for graphics, and there is none where their module is not loaded.
+// controlNodes are the driver's device nodes besides those of GPUs, with how an administrator has them made. A container cannot use CUDA
+// without those that have a remedy; the others are for profilers and for graphics, and there is none where their module is not loaded.
 var controlNodes = []struct{ path, remedy string }{
 	{"/dev/nvidiactl", "nvidia-modprobe, or nvidia-smi on the node, makes it"},
 	{"/dev/nvidia-uvm", "nvidia-modprobe -u -c 0, or modprobe nvidia-uvm, loads the module and makes it"},
@@ -45,8 +45,8 @@ func (e *MissingNodeError) Unwrap() error { return e.Err }
 // nodePath is a GPU's device node in a container.
 func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
 
-// deviceNode is a node by its number, by the file that stands under the dev root, or by both. The file may be of any kind: on a machine where nobody may
-// make device nodes they are plain files, and the container runtime says so where it matters.
+// deviceNode is a node by its number, by the file that stands under the dev root, or by both. The file may be of any kind: on a machine
+// where nobody may make device nodes they are plain files, and the container runtime says so where it matters.
 func (o Options) deviceNode(path string, known driver.Numbers) (*specs.DeviceNode, error) {
 	n := &specs.DeviceNode{Path: path}
 	number([]*specs.DeviceNode{n}, known)
@@ -73,7 +73,8 @@ func unwrapped(err error) error {
 	return err
 }
 
-// complete adds the device nodes that were not found as files and whose numbers are known, and notes those that containers cannot do without.
+// complete adds the device nodes that were not found as files and whose numbers are known, and notes those that containers cannot do
+// without.
 func (s *Set) complete(o Options, n *inventory.Node) {
 	for _, node := range controlNodes {
 		if err := o.add(&s.common, node.path, s.seen.majors); err != nil && node.remedy != "" {
@@ -83,7 +84,8 @@ func (s *Set) complete(o Options, n *inventory.Node) {
 	for _, g := range n.GPUs {
 		e := s.gpus[g.UUID]
 		if err := o.add(&e, nodePath(g), s.seen.majors); err != nil {
-			s.lacking[g.UUID] = append(s.lacking[g.UUID], fmt.Errorf("%s: %w: nvidia-modprobe -c %d, or nvidia-smi on the node, makes it", g.UUID, err, g.Minor))
+			s.lacking[g.UUID] = append(s.lacking[g.UUID], fmt.Errorf("%s: %w: nvidia-modprobe -c %d, or nvidia-smi on the node, makes it", g.UUID,
+				err, g.Minor))
 		}
 		s.gpus[g.UUID] = e
 	}
@@ -152,7 +154,8 @@ func changed(directory string) time.Time {
 	return info.ModTime()
 }
 
-// Outdated says whether looking again may find something else: something was missing, is gone or was replaced, or the kernel gave out other numbers.
+// Outdated says whether looking again may find something else: something was missing, is gone or was replaced, or the kernel gave out other
+// numbers.
 func (s *Set) Outdated() bool {
 	if len(s.Problems) > 0 || !maps.Equal(s.seen.majors, driver.ReadNumbers(s.seen.procDevices)) {
 		return true

@@ -30,20 +30,22 @@ func slicesOf(t *testing.T, node, forms string, gpus int) []runtime.Object {
 	}
 	n := &inventory.Node{DriverVersion: "570.158.01"}
 	for i := range gpus {
-		n.GPUs = append(n.GPUs, &inventory.GPU{Index: i, Minor: i, UUID: "GPU-" + node, ProductName: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30, MIG: &inventory.MIG{
-			MemorySlices: 8, Profiles: []inventory.Profile{{Name: "1g.10gb", ID: 19, MaxInstances: 7, Slices: 1, MemoryBytes: 10 << 30,
-				Placements: []inventory.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}}}},
-		}})
+		n.GPUs = append(n.GPUs, &inventory.GPU{Index: i, Minor: i, UUID: "GPU-" + node, ProductName: "NVIDIA H100 80GB HBM3",
+			MemoryBytes: 80 << 30, MIG: &inventory.MIG{
+				MemorySlices: 8, Profiles: []inventory.Profile{{Name: "1g.10gb", ID: 19, MaxInstances: 7, Slices: 1, MemoryBytes: 10 << 30,
+					Placements: []inventory.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}}}},
+			}})
 	}
 	layout := devices.NewPool(n, devices.Options{Forms: f}).Slices(nil)
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	object.Status.Conditions = []corev1.NodeCondition{{Type: "GPUForms", Reason: "NodeLabel", Message: "asked for: " + forms}}
 	out := []runtime.Object{object}
 	for i, s := range layout {
-		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-" + string(rune('a'+i))}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: devices.Driver, NodeName: &node, Devices: s.Devices, SharedCounters: s.SharedCounters,
-			Pool: resourceapi.ResourcePool{Name: devices.PoolName(node), ResourceSliceCount: int64(len(layout))},
-		}})
+		out = append(out, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-" + string(rune('a'+i))},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: devices.Driver, NodeName: &node, Devices: s.Devices, SharedCounters: s.SharedCounters,
+				Pool: resourceapi.ResourcePool{Name: devices.PoolName(node), ResourceSliceCount: int64(len(layout))},
+			}})
 	}
 	return out
 }
@@ -59,8 +61,10 @@ func classes() []runtime.Object {
 	return []runtime.Object{
 		class("gpu.nvidia.com", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`),
 		class("mig.nvidia.com", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`),
-		class("gpu-share.gpufabric.io", `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`),
-		class("small", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].?vgpuProfile.orValue('') == 'x' || device.attributes['gpu.nvidia.com'].vgpuProfile == 'small'`),
+		class("gpu-share.gpufabric.io", `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in `+
+			`device.attributes['gpu.nvidia.com'])`),
+		class("small", `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].?vgpuProfile.orValue('') == 'x' || `+
+			`device.attributes['gpu.nvidia.com'].vgpuProfile == 'small'`),
 		class("rdma.gpufabric.io", `device.driver == 'rdma.gpufabric.io'`),
 	}
 }
@@ -72,7 +76,8 @@ func claim(name, class, selector string, memory string, pool string, has ...stri
 		exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}
 	}
 	if memory != "" {
-		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+			"memory": resource.MustParse(memory)}}
 	}
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "r", Exactly: exactly}}
@@ -98,8 +103,10 @@ func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
 		claim  *resourceapi.ResourceClaim
 		want   []string
 	}{
-		{"a share where all is whole", map[string]string{"whole": "whole"}, []runtime.Object{taken}, claim("c", "gpu-share.gpufabric.io", "", "10Gi", ""),
-			[]string{"asks for a share of a GPU: no GPU offers it", "on whole (1 free)", "kubectl label --overwrite node whole gpufabric.io/gpu-forms=shareable"}},
+		{"a share where all is whole", map[string]string{"whole": "whole"}, []runtime.Object{taken},
+			claim("c", "gpu-share.gpufabric.io", "", "10Gi", ""),
+			[]string{"asks for a share of a GPU: no GPU offers it", "on whole (1 free)",
+				"kubectl label --overwrite node whole gpufabric.io/gpu-forms=shareable"}},
 		{"a share by a plain class", map[string]string{"whole": "whole"}, nil, claim("c", "gpu.nvidia.com", "", "10Gi", ""),
 			[]string{"a part of a GPU's memory or cores: no GPU offers it", "gpu-forms=shareable"}},
 		{"a MIG profile", map[string]string{"whole": "whole", "other": "shareable"}, nil, claim("c", "mig.nvidia.com", mig, "", ""),
@@ -113,8 +120,10 @@ func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
 		{"a profile's share", map[string]string{"whole": "whole"}, nil, claim("c", "small", "", "", ""),
 			[]string{"a share of the VGPUProfile small: no GPU offers it", "the VGPUProfile small must select node whole"}},
 		{"a class that is not there", map[string]string{"whole": "whole"}, nil, &resourceapi.ResourceClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "team"}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
-				{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: "gone"}, {Name: "b", DeviceClassName: "gpu.nvidia.com"}}}}}}},
+			ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "team"},
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+				{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: "gone"},
+					{Name: "b", DeviceClassName: "gpu.nvidia.com"}}}}}}},
 			[]string{"request r/a, class gone: there is no DeviceClass of that name", "request r/b, class gpu.nvidia.com, asks for a whole GPU"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -145,7 +154,8 @@ func TestNodesAndPrecedenceAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := strings.Join(strings.Fields(explain.Explain(cluster).String()), " ")
-	for _, want := range []string{"a 2 1 2 whole NodeLabel: asked for: whole", "b 2 2 2 MIG 1g.10gb", "2. The node's label gpufabric.io/gpu-forms."} {
+	for _, want := range []string{"a 2 1 2 whole NodeLabel: asked for: whole", "b 2 2 2 MIG 1g.10gb",
+		"2. The node's label gpufabric.io/gpu-forms."} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it lacks %q: %s", want, out)
 		}
@@ -157,7 +167,8 @@ func TestNodesAndPrecedenceAreTold(t *testing.T) {
 
 func TestAClaimThatDoesNotWaitIsRefused(t *testing.T) {
 	client := fake.NewClientset(claim("has", "gpu.nvidia.com", "", "", "a", "gpu-1"))
-	for name, want := range map[string]string{"has": "want NAMESPACE/NAME", "team/has": "it has gpu-1 of pool a-gpu", "team/gone": "there is no claim team/gone"} {
+	for name, want := range map[string]string{"has": "want NAMESPACE/NAME", "team/has": "it has gpu-1 of pool a-gpu",
+		"team/gone": "there is no claim team/gone"} {
 		if _, err := explain.Read(t.Context(), client, name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--claim %s: error %v, want %q", name, err, want)
 		}

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: the scheduler
-// judges what they ask beyond the form (a model, a UUID).
+// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: the
+// scheduler judges what they ask beyond the form (a model, a UUID).
 type Want struct {
 	Form devices.Form
 	// Profiles are the MIG profiles that the selectors name; none: any will do.

@@ -1,5 +1,5 @@
-// Package legacy hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want GPUs
-// counted on the node. Its GPUs are tainted in DRA before they are counted here.
+// Package legacy hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want
+// GPUs counted on the node. Its GPUs are tainted in DRA before they are counted here.
 package extendedresource
 
 import (
@@ -39,7 +39,8 @@ var (
 	_ deviceplugin.Preferrer = (*Plugin)(nil)
 )
 
-// Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on every node of a cluster, so UUIDs of other nodes' GPUs are no error.
+// Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on
+// every node of a cluster, so UUIDs of other nodes' GPUs are no error.
 func Select(n *inventory.Node, wish []string) []*inventory.GPU {
 	var out []*inventory.GPU
 	for _, g := range n.GPUs {
@@ -51,7 +52,8 @@ func Select(n *inventory.Node, wish []string) []*inventory.GPU {
 }
 
 // New writes the CDI spec of the GPUs and makes the plugin. lock keeps the GPU's claims away while its mode is changed.
-func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin, error) {
+func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin,
+	error) {
 	spec := specs.Spec{Kind: kind, ContainerEdits: set.Common()}
 	for _, g := range gpus {
 		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: set.GPU(g)})
@@ -114,7 +116,8 @@ func whole(g *inventory.GPU) error {
 		return err
 	}
 	if len(standing) > 0 {
-		return fmt.Errorf("%s is cut into %d MIG instances: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or leave the GPU to DRA", g.UUID, len(standing))
+		return fmt.Errorf("%s is cut into %d MIG instances: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or leave the GPU to DRA",
+			g.UUID, len(standing))
 	}
 	return partition.Require(g, false)
 }

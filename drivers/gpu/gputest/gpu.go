@@ -251,7 +251,8 @@ func (g *GPU) create(info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlac
 			}
 		}
 		g.nextID++
-		i := &instance{gpu: g, profile: p, number: number, info: nvml.GpuInstanceInfo{Device: g, Id: g.nextID, ProfileId: info.Id, Placement: *at}}
+		i := &instance{gpu: g, profile: p, number: number, info: nvml.GpuInstanceInfo{Device: g, Id: g.nextID, ProfileId: info.Id,
+			Placement: *at}}
 		i.funcs()
 		g.instances[i.info.Id] = i
 		return i, nvml.SUCCESS

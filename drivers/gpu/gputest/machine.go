@@ -62,7 +62,8 @@ type profile struct {
 func profiles() map[int]profile {
 	p := func(id, most, slices, sm, ce, dec, jpeg, ofa uint32, memory uint64, size uint32, at ...uint32) profile {
 		return profile{size: size, at: at, info: nvml.GpuInstanceProfileInfo{
-			Id: id, InstanceCount: most, SliceCount: slices, MultiprocessorCount: sm, CopyEngineCount: ce, DecoderCount: dec, JpegCount: jpeg, OfaCount: ofa, MemorySizeMB: memory,
+			Id: id, InstanceCount: most, SliceCount: slices, MultiprocessorCount: sm, CopyEngineCount: ce, DecoderCount: dec, JpegCount: jpeg,
+			OfaCount: ofa, MemorySizeMB: memory,
 		}}
 	}
 	return map[int]profile{
@@ -84,7 +85,8 @@ func New(t testing.TB, n int) *Machine {
 		m.GPUs = append(m.GPUs, newGPU(minor))
 		m.files(t, minor)
 	}
-	for _, path := range []string{"driver/usr/lib64/libnvidia-ml.so.1", "driver/usr/bin/nvidia-smi", "dev/nvidiactl", "dev/nvidia-uvm", "proc/devices"} {
+	for _, path := range []string{"driver/usr/lib64/libnvidia-ml.so.1", "driver/usr/bin/nvidia-smi", "dev/nvidiactl", "dev/nvidia-uvm",
+		"proc/devices"} {
 		write(t, filepath.Join(m.Root, path), "")
 	}
 	write(t, filepath.Join(m.Root, "proc/sys/kernel/random/boot_id"), "boot-1\n")
@@ -216,5 +218,6 @@ func (m *Machine) library() {
 
 // Event makes NVML tell of an event on a whole GPU.
 func (m *Machine) Event(minor int, kind, data uint64) {
-	m.events <- nvml.EventData{Device: m.GPUs[minor], EventType: kind, EventData: data, GpuInstanceId: 0xFFFFFFFF, ComputeInstanceId: 0xFFFFFFFF}
+	m.events <- nvml.EventData{Device: m.GPUs[minor], EventType: kind, EventData: data, GpuInstanceId: 0xFFFFFFFF,
+		ComputeInstanceId: 0xFFFFFFFF}
 }

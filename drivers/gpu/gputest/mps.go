@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// control is a stand-in for nvidia-cuda-mps-control that needs nothing but a shell. What it answers, and what it makes in its directory, is what version
-// 550.163.01 of the real one does (Debian's package nvidia-cuda-mps, which runs without a GPU; package sharing's tests run it where it is installed).
+// control is a stand-in for nvidia-cuda-mps-control that needs nothing but a shell. What it answers, and what it makes in its directory, is
+// what version 550.163.01 of the real one does (Debian's package nvidia-cuda-mps, which runs without a GPU; package sharing's tests run it
+// where it is installed).
 const control = `#!/bin/sh
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 told="%[1]s"
@@ -33,12 +34,13 @@ get_default_device_pinned_mem_limit*) cat "$dir/limit-${line##* }" ;;
 esac
 `
 
-// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. It notes how it is started and what it is told in the file told, which
-// may be named by the shell's variables, and does something in the shell before it listens.
+// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. It notes how it is started and what it is told in the
+// file told, which may be named by the shell's variables, and does something in the shell before it listens.
 func MPSControl(t testing.TB, driverRoot, told, before string) {
 	t.Helper()
 	program := filepath.Join(driverRoot, "usr/bin/nvidia-cuda-mps-control")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, fmt.Appendf(nil, control, told, before), 0o600), os.Chmod(program, 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, fmt.Appendf(nil, control, told, before), 0o600),
+		os.Chmod(program, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// NVIDIAProgram is the unpacked package of NVIDIA's that Debian has, below the directory of tests/nvidia-programs: package_version. The test is skipped where it
-// is not there.
+// NVIDIAProgram is the unpacked package of NVIDIA's that Debian has, below the directory of tests/nvidia-programs: package_version. The
+// test is skipped where it is not there.
 func NVIDIAProgram(t testing.TB, packageVersion string) string {
 	t.Helper()
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
@@ -30,7 +30,8 @@ func NVIDIAProgram(t testing.TB, packageVersion string) string {
 	return slices.Max(found)
 }
 
-// DriverRoot makes a driver root of the files of several roots, the later ones over the earlier. /lib and /lib64 are links to /usr where usrMerged.
+// DriverRoot makes a driver root of the files of several roots, the later ones over the earlier. /lib and /lib64 are links to /usr where
+// usrMerged.
 func DriverRoot(t testing.TB, usrMerged bool, from ...string) string {
 	t.Helper()
 	root := t.TempDir()

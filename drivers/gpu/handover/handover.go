@@ -1,9 +1,10 @@
-// Package handover is how the GPU plugin, which owns a node's GPUs, and a device plugin that hands some of them out by other means agree on whose a GPU
-// is: the device plugin asks for a GPU, the GPU plugin taints it in DRA and says so, and only then is it registered elsewhere. The scheduler can so never
-// see a GPU in both places as free.
+// Package handover is how the GPU plugin, which owns a node's GPUs, and a device plugin that hands some of them out by other means agree on
+// whose a GPU is: the device plugin asks for a GPU, the GPU plugin taints it in DRA and says so, and only then is it registered elsewhere.
+// The scheduler can so never see a GPU in both places as free.
 //
-// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked holds who asked, UUID.tainted
-// says that every form of the GPU carries the taint in what is published. A request that stands when either starts still stands.
+// They are two processes that may restart at any time, so the agreement is files in a directory that both mount: UUID.asked holds who
+// asked, UUID.tainted says that every form of the GPU carries the taint in what is published. A request that stands when either starts
+// still stands.
 package handover
 
 import (
@@ -29,7 +30,8 @@ const asked, tainted = ".asked", ".tainted"
 // Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
 type Directory string
 
-// IsGPU says whether text is a GPU's UUID, GPU- and hexadecimal digits. (No regular expression: one that counts takes tens of kilobytes in every process of the program.)
+// IsGPU says whether text is a GPU's UUID, GPU- and hexadecimal digits. (No regular expression: one that counts takes tens of kilobytes in
+// every process of the program.)
 func IsGPU(uuid string) bool {
 	digits, ok := strings.CutPrefix(uuid, "GPU-")
 	return ok && len(digits) >= 8 && len(digits) <= 36 && strings.Trim(digits, "0123456789abcdefABCDEF-") == ""
@@ -154,7 +156,8 @@ func (d Directory) Await(ctx context.Context, files *filewatch.Watcher, uuids ..
 		select {
 		case <-changes:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for the GPU plugin to taint %s in DRA: %w (does gpu-plugin run on this node, with the same handover directory %s?)",
+			return fmt.Errorf("waiting for the GPU plugin to taint %s in DRA: %w (does gpu-plugin run on this node, with the same handover "+
+				"directory %s?)",
 				strings.Join(missing, ", "), ctx.Err(), d)
 		}
 	}

@@ -52,9 +52,11 @@ type Fault struct {
 	Placement *inventory.Placement `json:"placement,omitempty"`
 }
 
-// same says whether two faults are one fault seen twice. Not every kind has a code, so one that is fatal never hides behind one that is not.
+// same says whether two faults are one fault seen twice. Not every kind has a code, so one that is fatal never hides behind one that is
+// not.
 func (f Fault) same(o Fault) bool {
-	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && f.Fatal == o.Fatal && equal(f.Link, o.Link) && equal(f.Placement, o.Placement)
+	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && f.Fatal == o.Fatal && equal(f.Link, o.Link) &&
+		equal(f.Placement, o.Placement)
 }
 
 func equal[T comparable](a, b *T) bool {
@@ -77,7 +79,8 @@ func (f Fault) Touches(d *devices.Device) bool {
 
 // Taint is what the fault is on a device. A lost GPU's pods are evicted: nothing they do there can end well.
 func (f Fault) Taint() resourceapi.DeviceTaint {
-	t := resourceapi.DeviceTaint{Key: devices.Driver + "/" + string(f.Kind), TimeAdded: &metav1.Time{Time: f.Since}, Effect: resourceapi.DeviceTaintEffectNone}
+	t := resourceapi.DeviceTaint{Key: devices.Driver + "/" + string(f.Kind), TimeAdded: &metav1.Time{Time: f.Since},
+		Effect: resourceapi.DeviceTaintEffectNone}
 	switch {
 	case f.Code != 0:
 		t.Value = strconv.FormatUint(f.Code, 10)

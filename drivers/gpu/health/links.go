@@ -25,9 +25,10 @@ type linkReading struct {
 	up  []bool
 }
 
-// checkLinks notes every NVLink that is down and should not be. The driver tells of most by an XID, but not of one that its peer took down, nor
-// of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a link that
-// was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs alike.
+// checkLinks notes every NVLink that is down and should not be. The driver tells of most by an XID, but not of one that its peer took down,
+// nor of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a
+// link that was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs
+// alike.
 func (m *Monitor) checkLinks(ctx context.Context) {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkState") != nil {
 		return // a call of a function that the library lacks ends the process

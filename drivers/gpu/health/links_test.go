@@ -64,9 +64,10 @@ func TestALinkThatIsDownFromTheStart(t *testing.T) {
 		want  []string
 	}{
 		"behind switches is missed where the others have it": {wires{[][]bool{{y, y}, {y, n}, {y, y}, {y, y}}, toSwitches}, []string{"1:1"}},
-		"two of them on two GPUs too":                        {wires{[][]bool{{y, y}, {y, n}, {y, y}, {n, y}, {y, y}}, toSwitches}, []string{"1:1", "3:0"}},
-		"is not missed where most are without":               {wires{[][]bool{{y, y}, {y, n}, {y, n}, {y, n}}, toSwitches}, nil},
-		"is not missed where there is but one other GPU":     {wires{[][]bool{{y, y}, {y, n}}, toSwitches}, nil},
+		"two of them on two GPUs too": {wires{[][]bool{{y, y}, {y, n}, {y, y}, {n, y}, {y, y}}, toSwitches},
+			[]string{"1:1", "3:0"}},
+		"is not missed where most are without":           {wires{[][]bool{{y, y}, {y, n}, {y, n}, {y, n}}, toSwitches}, nil},
+		"is not missed where there is but one other GPU": {wires{[][]bool{{y, y}, {y, n}}, toSwitches}, nil},
 		"is not missed on GPUs that bridges join: the second bridge of two of them may never have been bought": {
 			wires{[][]bool{{y, y}, {y, y}, {y, y}, {y, n}}, func(gpu, _ int) int { return 0x10 + (gpu+1)%4 }}, nil},
 	} {

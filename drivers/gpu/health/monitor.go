@@ -21,8 +21,8 @@ import (
 const (
 	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end when told to.
 	waitMilliseconds = 500
-	// recheck is how often a GPU with a fault is asked whether it is healthy again, and every GPU whether its NVLinks are up: no event says so.
-	// On a machine of 8 GPUs with 18 links each that is 144 short calls.
+	// recheck is how often a GPU with a fault is asked whether it is healthy again, and every GPU whether its NVLinks are up: no event says
+	// so. On a machine of 8 GPUs with 18 links each that is 144 short calls.
 	recheck = 10 * time.Second
 	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it told of the error.
 	settle = 10 * time.Second
@@ -72,8 +72,8 @@ type Monitor struct {
 	registered map[string]bool // by UUID: its events are told
 }
 
-// New makes a Monitor with the faults that were kept. The error tells of faults that cannot be read; the Monitor, unless it is nil, is good all the same, and
-// counts every GPU as faulty until somebody has looked at them and deletes the file.
+// New makes a Monitor with the faults that were kept. The error tells of faults that cannot be read; the Monitor, unless it is nil, is good
+// all the same, and counts every GPU as faulty until somebody has looked at them and deletes the file.
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
 		o.Recheck = recheck
@@ -108,7 +108,8 @@ func (m *Monitor) unknown() []Fault {
 	for _, g := range m.options.Node().GPUs {
 		out = append(out, Fault{
 			GPU: g.UUID, Kind: Record, Fatal: true, Since: m.unread, Last: m.unread, Boot: m.options.Boot,
-			Message: "which faults the GPU had is not known, since their record cannot be read: it lies in " + m.record.store.AsideDirectory() + "; delete it when the GPUs were looked at",
+			Message: "which faults the GPU had is not known, since their record cannot be read: it lies in " + m.record.store.AsideDirectory() +
+				"; delete it when the GPUs were looked at",
 		})
 	}
 	return out

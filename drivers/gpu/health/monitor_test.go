@@ -35,14 +35,18 @@ func newBench(t *testing.T, path, boot string) *bench {
 func benchOn(t *testing.T, machine *gputest.Machine, path, boot string) *bench {
 	t.Helper()
 	b := &bench{machine: machine, now: time.Unix(1_800_000_000, 0)}
-	n, err := inventory.Reader{NVML: b.machine, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+	n, err := inventory.Reader{NVML: b.machine, Locate: func(id string) (inventory.Place, error) {
+		return inventory.Place{BusID: id},
+			nil
+	}}.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.node = n
 	b.Monitor, err = New(Options{
-		NVML: b.machine, Path: path, Boot: boot, Now: func() time.Time { return b.now }, Node: func() *inventory.Node { return b.node }, Changed: func() {},
-		Tell: func(f Fault, _ bool) { b.told = append(b.told, f) }, Healed: func(f Fault) { b.healed = append(b.healed, f) },
+		NVML: b.machine, Path: path, Boot: boot, Now: func() time.Time { return b.now }, Node: func() *inventory.Node { return b.node },
+		Changed: func() {},
+		Tell:    func(f Fault, _ bool) { b.told = append(b.told, f) }, Healed: func(f Fault) { b.healed = append(b.healed, f) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +55,8 @@ func benchOn(t *testing.T, machine *gputest.Machine, path, boot string) *bench {
 }
 
 func (b *bench) xid(t *testing.T, code uint64) {
-	b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
+	b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: nvml.EventTypeXidCriticalError, EventData: code,
+		GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
 }
 
 func TestWhenAFaultHeals(t *testing.T) {
@@ -62,16 +67,19 @@ func TestWhenAFaultHeals(t *testing.T) {
 		boot     string
 		want     bool
 	}{
-		"a fatal one heals when the GPU needs nothing more":         {xid: 119, after: settle, want: true},
-		"not at once: the driver works the recovery out later":      {xid: 119, after: time.Second},
-		"not while the GPU needs a reset":                           {xid: 119, after: time.Hour, recovery: uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET)},
-		"not by a reboot that did not help":                         {xid: 119, boot: "b2", recovery: uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT)},
-		"by a reboot that did":                                      {xid: 119, boot: "b2", want: true},
-		"a warning heals when it was quiet":                         {xid: 63, after: quiet, want: true},
-		"not before":                                                {xid: 63, after: quiet - time.Second},
-		"a warning heals by a reboot":                               {xid: 63, boot: "b2", want: true},
-		"an unknown error is fatal, and heals like one":             {xid: 999, after: settle, want: true},
-		"an unknown error stands while the GPU wants the bus reset": {xid: 999, after: time.Hour, recovery: uint32(nvml.GPU_RECOVERY_ACTION_BUS_RESET)},
+		"a fatal one heals when the GPU needs nothing more":    {xid: 119, after: settle, want: true},
+		"not at once: the driver works the recovery out later": {xid: 119, after: time.Second},
+		"not while the GPU needs a reset": {xid: 119, after: time.Hour,
+			recovery: uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET)},
+		"not by a reboot that did not help": {xid: 119, boot: "b2",
+			recovery: uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT)},
+		"by a reboot that did":                          {xid: 119, boot: "b2", want: true},
+		"a warning heals when it was quiet":             {xid: 63, after: quiet, want: true},
+		"not before":                                    {xid: 63, after: quiet - time.Second},
+		"a warning heals by a reboot":                   {xid: 63, boot: "b2", want: true},
+		"an unknown error is fatal, and heals like one": {xid: 999, after: settle, want: true},
+		"an unknown error stands while the GPU wants the bus reset": {xid: 999, after: time.Hour,
+			recovery: uint32(nvml.GPU_RECOVERY_ACTION_BUS_RESET)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "faults.json")
@@ -159,7 +167,8 @@ func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
 	for _, kind := range []uint64{nvml.EventTypeSingleBitEccErrorStorm, nvml.EventTypeDoubleBitEccError} {
 		b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: kind, GpuInstanceId: wholeGPU, ComputeInstanceId: wholeGPU})
 	}
-	taints := Taints(b.Faults(), []*devices.Device{{Form: devices.Whole, GPU: b.node.GPUs[0], API: resourceapi.Device{Name: "gpu-0"}}})["gpu-0"]
+	taints := Taints(b.Faults(), []*devices.Device{{Form: devices.Whole, GPU: b.node.GPUs[0],
+		API: resourceapi.Device{Name: "gpu-0"}}})["gpu-0"]
 	if len(taints) != 1 || taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule {
 		t.Errorf("taints %+v, want one that keeps new claims away", taints)
 	}
@@ -218,13 +227,17 @@ func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
 // What cannot be read may be a fault of any GPU: each stays tainted, over restarts too, until somebody has looked and deletes the file.
 func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T) {
 	for name, raw := range map[string]string{
-		"cut": `{"version":1,"faults":[{"gpu":"GPU-`, "of a later version": `{"version":2,"faults":[]}`, "changed": `{"version":1,"faults":[],"sha256":"00"}`, "empty": "",
+		"cut": `{"version":1,"faults":[{"gpu":"GPU-`, "of a later version": `{"version":2,"faults":[]}`,
+		"changed": `{"version":1,"faults":[],"sha256":"00"}`, "empty": "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, filepath.Join(dir, "faults.json"), []byte(raw))
 			machine := gputest.New(t, 2)
-			n, err := inventory.Reader{NVML: machine, Locate: func(id string) (inventory.Place, error) { return inventory.Place{BusID: id}, nil }}.Read()
+			n, err := inventory.Reader{NVML: machine, Locate: func(id string) (inventory.Place, error) {
+				return inventory.Place{BusID: id},
+					nil
+			}}.Read()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -33,7 +33,8 @@ type record struct {
 // open reads the faults that were kept. The error tells of those that cannot be read; the record is good all the same, and unread.
 func open(path string, writer atomicfile.Writer) (*record, []Fault, error) {
 	r := &record{name: strings.TrimSuffix(filepath.Base(path), extension)}
-	s, unreadable, err := store.Open(store.Options{Directory: filepath.Dir(path), Extension: extension, Only: []string{r.name}, Mode: 0o640, Writer: writer}, kind())
+	s, unreadable, err := store.Open(store.Options{Directory: filepath.Dir(path), Extension: extension, Only: []string{r.name}, Mode: 0o640,
+		Writer: writer}, kind())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -44,7 +45,8 @@ func open(path string, writer atomicfile.Writer) (*record, []Fault, error) {
 		r.stuck = r.stuck || u.MovedTo == ""
 	}
 	if r.unread() {
-		errs = append(errs, fmt.Errorf("the node's GPUs keep a taint until the files %s in %s are deleted: look at the GPUs first (nvidia-smi -q), since any may have had a fault",
+		errs = append(errs, fmt.Errorf("the node's GPUs keep a taint until the files %s in %s are deleted: look at the GPUs first (nvidia-smi "+
+			"-q), since any may have had a fault",
 			r.name+extension+"*", s.AsideDirectory()))
 	}
 	value, _ := s.Get(r.name)

@@ -55,8 +55,8 @@ type Place struct {
 	BusID string
 	// Root is the root complex ("pci0000:16"), empty where sysfs does not tell.
 	Root string
-	// Switch is the bus id of the upstream port of the PCIe switch that the GPU shares with other cards; without a switch that of its root port
-	// or, directly on the root complex, its own. Empty only where sysfs does not tell.
+	// Switch is the bus id of the upstream port of the PCIe switch that the GPU shares with other cards; without a switch that of its root
+	// port or, directly on the root complex, its own. Empty only where sysfs does not tell.
 	Switch string
 	// NUMANode is -1 where the machine does not tell.
 	NUMANode int
@@ -66,8 +66,8 @@ type Place struct {
 type MIG struct {
 	// Enabled is the current mode, Pending the mode after the next reset.
 	Enabled, Pending bool
-	// NeedsReset says that the mode changes by a reset of the GPU alone, as on Ampere; from Hopper on it changes at once (NVIDIA's MIG user guide,
-	// Deployment Considerations).
+	// NeedsReset says that the mode changes by a reset of the GPU alone, as on Ampere; from Hopper on it changes at once (NVIDIA's MIG user
+	// guide, Deployment Considerations).
 	NeedsReset bool
 	// Profiles are the GPU instance profiles with their placements, in the order of NVML's profile numbers.
 	Profiles []Profile

@@ -95,7 +95,8 @@ func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int,
 			}
 		}
 	}
-	worked, err := names.NewMigProfile(number, ComputeProfile(int(info.SliceCount)), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, g.MemoryBytes)
+	worked, err := names.NewMigProfile(number, ComputeProfile(int(info.SliceCount)), nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+		info.MemorySizeMB, g.MemoryBytes)
 	if err != nil {
 		return "", err
 	}
@@ -104,7 +105,8 @@ func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int,
 	return name.String(), nil
 }
 
-// gigabytes is the size in a profile's name: so many eighths of the GPU as come nearest to the instance's memory, of the GPU's memory in whole GiB.
+// gigabytes is the size in a profile's name: so many eighths of the GPU as come nearest to the instance's memory, of the GPU's memory in
+// whole GiB.
 func gigabytes(instance, gpu uint64) int {
 	if gpu == 0 {
 		return 0
@@ -113,8 +115,8 @@ func gigabytes(instance, gpu uint64) int {
 	return int(math.Round(eighths / 8 * math.Ceil(float64(gpu)/(1<<30))))
 }
 
-// own says whether a handle is go-nvml's own. What go-nvml calls a handler (functions whose names end in V) works on those alone: for any other
-// implementation of its interface it would call a library that is not loaded, which ends the process.
+// own says whether a handle is go-nvml's own. What go-nvml calls a handler (functions whose names end in V) works on those alone: for any
+// other implementation of its interface it would call a library that is not loaded, which ends the process.
 func own(handle nvml.Device) bool {
 	return reflect.TypeOf(handle).PkgPath() == reflect.TypeFor[nvml.EventData]().PkgPath()
 }

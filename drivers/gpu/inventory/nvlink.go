@@ -60,8 +60,8 @@ func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 	}
 }
 
-// NVLinkEnd is the far end of a GPU's link as sysfs writes an address, where NVML gives the domain eight digits: another GPU's, or an NVSwitch's.
-// It is empty where NVML does not say. The library must have nvmlDeviceGetNvLinkRemotePciInfo_v2.
+// NVLinkEnd is the far end of a GPU's link as sysfs writes an address, where NVML gives the domain eight digits: another GPU's, or an
+// NVSwitch's. It is empty where NVML does not say. The library must have nvmlDeviceGetNvLinkRemotePciInfo_v2.
 func NVLinkEnd(g *GPU, link int) string {
 	remote, ret := g.Handle.GetNvLinkRemotePciInfo(link)
 	if ret != nvml.SUCCESS {

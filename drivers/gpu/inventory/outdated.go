@@ -8,8 +8,8 @@ import (
 )
 
 // Outdated says whether reading again would find something else: a GPU answers that did not, one joined another NVLink clique (the fabric
-// manager may take minutes after the boot), or an administrator changed the MIG mode of one that needs a reset for it. It asks little of each GPU, so it may be called every few seconds. GPUs plugged in after
-// NVML was started are not among those that NVML counts.
+// manager may take minutes after the boot), or an administrator changed the MIG mode of one that needs a reset for it. It asks little of
+// each GPU, so it may be called every few seconds. GPUs plugged in after NVML was started are not among those that NVML counts.
 func (r Reader) Outdated(n *Node) bool {
 	for _, index := range n.Missing {
 		if handle, ret := r.NVML.DeviceGetHandleByIndex(index); ret == nvml.SUCCESS {
@@ -36,7 +36,8 @@ func (g *GPU) modeChanged() bool {
 		return false
 	}
 	current, pending, ret := g.Handle.GetMigMode()
-	return ret == nvml.SUCCESS && (g.MIG.Enabled != (current == nvml.DEVICE_MIG_ENABLE) || g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
+	return ret == nvml.SUCCESS && (g.MIG.Enabled != (current == nvml.DEVICE_MIG_ENABLE) ||
+		g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
 }
 
 // Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in again.

@@ -38,8 +38,9 @@ func Locator(ctx context.Context, sysfsRoot string) (func(busID string) (Place, 
 	}, nil
 }
 
-// withCPUs is the NUMA node with CPUs that a node is or is nearest to, -1 where two are equally near. A GPU whose memory the CPU can address has NUMA nodes of
-// its own without CPUs, and sysfs may name one of those as the GPU's (#1242 of the public driver, on GB200): no NIC is on such a node.
+// withCPUs is the NUMA node with CPUs that a node is or is nearest to, -1 where two are equally near. A GPU whose memory the CPU can
+// address has NUMA nodes of its own without CPUs, and sysfs may name one of those as the GPU's (#1242 of the public driver, on GB200): no
+// NIC is on such a node.
 func withCPUs(sysfsRoot string, node int) int {
 	if node < 0 {
 		return node

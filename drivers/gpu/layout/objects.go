@@ -44,7 +44,8 @@ func Report(ctx context.Context, n selection.Node, name string, entry v1alpha1.M
 		return err
 	}
 	force := true
-	_, err = n.Dynamic.Resource(resource()).Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: Manager + n.Name, Force: &force}, "status")
+	_, err = n.Dynamic.Resource(resource()).Patch(ctx, name, types.ApplyPatchType, body,
+		metav1.PatchOptions{FieldManager: Manager + n.Name, Force: &force}, "status")
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("report on MIGLayout %s: %w", name, err)
 	}

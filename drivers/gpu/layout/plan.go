@@ -26,8 +26,8 @@ type Plan struct {
 	Instances []Wanted
 }
 
-// Plans works out what a node's GPUs shall be by a layout. GPUs that no entry means are left out. standing says which instances stand on a GPU
-// already; they keep their places where the layout has room for them there.
+// Plans works out what a node's GPUs shall be by a layout. GPUs that no entry means are left out. standing says which instances stand on a
+// GPU already; they keep their places where the layout has room for them there.
 func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing func(*inventory.GPU) []Wanted) ([]Plan, error) {
 	var plans []Plan
 	for _, g := range gpus {
@@ -43,7 +43,8 @@ func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing fu
 			continue
 		}
 		if g.MIG == nil {
-			return nil, fmt.Errorf("GPU %d (%s, %s) cannot be cut: it has no MIG; leave it out by device-filter or devices", g.Index, g.ProductName, g.UUID)
+			return nil, fmt.Errorf("GPU %d (%s, %s) cannot be cut: it has no MIG; leave it out by device-filter or devices", g.Index, g.ProductName,
+				g.UUID)
 		}
 		wanted, err := place(g, entry.MIGDevices, standing(g))
 		if err != nil {
@@ -85,7 +86,8 @@ func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Want
 			for _, p := range g.MIG.Profiles {
 				names = append(names, p.Name)
 			}
-			return nil, fmt.Errorf("mig-devices %q: GPU %d (%s) has no such profile; it has %s", name, g.Index, g.ProductName, strings.Join(names, ", "))
+			return nil, fmt.Errorf("mig-devices %q: GPU %d (%s) has no such profile; it has %s", name, g.Index, g.ProductName,
+				strings.Join(names, ", "))
 		}
 		for range counts[name] {
 			want = append(want, g.MIG.Profiles[i])

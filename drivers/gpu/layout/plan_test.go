@@ -23,7 +23,8 @@ func read(t *testing.T, m *gputest.Machine) []*inventory.GPU {
 }
 
 func entry(mig bool, devices map[string]int32, indices ...int32) v1alpha1.MIGPartedEntry {
-	return v1alpha1.MIGPartedEntry{MIGEnabled: mig, MIGDevices: devices, Devices: v1alpha1.AllOrIndices{All: len(indices) == 0, Indices: indices}}
+	return v1alpha1.MIGPartedEntry{MIGEnabled: mig, MIGDevices: devices,
+		Devices: v1alpha1.AllOrIndices{All: len(indices) == 0, Indices: indices}}
 }
 
 func describe(plans []layout.Plan) []string {
@@ -46,16 +47,25 @@ func TestALayoutIsPlacedWhereTheHardwareAllows(t *testing.T) {
 		want    []string
 		refused string
 	}{
-		"mixed, largest first":         {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})}, want: []string{"0: 3g.20gb@4 2g.10gb@0 1g.5gb@2 1g.5gb@3", "1: 3g.20gb@4 2g.10gb@0 1g.5gb@2 1g.5gb@3"}},
-		"seven of the smallest":        {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb": 7}, 1)}, want: []string{"1: 1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 1g.5gb@4 1g.5gb@5 1g.5gb@6"}},
-		"one GPU whole, one cut":       {entries: []v1alpha1.MIGPartedEntry{entry(false, nil, 0), entry(true, map[string]int32{"7g.40gb": 1}, 1)}, want: []string{"0:", "1: 7g.40gb@0"}},
-		"four and three side by side":  {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"4g.20gb": 1, "3g.20gb": 1}, 0)}, want: []string{"0: 3g.20gb@4 4g.20gb@0"}},
-		"too many":                     {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb": 8})}, refused: "do not fit"},
-		"one media engine, two asked":  {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb+me": 2})}, refused: "do not fit"},
-		"a profile of another model":   {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.10gb+me": 1})}, refused: `"1g.10gb+me"`},
-		"two entries for one GPU":      {entries: []v1alpha1.MIGPartedEntry{entry(false, nil), entry(false, nil, 1)}, refused: "two entries"},
-		"a filter for another model":   {entries: []v1alpha1.MIGPartedEntry{{Devices: v1alpha1.AllOrIndices{All: true}, DeviceFilter: []string{"0x233010DE"}}}},
-		"a filter in lower case works": {entries: []v1alpha1.MIGPartedEntry{{Devices: v1alpha1.AllOrIndices{Indices: []int32{0}}, DeviceFilter: []string{"0x20b010de"}}}, want: []string{"0:"}},
+		"mixed, largest first": {entries: []v1alpha1.MIGPartedEntry{entry(true,
+			map[string]int32{"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})},
+			want: []string{"0: 3g.20gb@4 2g.10gb@0 1g.5gb@2 1g.5gb@3", "1: 3g.20gb@4 2g.10gb@0 1g.5gb@2 1g.5gb@3"}},
+		"seven of the smallest": {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb": 7}, 1)},
+			want: []string{"1: 1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 1g.5gb@4 1g.5gb@5 1g.5gb@6"}},
+		"one GPU whole, one cut": {entries: []v1alpha1.MIGPartedEntry{entry(false, nil, 0), entry(true, map[string]int32{"7g.40gb": 1}, 1)},
+			want: []string{"0:", "1: 7g.40gb@0"}},
+		"four and three side by side": {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"4g.20gb": 1, "3g.20gb": 1}, 0)},
+			want: []string{"0: 3g.20gb@4 4g.20gb@0"}},
+		"too many": {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb": 8})}, refused: "do not fit"},
+		"one media engine, two asked": {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.5gb+me": 2})},
+			refused: "do not fit"},
+		"a profile of another model": {entries: []v1alpha1.MIGPartedEntry{entry(true, map[string]int32{"1g.10gb+me": 1})},
+			refused: `"1g.10gb+me"`},
+		"two entries for one GPU": {entries: []v1alpha1.MIGPartedEntry{entry(false, nil), entry(false, nil, 1)}, refused: "two entries"},
+		"a filter for another model": {entries: []v1alpha1.MIGPartedEntry{{Devices: v1alpha1.AllOrIndices{All: true},
+			DeviceFilter: []string{"0x233010DE"}}}},
+		"a filter in lower case works": {entries: []v1alpha1.MIGPartedEntry{{Devices: v1alpha1.AllOrIndices{Indices: []int32{0}},
+			DeviceFilter: []string{"0x20b010de"}}}, want: []string{"0:"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plans, err := layout.Plans(gpus, c.entries, none)

@@ -2,9 +2,10 @@
 //
 // # What a pod of this role needs
 //
-// One on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each daemon has a root and a PID namespace
-// of its own. No hostPID: a control daemon needs the PIDs of its servers alone, which are its children. No service account's token: it never speaks to the API
-// server. updateStrategy: OnDelete, since its daemons, and the work of their clients, end with it.
+// One on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each daemon has a
+// root and a PID namespace of its own. No hostPID: a control daemon needs the PIDs of its servers alone, which are its children. No service
+// account's token: it never speaks to the API server. updateStrategy: OnDelete, since its daemons, and the work of their clients, end with
+// it.
 //
 // Volumes: the driver's places and --dev-root as gpu-plugin has them, read-only; --mps-dir at the same path inside as outside.
 package mpskeeper
@@ -56,7 +57,8 @@ func Command(h host.Host) *cobra.Command {
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, h.Env, target, flag, fallback, usage)
 	}
-	text(&driverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; PATH=HOST where the node has one at another path")
+	text(&driverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; PATH=HOST "+
+		"where the node has one at another path")
 	text(&devRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
 	text(&procDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&dir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet")

@@ -29,8 +29,8 @@ func mode(on bool) int {
 	return nvml.DEVICE_MIG_DISABLE
 }
 
-// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset the error says so (errors.Is ErrNeedsReset), and what keeps the
-// GPU from being reset. It does nothing where the mode is right.
+// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset the error says so (errors.Is ErrNeedsReset), and
+// what keeps the GPU from being reset. It does nothing where the mode is right.
 func SetMode(g *inventory.GPU, on bool) error {
 	want := mode(on)
 	current, pending, ret := g.Handle.GetMigMode()
@@ -57,8 +57,8 @@ func SetMode(g *inventory.GPU, on bool) error {
 	return err
 }
 
-// Require sees to it that a GPU is in a MIG mode, for a claim that needs it so. A mode that changes by a reset alone is an administrator's to change: such
-// a GPU is left as it is, and refused where it is not right.
+// Require sees to it that a GPU is in a MIG mode, for a claim that needs it so. A mode that changes by a reset alone is an administrator's
+// to change: such a GPU is left as it is, and refused where it is not right.
 func Require(g *inventory.GPU, on bool) error {
 	if g.MIG == nil || !g.MIG.NeedsReset {
 		return SetMode(g, on)
@@ -68,7 +68,8 @@ func Require(g *inventory.GPU, on bool) error {
 		return fmt.Errorf("%s: asking for its MIG mode: %w", g.UUID, ret)
 	}
 	if want := mode(on); current != want {
-		return fmt.Errorf("%s: its MIG mode is %s, and no claim changes the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i %d -mig %d, then reset it; %s",
+		return fmt.Errorf("%s: its MIG mode is %s, and no claim changes the mode of a GPU of this kind: %w; for mode %s run nvidia-smi -i %d "+
+			"-mig %d, then reset it; %s",
 			g.UUID, word(current), ErrNeedsReset, word(want), g.Index, want, HowToReset(g))
 	}
 	return nil
@@ -77,8 +78,10 @@ func Require(g *inventory.GPU, on bool) error {
 // HowToReset says how a GPU is reset, and what stands in the way: NVIDIA's driver refuses while any program has it open, this one included.
 func HowToReset(g *inventory.GPU) string {
 	held := append([]string{"this driver"}, Processes(g)...)
-	return fmt.Sprintf("a reset needs that no program has the GPU open, which now have %s, and programs that the driver does not tell of (monitors, nvidia-persistenced): "+
-		"run gpufabric drain, end those that it names, then nvidia-smi --gpu-reset -i %d, then gpufabric undrain; or reboot", strings.Join(held, ", "), g.Index)
+	return fmt.Sprintf("a reset needs that no program has the GPU open, which now have %s, and programs that the driver does not tell of "+
+		"(monitors, nvidia-persistenced): "+
+		"run gpufabric drain, end those that it names, then nvidia-smi --gpu-reset -i %d, then gpufabric undrain; or reboot",
+		strings.Join(held, ", "), g.Index)
 }
 
 // Processes are the programs that NVML knows to run on a GPU, as "process 4711". Those that only have it open are not among them.

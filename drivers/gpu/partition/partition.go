@@ -180,7 +180,9 @@ func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Inst
 	if ret != nvml.SUCCESS {
 		return Instance{}, fmt.Errorf("%s: asking for MIG profile %s: %w", g.UUID, p.Name, ret)
 	}
-	h, ret := g.Handle.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)}) //nolint:gosec // memory slices are counted in single digits
+	// memory slices are counted in single digits
+	h, ret := g.Handle.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: uint32(at.Start),
+		Size: uint32(at.Size)}) //nolint:gosec
 	if ret != nvml.SUCCESS {
 		return Instance{}, fmt.Errorf("%s: making a MIG instance %s at memory slice %d: %w", g.UUID, p.Name, at.Start, ret)
 	}

@@ -53,7 +53,8 @@ func (b *bench) forms(gpu string) []string {
 	return sorted(out)
 }
 
-// Of a GPU whose MIG mode changes by a reset alone (the A100 and the A30) only the forms of its mode are offered, and no claim changes the mode.
+// Of a GPU whose MIG mode changes by a reset alone (the A100 and the A30) only the forms of its mode are offered, and no claim changes the
+// mode.
 //
 //shows:gpu-mig-modes
 func TestAnAmpereGPUIsOfferedInItsModeAlone(t *testing.T) {
@@ -102,7 +103,8 @@ func TestAnAmpereGPUIsOfferedInItsModeAlone(t *testing.T) {
 			if err := fault.Apply(root, "mig-mode", fault.Arguments{"gpu": "0"}); err != nil {
 				t.Fatal(err)
 			}
-			b.await(func() bool { return slices.Equal(b.forms("gpu-0"), []string{string(devices.MIG)}) }, "the GPU in MIG mode is offered in MIG devices alone")
+			b.await(func() bool { return slices.Equal(b.forms("gpu-0"), []string{string(devices.MIG)}) },
+				"the GPU in MIG mode is offered in MIG devices alone")
 			c := b.claim("u3", nil, device{name: partitioned})
 			b.mustPrepare(c)
 			if problem := b.unprepare(c); problem != "" {

@@ -10,8 +10,8 @@ import (
 // errPluggedIn ends a run of the plugin that starts again.
 var errPluggedIn = errors.New("a GPU was plugged in")
 
-// bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs tells of no change, so it is looked at now and then: one
-// directory, read whole. Only one goroutine uses it at a time.
+// bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs tells of no change, so it is looked at now
+// and then: one directory, read whole. Only one goroutine uses it at a time.
 type bus struct {
 	directory string
 	// known were there when the role started, or had it start again.
@@ -45,8 +45,8 @@ func (b *bus) bound() map[string]bool {
 	return out
 }
 
-// came are the functions that were not there before and stood at two looks in turn: a driver that has just got a GPU is not done with it. One that left
-// the bus and is back has come too, since NVML's handle on it is dead. Nothing comes twice.
+// came are the functions that were not there before and stood at two looks in turn: a driver that has just got a GPU is not done with it.
+// One that left the bus and is back has come too, since NVML's handle on it is dead. Nothing comes twice.
 func (b *bus) came() []string {
 	now := b.bound()
 	var came []string

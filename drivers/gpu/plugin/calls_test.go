@@ -13,7 +13,8 @@ import (
 //shows:gpu-metrics
 func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
-	_, err := b.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "default", Name: "gone", Uid: "u1"}}})
+	_, err := b.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "default",
+		Name: "gone", Uid: "u1"}}})
 	if err == nil {
 		t.Fatal("a claim that is not there was prepared")
 	}

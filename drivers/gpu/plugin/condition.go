@@ -43,7 +43,8 @@ func (w *conditions) write(ctx context.Context, now corev1.NodeCondition) error 
 	if err != nil {
 		return err
 	}
-	if _, err := w.client.CoreV1().Nodes().Patch(ctx, w.node, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := w.client.CoreV1().Nodes().Patch(ctx, w.node, types.StrategicMergePatchType, body, metav1.PatchOptions{},
+		"status"); err != nil {
 		return fmt.Errorf("write the condition %s of node %s: %w", now.Type, w.node, err)
 	}
 	w.last = &now

@@ -91,7 +91,8 @@ func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 //shows:gpu-device-nodes
 func TestADeviceNodeWithoutAFileIsGivenByItsNumber(t *testing.T) {
 	b, root := onFake(t, "t4-edge")
-	for name, want := range map[string][2]int64{"nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1}, "nvidia0": {195, 0}, "nvidiactl": {195, 255}} {
+	for name, want := range map[string][2]int64{"nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1}, "nvidia0": {195, 0},
+		"nvidiactl": {195, 255}} {
 		if err := os.Remove(filepath.Join(root, "dev", name)); err != nil {
 			t.Fatal(err)
 		}

@@ -11,8 +11,9 @@ import (
 	"gpufabric.io/drivers/node/deviceplugin"
 )
 
-// askForPlugin asks for the GPUs of --device-plugin, but for those of device plugins that may have them no more: takeBack gives these back first. What an
-// earlier run asked for stays asked for: pods may have a GPU that does not answer now, or that the flag names no more, and takeBack knows when it is free.
+// askForPlugin asks for the GPUs of --device-plugin, but for those of device plugins that may have them no more: takeBack gives these back
+// first. What an earlier run asked for stays asked for: pods may have a GPU that does not answer now, or that the flag names no more, and
+// takeBack knows when it is free.
 func (p *plugin) askForPlugin() error {
 	if p.given.directory == "" {
 		return nil
@@ -55,8 +56,8 @@ func (p *plugin) mayHave(owner, uuid string) bool {
 	return slices.Contains(p.options.HandoverTo, owner)
 }
 
-// servePlugin hands the GPUs of --device-plugin out as nvidia.com/gpu until ctx ends: they are asked for like any other device plugin's, so they
-// are tainted in DRA before they are counted here.
+// servePlugin hands the GPUs of --device-plugin out as nvidia.com/gpu until ctx ends: they are asked for like any other device plugin's, so
+// they are tainted in DRA before they are counted here.
 func (p *plugin) servePlugin(ctx context.Context) error {
 	gpus := extendedresource.Select(p.kind.Hardware().Node, p.options.DevicePlugin)
 	if p.given.directory == "" || len(gpus) == 0 {

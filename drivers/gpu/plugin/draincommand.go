@@ -49,7 +49,8 @@ is named as far as it can be seen from here. Interrupted while it waits, it leav
 		},
 	}
 	at.bind(cmd)
-	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc", "directory that stands for /proc, where programs that have a GPU open are looked for")
+	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc",
+		"directory that stands for /proc, where programs that have a GPU open are looked for")
 	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
 	return cmd
 }

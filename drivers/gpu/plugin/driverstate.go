@@ -111,7 +111,8 @@ func (d *driverState) look(search driver.Search, at driver.Location) {
 	d.say(troubleGone, reason, message)
 }
 
-// run writes the node's condition whenever it changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no driver, and has no condition.
+// run writes the node's condition whenever it changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no driver, and
+// has no condition.
 func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
 	wrote := false
 	var retry <-chan time.Time

@@ -79,7 +79,8 @@ func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
 	if problem := b.unprepare(c); problem != "" {
 		t.Errorf("a claim could not be given back: %s", problem)
 	}
-	if err := errors.Join(os.Remove(filepath.Join(root, "driver")), os.Rename(filepath.Join(root, "away"), filepath.Join(root, "driver"))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(root, "driver")),
+		os.Rename(filepath.Join(root, "away"), filepath.Join(root, "driver"))); err != nil {
 		t.Fatal(err)
 	}
 	b.awaitConditionOf(DriverCondition, corev1.ConditionFalse, "DriverIncomplete", "libcuda")
@@ -105,7 +106,8 @@ func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	b.options.MIG, b.options.UnknownMIG, b.options.ShareCores = "dynamic", "keep", 10
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	s := &starter{options: b.options, lib: nvmlstate.New(root), client: b.client, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}
+	s := &starter{options: b.options, lib: nvmlstate.New(root), client: b.client, enter: programs.Reexec(role, driverProgram),
+		change: func(*plugin) {}}
 	go func() { ended <- s.run(ctx) }()
 	b.awaitConditionOf(DriverCondition, corev1.ConditionFalse, "DriverNotLoaded", "not loaded")
 	cancel()

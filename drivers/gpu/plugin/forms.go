@@ -26,7 +26,8 @@ import (
 const FormsCondition corev1.NodeConditionType = "GPUForms"
 
 const (
-	// formsSettle is how long a node's labels must stand still before its GPUs change their forms: whoever sets several labels is not done with the first.
+	// formsSettle is how long a node's labels must stand still before its GPUs change their forms: whoever sets several labels is not done
+	// with the first.
 	formsSettle = 2 * time.Second
 	// formsUnrest is how long labels may change faster than that before the node's condition says so.
 	formsUnrest = 10 * time.Second
@@ -79,7 +80,8 @@ func (p *plugin) lastForms() (f devices.Forms, ok bool) {
 		}
 	}
 	if err != nil {
-		p.report("GPUFormsUnreadable", fmt.Sprintf("%s: %v: which forms the GPUs were offered in is worked out again", p.stateFile(formsFile), err))
+		p.report("GPUFormsUnreadable", fmt.Sprintf("%s: %v: which forms the GPUs were offered in is worked out again", p.stateFile(formsFile),
+			err))
 		return devices.Forms{}, false
 	}
 	return f, true
@@ -134,7 +136,8 @@ func (p *plugin) followForms(ctx context.Context) error {
 			if settled == nil {
 				since = time.Now()
 			} else if time.Since(since) > formsUnrest {
-				p.wish.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still", formsSettle))
+				p.wish.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
+					formsSettle))
 				p.changed()
 			}
 			node, settled = now, time.After(formsSettle)
@@ -204,7 +207,8 @@ func (p *plugin) condition() corev1.NodeCondition {
 		message = errors.Join(h.Pool.Problems...).Error() + "; " + message
 	case len(h.Pool.Settling) > 0:
 		c.Status, c.Reason = corev1.ConditionFalse, "FormsHeld"
-		message = fmt.Sprintf("%d GPUs keep their forms until the claims that hold them end (%s); ", len(h.Pool.Settling), strings.Join(slices.Sorted(maps.Keys(h.Pool.Settling)), ", ")) + message
+		message = fmt.Sprintf("%d GPUs keep their forms until the claims that hold them end (%s); ", len(h.Pool.Settling),
+			strings.Join(slices.Sorted(maps.Keys(h.Pool.Settling)), ", ")) + message
 	}
 	c.Message = message
 	return c

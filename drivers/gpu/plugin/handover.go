@@ -22,11 +22,12 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// retryHold is how long a GPU that claims still hold is left before it is tried again; the ledger tells nobody of a release but who waits in it.
+// retryHold is how long a GPU that claims still hold is left before it is tried again; the ledger tells nobody of a release but who waits
+// in it.
 const retryHold = time.Second
 
-// given knows which GPUs device plugins asked for. A GPU is theirs in this order: its taint is published, no claim holds any form of it, the
-// ledger holds it for them, and only then are they told.
+// given knows which GPUs device plugins asked for. A GPU is theirs in this order: its taint is published, no claim holds any form of it,
+// the ledger holds it for them, and only then are they told.
 type given struct {
 	directory handover.Directory
 
@@ -35,8 +36,8 @@ type given struct {
 	held   map[string]bool   // by UUID: the ledger holds it for its owner
 	// waiting is what was last told of GPUs in use that device plugins no longer installed have.
 	waiting string
-	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not be looked for
-	// whenever a GPU is tried again.
+	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not
+	// be looked for whenever a GPU is tried again.
 	seen   map[string]string
 	seenOn *devices.Pool
 }
@@ -68,7 +69,8 @@ func (g *given) taints(into map[string][]resourceapi.DeviceTaint, all []*devices
 	owners := g.snapshot()
 	for _, d := range all {
 		if owner, ok := owners[d.GPU.UUID]; ok {
-			into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: handover.Taint, Value: owner, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: handover.Taint, Value: owner,
+				Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
 	}
 	return into
@@ -119,8 +121,8 @@ func (p *plugin) handOver(ctx context.Context) error {
 	}
 }
 
-// takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that something runs on
-// one of them.
+// takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that
+// something runs on one of them.
 func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
 	standing, err := p.given.directory.Requests()
 	if err != nil {
@@ -187,7 +189,8 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 	for _, uuid := range slices.Sorted(maps.Keys(owners)) {
 		g := p.kind.Hardware().Node.ByUUID(uuid)
 		if g == nil {
-			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; where it is gone for good, "+
+			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; where it is "+
+				"gone for good, "+
 				"remove %s.asked in %s", owners[uuid], uuid, uuid, p.given.directory))
 			continue
 		}
@@ -220,7 +223,8 @@ func (p *plugin) take(ctx context.Context, g *inventory.GPU, owner string) error
 func (p *plugin) awaitTaints(ctx context.Context, owners map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.options.NodeName + "," + resourceapi.ResourceSliceSelectorDriver + "=" + devices.Driver}
+	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.options.NodeName + "," +
+		resourceapi.ResourceSliceSelectorDriver + "=" + devices.Driver}
 	slicesOf := p.client.ResourceV1().ResourceSlices()
 	for {
 		list, err := slicesOf.List(ctx, own)

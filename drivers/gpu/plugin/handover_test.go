@@ -142,7 +142,8 @@ func TestNvidiaComGPUIsCountedOnTheNodeAfterTheTaint(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := handover.Directory(b.options.HandoverDir).Await(ctx, &filewatch.Watcher{}, m.GPUs[0].UUID); err != nil { // the one that nobody holds
+	// the one that nobody holds
+	if err := handover.Directory(b.options.HandoverDir).Await(ctx, &filewatch.Watcher{}, m.GPUs[0].UUID); err != nil {
 		t.Fatal(err)
 	}
 	if counted := kubelet.View("nvidia.com/gpu"); counted.Registrations > 0 {

@@ -16,7 +16,8 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does not.
+// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does
+// not.
 func (p *plugin) read(ctx context.Context) (*claims.Hardware, error) {
 	offer, err := p.options.offer()
 	if err != nil {
@@ -67,7 +68,8 @@ func (p *plugin) inventory(ctx context.Context) (*inventory.Node, error) {
 // pendingMode says what a GPU is offered as until its reset, and how it is reset.
 func pendingMode(g *inventory.GPU) string {
 	modes := map[bool]string{true: "on", false: "off"}
-	return fmt.Sprintf("%s: its MIG mode is %s, and pending to be %s by the next reset; until then it is offered as it is. %s", g.UUID, modes[g.MIG.Enabled], modes[g.MIG.Pending],
+	return fmt.Sprintf("%s: its MIG mode is %s, and pending to be %s by the next reset; until then it is offered as it is. %s", g.UUID,
+		modes[g.MIG.Enabled], modes[g.MIG.Pending],
 		partition.HowToReset(g))
 }
 
@@ -102,8 +104,8 @@ func (p *plugin) find(ctx context.Context, node *inventory.Node) (func(context.C
 	}).get, nil
 }
 
-// reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late. For one that was plugged in the
-// role starts again.
+// reread looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink fabric late. For one that was
+// plugged in the role starts again.
 func (p *plugin) reread(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	p.driver.look(p.options.Driver(), p.at)

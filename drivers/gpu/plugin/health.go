@@ -54,7 +54,8 @@ func (p *plugin) follow(ctx context.Context, node *inventory.Node) error {
 		Changed: changed, Checked: p.reread, Recheck: p.recheck, Settle: p.settle,
 		Tell: func(f health.Fault, first bool) {
 			events.WithLabelValues(f.GPU, string(f.Kind)).Inc()
-			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
+			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new",
+				first)
 			if first {
 				p.tellHolders(ctx, f, corev1.EventTypeWarning, "GPUUnhealthy", f.String())
 			}
@@ -87,11 +88,12 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// maxTelling is how many events on GPUs may wait for their claims to be told of them: programs can make GPUs tell of their mistakes all day.
+// maxTelling is how many events on GPUs may wait for their claims to be told of them: programs can make GPUs tell of their mistakes all
+// day.
 const maxTelling = 64
 
-// tellHolders writes an Event on the node, on each claim that holds a device with the fault, and on its pods. The claims are read in the background, one
-// fault's after another's: an API server that takes its time must not keep the next fault from being seen.
+// tellHolders writes an Event on the node, on each claim that holds a device with the fault, and on its pods. The claims are read in the
+// background, one fault's after another's: an API server that takes its time must not keep the next fault from being seen.
 func (p *plugin) tellHolders(ctx context.Context, f health.Fault, kind, reason, message string) {
 	message = message[:min(len(message), 1024)]
 	p.recorder.Event(p.nodeReference(), kind, reason, message)
@@ -135,7 +137,8 @@ func (p *plugin) tellClaims(ctx context.Context, holders []claimstate.Record, ki
 		}, kind, reason, message)
 		for _, consumer := range claim.Status.ReservedFor {
 			if consumer.APIGroup == "" && consumer.Resource == "pods" {
-				p.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID}, kind, reason, message)
+				p.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name,
+					UID: consumer.UID}, kind, reason, message)
 			}
 		}
 	}
@@ -208,7 +211,8 @@ func (s *healthServer) changed() {
 }
 
 // NodeWatchResources sends the health of all devices at once, on every change, and often enough for the kubelet to believe it.
-func (s *healthServer) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
+func (s *healthServer) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest,
+	stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
 	w := make(chan struct{}, 1)
 	s.watch(w)
 	defer s.unwatch(w)

@@ -326,11 +326,13 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 		return slice != nil
 	}, "the GPU is known again")
 	for name, c := range map[string]*resourceapi.ResourceClaim{
-		"whole":                   b.claim("u2", nil, device{name: "gpu-3"}),
-		"a MIG device":            b.claim("u3", nil, device{name: slice.Name()}),
-		"a share of another kind": b.claim("u4", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-3-shared", share: "s4"}),
+		"whole":        b.claim("u2", nil, device{name: "gpu-3"}),
+		"a MIG device": b.claim("u3", nil, device{name: slice.Name()}),
+		"a share of another kind": b.claim("u4", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
+			device{name: "gpu-3-shared", share: "s4"}),
 	} {
-		if problem := b.prepareWithin(2*time.Second, c); !strings.Contains(problem, "is held by claim") && !strings.Contains(problem, "is shared by") {
+		if problem := b.prepareWithin(2*time.Second, c); !strings.Contains(problem, "is held by claim") &&
+			!strings.Contains(problem, "is shared by") {
 			t.Errorf("%s: got %q", name, problem)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"gpufabric.io/fakes/nvmlstate"
 )
 
-// From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations), so a claim of a whole GPU could switch it off beneath an
-// administrator who is about to make instances.
+// From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations), so a claim of a whole GPU could switch
+// it off beneath an administrator who is about to make instances.
 //
 //shows:gpu-mig-modes
 func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
@@ -28,7 +28,8 @@ func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 			if out, err := administrator(t, root, "-i", "0", "-mig", "1"); err != nil {
 				t.Fatal(out, err)
 			}
-			b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root, func(o *Options) { o.Forms = `{"default": {"form": "` + c.forms + `"}}` })
+			b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root,
+				func(o *Options) { o.Forms = `{"default": {"form": "` + c.forms + `"}}` })
 			b.stop()
 			b.recheck = 50 * time.Millisecond
 			b.start()

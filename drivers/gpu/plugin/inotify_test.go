@@ -34,7 +34,8 @@ func TestTheGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
 	kubelet.Stop()
 	kubelet.Start()
 	kubelet.AwaitAllocatable(extendedresource.Resource, 1)
-	b.mustPrepare(b.claim("u1", []string{gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`)}, device{name: "gpu-0"}))
+	b.mustPrepare(b.claim("u1", []string{gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`)},
+		device{name: "gpu-0"}))
 	if got := told(); !strings.HasSuffix(got, "set_default_active_thread_percentage 50") {
 		t.Errorf("the MPS daemon was told %q", got)
 	}

@@ -20,7 +20,8 @@ import (
 // healths follows the health of the node's devices as the kubelet does, and returns what waits for the next report.
 func (b *bench) healths() func() map[string]*drahealth.DeviceHealth {
 	b.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(b.options.KubeletRoot, "plugins", devices.Driver, "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(b.options.KubeletRoot, "plugins", devices.Driver, "dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -115,7 +115,8 @@ func names(layouts []v1alpha1.MIGLayout) string {
 	return strings.Join(out, ", ")
 }
 
-func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free chan struct{}) (state v1alpha1.MIGLayoutState, reason, message string) {
+func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free chan struct{}) (state v1alpha1.MIGLayoutState, reason,
+	message string) {
 	if err := layout.Mistake(l); err != nil {
 		return v1alpha1.MIGLayoutFailed, "InvalidSpec", err.Error()
 	}
@@ -231,7 +232,8 @@ func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (
 	}
 	defer unlock()
 	p.kind.OwnMode(plan.GPU.UUID)
-	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances", len(plan.Instances))
+	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances",
+		len(plan.Instances))
 	// Whatever came of it, what stands now is to be published.
 	return true, plan.Apply()
 }

@@ -56,7 +56,8 @@ func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
 		t.Errorf("instances (-want +got):\n%s", diff)
 	}
 	// GPU 1's capabilities start at minor 3+135; instances 1 and 2 have nine each.
-	if got, want := nodes(b.edits(c, ids[0])), "nvidia-caps/nvidia-cap147 nvidia-caps/nvidia-cap148 nvidia-uvm nvidia1 nvidiactl"; got != want {
+	if got, want := nodes(b.edits(c, ids[0])),
+		"nvidia-caps/nvidia-cap147 nvidia-caps/nvidia-cap148 nvidia-uvm nvidia1 nvidiactl"; got != want {
 		t.Errorf("first device's nodes %s, want %s", got, want)
 	}
 	if got, want := nodes(b.edits(c, ids[1])), "nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157 nvidia1"; got != want {
@@ -226,8 +227,8 @@ func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 	b.event("Node", "MIGInstancesKept")
 }
 
-// Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a restart, before
-// another claim, a MIGLayout or a device plugin can take the GPU.
+// Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a
+// restart, before another claim, a MIGLayout or a device plugin can take the GPU.
 //
 //shows:gpu-mig
 func TestAHeldInstanceIsHeldAfterARestart(t *testing.T) {

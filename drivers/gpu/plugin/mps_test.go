@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/gpu/sharing"
 )
 
-// mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes what it is told, and returns what reads the
-// notes.
+// mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes what it is told, and returns what reads
+// the notes.
 func mpsControl(t *testing.T, m *gputest.Machine) func() string {
 	t.Helper()
 	log := m.Path("mps.log")
@@ -43,7 +43,8 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	config := gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"1":"4Gi"}}}`)
 	c := b.claim("u1", []string{config}, device{name: "gpu-0"}, device{name: "gpu-1"})
 	ids := b.mustPrepare(c)
-	want := fmt.Sprintf("start %s,%s\nset_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 10240M\nset_default_device_pinned_mem_limit 1 4096M", m.GPUs[0].UUID, m.GPUs[1].UUID)
+	want := fmt.Sprintf("start %s,%s\nset_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 "+
+		"10240M\nset_default_device_pinned_mem_limit 1 4096M", m.GPUs[0].UUID, m.GPUs[1].UUID)
 	if got := told(); got != want {
 		t.Errorf("the daemon was told\n%s\nwant\n%s", got, want)
 	}
@@ -84,7 +85,8 @@ func TestMPSOnAMIGDevice(t *testing.T) {
 	b.stop()
 	b.enter = plainly
 	b.start()
-	c := b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`}, device{name: "gpu-0-mig-3g20gb-9-0"})
+	c := b.claim("u1", []string{`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`},
+		device{name: "gpu-0-mig-3g20gb-9-0"})
 	b.mustPrepare(c)
 	if got := told(); !strings.HasPrefix(got, "start MIG-") {
 		t.Errorf("the daemon was told %s", got)
@@ -104,7 +106,8 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 		want   string
 	}{
 		"without the driver's daemon": {device{name: "gpu-0"}, "nvidia-cuda-mps-control"},
-		"for a share":                 {device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi"}}, "memory and cores"},
+		"for a share": {device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi"}},
+			"memory and cores"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			claim := b.claim("u-"+strings.ReplaceAll(name, " ", "-"), []string{gpuConfig(`{"strategy":"MPS"}`)}, c.device)

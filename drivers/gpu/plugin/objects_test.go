@@ -67,7 +67,8 @@ func (b *bench) create(resource, kind, name string, spec map[string]any) {
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion().String(), "kind": kind, "metadata": metadata, "spec": spec,
 	}}
-	if _, err := b.objects.Resource(v1alpha1.SchemeGroupVersion().WithResource(resource)).Create(context.Background(), object, metav1.CreateOptions{}); err != nil {
+	if _, err := b.objects.Resource(v1alpha1.SchemeGroupVersion().WithResource(resource)).Create(context.Background(), object,
+		metav1.CreateOptions{}); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -32,7 +32,8 @@ type Options struct {
 	ShareMemory string
 	// MPSDir is where MPS control daemons and their clients meet; best on a tmpfs of the host's.
 	MPSDir string
-	// MPSKeeper says that MPS control daemons are asked for at the role mps-keeper, and outlive this one; else they are this process's children.
+	// MPSKeeper says that MPS control daemons are asked for at the role mps-keeper, and outlive this one; else they are this process's
+	// children.
 	MPSKeeper bool
 	// HandoverDir is shared with device plugins that hand out some of this node's GPUs; empty: there are none.
 	HandoverDir string
@@ -51,18 +52,26 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below "+
+		"--state-dir; none: no hooks")
 	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
 	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
-	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": {...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
+	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": `+
+		`{...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
-	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients can fill it")
-	flags.BoolVar(&o.MPSKeeper, "mps-keeper", false, "ask the role mps-keeper, which has the same --mps-dir, for MPS control daemons: they outlive this role's restarts")
-	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
-	flags.StringSliceVar(&o.HandoverTo, "handover-to", []string{"vgpu"}, "device plugins of this node that may have GPUs; what others asked for earlier goes back to DRA once nothing runs on it")
-	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil, "UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
+	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
+		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+
+			"can fill it")
+	flags.BoolVar(&o.MPSKeeper, "mps-keeper", false,
+		"ask the role mps-keeper, which has the same --mps-dir, for MPS control daemons: they outlive this role's restarts")
+	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover",
+		"directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
+	flags.StringSliceVar(&o.HandoverTo, "handover-to", []string{"vgpu"},
+		"device plugins of this node that may have GPUs; what others asked for earlier goes back to DRA once nothing runs on it")
+	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil,
+		"UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
 	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
 }
 

@@ -20,7 +20,8 @@ func TestEveryWrongFlagIsNamed(t *testing.T) {
 	if err == nil {
 		t.Fatal("none is")
 	}
-	for _, want := range []string{"--mig", "--unknown-mig-instances", "--share-cores 101", "--share-memory", `--device-plugin "0"`, `--device-plugin "GPU-x"`, "--handover-dir"} {
+	for _, want := range []string{"--mig", "--unknown-mig-instances", "--share-cores 101", "--share-memory", `--device-plugin "0"`,
+		`--device-plugin "GPU-x"`, "--handover-dir"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}
@@ -37,7 +38,8 @@ func TestTheRoleSaysWhatEndedIt(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.stop()
 	b.options.MetricsAddress = "nonsense"
-	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}
+	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, enter: programs.Reexec(role, driverProgram),
+		change: func(*plugin) {}}
 	if err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), `--metrics-address "nonsense"`) {
 		t.Errorf("it says %v", err)
 	}

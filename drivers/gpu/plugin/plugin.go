@@ -6,11 +6,14 @@
 // Run it on every node with GPUs, as root (uid 0, so that it may reach the driver's device nodes and switch MIG modes), with
 // privileged: true where MIG, time slicing or MPS is used (the driver wants CAP_SYS_ADMIN for each), no hostNetwork, no hostPID.
 //
-// Environment: NODE_NAME from spec.nodeName. Every flag that takes text can be given by an environment variable too (--driver-root: DRIVER_ROOT).
+// Environment: NODE_NAME from spec.nodeName. Every flag that takes text can be given by an environment variable too (--driver-root:
+// DRIVER_ROOT).
 //
 // Volumes, all hostPath at the same path inside as outside: --cdi-root (/var/run/cdi, DirectoryOrCreate), --kubelet-root's plugins and
-// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --drain-dir (/var/lib/gpufabric/drain), --dev-root (/dev), --driver-root (read only).
-// Where the driver's root cannot be mounted at its own path, mount it elsewhere and give both paths: --driver-root=/host=/.
+// plugins_registry directories (and device-plugins with --device-plugin), --handover-dir (/var/lib/gpufabric/handover), --mps-dir
+// (/run/gpufabric/mps), --state-dir (/var/lib/gpufabric/gpu-plugin, DirectoryOrCreate), --drain-dir (/var/lib/gpufabric/drain), --dev-root
+// (/dev), --driver-root (read only). Where the driver's root cannot be mounted at its own path, mount it elsewhere and give both paths:
+// --driver-root=/host=/.
 //
 // RBAC (cluster-wide rules; a ValidatingAdmissionPolicy keeps each plugin to its own node's slices):
 //   - resource.k8s.io resourceslices: get, list, watch, create, update, patch, delete
@@ -127,7 +130,8 @@ type plugin struct {
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
-	// told is closed when the claims that the last fault hit were told of it; only the monitor's goroutine uses it. telling counts those that wait.
+	// told is closed when the claims that the last fault hit were told of it; only the monitor's goroutine uses it. telling counts those that
+	// wait.
 	told    chan struct{}
 	telling atomic.Int32
 	// relay holds a token when GPUs may have lost the layout that they had.
@@ -151,12 +155,13 @@ type plugin struct {
 
 // Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
 func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
-	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram), change: func(*plugin) {}}).run(ctx)
+	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram),
+		change: func(*plugin) {}}).run(ctx)
 }
 
-// starter runs the role, and starts it again within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was started, so
-// it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a restart; MPS control
-// daemons live on.
+// starter runs the role, and starts it again within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was
+// started, so it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a
+// restart; MPS control daemons live on.
 type starter struct {
 	options Options
 	lib     nvml.Interface
@@ -292,10 +297,12 @@ func (p *plugin) alive() error {
 	return nil
 }
 
-func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface, recorder record.EventRecorder) *plugin {
+func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface,
+	recorder record.EventRecorder) *plugin {
 	measured := metrics.New(devices.Driver)
 	measured.Registry.MustRegister(o.Files)
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured, dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
+	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured,
+		dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
 		wish: wish{known: make(chan struct{})}, self: selection.Self(client, o.NodeName),
 		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
 }
@@ -335,7 +342,8 @@ func (p *plugin) run(ctx context.Context) error {
 		Note:          p.note,
 	})
 	p.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics, Recorder: p.recorder, Writer: p.writer,
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics,
+		Recorder: p.recorder, Writer: p.writer,
 	})
 	if err != nil {
 		return err

@@ -79,7 +79,8 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 			ProcDevices: filepath.Join(root, "proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
 			StateDir: filepath.Join(dir, "state"), NodeName: "n1",
 		},
-		Forms: `{"default": {"form": "flexible"}}`, MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, HandoverDir: filepath.Join(dir, "handover"), HandoverTo: []string{"volcano"}, MPSDir: filepath.Join(dir, "mps"),
+		Forms: `{"default": {"form": "flexible"}}`, MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10,
+		HandoverDir: filepath.Join(dir, "handover"), HandoverTo: []string{"volcano"}, MPSDir: filepath.Join(dir, "mps"),
 	}}
 	for _, c := range change {
 		c(&b.options)
@@ -136,7 +137,8 @@ func (b *bench) start() {
 	}
 	socket := filepath.Join(b.options.KubeletRoot, "plugins", devices.Driver, "dra.sock")
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond}}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2,
+			MaxDelay: 50 * time.Millisecond}}))
 	if err != nil {
 		b.Fatal(err)
 	}

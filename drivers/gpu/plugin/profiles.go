@@ -32,7 +32,8 @@ func (p *plugin) followProfiles(ctx context.Context) error {
 			}
 			profiles = append(profiles, devices.Profile{
 				Name: o.Name, Split: int64(o.Spec.Split), ProductNames: o.Spec.ProductNames,
-				Share: devices.Share{Memory: uint64(o.Spec.Memory.Value()), Cores: int64(o.Spec.Cores)}, //nolint:gosec // validated to be between 1Mi and 1Ti
+				// validated to be between 1Mi and 1Ti
+				Share: devices.Share{Memory: uint64(o.Spec.Memory.Value()), Cores: int64(o.Spec.Cores)}, //nolint:gosec
 			})
 		}
 		p.kind.SetProfiles(profiles)

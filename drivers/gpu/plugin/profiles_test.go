@@ -15,7 +15,8 @@ func (b *bench) profile(name string, spec map[string]any) {
 //shows:vgpu-profile
 func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
-	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi", "nodeSelector": map[string]any{"matchLabels": map[string]any{"x": "y"}}})
+	b.profile("elsewhere", map[string]any{"mode": "Software", "memory": "10Gi",
+		"nodeSelector": map[string]any{"matchLabels": map[string]any{"x": "y"}}})
 	b.profile("wrong", map[string]any{"mode": "Software"})
 	b.profile("a100-10g", map[string]any{"mode": "Software", "memory": "10Gi", "cores": int64(25), "split": int64(4)})
 	b.taints("gpu-1-shared-a100-10g", "") // waits for it, and so for what the profiles before it do
@@ -41,7 +42,8 @@ func TestAProfileCutsTheGPUsThatItSelects(t *testing.T) {
 	// A share is prepared and held as such, whether its profile is known or not.
 	c := b.claim("u1", nil, device{name: "gpu-1-shared-gone", share: "s1", capacity: map[string]string{"memory": "10Gi", "cores": "25"}})
 	b.mustPrepare(c)
-	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1-shared-a100-10g", share: "s2", capacity: map[string]string{"memory": "10Gi", "cores": "25"}}))
+	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1-shared-a100-10g", share: "s2",
+		capacity: map[string]string{"memory": "10Gi", "cores": "25"}}))
 	if problem := b.unprepare(c); problem != "" {
 		t.Error(problem)
 	}

@@ -52,6 +52,7 @@ func (p *plugin) publishChanges(ctx context.Context, fail context.CancelCauseFun
 func (p *plugin) publish() error {
 	pool := p.kind.Hardware().Pool
 	return p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-		devices.PoolName(p.options.NodeName): {Slices: pool.Slices(p.drainTaints(p.given.taints(health.Taints(p.monitor.Faults(), pool.Devices()), pool.Devices()), pool.Devices()))},
+		devices.PoolName(p.options.NodeName): {Slices: pool.Slices(p.drainTaints(p.given.taints(health.Taints(p.monitor.Faults(), pool.Devices()),
+			pool.Devices()), pool.Devices()))},
 	}})
 }

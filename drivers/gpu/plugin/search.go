@@ -11,7 +11,8 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 )
 
-// search finds what containers need of the node: at once, in the background, and again for a claim that comes when something was not found or has changed.
+// search finds what containers need of the node: at once, in the background, and again for a claim that comes when something was not found
+// or has changed.
 type search struct {
 	look func() (*edits.Set, error)
 	// running counts the looks under way.

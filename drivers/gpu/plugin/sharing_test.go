@@ -86,7 +86,8 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 	b.mustPrepare(other)
 }
 
-// slowSMI is a stand-in for nvidia-smi that notes how it was called, and does not return from setting a time slice of one GPU back before release.
+// slowSMI is a stand-in for nvidia-smi that notes how it was called, and does not return from setting a time slice of one GPU back before
+// release.
 func slowSMI(t *testing.T, m *gputest.Machine, gpu string) (called func(string) bool, release func()) {
 	t.Helper()
 	log, gate := m.Path("smi.log"), m.Path("smi.gate")
@@ -158,7 +159,8 @@ func TestAClaimThatCouldNotBeKeptSharesNothing(t *testing.T) {
 	if problem := b.unprepare(first); problem != "" {
 		t.Fatal(problem)
 	}
-	b.mustPrepare(b.claim("u2", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)}, device{name: "gpu-0"}))
+	b.mustPrepare(b.claim("u2", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
+		device{name: "gpu-0"}))
 }
 
 func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
@@ -193,13 +195,14 @@ func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 		device string
 		want   string
 	}{
-		"null":                         {"null", "gpu-0", "apiVersion"},
-		"an unknown kind":              {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"X"}`, "gpu-0", "GpuConfig"},
-		"passthrough":                  {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, "gpu-0", "virtual machine"},
-		"sharing without a strategy":   {gpuConfig("{}"), "gpu-0", "sharing.strategy"},
-		"a wrong MIG config for a GPU": {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{}}`, "gpu-0", "sharing.strategy"},
-		"a device that is not there":   {gpuConfig("null"), "gpu-7", "not on this node"},
-		"a MIG profile the GPU lacks":  {gpuConfig("null"), "gpu-0-mig-9g90gb-99-0", "not on this node"},
+		"null":                       {"null", "gpu-0", "apiVersion"},
+		"an unknown kind":            {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"X"}`, "gpu-0", "GpuConfig"},
+		"passthrough":                {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, "gpu-0", "virtual machine"},
+		"sharing without a strategy": {gpuConfig("{}"), "gpu-0", "sharing.strategy"},
+		"a wrong MIG config for a GPU": {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{}}`, "gpu-0",
+			"sharing.strategy"},
+		"a device that is not there":  {gpuConfig("null"), "gpu-7", "not on this node"},
+		"a MIG profile the GPU lacks": {gpuConfig("null"), "gpu-0-mig-9g90gb-99-0", "not on this node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wrong := b.claim("u-"+strings.ReplaceAll(name, " ", "-"), []string{c.config}, device{name: c.device})
@@ -235,7 +238,8 @@ func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
 		},
 	})
 	for i := range 2 {
-		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: (*last)[i].DeviceConfiguration})
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config,
+			resourceapi.DeviceClaimConfiguration{DeviceConfiguration: (*last)[i].DeviceConfiguration})
 	}
 	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
 		t.Fatal(err)
@@ -250,7 +254,8 @@ func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
 func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken func(bool)) {
 	t.Helper()
 	log, gate := m.Path("smi.log"), m.Path("smi.broken")
-	script := "#!/bin/sh\necho \"$@\" >> " + log + "\ncase \"$*\" in *\" 0\") [ ! -e " + gate + " ] || { echo Unable to set timeslice; exit 15; };; esac\n"
+	script := "#!/bin/sh\necho \"$@\" >> " + log + "\ncase \"$*\" in *\" 0\") [ ! -e " + gate +
+		" ] || { echo Unable to set timeslice; exit 15; };; esac\n"
 	program := m.Path("driver/usr/bin/nvidia-smi")
 	if err := errors.Join(os.WriteFile(program, []byte(script), 0o600), os.Chmod(program, 0o755)); err != nil {
 		t.Fatal(err)

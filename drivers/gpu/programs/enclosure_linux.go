@@ -31,8 +31,8 @@ type Enclosure struct {
 type Node struct {
 	// Name is its path below /dev.
 	Name string `json:"name"`
-	// Numbered says that Major and Minor are known. The node is then made by them, whether or not a file stands for it below Enclosure.Dev: the kernel makes
-	// no file for nvidia-uvm, nor for the capability nodes of MIG devices.
+	// Numbered says that Major and Minor are known. The node is then made by them, whether or not a file stands for it below Enclosure.Dev:
+	// the kernel makes no file for nvidia-uvm, nor for the capability nodes of MIG devices.
 	Numbered bool   `json:"numbered,omitempty"`
 	Major    uint32 `json:"major,omitempty"`
 	Minor    uint32 `json:"minor,omitempty"`
@@ -41,8 +41,8 @@ type Node struct {
 // ownNodes are the device nodes that every program may have.
 func ownNodes() []string { return []string{"null", "zero", "full", "random", "urandom"} }
 
-// Enter becomes a program inside an enclosure, which is Enclosure in JSON. It returns only to say why it could not. The process must have a mount namespace and
-// a PID namespace of its own.
+// Enter becomes a program inside an enclosure, which is Enclosure in JSON. It returns only to say why it could not. The process must have a
+// mount namespace and a PID namespace of its own.
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
 	if err := json.Unmarshal([]byte(enclosure), &e); err != nil {
@@ -119,13 +119,15 @@ func (e Enclosure) build() error {
 	return nil
 }
 
-// files gives the root the driver's files: programs, libraries, the loader and its configuration. Homes, secrets and state of the host are none of them.
+// files gives the root the driver's files: programs, libraries, the loader and its configuration. Homes, secrets and state of the host are
+// none of them.
 func (e Enclosure) files() error {
 	from := e.Driver
 	if e.Bare {
 		from = "/"
 	}
-	for _, name := range []string{"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix", "run/current-system", "run/opengl-driver"} {
+	for _, name := range []string{"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix", "run/current-system",
+		"run/opengl-driver"} {
 		source := filepath.Join(from, name)
 		info, err := os.Lstat(source)
 		switch {
@@ -171,8 +173,9 @@ func (e Enclosure) files() error {
 	return e.bind(e.Driver, e.Driver, false)
 }
 
-// proc gives the root a /proc of this process's PID namespace. That has no process besides the program and its children, so no path leads through
-// /proc/PID/root or /proc/PID/fd into what others see. What is mounted over a part of /proc that a driver's programs read stays mounted there.
+// proc gives the root a /proc of this process's PID namespace. That has no process besides the program and its children, so no path leads
+// through /proc/PID/root or /proc/PID/fd into what others see. What is mounted over a part of /proc that a driver's programs read stays
+// mounted there.
 func (e Enclosure) proc() error {
 	if err := os.MkdirAll(e.in("/proc"), 0o555); err != nil {
 		return err
@@ -232,15 +235,16 @@ func (e Enclosure) devices() error {
 	return e.share(e.Shm, "/dev/shm")
 }
 
-// node gives the root a device node: by its numbers, where they are known, with the permissions of the file that stands for it on the node. A machine where
-// nobody may make device nodes has files of another kind in their place, which are shown as they are.
+// node gives the root a device node: by its numbers, where they are known, with the permissions of the file that stands for it on the node.
+// A machine where nobody may make device nodes has files of another kind in their place, which are shown as they are.
 func (e Enclosure) node(n Node) error {
 	path := filepath.Join("/dev", n.Name)
 	source := filepath.Join(e.Dev, n.Name)
 	info, missing := os.Stat(source)
 	if !n.Numbered {
 		if missing != nil {
-			return fmt.Errorf("%w, and the kernel's table of devices has no number for it: is the part of the driver that serves it loaded?", missing)
+			return fmt.Errorf("%w, and the kernel's table of devices has no number for it: is the part of the driver that serves it loaded?",
+				missing)
 		}
 		return e.bind(source, path, true)
 	}
@@ -255,7 +259,8 @@ func (e Enclosure) node(n Node) error {
 		return err
 	}
 	number := unix.Mkdev(n.Major, n.Minor)
-	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), int(number)); err != nil { //nolint:gosec // a device number as the kernel takes it
+	// a device number as the kernel takes it
+	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), int(number)); err != nil { //nolint:gosec
 		return fmt.Errorf("making it by its number %d:%d: %w (needs CAP_MKNOD)", n.Major, n.Minor, err)
 	}
 	return os.Chmod(e.in(path), mode) // the umask cut the mode

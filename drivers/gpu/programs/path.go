@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// interpreter is the program that the kernel starts to run a file: the loader that an ELF file names, or the one behind #!. It is empty for a program that is
-// linked statically.
+// interpreter is the program that the kernel starts to run a file: the loader that an ELF file names, or the one behind #!. It is empty for
+// a program that is linked statically.
 func interpreter(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -1,12 +1,13 @@
-// Package programs runs programs of the NVIDIA driver (nvidia-smi, nvidia-cuda-mps-control) with the driver root's own loader and C library.
+// Package programs runs programs of the NVIDIA driver (nvidia-smi, nvidia-cuda-mps-control) with the driver root's own loader and C
+// library.
 //
-// A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: glibc's parts speak to each other through
-// symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver never meets the C library of this process's container: it
-// is run in a root directory that is put together from the driver root, in a mount namespace and a PID namespace of its own, with the device nodes that it needs
-// and no others.
+// A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: glibc's parts speak to
+// each other through symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver never meets the C
+// library of this process's container: it is run in a root directory that is put together from the driver root, in a mount namespace and a
+// PID namespace of its own, with the device nodes that it needs and no others.
 //
-// Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made to be used with another's, and of fake hardware. Their
-// programs run with this container's.
+// Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made to be used with another's, and of
+// fake hardware. Their programs run with this container's.
 package programs
 
 import (
@@ -38,8 +39,8 @@ type Runner struct {
 type Share struct {
 	// Mountpoint is an empty directory that the program's root is mounted on, for the program alone.
 	Mountpoint string
-	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that stand there. One that is named need not stand there, where the kernel's table
-	// of devices has its number.
+	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that stand there. One that is named need not stand there, where
+	// the kernel's table of devices has its number.
 	Nodes []string
 	// Directories can be written, and have the same path inside as outside. The program follows no symbolic link in them, nor in Shm.
 	Directories []string
@@ -100,8 +101,8 @@ func bind(ctx context.Context, cmd *exec.Cmd) *exec.Cmd {
 	return bound
 }
 
-// environment is that of the driver's programs. Inside their root, the driver's directories are named to the loader: its cache there may be missing, or be older
-// than the driver.
+// environment is that of the driver's programs. Inside their root, the driver's directories are named to the loader: its cache there may be
+// missing, or be older than the driver.
 func environment(root string, bare bool) []string {
 	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
@@ -130,14 +131,16 @@ func bare(root driver.Place, program string) (bool, error) {
 	}
 	if !hasLibraryC(root) {
 		if _, err := os.Stat(loader); loader != "" && err != nil {
-			return false, fmt.Errorf("%s is run by %s, which is neither below the driver root %s nor in this container: %w", program, loader, root.Path, err)
+			return false, fmt.Errorf("%s is run by %s, which is neither below the driver root %s nor in this container: %w", program, loader,
+				root.Path, err)
 		}
 		return true, nil
 	}
 	if loader == "" || there(root, loader) || there(root, "usr"+loader) {
 		return false, nil
 	}
-	return false, fmt.Errorf("%s is run by %s, which is not below the driver root %s, though its C library is: where a host keeps /lib and /lib64 apart from /usr, "+
+	return false, fmt.Errorf("%s is run by %s, which is not below the driver root %s, though its C library is: where a host keeps /lib and "+
+		"/lib64 apart from /usr, "+
 		"all three belong below the driver root (hardware.driverDirectories)", program, loader, root.Path)
 }
 
@@ -160,7 +163,8 @@ func numbered(names []string, known driver.Numbers) []Node {
 	out := make([]Node, 0, len(names))
 	for _, name := range names {
 		major, minor, ok := known.Node(name)
-		out = append(out, Node{Name: name, Numbered: ok, Major: uint32(major), Minor: uint32(minor)}) //nolint:gosec // device numbers have 32 bits together
+		// device numbers have 32 bits together
+		out = append(out, Node{Name: name, Numbered: ok, Major: uint32(major), Minor: uint32(minor)}) //nolint:gosec
 	}
 	return out
 }

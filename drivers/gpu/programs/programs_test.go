@@ -16,7 +16,8 @@ import (
 
 // runner runs the programs of a driver root with the device nodes of dev.
 func runner(root, dev string) Runner {
-	return Runner{Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(dev)} }, Enter: Reexec("driver-program")}
+	return Runner{Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(dev)} },
+		Enter: Reexec("driver-program")}
 }
 
 func write(t *testing.T, path, text string) {
@@ -65,7 +66,8 @@ func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) 
 	}
 }
 
-// compiled is a driver root with a program whose loader is at a path that nothing else has, and with this machine's C library under another name than it has here.
+// compiled is a driver root with a program whose loader is at a path that nothing else has, and with this machine's C library under another
+// name than it has here.
 func compiled(t *testing.T) string {
 	t.Helper()
 	compiler, err := exec.LookPath("gcc")
@@ -79,7 +81,8 @@ func compiled(t *testing.T) string {
 	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), compiler, "-Wl,--dynamic-linker=/private/loader.so", "-o", program, source).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), compiler, "-Wl,--dynamic-linker=/private/loader.so", "-o", program,
+		source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return root
@@ -116,11 +119,13 @@ func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
 	root := compiled(t)
 	library(t, root, "opt/private/loader.so")
 	_, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi")
-	if err == nil || !strings.Contains(err.Error(), "/private/loader.so, which is not below the driver root") || !strings.Contains(err.Error(), "/lib64") {
+	if err == nil || !strings.Contains(err.Error(), "/private/loader.so, which is not below the driver root") ||
+		!strings.Contains(err.Error(), "/lib64") {
 		t.Errorf("without the loader: %v", err)
 	}
 	// A host of which only /usr is to be had.
-	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/private"), 0o755), os.Rename(filepath.Join(root, "opt/private/loader.so"), filepath.Join(root, "usr/private/loader.so"))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/private"), 0o755),
+		os.Rename(filepath.Join(root, "opt/private/loader.so"), filepath.Join(root, "usr/private/loader.so"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("usr/private", filepath.Join(root, "private")); err != nil {
@@ -142,7 +147,8 @@ func TestARootWithoutACLibraryUsesThisContainers(t *testing.T) {
 		t.Errorf("it says %q, %v", out, err)
 	}
 	write(t, filepath.Join(root, "usr/bin/nvidia-smi"), "#!/no/shell\n")
-	if _, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi"); err == nil || !strings.Contains(err.Error(), "/no/shell, which is neither below the driver root") {
+	if _, err := run(t, runner(root, t.TempDir()), Share{}, "nvidia-smi"); err == nil ||
+		!strings.Contains(err.Error(), "/no/shell, which is neither below the driver root") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -185,12 +191,13 @@ func enclosedWith(t *testing.T, procDevices string, s Share, script string) stri
 	return out
 }
 
-// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to (nvidia-modprobe). Their numbers are those of
-// this machine's /dev/zero, so that a test may open what is made.
+// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to (nvidia-modprobe). Their
+// numbers are those of this machine's /dev/zero, so that a test may open what is made.
 func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
 	share := Share{Nodes: []string{"nvidiactl", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap5"}}
 	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
-		"cd /dev; stat -c '%n %F %t:%T %a' nvidia-uvm-tools nvidia-caps/nvidia-cap5; head -c 2 nvidia-caps/nvidia-cap5 | od -An -tx1; ls nvidiactl")
+		"cd /dev; stat -c '%n %F %t:%T %a' nvidia-uvm-tools nvidia-caps/nvidia-cap5; head -c 2 nvidia-caps/nvidia-cap5 | od -An -tx1; ls "+
+			"nvidiactl")
 	if want := "nvidia-uvm-tools character special file 1fe:1 666\nnvidia-caps/nvidia-cap5 character special file 1:5 666\n 00 00\nnvidiactl"; out != want {
 		t.Errorf("it has\n%s\nwant\n%s", out, want)
 	}
@@ -206,7 +213,8 @@ func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
 	}
 }
 
-// Somebody who writes into a shared directory may put a link to /proc/PID/root there, through which the files of another container are reached.
+// Somebody who writes into a shared directory may put a link to /proc/PID/root there, through which the files of another container are
+// reached.
 func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
 	if len(out) == 0 || out[0] != "1" {
@@ -247,7 +255,8 @@ func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
 	shm, pipe := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shm, "mark"), "")
 	share := Share{Nodes: []string{"nvidiactl", "nvidia0"}, Directories: []string{pipe}, Shm: shm, Unprivileged: true}
-	script := "ls -1 /dev /dev/shm; echo then; ls /; echo then; touch " + pipe + "/made; for f in /usr/x /x /etc/x /dev/x /proc/sys/x; do touch $f 2>/dev/null && echo wrote $f; done; true"
+	script := "ls -1 /dev /dev/shm; echo then; ls /; echo then; touch " + pipe +
+		"/made; for f in /usr/x /x /etc/x /dev/x /proc/sys/x; do touch $f 2>/dev/null && echo wrote $f; done; true"
 	parts := strings.Split(enclosed(t, share, script)+"\n", "then\n")
 	dev := strings.Fields(parts[0])
 	want := []string{"/dev:", "full", "null", "nvidia0", "nvidiactl", "random", "shm", "urandom", "zero", "/dev/shm:", "mark"}

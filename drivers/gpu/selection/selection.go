@@ -41,8 +41,8 @@ func Self(core kubernetes.Interface, name string) cache.SharedIndexInformer {
 	})).Core().V1().Nodes().Informer()
 }
 
-// Labels calls changed with the node's labels when they are first known and whenever they change, until ctx ends. A node that is not there has none. n.Self
-// must be set.
+// Labels calls changed with the node's labels when they are first known and whenever they change, until ctx ends. A node that is not there
+// has none. n.Self must be set.
 func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
 	wake := make(chan struct{}, 1)
 	note := func() {
@@ -79,9 +79,11 @@ func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
 	}
 }
 
-// Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they change, until
-// ctx ends. selector gives an object's selector; none selects every node. Without the kind's CRD there are no objects, and Watch waits for it.
-func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector, changed func([]T)) error {
+// Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they change,
+// until ctx ends. selector gives an object's selector; none selects every node. Without the kind's CRD there are no objects, and Watch
+// waits for it.
+func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector,
+	changed func([]T)) error {
 	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, nil).Informer()
 	nodes := n.Self
 	if nodes == nil {
@@ -156,7 +158,8 @@ func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
 		object := item.(*unstructured.Unstructured)
 		parsed := new(T)
 		// What cannot be read was let pass by an API server without the webhook; it selects nobody.
-		if object.GetDeletionTimestamp() != nil || runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil || !matches(v.selector(parsed), nodeLabels) {
+		if object.GetDeletionTimestamp() != nil || runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil ||
+			!matches(v.selector(parsed), nodeLabels) {
 			continue
 		}
 		selected = append(selected, *parsed)

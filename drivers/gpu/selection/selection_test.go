@@ -33,7 +33,8 @@ func TestWhatStoodBeforeIsTold(t *testing.T) {
 		n := Node{
 			Name: "n1",
 			Core: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"rack": "a"}}}),
-			Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{profiles: "VGPUProfileList"},
+			Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+				map[schema.GroupVersionResource]string{profiles: "VGPUProfileList"},
 				profile("here", map[string]any{"rack": "a"}), profile("elsewhere", map[string]any{"rack": "b"})),
 		}
 		ended := make(chan error, 1)

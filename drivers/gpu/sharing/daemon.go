@@ -26,8 +26,8 @@ const (
 	quitPatience = (quitSeconds + 3) * time.Second
 	// multiUserFlag has clients of several users share one server.
 	multiUserFlag = "-multiuser-server"
-	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it. A pod waits, so it is
-	// looked for more often than other files are.
+	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it. A pod
+	// waits, so it is looked for more often than other files are.
 	lookPause = 50 * time.Millisecond
 )
 
@@ -120,7 +120,8 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Its servers are of its group, and end with it. (Where it has a PID namespace of its own the kernel ends them, whatever group they are of.)
+	// Its servers are of its group, and end with it. (Where it has a PID namespace of its own the kernel ends them, whatever group they are
+	// of.)
 	cmd.SysProcAttr.Setpgid = true
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
@@ -161,8 +162,8 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	}
 }
 
-// wait waits for a daemon that leads a process group, and ends what is left of that: a server that went on would hold the GPU, and the daemon that is started
-// next could not have it.
+// wait waits for a daemon that leads a process group, and ends what is left of that: a server that went on would hold the GPU, and the
+// daemon that is started next could not have it.
 func wait(cmd *exec.Cmd) error {
 	// The group is ended before its leader is waited for: until then no other process can get its number.
 	for {
@@ -230,7 +231,8 @@ func (d *daemon) configure(ctx context.Context) error {
 			return err
 		}
 		if !c.taken(answer) {
-			return fmt.Errorf("the MPS control daemon did not take %q: %s answers %q (a percentage is above 0 and up to 100, a limit of memory at least 1Mi)", c.set, c.get, answer)
+			return fmt.Errorf("the MPS control daemon did not take %q: %s answers %q (a percentage is above 0 and up to 100, a limit of memory "+
+				"at least 1Mi)", c.set, c.get, answer)
 		}
 	}
 	return nil

@@ -19,8 +19,9 @@ import (
 //	shm    /dev/shm of the daemon and of the claim's containers
 //	root   what its root directory is mounted on, for it alone
 //
-// Containers whose processes are root can write whatever they like into pipe and shm, links to elsewhere among it. The daemon follows those (it opens its lock
-// and its process number's file without O_NOFOLLOW, as version 550.163.01 does): they lead nowhere in its own root. Everything else here follows none.
+// Containers whose processes are root can write whatever they like into pipe and shm, links to elsewhere among it. The daemon follows those
+// (it opens its lock and its process number's file without O_NOFOLLOW, as version 550.163.01 does): they lead nowhere in its own root.
+// Everything else here follows none.
 type directory struct {
 	dir   string
 	claim types.UID
@@ -31,7 +32,8 @@ func (d directory) path(name string) string { return filepath.Join(d.dir, string
 // control is the socket on which the daemon takes commands.
 func (d directory) control() string { return d.path("pipe/control") }
 
-// prepare makes what is missing, and empties pipe of what an earlier daemon or a container left. The directory itself stays: containers have it mounted.
+// prepare makes what is missing, and empties pipe of what an earlier daemon or a container left. The directory itself stays: containers
+// have it mounted.
 func (d directory) prepare() error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o700, "root": 0o700, "shm": os.ModeSticky | 0o777} {
 		if err := errors.Join(os.MkdirAll(d.path(name), 0o755), os.Chmod(d.path(name), mode)); err != nil {

@@ -24,8 +24,8 @@ import (
 // lockPause is the time between two tries to take a lock that another process has.
 const lockPause = 300 * time.Millisecond
 
-// Keeper is the parent of a node's MPS control daemons, in a process of its own: they live on while the node plugin restarts and is upgraded. The node plugin
-// asks for them over a Unix socket; whoever can open it is root on the node.
+// Keeper is the parent of a node's MPS control daemons, in a process of its own: they live on while the node plugin restarts and is
+// upgraded. The node plugin asks for them over a Unix socket; whoever can open it is root on the node.
 //
 // It keeps on disk what it was asked for, and starts that again when it was itself killed, with which the daemons end.
 type Keeper struct {
@@ -71,7 +71,8 @@ func (k Keeper) Run(ctx context.Context) error {
 	defer cancel()
 	r := requests{Keeper: k, last: map[types.UID]Moment{}}
 	resuming.Go(func() { r.resume(ctx) })
-	server := &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
 	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stopped()
 	klog.FromContext(ctx).Info("Keeping MPS control daemons", "socket", socketIn(k.MPS.Dir))
@@ -96,7 +97,8 @@ func (r *requests) resume(ctx context.Context) {
 	}
 }
 
-// resumePause lies between two attempts to start a daemon of an earlier run: nothing tells when what it lacks, such as the driver, is there.
+// resumePause lies between two attempts to start a daemon of an earlier run: nothing tells when what it lacks, such as the driver, is
+// there.
 const resumePause = 10 * time.Second
 
 // resumeClaim starts the daemon that a file of settings stands for, again and again until it runs or nobody wants it any more.

@@ -124,7 +124,8 @@ func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 	kept := filepath.Join(outside, "kept")
 	pipe := m.directory("u1").path("pipe")
 	if err := errors.Join(os.WriteFile(kept, []byte("kept"), 0o600), os.MkdirAll(filepath.Join(pipe, "deep/er"), 0o755),
-		os.Symlink(outside, filepath.Join(pipe, "log")), os.Symlink(kept, filepath.Join(pipe, "nvidia-cuda-mps-control.pid")), os.Symlink(kept, filepath.Join(pipe, "control"))); err != nil {
+		os.Symlink(outside, filepath.Join(pipe, "log")), os.Symlink(kept, filepath.Join(pipe, "nvidia-cuda-mps-control.pid")),
+		os.Symlink(kept, filepath.Join(pipe, "control"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.directory("u1").check(); err == nil || !strings.Contains(err.Error(), "neither a socket nor a FIFO") {
@@ -229,7 +230,8 @@ func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
 	if err := plugin.Alive(t.Context()); err != nil {
 		t.Error(err)
 	}
-	want := "# HELP gpufabric_mps_daemons MPS control daemons that are kept running, by state: ready, or starting, in which one stays that cannot be set up.\n" +
+	want := "# HELP gpufabric_mps_daemons MPS control daemons that are kept running, by state: ready, or starting, in which one stays that " +
+		"cannot be set up.\n" +
 		"# TYPE gpufabric_mps_daemons gauge\ngpufabric_mps_daemons{state=\"ready\"} 1\ngpufabric_mps_daemons{state=\"starting\"} 0\n"
 	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "gpufabric_mps_daemons"); err != nil {
 		t.Error(err)

@@ -7,8 +7,10 @@ import (
 
 var (
 	daemonsDesc = prometheus.NewDesc("gpufabric_mps_daemons",
-		"MPS control daemons that are kept running, by state: ready, or starting, in which one stays that cannot be set up.", []string{"state"}, nil)
-	endsDesc = prometheus.NewDesc("gpufabric_mps_daemon_failures_total", "MPS control daemons that ended by themselves, with which their clients' work was lost.", nil, nil)
+		"MPS control daemons that are kept running, by state: ready, or starting, in which one stays that cannot be set up.", []string{"state"},
+		nil)
+	endsDesc = prometheus.NewDesc("gpufabric_mps_daemon_failures_total",
+		"MPS control daemons that ended by themselves, with which their clients' work was lost.", nil, nil)
 )
 
 var _ prometheus.Collector = (*MPS)(nil)

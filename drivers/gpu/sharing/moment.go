@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment orders what is asked of a keeper: nanoseconds since the node booted, which no clock of anybody's changes and which the node plugin of before a restart
-// counted too. Requests travel on connections of their own, so one may come after another that was made later. 0: not known, as from an older node plugin.
+// Moment orders what is asked of a keeper: nanoseconds since the node booted, which no clock of anybody's changes and which the node plugin
+// of before a restart counted too. Requests travel on connections of their own, so one may come after another that was made later. 0: not
+// known, as from an older node plugin.
 type Moment int64
 
 // Now is the moment of the call.

@@ -31,18 +31,20 @@ const (
 
 // Daemons runs an MPS control daemon for each claim that asks for one.
 type Daemons interface {
-	// Start has a daemon for the claim running and set up when it returns. One that runs with these settings already is left alone, one with others ends.
+	// Start has a daemon for the claim running and set up when it returns. One that runs with these settings already is left alone, one with
+	// others ends.
 	Start(ctx context.Context, claim types.UID, s Settings) error
 	// Resume is Start where any daemon that the claim has already is the right one.
 	Resume(ctx context.Context, claim types.UID, s Settings) error
 	// Stop ends a claim's daemon and removes its directories. It may be repeated.
 	Stop(ctx context.Context, claim types.UID) error
-	// Retain is Stop for every claim but these, which are those that existed at a moment. A claim whose daemon was asked for since then is left alone.
+	// Retain is Stop for every claim but these, which are those that existed at a moment. A claim whose daemon was asked for since then is
+	// left alone.
 	Retain(ctx context.Context, at Moment, claims []types.UID) error
 }
 
-// MPS runs the daemons as children of this process: when it ends they end, and the claims' programs with them; when it starts again it starts them again. See
-// Keeper for those that outlive the node plugin.
+// MPS runs the daemons as children of this process: when it ends they end, and the claims' programs with them; when it starts again it
+// starts them again. See Keeper for those that outlive the node plugin.
 type MPS struct {
 	// Dir holds a directory a claim (see directory). It should be on a tmpfs of the host's (/run/gpufabric/mps).
 	Dir string
@@ -124,15 +126,16 @@ func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	return nil
 }
 
-// knowsMultiUser looks for the flag in the control daemon's text. One that does not know it (550.163.01, say) takes itself for a client, and says that no daemon
-// is there.
+// knowsMultiUser looks for the flag in the control daemon's text. One that does not know it (550.163.01, say) takes itself for a client,
+// and says that no daemon is there.
 func knowsMultiUser(program string) error {
 	text, err := os.ReadFile(program)
 	if err != nil {
 		return fmt.Errorf("MPS needs the driver's control daemon: %w", err)
 	}
 	if !bytes.Contains(text, []byte(strings.TrimPrefix(multiUserFlag, "-"))) {
-		return fmt.Errorf("sharing.mpsConfig.multiUser: %s does not know %s: leave multiUser out, or install a newer driver", program, multiUserFlag)
+		return fmt.Errorf("sharing.mpsConfig.multiUser: %s does not know %s: leave multiUser out, or install a newer driver", program,
+			multiUserFlag)
 	}
 	return nil
 }

@@ -45,7 +45,8 @@ func limited(device string) Settings {
 func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 	m, told := newMPS(t, "")
 	pipe := m.directory("u1").path("pipe")
-	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600), os.WriteFile(filepath.Join(pipe, "pid"), []byte("0x"), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600),
+		os.WriteFile(filepath.Join(pipe, "pid"), []byte("0x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
@@ -140,7 +141,8 @@ func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
 
 // A server that goes on after its daemon crashed would hold the GPU, which lets one process in alone.
 func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
-	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch "$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
+	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch `+
+		`"$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
 	if err := m.Start(t.Context(), "u1", limited("gpu")); err != nil {
 		t.Fatal(err)
 	}

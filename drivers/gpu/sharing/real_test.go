@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// These tests run NVIDIA's own nvidia-cuda-mps-control, which needs no GPU, in driver roots with the C libraries of Debian 11 and 13. They are skipped where
-// tests/nvidia-programs has not fetched them.
+// These tests run NVIDIA's own nvidia-cuda-mps-control, which needs no GPU, in driver roots with the C libraries of Debian 11 and 13. They
+// are skipped where tests/nvidia-programs has not fetched them.
 
 // real makes an MPS with the real control daemon in a driver root with a C library.
 func real(t *testing.T, libc string) *MPS {
@@ -36,7 +36,8 @@ func real(t *testing.T, libc string) *MPS {
 		t.Fatal(err)
 	}
 	m := &MPS{Dir: dir, Programs: programs.Runner{
-		Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(dev)} }, Enter: programs.Reexec("driver-program"),
+		Driver: func() driver.Location { return driver.Location{Root: driver.Here(root), Dev: driver.Here(dev)} },
+		Enter:  programs.Reexec("driver-program"),
 	}}
 	t.Cleanup(func() {
 		m.Close()
@@ -76,7 +77,8 @@ func TestTheRealDaemonTakesTheLimitsOfAClaim(t *testing.T) {
 				t.Fatal(err)
 			}
 			for command, want := range map[string]string{
-				"get_default_active_thread_percentage": "50.0", "get_default_device_pinned_mem_limit 0": "10G", "get_default_device_pinned_mem_limit 1": "1G", "get_server_list": "",
+				"get_default_active_thread_percentage": "50.0", "get_default_device_pinned_mem_limit 0": "10G",
+				"get_default_device_pinned_mem_limit 1": "1G", "get_server_list": "",
 			} {
 				if got := answer(t, m, command); got != want {
 					t.Errorf("%s: %q, want %q", command, got, want)
@@ -109,7 +111,8 @@ func TestWhatTheRealDaemonDoesNotTakeIsTold(t *testing.T) {
 	}
 }
 
-// The real daemon opens its lock and its process number's file through links, and truncates what they lead to: as root, on the host, were it not for its own root.
+// The real daemon opens its lock and its process number's file through links, and truncates what they lead to: as root, on the host, were
+// it not for its own root.
 //
 //shows:gpu-mps
 func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 //	PUT    /claims?at=MOMENT [UID, ...]   Retain
 //	GET    /healthz                       whether requests are answered
 //
-// Requests for one claim count in the order of their moments, in whatever order they arrive: a claim that was given back gets no daemon by a request that was
-// made before.
+// Requests for one claim count in the order of their moments, in whatever order they arrive: a claim that was given back gets no daemon by
+// a request that was made before.
 type requests struct {
 	Keeper
 

@@ -25,7 +25,8 @@ type Settings struct {
 // commonNodes are the driver's device nodes that every CUDA program opens.
 func commonNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
 
-// command is one setting in the control daemon's words. The daemon says nothing of what it does not take, and exits with success: so it is asked afterwards.
+// command is one setting in the control daemon's words. The daemon says nothing of what it does not take, and exits with success: so it is
+// asked afterwards.
 type command struct {
 	set, get string
 	// taken says whether an answer is what was set.
@@ -53,7 +54,8 @@ func (s Settings) commands() []command {
 		}
 		if limit != nil {
 			out = append(out, command{
-				set: fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit.Value()>>20), get: fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
+				set:   fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit.Value()>>20),
+				get:   fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
 				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are told as such, and rounded
 			})
 		}

@@ -1,6 +1,7 @@
 package sharing
 
-// tailBytes is how much of what a program says is kept: a daemon in the foreground says something about every client, for as long as it lives.
+// tailBytes is how much of what a program says is kept: a daemon in the foreground says something about every client, for as long as it
+// lives.
 const tailBytes = 4 << 10
 
 // tail keeps the end of what a program says.

@@ -12,7 +12,8 @@ import (
 	"gpufabric.io/drivers/gpu/programs"
 )
 
-// smiPatience is how long nvidia-smi may take. On a quiet machine it needs under a second; on one whose GPU is in trouble it may wait for ever.
+// smiPatience is how long nvidia-smi may take. On a quiet machine it needs under a second; on one whose GPU is in trouble it may wait for
+// ever.
 const smiPatience = 20 * time.Second
 
 // TimeSlicer sets the length of time slices. NVML has no call for it; nvidia-smi does.
@@ -37,7 +38,8 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 	}
 	ctx, cancel := context.WithTimeout(ctx, smiPatience)
 	defer cancel()
-	cmd, err := t.Programs.Command(ctx, programs.Share{Mountpoint: t.Mountpoint}, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", policy)
+	cmd, err := t.Programs.Command(ctx, programs.Share{Mountpoint: t.Mountpoint}, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice",
+		policy)
 	if err != nil {
 		return fmt.Errorf("setting the time slice of %s to %s: %w", gpu, interval, err)
 	}
@@ -48,7 +50,8 @@ func (t TimeSlicer) Set(ctx context.Context, interval v1beta1.TimeSliceInterval,
 		if ctx.Err() != nil {
 			err = fmt.Errorf("no answer in %s: %w", smiPatience, err)
 		}
-		return fmt.Errorf("setting the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval, t.Programs.Driver().Root.Path, programs.Explain(err), firstLine(out.String()))
+		return fmt.Errorf("setting the time slice of %s to %s with nvidia-smi of the driver root %s: %w: %s", gpu, interval,
+			t.Programs.Driver().Root.Path, programs.Explain(err), firstLine(out.String()))
 	}
 	return nil
 }

@@ -33,11 +33,16 @@ func tree(t *testing.T, entries map[string]string) string {
 
 func TestALibraryIsFoundWhereDistributionsPutIt(t *testing.T) {
 	for name, layout := range map[string]map[string]string{
-		"RHEL":             {"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib64/libnvidia-ml.so.580.1.2": ""},
-		"Ubuntu":           {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
-		"Grace on Ubuntu":  {"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib/aarch64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
-		"lib before usr":   {"lib": "-> usr/lib", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
-		"Debian's package": {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> /etc/alternatives/nvidia--libnvidia-ml.so.1", "etc/alternatives/nvidia--libnvidia-ml.so.1": "-> /usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2", "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2": ""},
+		"RHEL": {"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2", "usr/lib64/libnvidia-ml.so.580.1.2": ""},
+		"Ubuntu": {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2",
+			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
+		"Grace on Ubuntu": {"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2",
+			"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
+		"lib before usr": {"lib": "-> usr/lib", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.1.2",
+			"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2": ""},
+		"Debian's package": {"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "-> /etc/alternatives/nvidia--libnvidia-ml.so.1",
+			"etc/alternatives/nvidia--libnvidia-ml.so.1":                      "-> /usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2",
+			"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2": ""},
 	} {
 		root := tree(t, layout)
 		got, err := Place{Path: root, Host: "/"}.Library()
@@ -49,7 +54,8 @@ func TestALibraryIsFoundWhereDistributionsPutIt(t *testing.T) {
 
 func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 	outside := tree(t, map[string]string{"libnvidia-ml.so.1": ""})
-	root := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> " + outside + "/libnvidia-ml.so.1", "usr/bin/nvidia-smi": "-> nvidia-smi"})
+	root := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> " + outside + "/libnvidia-ml.so.1",
+		"usr/bin/nvidia-smi": "-> nvidia-smi"})
 	if got, err := (Place{Path: root, Host: root}).Library(); err == nil {
 		t.Errorf("found %s", got)
 	}
@@ -60,12 +66,14 @@ func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 
 func TestTheDriverThatTheKernelHasLoadedIsTaken(t *testing.T) {
 	host := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.550.1.2", "usr/lib64/libnvidia-ml.so.550.1.2": ""})
-	container := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05", "usr/lib64/libnvidia-ml.so.580.95.05": "", "dev/nvidiactl": ""})
+	container := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> libnvidia-ml.so.580.95.05",
+		"usr/lib64/libnvidia-ml.so.580.95.05": "", "dev/nvidiactl": ""})
 	s := Search{Roots: []Place{{host, "/"}, {container, "/run/nvidia/driver"}}, Dev: Place{"/host/dev", "/dev"}, ProcRoot: t.TempDir()}
 	if at := s.Locate(); at.Root.Host != "/" || at.Dev.Host != "/dev" {
 		t.Errorf("with no word of the kernel: %+v, want the first", at)
 	}
-	s.ProcRoot = tree(t, map[string]string{"driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)  Tue\nGCC version: 12.2.0\n"})
+	s.ProcRoot = tree(t, map[string]string{"driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  " +
+		"Release Build  (dvs-builder)  Tue\nGCC version: 12.2.0\n"})
 	at := s.Locate()
 	if at.Root.Host != "/run/nvidia/driver" || at.Dev != (Place{container + "/dev", "/run/nvidia/driver/dev"}) {
 		t.Errorf("with 580.95.05 loaded: %+v, want the driver container's and its own device nodes", at)
@@ -87,15 +95,18 @@ func TestWithoutADriverTheFirstPlaceIsNamed(t *testing.T) {
 
 func TestAPlaceIsReadAndTurnedIntoTheHostsPath(t *testing.T) {
 	places, err := ParsePlaces("/host=/, /run/nvidia/driver")
-	if err != nil || len(places) != 2 || places[0] != (Place{"/host", "/"}) || places[1] != (Place{"/run/nvidia/driver", "/run/nvidia/driver"}) {
+	if err != nil || len(places) != 2 || places[0] != (Place{"/host", "/"}) ||
+		places[1] != (Place{"/run/nvidia/driver", "/run/nvidia/driver"}) {
 		t.Fatalf("%+v, %v", places, err)
 	}
-	for path, want := range map[string]string{"/host/usr/bin/x": "/usr/bin/x", "/host": "/", "/hosts/x": "/hosts/x", "/elsewhere": "/elsewhere"} {
+	for path, want := range map[string]string{"/host/usr/bin/x": "/usr/bin/x", "/host": "/", "/hosts/x": "/hosts/x",
+		"/elsewhere": "/elsewhere"} {
 		if got := places[0].OnHost(path); got != want {
 			t.Errorf("%s is %s on the host, want %s", path, got, want)
 		}
 	}
-	if _, err := ParsePlaces("/host=,run/nvidia"); err == nil || !strings.Contains(err.Error(), `"/host="`) || !strings.Contains(err.Error(), `"run/nvidia"`) {
+	if _, err := ParsePlaces("/host=,run/nvidia"); err == nil || !strings.Contains(err.Error(), `"/host="`) ||
+		!strings.Contains(err.Error(), `"run/nvidia"`) {
 		t.Errorf("%v names not both mistakes", err)
 	}
 }
@@ -126,7 +137,8 @@ func TestNodesThatCameLateAreMadeInTheOwnDev(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 1), "nvidia-caps/nvidia-cap1": unix.Mkdev(234, 1)} {
+	for name, want := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 1),
+		"nvidia-caps/nvidia-cap1": unix.Mkdev(234, 1)} {
 		got, mode, isDevice, err := deviceNumber(filepath.Join(own, name))
 		if err != nil || !isDevice || got != want {
 			t.Errorf("%s: device %v %x (%v), %v, want %x", name, isDevice, got, mode, err, want)

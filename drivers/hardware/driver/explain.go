@@ -31,11 +31,13 @@ func (s Search) Trouble() (reason, message string) {
 	at := s.Locate()
 	if at.Library != "" {
 		if version := libraryVersion(at.Library); loaded != "" && version != "" && version != loaded {
-			return VersionsDiffer, fmt.Sprintf("the driver is of two versions: %s is of %s, and the kernel's modules are of %s (%s): reboot the node, or unload the modules (nothing may have a GPU open: "+
+			return VersionsDiffer, fmt.Sprintf("the driver is of two versions: %s is of %s, and the kernel's modules are of %s (%s): reboot the "+
+				"node, or unload the modules (nothing may have a GPU open: "+
 				"gpufabric drain) and load those of %s", at.Library, version, loaded, filepath.Join(s.ProcRoot, "driver/nvidia/version"), version)
 		}
 		if loaded == "" {
-			return NotLoaded, fmt.Sprintf("the driver's files are there (%s), and no kernel module is loaded (there is no %s): modprobe nvidia on the node, or wait for the driver container",
+			return NotLoaded, fmt.Sprintf("the driver's files are there (%s), and no kernel module is loaded (there is no %s): modprobe nvidia "+
+				"on the node, or wait for the driver container",
 				at.Library, filepath.Join(s.ProcRoot, "driver/nvidia/version"))
 		}
 		return "", ""
@@ -46,7 +48,8 @@ func (s Search) Trouble() (reason, message string) {
 	}
 	message = "no driver's files: " + strings.Join(lacks, "; ")
 	if loaded != "" {
-		message += fmt.Sprintf("; the kernel has modules of version %s, so the files are elsewhere (say where by --driver-root) or were removed", loaded)
+		message += fmt.Sprintf("; the kernel has modules of version %s, so the files are elsewhere (say where by --driver-root) or were removed",
+			loaded)
 	}
 	return NotFound, message
 }

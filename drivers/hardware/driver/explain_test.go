@@ -29,9 +29,11 @@ func TestWhatIsWrongWithADriverIsSaidInWords(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []string{"is a link to /run/nvidia/gone, which is not there"}},
-		"a file":              {func(t *testing.T, root, _ string) { put(t, root, "") }, []string{"is no directory"}},
-		"an empty directory":  {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/bin/nvidia-smi"), "") }, []string{"has no libnvidia-ml.so.1 in usr/lib64"}},
-		"files that are gone": {func(t *testing.T, _, proc string) { put(t, filepath.Join(proc, "driver/nvidia/version"), loaded) }, []string{"535.261.03", "--driver-root"}},
+		"a file": {func(t *testing.T, root, _ string) { put(t, root, "") }, []string{"is no directory"}},
+		"an empty directory": {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/bin/nvidia-smi"), "") },
+			[]string{"has no libnvidia-ml.so.1 in usr/lib64"}},
+		"files that are gone": {func(t *testing.T, _, proc string) { put(t, filepath.Join(proc, "driver/nvidia/version"), loaded) },
+			[]string{"535.261.03", "--driver-root"}},
 		"no module": {func(t *testing.T, root, _ string) { put(t, filepath.Join(root, "usr/lib64/libnvidia-ml.so.1"), "") },
 			[]string{"no kernel module is loaded", "modprobe nvidia"}},
 		"two versions": {func(t *testing.T, root, proc string) {

@@ -32,7 +32,8 @@ func ParsePlace(text string) (Place, error) {
 		host = path
 	}
 	if !filepath.IsAbs(path) || !filepath.IsAbs(host) {
-		return Place{}, fmt.Errorf("%q is not a directory of the node: give an absolute path, or PATH=HOST with that of this process and that of the node", text)
+		return Place{}, fmt.Errorf("%q is not a directory of the node: give an absolute path, or PATH=HOST with that of this process and that "+
+			"of the node", text)
 	}
 	return Place{Path: filepath.Clean(path), Host: filepath.Clean(host)}, nil
 }

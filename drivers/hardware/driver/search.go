@@ -35,8 +35,8 @@ type Location struct {
 	ProcDevices string
 }
 
-// Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the first. Without
-// any it is the first root, with no library.
+// Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the
+// first. Without any it is the first root, with no library.
 func (s Search) Locate() Location {
 	loaded := s.loadedVersion()
 	var found *Location
@@ -107,8 +107,9 @@ func libraryVersion(path string) string {
 	return match[1]
 }
 
-// Prepare makes the driver's device nodes in this container's own /dev as the located driver has them. A container's /dev has the nodes that stood when it
-// was started; NVML opens those below /dev by name, so one that comes later has to be made here too. The error names every node that could not be made.
+// Prepare makes the driver's device nodes in this container's own /dev as the located driver has them. A container's /dev has the nodes
+// that stood when it was started; NVML opens those below /dev by name, so one that comes later has to be made here too. The error names
+// every node that could not be made.
 func (s Search) Prepare(at Location) error {
 	if s.OwnDev == "" || at.Dev.Path == s.OwnDev {
 		return nil

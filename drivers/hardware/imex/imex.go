@@ -1,4 +1,5 @@
-// Package imex finds the device numbers that IMEX needs: channels, the right to manage the fabric, the driver's control device and its GPUs.
+// Package imex finds the device numbers that IMEX needs: channels, the right to manage the fabric, the driver's control device and its
+// GPUs.
 package imex
 
 import (

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-const devices = "Character devices:\n  1 mem\n195 nvidia\n234 nvidia-caps-imex-channels\n235 nvidia-caps\n\nBlock devices:\n  7 loop\n 99 nvidia-caps-imex-channels\n"
+const devices = "Character devices:\n  1 mem\n195 nvidia\n234 nvidia-caps-imex-channels\n235 nvidia-caps\n\nBlock devices:\n  7 loop\n " +
+	"99 nvidia-caps-imex-channels\n"
 
 func procOf(t *testing.T, devices, capability string) FS {
 	t.Helper()
@@ -51,7 +52,8 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 		noDriver bool
 		call     func(FS) error
 	}{
-		"no channels among the character devices": {procOf(t, "Character devices:\n  1 mem\n\nBlock devices:\n 99 nvidia-caps-imex-channels\n", ""), true,
+		"no channels among the character devices": {procOf(t, "Character devices:\n  1 mem\n\nBlock devices:\n 99 nvidia-caps-imex-channels\n",
+			""), true,
 			func(f FS) error { _, err := f.Channel(0); return err }},
 		"no capability file": {procOf(t, devices, ""), true,
 			func(f FS) error { _, err := f.Management(); return err }},

@@ -78,7 +78,8 @@ func startScript(t *testing.T) (Daemon, *output, string) {
 
 func TestStateIsExactlyWhatTheControlCommandAnswers(t *testing.T) {
 	daemon, _, dir := startScript(t)
-	for answer, want := range map[string]State{"READY\n": Ready, "WAITING_FOR_PEERS\n": WaitingForPeers, "READY READY\n": Unavailable, "": Unavailable} {
+	for answer, want := range map[string]State{"READY\n": Ready, "WAITING_FOR_PEERS\n": WaitingForPeers, "READY READY\n": Unavailable,
+		"": Unavailable} {
 		if err := os.WriteFile(filepath.Join(dir, "state"), []byte(answer), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +127,8 @@ func TestStopEndsADaemonInOrder(t *testing.T) {
 }
 
 func TestAMissingDaemonNamesItsPath(t *testing.T) {
-	_, err := (&Process{Programs: Programs{Daemon: "/driver/bin/nvidia-imex", Control: "/driver/bin/nvidia-imex-ctl"}}).Start(t.Context(), Spec{})
+	_, err := (&Process{Programs: Programs{Daemon: "/driver/bin/nvidia-imex", Control: "/driver/bin/nvidia-imex-ctl"}}).Start(t.Context(),
+		Spec{})
 	if err == nil || !strings.Contains(err.Error(), "/driver/bin/nvidia-imex") || !strings.Contains(err.Error(), "driver root") {
 		t.Errorf("error %v", err)
 	}
@@ -140,7 +142,8 @@ func TestAControlCommandThatHangsIsGivenUp(t *testing.T) {
 	}
 	began := time.Now()
 	state, err := (&child{control: []string{hanging}}).State(t.Context())
-	if state != Unavailable || err == nil || !strings.Contains(err.Error(), "did not answer within") || time.Since(began) > queryTimeout+3*time.Second {
+	if state != Unavailable || err == nil || !strings.Contains(err.Error(), "did not answer within") ||
+		time.Since(began) > queryTimeout+3*time.Second {
 		t.Errorf("after %s: %s, %v", time.Since(began), state, err)
 	}
 }

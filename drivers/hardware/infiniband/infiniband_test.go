@@ -53,25 +53,31 @@ func TestDevicesOfEveryKind(t *testing.T) {
 	}{
 		{"a RoCE port has no issm and no LID", sysfstest.HCA{Ethernet: true, Nets: []string{"ens2f0"}}, func(d infiniband.Device) bool {
 			p := d.Ports[0]
-			return p.ISSM.Name == "" && p.UMAD.Name == "umad0" && p.LID == 0 && p.GUID == "" && p.LinkLayer == infiniband.Ethernet && p.Nets[0].Type == infiniband.TypeEthernet
+			return p.ISSM.Name == "" && p.UMAD.Name == "umad0" && p.LID == 0 && p.GUID == "" && p.LinkLayer == infiniband.Ethernet &&
+				p.Nets[0].Type == infiniband.TypeEthernet
 		}},
-		{"a device without management datagrams has neither umad nor issm", sysfstest.HCA{Ethernet: true, NoUMAD: true}, func(d infiniband.Device) bool {
-			return d.Ports[0].UMAD.Name == "" && d.Ports[0].ISSM.Name == "" && d.Verbs.Name == "uverbs0"
-		}},
+		{"a device without management datagrams has neither umad nor issm", sysfstest.HCA{Ethernet: true, NoUMAD: true},
+			func(d infiniband.Device) bool {
+				return d.Ports[0].UMAD.Name == "" && d.Ports[0].ISSM.Name == "" && d.Verbs.Name == "uverbs0"
+			}},
 		{"a device without ib_uverbs has no verbs device", sysfstest.HCA{NoVerbs: true}, func(d infiniband.Device) bool {
 			return d.Verbs.Name == ""
 		}},
-		{"each port of a two-port HCA has its own umad, issm and network device", sysfstest.HCA{Ports: 2, Nets: []string{"ib0", "ib1"}}, func(d infiniband.Device) bool {
-			return len(d.Ports) == 2 && d.Ports[1].Number == 2 && d.Ports[0].UMAD.Name == "umad0" && d.Ports[1].UMAD.Name == "umad1" &&
-				d.Ports[1].ISSM.Name == "issm1" && d.Ports[0].Nets[0].Name == "ib0" && d.Ports[1].Nets[0].Name == "ib1"
-		}},
-		{"an Ethernet HCA's network devices go to their ports by dev_port", sysfstest.HCA{Ethernet: true, Ports: 2, Nets: []string{"ens2f0", "ens2f1"}}, func(d infiniband.Device) bool {
-			return d.Ports[0].Nets[0].Name == "ens2f0" && d.Ports[1].Nets[0].Name == "ens2f1"
-		}},
-		{"a rate with a fraction is read", sysfstest.HCA{Rate: "2.5 Gb/sec (1X SDR)", State: "1: DOWN", PhysState: "3: Disabled"}, func(d infiniband.Device) bool {
-			p := d.Ports[0]
-			return p.Rate == 2.5 && p.State == infiniband.PortDown && p.PhysState == infiniband.PhysDisabled && p.State.String() == "DOWN" && p.PhysState.String() == "Disabled"
-		}},
+		{"each port of a two-port HCA has its own umad, issm and network device", sysfstest.HCA{Ports: 2, Nets: []string{"ib0", "ib1"}},
+			func(d infiniband.Device) bool {
+				return len(d.Ports) == 2 && d.Ports[1].Number == 2 && d.Ports[0].UMAD.Name == "umad0" && d.Ports[1].UMAD.Name == "umad1" &&
+					d.Ports[1].ISSM.Name == "issm1" && d.Ports[0].Nets[0].Name == "ib0" && d.Ports[1].Nets[0].Name == "ib1"
+			}},
+		{"an Ethernet HCA's network devices go to their ports by dev_port",
+			sysfstest.HCA{Ethernet: true, Ports: 2, Nets: []string{"ens2f0", "ens2f1"}}, func(d infiniband.Device) bool {
+				return d.Ports[0].Nets[0].Name == "ens2f0" && d.Ports[1].Nets[0].Name == "ens2f1"
+			}},
+		{"a rate with a fraction is read", sysfstest.HCA{Rate: "2.5 Gb/sec (1X SDR)", State: "1: DOWN", PhysState: "3: Disabled"},
+			func(d infiniband.Device) bool {
+				p := d.Ports[0]
+				return p.Rate == 2.5 && p.State == infiniband.PortDown && p.PhysState == infiniband.PhysDisabled && p.State.String() == "DOWN" &&
+					p.PhysState.String() == "Disabled"
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tree := sysfstest.New(t)
@@ -94,7 +100,8 @@ func TestADamagedDeviceIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		{"no node_guid", func(t *sysfstest.Tree, d string) { t.Remove(d + "/node_guid") }, "node_guid"},
 		{"a truncated node_guid", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_guid", "9c63:c003") }, "node_guid"},
 		{"a node_guid with other letters", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_guid", "9c63:c003:00f2:1a4g") }, "node_guid"},
-		{"garbage in what nobody uses", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_type", "?"); t.Write(d+"/sys_image_guid", "?") }, ""},
+		{"garbage in what nobody uses", func(t *sysfstest.Tree, d string) { t.Write(d+"/node_type", "?"); t.Write(d+"/sys_image_guid", "?") },
+			""},
 		{"no ports", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports/1") }, "no ports"},
 		{"no ports directory", func(t *sysfstest.Tree, d string) { t.Remove(d + "/ports") }, "ports"},
 		{"a port that is no number", func(t *sysfstest.Tree, d string) { t.Write(d+"/ports/one/state", "4: ACTIVE") }, "numbered"},
@@ -179,7 +186,8 @@ func TestADeviceWhoseNameIsNoTextIsSkipped(t *testing.T) {
 	tree.AddHCA(sysfstest.HCA{Function: place(0x3a), Name: "mlx5\xff"})
 	tree.AddHCA(sysfstest.HCA{Function: place(0x5d)})
 	found := scan(t, tree)
-	if len(found.Devices) != 1 || found.Devices[0].Name != "mlx5_1" || len(found.Skipped) != 1 || !strings.Contains(found.Skipped[0].Reason.Error(), "UTF-8") {
+	if len(found.Devices) != 1 || found.Devices[0].Name != "mlx5_1" || len(found.Skipped) != 1 ||
+		!strings.Contains(found.Skipped[0].Reason.Error(), "UTF-8") {
 		t.Errorf("got %+v", found)
 	}
 }
@@ -206,7 +214,8 @@ func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
 	tree.Remove("devices/virtual")
 	for _, file := range []string{"node_type", "node_guid", "ports/1/state", "ports/1/phys_state", "ports/1/link_layer"} {
 		tree.Write("devices/virtual/infiniband/rxe0/"+file, map[string]string{
-			"node_type": "1: CA", "node_guid": "0250:56ff:feb5:3c11", "ports/1/state": "4: ACTIVE", "ports/1/phys_state": "5: LinkUp", "ports/1/link_layer": "Ethernet",
+			"node_type": "1: CA", "node_guid": "0250:56ff:feb5:3c11", "ports/1/state": "4: ACTIVE", "ports/1/phys_state": "5: LinkUp",
+			"ports/1/link_layer": "Ethernet",
 		}[file])
 	}
 	tree.Link("class/infiniband/rxe0", "devices/virtual/infiniband/rxe0")
@@ -231,7 +240,8 @@ func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 		tree.Write(nets+name+"/mtu", "1500")
 	}
 	found := scan(t, tree)
-	if diff := cmp.Diff([]infiniband.Net{{Name: "ens2f0np0", Type: infiniband.TypeEthernet, MTU: 9000}}, found.Devices[0].Ports[0].Nets); diff != "" {
+	if diff := cmp.Diff([]infiniband.Net{{Name: "ens2f0np0", Type: infiniband.TypeEthernet, MTU: 9000}},
+		found.Devices[0].Ports[0].Nets); diff != "" {
 		t.Error(diff)
 	}
 }

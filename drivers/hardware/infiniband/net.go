@@ -60,8 +60,8 @@ func (d *Device) attach(dir *sysfile.Dir, name string) error {
 	return nil
 }
 
-// attachBonds adds the bonds of each port's network devices. Two ports of a card that are bonded have one RDMA device (RoCE LAG), whose addresses are the
-// bond's.
+// attachBonds adds the bonds of each port's network devices. Two ports of a card that are bonded have one RDMA device (RoCE LAG), whose
+// addresses are the bond's.
 func (f FS) attachBonds(d *Device) error {
 	for i := range d.Ports {
 		port := &d.Ports[i]
@@ -98,8 +98,9 @@ func (f FS) attachNamed(port *Port, name string) error {
 	return err
 }
 
-// attachSoftwareNet gives a software device the network device that it was made on. It stands beside every virtual interface of the machine, so its place
-// in sysfs says nothing. rxe names the one in its attribute parent; every driver's first GID is that of the port's own network device.
+// attachSoftwareNet gives a software device the network device that it was made on. It stands beside every virtual interface of the
+// machine, so its place in sysfs says nothing. rxe names the one in its attribute parent; every driver's first GID is that of the port's
+// own network device.
 func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	name, err := sysfile.Optional(dir.Text("parent"))
 	if err != nil {
@@ -123,8 +124,8 @@ func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	return nil
 }
 
-// representor reports whether the network device at dir stands for a function that is plugged into the card's own switch (switchdev mode). The
-// kernel hangs those, too, below the physical function. Such a one is named pf0vf3, where a port of the card is p0.
+// representor reports whether the network device at dir stands for a function that is plugged into the card's own switch (switchdev mode).
+// The kernel hangs those, too, below the physical function. Such a one is named pf0vf3, where a port of the card is p0.
 func representor(dir *sysfile.Dir) (bool, error) {
 	name, err := sysfile.Optional(dir.Text("phys_port_name"))
 	return strings.Contains(name, "pf"), err
@@ -177,7 +178,8 @@ func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 	return nil, nil
 }
 
-// guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or nothing.
+// guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or
+// nothing.
 func guidTail(address string) string {
 	parts := strings.Split(address, ":")
 	if len(parts) != 20 {
@@ -188,8 +190,8 @@ func guidTail(address string) string {
 }
 
 // CarrierLost reports whether the network device name is up and has no carrier. Where that cannot be told, because the device is
-// administratively down or not here, it returns an error. A link of a bond counts as the bond: two ports of a card that are bonded have one RDMA
-// device (RoCE LAG), which works while either of them does.
+// administratively down or not here, it returns an error. A link of a bond counts as the bond: two ports of a card that are bonded have one
+// RDMA device (RoCE LAG), which works while either of them does.
 func (f FS) CarrierLost(name string) (bool, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", name))
 	if err != nil {

@@ -36,8 +36,8 @@ type Skipped struct {
 	Reason error
 }
 
-// Scan reads all RDMA devices. A device with an unreadable or garbled attribute is left out with a reason and the others are returned. A node
-// whose kernel has no RDMA (no ib_core, so no class infiniband) has none; the error is for a tree that cannot be read at all.
+// Scan reads all RDMA devices. A device with an unreadable or garbled attribute is left out with a reason and the others are returned. A
+// node whose kernel has no RDMA (no ib_core, so no class infiniband) has none; the error is for a tree that cannot be read at all.
 func (f FS) Scan(ctx context.Context) (*Devices, error) {
 	names, err := sysfile.Names(filepath.Join(f.root, "class/infiniband"))
 	if errors.Is(err, fs.ErrNotExist) {

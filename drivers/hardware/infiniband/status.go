@@ -16,8 +16,8 @@ type Status struct {
 	PhysState PhysState // ports/N/phys_state
 }
 
-// Status reads the status of one port, from device's files only; device is its path under the sysfs root, as in Device.Path. On real hardware
-// the read asks the firmware and can hang with it, so the caller bounds it.
+// Status reads the status of one port, from device's files only; device is its path under the sysfs root, as in Device.Path. On real
+// hardware the read asks the firmware and can hang with it, so the caller bounds it.
 func (f FS) Status(device string, port int) (Status, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, device, "ports", strconv.Itoa(port)))
 	if err != nil {
@@ -66,8 +66,8 @@ func (f FS) PKeys(device string, port int) ([]uint16, error) {
 	return slices.Compact(keys), nil
 }
 
-// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four bytes, as the kernel gives them.
-// Counters that cannot be read are left out.
+// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four bytes, as the kernel gives
+// them. Counters that cannot be read are left out.
 func (f FS) Counters(device string, port int) map[string]uint64 {
 	counters := make(map[string]uint64)
 	for _, set := range []string{"counters", "hw_counters"} {

@@ -1,6 +1,8 @@
-// Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their network devices.
+// Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their network
+// devices.
 //
-// It is for every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not for InfiniBand links alone; the name is sysfs's.
+// It is for every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not for InfiniBand links alone; the name is
+// sysfs's.
 package infiniband
 
 import "gpufabric.io/drivers/hardware/pci"

@@ -23,7 +23,8 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func
 			return nil
 		}
 		reason := reasonOf(code)
-		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel module loaded?)", driverRoot, describe(code))
+		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel "+
+			"module loaded?)", driverRoot, describe(code))
 		if l, ok := lib.(*located); ok {
 			reason, message = l.explain(reason, message)
 		}

@@ -35,7 +35,8 @@ func TestADriverThatIsInstalledLaterIsAwaited(t *testing.T) {
 		if err := Await(t.Context(), lib, "/run/nvidia/driver", func(_, message string) { told = append(told, message) }); err != nil {
 			t.Fatal(err)
 		}
-		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") || !strings.Contains(told[1], "not loaded") {
+		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") ||
+			!strings.Contains(told[1], "not loaded") {
 			t.Errorf("told %q, want each of the two reasons once", told)
 		}
 	})
@@ -118,7 +119,8 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 		if err := Await(ctx, lib, "/", func(_, message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
-		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) || !strings.Contains(told[0], "later driver") {
+		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) ||
+			!strings.Contains(told[0], "later driver") {
 			t.Errorf("told %q, want once the version, the function that is missing and what to do", told)
 		}
 		if old.running != 0 {

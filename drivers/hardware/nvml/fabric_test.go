@@ -51,14 +51,15 @@ func TestTheNodesCliqueIsWhatItsGPUsAgreeOn(t *testing.T) {
 		state  FabricState
 		says   string
 	}{
-		"no GPUs":                            {nil, "", NoFabric, ""},
-		"all in one clique":                  {[]gpu{inClique, inClique}, clique, Joined, ""},
-		"GPUs without fabric":                {[]gpu{{code: nvml.ERROR_NOT_SUPPORTED}}, "", NoFabric, ""},
-		"a driver from before fabrics":       {[]gpu{{code: nvml.ERROR_FUNCTION_NOT_FOUND}}, "", NoFabric, ""},
-		"a fabric that ends at the board":    {[]gpu{{info: joined([16]uint8{}, 0)}}, "", NoFabric, ""},
-		"one GPU beside without fabric":      {[]gpu{inClique, {code: nvml.ERROR_NOT_SUPPORTED}}, clique, Joined, ""},
-		"one GPU still joining":              {[]gpu{inClique, joining}, "", Joining, ""},
-		"two cliques":                        {[]gpu{inClique, {info: joined(clusterA, 1)}}, "", NoFabric, "GPU-1 in 69a19a31-f41c-45a5-8245-579b6bce5bdd.1"},
+		"no GPUs":                         {nil, "", NoFabric, ""},
+		"all in one clique":               {[]gpu{inClique, inClique}, clique, Joined, ""},
+		"GPUs without fabric":             {[]gpu{{code: nvml.ERROR_NOT_SUPPORTED}}, "", NoFabric, ""},
+		"a driver from before fabrics":    {[]gpu{{code: nvml.ERROR_FUNCTION_NOT_FOUND}}, "", NoFabric, ""},
+		"a fabric that ends at the board": {[]gpu{{info: joined([16]uint8{}, 0)}}, "", NoFabric, ""},
+		"one GPU beside without fabric":   {[]gpu{inClique, {code: nvml.ERROR_NOT_SUPPORTED}}, clique, Joined, ""},
+		"one GPU still joining":           {[]gpu{inClique, joining}, "", Joining, ""},
+		"two cliques": {[]gpu{inClique, {info: joined(clusterA, 1)}}, "", NoFabric,
+			"GPU-1 in 69a19a31-f41c-45a5-8245-579b6bce5bdd.1"},
 		"two clusters":                       {[]gpu{inClique, {info: joined(clusterB, 32766)}}, "", NoFabric, "disagree"},
 		"one GPU lost":                       {[]gpu{inClique, {code: nvml.ERROR_GPU_IS_LOST}}, "", NoFabric, "fallen off the bus"},
 		"one GPU that could not register":    {[]gpu{inClique, {info: failed}}, "", NoFabric, "fabric registration of GPU 1"},

@@ -14,8 +14,8 @@ import (
 
 const libraryName = driver.Library
 
-// Load returns the library of the driver that a search finds. Each first Init searches again, so a driver that is installed later is found; until then
-// Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
+// Load returns the library of the driver that a search finds. Each first Init searches again, so a driver that is installed later is found;
+// until then Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
 func Load(search driver.Search) nvml.Interface {
 	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
 	return &located{Interface: open(path(search.Locate())), search: search, open: open}
@@ -28,8 +28,8 @@ type located struct {
 	open   func(path string) nvml.Interface
 
 	mu sync.Mutex
-	// started counts the Inits that are not shut down yet. Others start and stop a library that runs (go-nvlib does to find out whether there is
-	// one): they must get the one that runs, since a new one in its place would know no symbols once they stopped it.
+	// started counts the Inits that are not shut down yet. Others start and stop a library that runs (go-nvlib does to find out whether there
+	// is one): they must get the one that runs, since a new one in its place would know no symbols once they stopped it.
 	started int
 	// unprepared says which device nodes could not be made for the library.
 	unprepared error
@@ -37,12 +37,14 @@ type located struct {
 	tooOld error
 }
 
-// needed are functions that the roles call without asking first whether the library has them: one that it lacks would end the process (go-nvml binds when
-// a function is called). What old drivers had already is not among them.
+// needed are functions that the roles call without asking first whether the library has them: one that it lacks would end the process
+// (go-nvml binds when a function is called). What old drivers had already is not among them.
 func needed() []string {
 	return []string{
-		"nvmlDeviceGetArchitecture", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses",
-		"nvmlDeviceGetFieldValues", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetBrand", "nvmlDeviceSetComputeMode",
+		"nvmlDeviceGetArchitecture", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+		"nvmlDeviceGetMPSComputeRunningProcesses",
+		"nvmlDeviceGetFieldValues", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetBrand",
+		"nvmlDeviceSetComputeMode",
 		"nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
 		"nvmlSystemGetCudaDriverVersion", "nvmlEventSetWait",
 	}

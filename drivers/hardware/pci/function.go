@@ -1,5 +1,5 @@
-// Package pci reads the PCI functions of a node from a sysfs tree: what they are, which driver has them, where they sit (NUMA node, PCIe root
-// and switch) and which virtual functions belong to which physical one.
+// Package pci reads the PCI functions of a node from a sysfs tree: what they are, which driver has them, where they sit (NUMA node, PCIe
+// root and switch) and which virtual functions belong to which physical one.
 package pci
 
 import (
@@ -37,8 +37,8 @@ type Function struct {
 
 	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
 	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
-	// Switch is the upstream port of the PCIe switch that the function shares with other cards; without a switch its root port, or, directly on
-	// the root complex, the function itself. Two cards with one Switch are never further apart than below one switch.
+	// Switch is the upstream port of the PCIe switch that the function shares with other cards; without a switch its root port, or, directly
+	// on the root complex, the function itself. Two cards with one Switch are never further apart than below one switch.
 	Switch Address
 
 	PhysicalFunction Address // physfn (a link); empty: this is no virtual function

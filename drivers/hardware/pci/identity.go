@@ -15,9 +15,9 @@ type identity struct {
 	class          Class
 }
 
-// identify reads modalias, which says in one file what class, vendor and device say in three. uevent would name the driver too, but kernels of 2024
-// read it under the device's lock, which a driver holds while it probes: a discovery must not wait for that. A tree without modalias, which no
-// kernel makes, has the three files.
+// identify reads modalias, which says in one file what class, vendor and device say in three. uevent would name the driver too, but kernels
+// of 2024 read it under the device's lock, which a driver holds while it probes: a discovery must not wait for that. A tree without
+// modalias, which no kernel makes, has the three files.
 func identify(dir *sysfile.Dir) (identity, error) {
 	text, err := dir.Text("modalias")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,7 +33,8 @@ func identify(dir *sysfile.Dir) (identity, error) {
 	return is, nil
 }
 
-// parseModalias takes vendor, device, subsystem (vendor and device) and class (base class, subclass and programming interface), each in hexadecimal.
+// parseModalias takes vendor, device, subsystem (vendor and device) and class (base class, subclass and programming interface), each in
+// hexadecimal.
 func parseModalias(text string) (is identity, ok bool) {
 	var values [7]uint64
 	for i, field := range [...]struct {

@@ -26,12 +26,14 @@ func scan(t *testing.T, tree *sysfstest.Tree, want func(pci.Class) bool) *pci.Bu
 
 func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	tree := sysfstest.New(t)
-	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", ACPIIndex: "101", TotalVFs: 8})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", NUMANode: "1", ACPIIndex: "101",
+		TotalVFs: 8})
 	bus := scan(t, tree, nil)
 	want := []pci.Function{{
 		Address: "0000:3b:00.0", Path: "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
 		Vendor: 0x15b3, Device: 0x1021, Class: 0x020000, Driver: "mlx5_core",
-		NUMANode: 1, ACPIIndex: 101, Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1, TotalVFs: 8,
+		NUMANode: 1, ACPIIndex: 101, Root: "pci0000:3a", Bridges: []pci.Address{"0000:3a:00.0"}, Switch: "0000:3a:00.0", VirtualIndex: -1,
+		TotalVFs: 8,
 	}}
 	if diff := cmp.Diff(want, bus.Functions); diff != "" {
 		t.Error(diff)
@@ -207,13 +209,22 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 		}, "modalias"},
 		{"a modalias that is a directory", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/modalias/x", "") }, "modalias"},
 		{"no modalias", func(t *sysfstest.Tree) { t.Remove(path + "/modalias") }, ""},
-		{"no modalias and garbage in vendor", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/vendor", "0xzz") }, "vendor"},
+		{"no modalias and garbage in vendor", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/vendor", "0xzz") },
+			"vendor"},
 		{"no modalias and an empty device file", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Write(path+"/device", "") }, "device"},
 		{"no modalias and no class", func(t *sysfstest.Tree) { t.Remove(path + "/modalias"); t.Remove(path + "/class") }, "class"},
 		{"garbage in acpi_index", func(t *sysfstest.Tree) { t.Write(path+"/acpi_index", "first") }, "acpi_index"},
 		{"garbage in numa_node", func(t *sysfstest.Tree) { t.Write(path+"/numa_node", "one") }, "numa_node"},
-		{"more virtual functions than a device can have", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "65536") }, "sriov_numvfs"},
-		{"fewer virtual functions than none", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "-1") }, "sriov_numvfs"},
+		{"more virtual functions than a device can have", func(t *sysfstest.Tree) {
+			t.Write(path+"/sriov_totalvfs",
+				"8")
+			t.Write(path+"/sriov_numvfs", "65536")
+		}, "sriov_numvfs"},
+		{"fewer virtual functions than none", func(t *sysfstest.Tree) {
+			t.Write(path+"/sriov_totalvfs", "8")
+			t.Write(path+"/sriov_numvfs",
+				"-1")
+		}, "sriov_numvfs"},
 		{"no directory behind the link", func(t *sysfstest.Tree) { t.Remove(path) }, "no such file"},
 		{"no numa_node, as on a kernel without NUMA", func(t *sysfstest.Tree) { t.Remove(path + "/numa_node") }, ""},
 		{"no driver", func(t *sysfstest.Tree) { t.Remove(path + "/driver") }, ""},
@@ -222,7 +233,11 @@ func TestADamagedFunctionIsSkippedWithAReasonAndTheOthersStay(t *testing.T) {
 			t.Write(path+"/subsystem_vendor", "?")
 			t.Write(path+"/local_cpulist", "\x01")
 		}, ""},
-		{"fewer virtual functions than sriov_numvfs says", func(t *sysfstest.Tree) { t.Write(path+"/sriov_totalvfs", "8"); t.Write(path+"/sriov_numvfs", "4") }, ""},
+		{"fewer virtual functions than sriov_numvfs says", func(t *sysfstest.Tree) {
+			t.Write(path+"/sriov_totalvfs",
+				"8")
+			t.Write(path+"/sriov_numvfs", "4")
+		}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tree := sysfstest.New(t)

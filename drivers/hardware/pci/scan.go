@@ -32,7 +32,10 @@ type Skipped struct {
 
 // Function returns the function at address, or nil.
 func (b *Bus) Function(address Address) *Function {
-	i, ok := slices.BinarySearchFunc(b.Functions, address, func(f Function, a Address) int { return strings.Compare(string(f.Address), string(a)) })
+	i, ok := slices.BinarySearchFunc(b.Functions, address, func(f Function,
+		a Address) int {
+		return strings.Compare(string(f.Address), string(a))
+	})
 	if !ok {
 		return nil
 	}
@@ -112,14 +115,15 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 	return bus, nil
 }
 
-// singleNUMA reports whether the machine has one NUMA node. Its firmware then often names none for its functions, which are all on that one.
+// singleNUMA reports whether the machine has one NUMA node. Its firmware then often names none for its functions, which are all on that
+// one.
 func (f FS) singleNUMA() bool {
 	nodes, err := filepath.Glob(filepath.Join(f.root, "devices/system/node/node[0-9]*"))
 	return err == nil && len(nodes) == 1
 }
 
-// virtualFunctions reads the physical function's virtfnN links, by N. One that is not there is empty: the function is going away, or the tree has
-// fewer links than sriov_numvfs says.
+// virtualFunctions reads the physical function's virtfnN links, by N. One that is not there is empty: the function is going away, or the
+// tree has fewer links than sriov_numvfs says.
 func virtualFunctions(dir *sysfile.Dir, physical *Function) []Address {
 	addresses := make([]Address, physical.NumVFs)
 	for n := range addresses {

@@ -23,7 +23,8 @@ type Tree struct {
 func New(t testing.TB) *Tree {
 	root := t.TempDir()
 	tree := &Tree{t: t, Sys: filepath.Join(root, "sys"), Dev: filepath.Join(root, "dev")}
-	for _, dir := range []string{"bus/pci/devices", "class/infiniband", "class/infiniband_verbs", "class/infiniband_mad", "class/net", "devices"} {
+	for _, dir := range []string{"bus/pci/devices", "class/infiniband", "class/infiniband_verbs", "class/infiniband_mad", "class/net",
+		"devices"} {
 		tree.must(os.MkdirAll(filepath.Join(tree.Sys, dir), 0o755))
 	}
 	tree.must(os.MkdirAll(filepath.Join(tree.Dev, "infiniband"), 0o755))
@@ -106,7 +107,8 @@ func (t *Tree) AddFunction(f Function) string {
 	}
 	vendor, class := id(or(f.Vendor, "0x15b3"), 8), id(or(f.Class, "0x020000"), 6)
 	if len(class) == 6 {
-		t.Write(path+"/modalias", fmt.Sprintf("pci:v%sd%ssv%ssd00000041bc%ssc%si%s", vendor, id(or(f.Device, "0x1021"), 8), vendor, class[:2], class[2:4], class[4:]))
+		t.Write(path+"/modalias", fmt.Sprintf("pci:v%sd%ssv%ssd00000041bc%ssc%si%s", vendor, id(or(f.Device, "0x1021"), 8), vendor, class[:2],
+			class[2:4], class[4:]))
 	}
 	t.Write(path+"/revision", "0x00")
 	t.Write(path+"/local_cpulist", "0-47")
@@ -217,7 +219,8 @@ func (t *Tree) addNet(function, name string, index, port int, h HCA) {
 	} else {
 		t.Write(path+"/type", "32")
 		t.Write(path+"/mtu", "4092")
-		t.Write(path+"/address", fmt.Sprintf("00:00:10:49:fe:80:00:00:00:00:00:00:9c:63:c0:03:%02x:%02x:%02x:%02x", port>>8, port&0xff, (t.n-1)>>8&0xff, (t.n-1)&0xff))
+		t.Write(path+"/address", fmt.Sprintf("00:00:10:49:fe:80:00:00:00:00:00:00:9c:63:c0:03:%02x:%02x:%02x:%02x", port>>8, port&0xff,
+			(t.n-1)>>8&0xff, (t.n-1)&0xff))
 	}
 	t.Link("class/net/"+name, path)
 }

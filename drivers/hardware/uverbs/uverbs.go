@@ -1,7 +1,8 @@
 // Package uverbs hears of an RDMA device's asynchronous events: ports that come and go, and what changes of them without their going.
 //
-// The kernel tells them only to who has the device open, through /dev/infiniband/uverbsN: a command makes a context and with it a file that is read for
-// events (the write interface of rdma/ib_user_verbs.h). A context belongs to the driver, and some drivers want data of their own for it.
+// The kernel tells them only to who has the device open, through /dev/infiniband/uverbsN: a command makes a context and with it a file that
+// is read for events (the write interface of rdma/ib_user_verbs.h). A context belongs to the driver, and some drivers want data of their
+// own for it.
 package uverbs
 
 import (
@@ -49,15 +50,16 @@ const (
 	header = 8
 	// request is the address of the response, before the driver's part.
 	request = 8
-	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72 bytes.
+	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72
+	// bytes.
 	response = 8 + 248
 	// event is struct ib_uverbs_async_event_desc: the port in 64 bits, the kind in 32, and 32 reserved.
 	event = 16
 )
 
-// driverData is what a driver wants for a context, in 32-bit words. mlx5 wants to know how many doorbell registers programs will have, of which some for low
-// latency (struct mlx5_ib_alloc_ucontext_req); it takes no fewer than one, and these are what libmlx5 asks for. Drivers that are not here want nothing,
-// or refuse.
+// driverData is what a driver wants for a context, in 32-bit words. mlx5 wants to know how many doorbell registers programs will have, of
+// which some for low latency (struct mlx5_ib_alloc_ucontext_req); it takes no fewer than one, and these are what libmlx5 asks for. Drivers
+// that are not here want nothing, or refuse.
 func driverData(driver string) []uint32 {
 	if driver == "mlx5_core" {
 		return []uint32{16, 4}
@@ -65,8 +67,8 @@ func driverData(driver string) []uint32 {
 	return nil
 }
 
-// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node; the error says whether that lacks, or the
-// driver refuses.
+// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node; the error says whether that
+// lacks, or the driver refuses.
 func Open(path, driver string) (*Device, error) {
 	// Not os.OpenFile: it would have the runtime poll the file, which the kernel has no events for.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)

@@ -35,7 +35,8 @@ func (k *kernel) Write(command []byte) (int, error) {
 		return 0, unix.ENOSPC
 	}
 	own := command[16:]
-	if k.driver == "mlx5_core" && (len(own) != 8 || binary.NativeEndian.Uint32(own) == 0 || binary.NativeEndian.Uint32(own[4:]) >= binary.NativeEndian.Uint32(own)) {
+	if k.driver == "mlx5_core" && (len(own) != 8 || binary.NativeEndian.Uint32(own) == 0 ||
+		binary.NativeEndian.Uint32(own[4:]) >= binary.NativeEndian.Uint32(own)) {
 		return 0, unix.EINVAL
 	}
 	if k.driver == "irdma" { // wants a version of its own

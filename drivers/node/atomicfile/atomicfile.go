@@ -99,8 +99,8 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// never is the access time of a file that Write made, until somebody reads it. A file system mounted relatime, as is usual, then writes the time of the reading,
-// since the access time is before that of the last write; one mounted noatime does not.
+// never is the access time of a file that Write made, until somebody reads it. A file system mounted relatime, as is usual, then writes the
+// time of the reading, since the access time is before that of the last write; one mounted noatime does not.
 var never = time.Unix(0, 0)
 
 // IsUnread says whether nobody has read a file since Write made it. Ask only where the file system keeps access times.

@@ -126,8 +126,9 @@ func (d *Dir) List() ([]types.UID, error) {
 	return claims, nil
 }
 
-// Unread returns the claims whose specs were written before a time and that no process has read since. A runtime with CDI reads a spec when it appears, or at
-// the latest when a container asks for one of its devices; nobody else has a reason to. A file system that keeps no access times is an error.
+// Unread returns the claims whose specs were written before a time and that no process has read since. A runtime with CDI reads a spec when
+// it appears, or at the latest when a container asks for one of its devices; nobody else has a reason to. A file system that keeps no
+// access times is an error.
 func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
 	var about unix.Statfs_t
 	if err := unix.Statfs(d.root, &about); err != nil {

@@ -44,7 +44,8 @@ func TestARuntimeFindsTheDeviceWithoutItsFileOnTheHost(t *testing.T) {
 	dir := open(t, root)
 	edits := channels(1)
 	edits.Env = []string{"A=b"}
-	if err := dir.Write("u1", []Device{{Name: "channel-0", Edits: edits}, {Name: "other", Edits: specs.ContainerEdits{Env: []string{"C=d"}}}}); err != nil {
+	if err := dir.Write("u1", []Device{{Name: "channel-0", Edits: edits},
+		{Name: "other", Edits: specs.ContainerEdits{Env: []string{"C=d"}}}}); err != nil {
 		t.Fatal(err)
 	}
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(root), cdilib.WithAutoRefresh(false))

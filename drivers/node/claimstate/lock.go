@@ -36,7 +36,8 @@ func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := acquire(ctx, file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// Only for people, and for the message below; the lock itself is the kernel's. A disk that is full keeps no plugin from giving back what it holds.
+	// Only for people, and for the message below; the lock itself is the kernel's. A disk that is full keeps no plugin from giving back what
+	// it holds.
 	_ = errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n"))
 	return file, nil
 }
@@ -55,7 +56,8 @@ func acquire(ctx context.Context, file *os.File) error {
 		select {
 		case <-time.After(lockInterval):
 		case <-ctx.Done():
-			return fmt.Errorf("the state directory %s is used by another process (%s, by %s): one node runs one plugin of a role; end the other, or give this one "+
+			return fmt.Errorf("the state directory %s is used by another process (%s, by %s): one node runs one plugin of a role; end the other, "+
+				"or give this one "+
 				"a --state-dir of its own", filepath.Dir(file.Name()), holder(file), file.Name())
 		}
 	}

@@ -44,8 +44,8 @@ func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 	return s, unreadable, nil
 }
 
-// SetAside are the claims whose records could not be read, at this start or one before, and whose files nobody has deleted since: they may hold devices,
-// though nobody knows which.
+// SetAside are the claims whose records could not be read, at this start or one before, and whose files nobody has deleted since: they may
+// hold devices, though nobody knows which.
 func (s *Store) SetAside() []types.UID { return s.aside }
 
 // Put writes a record durably.

@@ -31,7 +31,8 @@ func (b backend) Allocate(_ context.Context, ids []string) (*pluginapi.Container
 	}
 	response := &pluginapi.ContainerAllocateResponse{}
 	for _, id := range ids {
-		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: "/dev/widget" + id, HostPath: "/dev/widget" + id, Permissions: "rwm"})
+		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: "/dev/widget" + id, HostPath: "/dev/widget" + id,
+			Permissions: "rwm"})
 	}
 	return response, nil
 }

@@ -1,8 +1,8 @@
-// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of device; a Backend
-// does.
+// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of device; a
+// Backend does.
 //
-// What the kubelet's protocol leaves to the plugin is done here: a registration is repeated whenever the kubelet restarts or drops the stream,
-// the list of devices is sent when it changed and not otherwise, and a device that the plugin does not have is refused.
+// What the kubelet's protocol leaves to the plugin is done here: a registration is repeated whenever the kubelet restarts or drops the
+// stream, the list of devices is sent when it changed and not otherwise, and a device that the plugin does not have is refused.
 package deviceplugin
 
 import (
@@ -16,7 +16,8 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rescanInterval is how often sockets are checked without a change: a net for a kubelet whose new socket was there before the directory was watched.
+// rescanInterval is how often sockets are checked without a change: a net for a kubelet whose new socket was there before the directory was
+// watched.
 const rescanInterval = 10 * time.Second
 
 // Host serves the resources of one process. Make it with NewHost.
@@ -30,7 +31,8 @@ type Host struct {
 	start     func(*Resource) // nil until Run
 }
 
-// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet), whose directory files watches. metrics may be nil.
+// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet), whose directory files watches. metrics may
+// be nil.
 func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Host {
 	if metrics == nil {
 		metrics = NewMetrics()
@@ -38,8 +40,8 @@ func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Ho
 	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), files: files, metrics: metrics, resources: make(map[string]*Resource)}
 }
 
-// Serve starts to serve resource ("rdma/hca_shared_devices_a") with these devices, and does so while Run runs, until the Resource is stopped.
-// Serving a resource twice at a time is an error.
+// Serve starts to serve resource ("rdma/hca_shared_devices_a") with these devices, and does so while Run runs, until the Resource is
+// stopped. Serving a resource twice at a time is an error.
 func (h *Host) Serve(resource string, backend Backend, devices []Device) (*Resource, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

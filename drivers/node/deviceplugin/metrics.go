@@ -13,15 +13,18 @@ type Metrics struct {
 // NewMetrics makes the metrics, not registered anywhere.
 func NewMetrics() *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "gpufabric", Subsystem: "device_plugin", Name: name, Help: help}, labels)
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "gpufabric", Subsystem: "device_plugin", Name: name, Help: help},
+			labels)
 	}
 	return &Metrics{
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: "gpufabric", Subsystem: "device_plugin", Name: "devices", Help: "Devices offered to the kubelet, by resource and health.",
 		}, []string{"resource", "health"}),
-		registrations: counter("registrations_total", "Registrations that the kubelet accepted: one, and one more for each of its restarts.", "resource"),
-		sends:         counter("list_sends_total", "Lists of devices sent to the kubelet: one a stream, and one more for each change.", "resource"),
-		allocations:   counter("allocations_total", "Containers given devices, by resource and result (ok, error).", "resource", "result"),
+		registrations: counter("registrations_total", "Registrations that the kubelet accepted: one, and one more for each of its restarts.",
+			"resource"),
+		sends: counter("list_sends_total", "Lists of devices sent to the kubelet: one a stream, and one more for each change.",
+			"resource"),
+		allocations: counter("allocations_total", "Containers given devices, by resource and result (ok, error).", "resource", "result"),
 	}
 }
 

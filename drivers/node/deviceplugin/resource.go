@@ -63,7 +63,8 @@ func (r *Resource) Update(devices []Device) {
 	r.list.set(devices)
 }
 
-// Stop ends serving; the kubelet then counts the devices as unhealthy and forgets the resource after some minutes. Running pods keep theirs.
+// Stop ends serving; the kubelet then counts the devices as unhealthy and forgets the resource after some minutes. Running pods keep
+// theirs.
 func (r *Resource) Stop() {
 	r.stopOnce.Do(func() { close(r.stop) })
 	r.host.forget(r)

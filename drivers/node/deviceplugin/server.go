@@ -132,7 +132,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 }
 
 // GetPreferredAllocation asks the backend which of the available devices suit best.
-func (s *server) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *server) GetPreferredAllocation(_ context.Context,
+	request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	preferrer, ok := s.resource.backend.(Preferrer)
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented, "%s has no preferred allocation", s.resource.name)
@@ -171,7 +172,8 @@ func (s *server) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 	}
 	if len(unknown) > 0 {
 		slices.Sort(unknown)
-		return nil, status.Errorf(codes.NotFound, "allocate %s: device %s is not among the %d of this node; the kubelet's list is older than the last change",
+		return nil, status.Errorf(codes.NotFound,
+			"allocate %s: device %s is not among the %d of this node; the kubelet's list is older than the last change",
 			s.resource.name, strings.Join(unknown, ", "), s.resource.list.len())
 	}
 	allocated, err := s.resource.backend.Allocate(ctx, ids)

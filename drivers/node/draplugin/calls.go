@@ -21,8 +21,9 @@ func operationOf(method string) string {
 	return ""
 }
 
-// observeCall measures each of the kubelet's calls whole, and counts those that failed as a whole: the helper library reads a call's claims from the API
-// server before a Plugin hears of them, which takes longer than all that a Plugin does itself, and nothing else would tell of a claim that could not be read.
+// observeCall measures each of the kubelet's calls whole, and counts those that failed as a whole: the helper library reads a call's claims
+// from the API server before a Plugin hears of them, which takes longer than all that a Plugin does itself, and nothing else would tell of
+// a claim that could not be read.
 func (p *Plugin) observeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	operation := operationOf(info.FullMethod)
 	if operation == "" {

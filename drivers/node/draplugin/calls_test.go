@@ -24,18 +24,21 @@ func TestAKubeletsCallIsMeasuredAndItsFailureCounted(t *testing.T) {
 		calls  map[string]uint64  // by operation
 		errors map[string]float64 // by operation and reason
 	}{
-		"a prepare":                            {method: prepare, calls: map[string]uint64{"prepare": 1}},
-		"an unprepare":                         {method: unprepare, calls: map[string]uint64{"unprepare": 1}},
-		"a claim that cannot be read":          {prepare, unreachable, map[string]uint64{"prepare": 1}, map[string]float64{"prepare ClaimNotRead": 1}},
-		"a call that comes too late":           {unprepare, fmt.Errorf("plugin x: %w", errStopped), map[string]uint64{"unprepare": 1}, map[string]float64{"unprepare Stopped": 1}},
+		"a prepare":    {method: prepare, calls: map[string]uint64{"prepare": 1}},
+		"an unprepare": {method: unprepare, calls: map[string]uint64{"unprepare": 1}},
+		"a claim that cannot be read": {prepare, unreachable, map[string]uint64{"prepare": 1},
+			map[string]float64{"prepare ClaimNotRead": 1}},
+		"a call that comes too late": {unprepare, fmt.Errorf("plugin x: %w", errStopped), map[string]uint64{"unprepare": 1},
+			map[string]float64{"unprepare Stopped": 1}},
 		"a call that is none of a claim's":     {method: "/grpc.health.v1.Health/Check"},
 		"the same, and its failure is its own": {method: "/grpc.health.v1.Health/Check", err: unreachable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, t.TempDir(), atomicfile.Writer{})
-			answer, err := b.observeCall(t.Context(), "question", &grpc.UnaryServerInfo{FullMethod: c.method}, func(_ context.Context, request any) (any, error) {
-				return fmt.Sprintf("answer to %v", request), c.err
-			})
+			answer, err := b.observeCall(t.Context(), "question", &grpc.UnaryServerInfo{FullMethod: c.method},
+				func(_ context.Context, request any) (any, error) {
+					return fmt.Sprintf("answer to %v", request), c.err
+				})
 			if answer != "answer to question" || !errors.Is(err, c.err) {
 				t.Errorf("the kubelet gets %v, %v", answer, err)
 			}

@@ -24,9 +24,10 @@ func TestOnlyANodeWithoutSlicesGetsThemAtOnce(t *testing.T) {
 		creates int
 		fails   bool
 	}{
-		"a new node":                            {there: []runtime.Object{node}, creates: 2},
-		"a node whose plugin was started again": {there: []runtime.Object{node, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-x"}}}},
-		"no node object":                        {fails: true},
+		"a new node": {there: []runtime.Object{node}, creates: 2},
+		"a node whose plugin was started again": {there: []runtime.Object{node,
+			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "00000-x"}}}},
+		"no node object": {fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, t.TempDir(), atomicfile.Writer{}, c.there...)

@@ -34,14 +34,14 @@ type Kind interface {
 	Unprepare(ctx context.Context, record claimstate.Record) error
 }
 
-// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call. aside are claims whose records could not
-// be read: what no record names may be theirs, and is not to be removed.
+// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call. aside are claims whose
+// records could not be read: what no record names may be theirs, and is not to be removed.
 type Recoverer interface {
 	Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error
 }
 
-// Renewer is a Kind that knows of prepared claims whose devices have become others since. Such a claim is prepared again: by Plugin.Renew, and when the
-// kubelet asks for it the next time. Its containers get the new edits when they are started again.
+// Renewer is a Kind that knows of prepared claims whose devices have become others since. Such a claim is prepared again: by Plugin.Renew,
+// and when the kubelet asks for it the next time. Its containers get the new edits when they are started again.
 type Renewer interface {
 	Outdated(record claimstate.Record) bool
 }
@@ -139,7 +139,8 @@ func newClaim(claim *resourceapi.ResourceClaim, driver string) (*Claim, error) {
 // claim; this does not rely on it.
 func configsFor(request string, configs []resourceapi.DeviceAllocationConfiguration, driver string) []OpaqueConfig {
 	var result []OpaqueConfig
-	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass,
+		resourceapi.AllocationConfigSourceClaim} {
 		for i, config := range configs {
 			if config.Source != source || config.Opaque == nil || config.Opaque.Driver != driver || !appliesTo(config.Requests, request) {
 				continue

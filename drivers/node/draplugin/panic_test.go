@@ -31,7 +31,8 @@ func TestAPanicInUnprepareFailsItsClaimAlone(t *testing.T) {
 	b.kind.unprepare = mistake
 	both := []kubeletplugin.NamespacedObject{{UID: "u1"}, {UID: "u2"}}
 	results, err := b.UnprepareResourceClaims(t.Context(), both)
-	if err != nil || results["u2"] != nil || results["u1"] == nil || !strings.Contains(results["u1"].Error(), "mistake in the driver") || reasonOf(results["u1"]) != "InternalError" {
+	if err != nil || results["u2"] != nil || results["u1"] == nil || !strings.Contains(results["u1"].Error(), "mistake in the driver") ||
+		reasonOf(results["u1"]) != "InternalError" {
 		t.Fatalf("got %v, %v", results, err)
 	}
 	// The claim keeps what it has until it can be undone.
@@ -71,7 +72,8 @@ func TestAPanicOverAClaimThatCouldNotBeKeptIsItsFailure(t *testing.T) {
 	}})
 	b.kind.unprepare = mistake
 	results, err := b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claimOf("u1", "d0")})
-	if err != nil || results["u1"].Err == nil || !strings.Contains(results["u1"].Err.Error(), "the disk is full") || !strings.Contains(results["u1"].Err.Error(), "mistake in the driver") {
+	if err != nil || results["u1"].Err == nil || !strings.Contains(results["u1"].Err.Error(), "the disk is full") ||
+		!strings.Contains(results["u1"].Err.Error(), "mistake in the driver") {
 		t.Errorf("got %v, %v", results["u1"].Err, err)
 	}
 }
@@ -102,7 +104,8 @@ func TestAPanicAtTheStartIsSaidInWords(t *testing.T) {
 	b.config.Kind = b.kind
 	b.mustPrepare(t, claimOf("u2", "d1"))
 	b.config.Kind = &carelessKind{}
-	if err := b.recoverLocal(t.Context()); err == nil || !strings.Contains(err.Error(), "compare claims with hardware") || !strings.Contains(err.Error(), "mistake in the driver") {
+	if err := b.recoverLocal(t.Context()); err == nil || !strings.Contains(err.Error(), "compare claims with hardware") ||
+		!strings.Contains(err.Error(), "mistake in the driver") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -114,7 +114,8 @@ func (b *bench) mustPrepare(t *testing.T, claim *resourceapi.ResourceClaim) []ku
 func TestAPreparedClaimHasARecordASpecAndAnAnswer(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
 	devices := b.mustPrepare(t, claimOf("u1", "d0"))
-	want := []kubeletplugin.Device{{Requests: []string{"r"}, PoolName: "pool", DeviceName: "d0", CDIDeviceIDs: []string{"k8s.test.example.com/claim=u1-d0"}}}
+	want := []kubeletplugin.Device{{Requests: []string{"r"}, PoolName: "pool", DeviceName: "d0",
+		CDIDeviceIDs: []string{"k8s.test.example.com/claim=u1-d0"}}}
 	if diff := cmp.Diff(want, devices); diff != "" {
 		t.Errorf("answer (-want +got):\n%s", diff)
 	}
@@ -260,7 +261,8 @@ func TestAFailureIsToldOnTheClaimAndItsPodAndTakenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := stored.Status.Devices[0].Conditions[0]; c.Status != metav1.ConditionFalse || c.Reason != "WrongColour" || !strings.Contains(c.Message, "red and green") {
+	if c := stored.Status.Devices[0].Conditions[0]; c.Status != metav1.ConditionFalse || c.Reason != "WrongColour" ||
+		!strings.Contains(c.Message, "red and green") {
 		t.Errorf("condition %+v", c)
 	}
 	b.kind.prepare = inject
@@ -275,7 +277,8 @@ func TestAFailureIsToldOnTheClaimAndItsPodAndTakenBack(t *testing.T) {
 
 func TestAConditionLeavesOtherDriversAndTheAllocationAlone(t *testing.T) {
 	claim := claimOf("u1", "d0")
-	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d", Data: &runtime.RawExtension{Raw: []byte(`{"b":1,"a":2}`)}}}
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: "other.example.com", Pool: "p", Device: "d",
+		Data: &runtime.RawExtension{Raw: []byte(`{"b":1,"a":2}`)}}}
 	b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
 	b.kind.prepare = func(context.Context, *Claim) (*Prepared, error) { return nil, errors.New("no") }
 	_, _ = b.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
@@ -284,7 +287,8 @@ func TestAConditionLeavesOtherDriversAndTheAllocationAlone(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if text := string(patch.GetPatch()); patch.GetPatchType() != types.MergePatchType || !strings.Contains(text, `{"b":1,"a":2}`) || strings.Contains(text, "allocation") || !strings.Contains(text, driver) {
+		if text := string(patch.GetPatch()); patch.GetPatchType() != types.MergePatchType || !strings.Contains(text, `{"b":1,"a":2}`) ||
+			strings.Contains(text, "allocation") || !strings.Contains(text, driver) {
 			t.Errorf("%s: %s", patch.GetPatchType(), text)
 		}
 		return

@@ -43,7 +43,8 @@ const (
 var errUnprepared = errors.New("the claim was unprepared meanwhile")
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. Claims are prepared side by side; each has its own result.
-func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult,
+	error) {
 	leave, err := p.enter()
 	if err != nil {
 		return nil, err
@@ -92,7 +93,8 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	return kubeletplugin.PrepareResult{Devices: deviceResults(record)}
 }
 
-func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string) (record claimstate.Record, err error) {
+func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.ResourceClaim, operation string) (record claimstate.Record,
+	err error) {
 	defer caught(ctx, &err)
 	step := time.Now()
 	unlock, err := p.locks.Lock(ctx, string(apiClaim.UID))
@@ -171,7 +173,8 @@ func caught(ctx context.Context, err *error) {
 
 // write writes a claim's record and its CDI spec, side by side since each waits for the disk. A crash may leave
 // one without the other, and the next start mends either: a spec without a record is removed, a record without its spec prepared again.
-func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, devices []cdi.Device, operation string, began time.Time) error {
+func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, devices []cdi.Device, operation string,
+	began time.Time) error {
 	var stateErr, specErr error
 	var both sync.WaitGroup
 	both.Go(func() {
@@ -218,7 +221,8 @@ func (p *Plugin) current(record claimstate.Record) bool {
 func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
 	record := claimstate.Record{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, BootID: p.bootID}
 	for _, device := range claim.Devices {
-		entry := claimstate.Device{Requests: []string{device.Request}, Pool: device.Pool, Device: device.Device, AdminAccess: device.Admin(), ConsumedCapacity: device.ConsumedCapacity}
+		entry := claimstate.Device{Requests: []string{device.Request}, Pool: device.Pool, Device: device.Device, AdminAccess: device.Admin(),
+			ConsumedCapacity: device.ConsumedCapacity}
 		if device.ShareID != nil {
 			entry.ShareID = *device.ShareID
 		}
@@ -334,8 +338,8 @@ func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, erro
 	return claim.UID != record.UID || !p.allocatedAs(claim, record), nil
 }
 
-// allocatedAs says whether a claim has the devices of its record, and no others of this driver. One that outlives its pods may have got others, here or
-// on another node.
+// allocatedAs says whether a claim has the devices of its record, and no others of this driver. One that outlives its pods may have got
+// others, here or on another node.
 func (p *Plugin) allocatedAs(claim *resourceapi.ResourceClaim, record claimstate.Record) bool {
 	now, err := newClaim(claim, p.config.Driver)
 	if err != nil {

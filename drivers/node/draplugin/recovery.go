@@ -50,8 +50,8 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 	return nil
 }
 
-// compare has a kind compare records with hardware. A panic there ends the start, in words: what stands on the hardware belongs to claims that a plugin which
-// did not finish this does not know of, and would give away.
+// compare has a kind compare records with hardware. A panic there ends the start, in words: what stands on the hardware belongs to claims
+// that a plugin which did not finish this does not know of, and would give away.
 func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record, aside []types.UID) (err error) {
 	defer caught(ctx, &err)
 	return recoverer.Recover(ctx, records, aside)
@@ -74,7 +74,8 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 		}
 		if err := p.ledger.Acquire(now, ownerOf(record.UID, record.Namespace, record.Name), p.restoredHolds(ctx, allocated)...); err != nil {
 			klog.FromContext(ctx).Error(err, "Two recorded claims hold one device", "claim", record.Namespace+"/"+record.Name)
-			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name, device.Device, err))
+			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name,
+				device.Device, err))
 		}
 	}
 }
@@ -91,8 +92,9 @@ func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []le
 	return holds
 }
 
-// recoverFromAPI brings records that the last run left into line with the API: a claim that is gone, or is allocated other devices by now, is unprepared; one that still
-// has its devices but is not as its record says (another boot, no CDI spec, cut short) is prepared again. It tries until every record was looked at.
+// recoverFromAPI brings records that the last run left into line with the API: a claim that is gone, or is allocated other devices by now,
+// is unprepared; one that still has its devices but is not as its record says (another boot, no CDI spec, cut short) is prepared again. It
+// tries until every record was looked at.
 func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 	logger := klog.FromContext(ctx)
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
@@ -129,7 +131,10 @@ func (p *Plugin) Renew(ctx context.Context) {
 	if !ok {
 		return
 	}
-	outdated := slices.DeleteFunc(p.state.List(), func(r claimstate.Record) bool { return r.Phase != claimstate.Prepared || !renewer.Outdated(r) })
+	outdated := slices.DeleteFunc(p.state.List(), func(r claimstate.Record) bool {
+		return r.Phase != claimstate.Prepared ||
+			!renewer.Outdated(r)
+	})
 	p.recoverFromAPI(ctx, outdated)
 }
 

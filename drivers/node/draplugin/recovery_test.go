@@ -14,8 +14,9 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// A plugin that is killed while it unprepares leaves a record without a spec, of a claim that the API still has. When it is back, the kubelet's
-// second try may come while recovery looks the claim up: what it took away must not come back, since nobody would take it away again.
+// A plugin that is killed while it unprepares leaves a record without a spec, of a claim that the API still has. When it is back, the
+// kubelet's second try may come while recovery looks the claim up: what it took away must not come back, since nobody would take it away
+// again.
 func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)
@@ -50,8 +51,8 @@ func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare what it made of
-// it again.
+// A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare
+// what it made of it again.
 //
 //shows:gpu-state
 func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
@@ -68,7 +69,8 @@ func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {
 			}
 			again.recoverFromAPI(t.Context(), again.state.List())
 			if again.state.Len() != 0 || again.cdi.Has("u1") || len(again.kind.unprepared) != 1 {
-				t.Errorf("records %d, spec %t, unprepared %d times; want all undone once", again.state.Len(), again.cdi.Has("u1"), len(again.kind.unprepared))
+				t.Errorf("records %d, spec %t, unprepared %d times; want all undone once", again.state.Len(), again.cdi.Has("u1"),
+					len(again.kind.unprepared))
 			}
 			if holders := again.ledger.Holders("pool/d0"); len(holders) != 0 {
 				t.Errorf("the device is held by %v", holders)

@@ -64,7 +64,8 @@ func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceCla
 	r.waits.forget(claim.UID)
 	for _, device := range claim.Status.Devices {
 		if device.Driver == r.config.Driver && meta.IsStatusConditionFalse(device.Conditions, conditionReady) {
-			r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionTrue, Reason: "Prepared", Message: "prepared on node " + r.config.Node.NodeName})
+			r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionTrue, Reason: "Prepared",
+				Message: "prepared on node " + r.config.Node.NodeName})
 			return
 		}
 	}
@@ -135,7 +136,8 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 }
 
 // withCondition returns the claim's device statuses with the condition on every device of this driver, and whether that changes any.
-func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition metav1.Condition) (devices []resourceapi.AllocatedDeviceStatus, changed bool) {
+func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition metav1.Condition) (devices []resourceapi.AllocatedDeviceStatus,
+	changed bool) {
 	devices = claim.DeepCopy().Status.Devices
 	if claim.Status.Allocation == nil {
 		return devices, false // there is no device to say it of
@@ -145,7 +147,8 @@ func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition met
 			continue
 		}
 		i := slices.IndexFunc(devices, func(d resourceapi.AllocatedDeviceStatus) bool {
-			return d.Driver == allocated.Driver && d.Pool == allocated.Pool && d.Device == allocated.Device && sameShare(d.ShareID, allocated.ShareID)
+			return d.Driver == allocated.Driver && d.Pool == allocated.Pool && d.Device == allocated.Device &&
+				sameShare(d.ShareID, allocated.ShareID)
 		})
 		if i < 0 {
 			entry := resourceapi.AllocatedDeviceStatus{Driver: allocated.Driver, Pool: allocated.Pool, Device: allocated.Device}

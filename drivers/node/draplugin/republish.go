@@ -9,16 +9,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// republishInterval is how often the library's controller is asked to compare what is published with what should be. A comparison asks the API server
-// nothing. It is longer than the library's memory of its own writes (resourceslice.DefaultMutationCacheTTL, a minute).
+// republishInterval is how often the library's controller is asked to compare what is published with what should be. A comparison asks the
+// API server nothing. It is longer than the library's memory of its own writes (resourceslice.DefaultMutationCacheTTL, a minute).
 const republishInterval = 75 * time.Second
 
 // publication is what the library last took for this node's ResourceSlices.
 //
-// A kubelet removes a driver's slices half a minute after it has lost the plugin, as it does where a restart takes long. If the library has updated a slice
-// less than half a minute before, its next comparison takes its memory of that update for the slice (cache.MutationCache keeps it for a minute), and nothing
-// makes it look again: it looks again after what it created, not after what it updated (resourceslicecontroller.go, v0.36.3). The node then offers nothing,
-// and nobody says so.
+// A kubelet removes a driver's slices half a minute after it has lost the plugin, as it does where a restart takes long. If the library has
+// updated a slice less than half a minute before, its next comparison takes its memory of that update for the slice (cache.MutationCache
+// keeps it for a minute), and nothing makes it look again: it looks again after what it created, not after what it updated
+// (resourceslicecontroller.go, v0.36.3). The node then offers nothing, and nobody says so.
 type publication struct {
 	// send hands resources to the library.
 	send func(context.Context, resourceslice.DriverResources) error

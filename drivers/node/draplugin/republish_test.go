@@ -39,11 +39,12 @@ func versioned() *fake.Clientset {
 }
 
 func oneDevice(name string) resourceslice.DriverResources {
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"pool": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: name}}}}}}}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+		"pool": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: name}}}}}}}
 }
 
-// TestASliceThatTheKubeletRemovedComesBack runs the library's own controller: it updates a slice, and somebody removes that slice before the library has
-// forgotten its own write.
+// TestASliceThatTheKubeletRemovedComesBack runs the library's own controller: it updates a slice, and somebody removes that slice before
+// the library has forgotten its own write.
 //
 //shows:node-slices
 func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
@@ -54,7 +55,8 @@ func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
 			client := versioned()
 			start := func(resources resourceslice.DriverResources) (*resourceslice.Controller, func()) {
 				ctx, cancel := context.WithCancel(ctx)
-				controller, err := resourceslice.StartController(ctx, resourceslice.Options{DriverName: "gpu.nvidia.com", KubeClient: client, Resources: &resources})
+				controller, err := resourceslice.StartController(ctx, resourceslice.Options{DriverName: "gpu.nvidia.com", KubeClient: client,
+					Resources: &resources})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -59,7 +59,8 @@ func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing
 			t.Fatal("the claim's CDI spec is gone")
 		}
 	}
-	results, err := b.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim-u1"}, UID: "u1"}})
+	results, err := b.UnprepareResourceClaims(t.Context(),
+		[]kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: "default", Name: "claim-u1"}, UID: "u1"}})
 	if err != nil || results["u1"] != nil {
 		t.Fatalf("unprepare: %v, %v", err, results)
 	}

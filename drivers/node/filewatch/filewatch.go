@@ -1,8 +1,8 @@
 // Package filewatch tells its users when directories change. All of them share one inotify instance, because a user of a node has few
 // (fs.inotify.max_user_instances, 128 by default, counts those of all the user's processes, and every pod's root is the same user).
 //
-// Where there is no instance to be had, or no watch (fs.inotify.max_user_watches), a directory is looked at every Interval instead: its users
-// hear of a change later, and of nothing else.
+// Where there is no instance to be had, or no watch (fs.inotify.max_user_watches), a directory is looked at every Interval instead: its
+// users hear of a change later, and of nothing else.
 package filewatch
 
 import (
@@ -21,8 +21,8 @@ import (
 // DefaultInterval is how often directories are looked at that inotify does not watch.
 const DefaultInterval = 2 * time.Second
 
-// Watcher watches directories. Its zero value is ready, takes an inotify instance with the first directory and gives it back with the last. Any
-// number of roles of a process may share one.
+// Watcher watches directories. Its zero value is ready, takes an inotify instance with the first directory and gives it back with the last.
+// Any number of roles of a process may share one.
 type Watcher struct {
 	// Interval is how often directories are looked at that inotify does not watch, and how often those are checked that it does: a directory
 	// may be replaced by another, or have another mounted over it. 0: DefaultInterval.
@@ -36,9 +36,10 @@ type Watcher struct {
 	stop    context.CancelFunc            // ends the clock; nil: it does not run
 }
 
-// Entries returns a channel that holds a token when an entry of directory came, went or was replaced since the last token was taken, until ctx
-// ends. Any change after the call is told; several may come as one token. names restricts it to entries of these names. The directory may be
-// missing: that it comes is a change, as is that it goes. A /dev should be watched this way alone: every write to /dev/null is a change of contents.
+// Entries returns a channel that holds a token when an entry of directory came, went or was replaced since the last token was taken, until
+// ctx ends. Any change after the call is told; several may come as one token. names restricts it to entries of these names. The directory
+// may be missing: that it comes is a change, as is that it goes. A /dev should be watched this way alone: every write to /dev/null is a
+// change of contents.
 func (w *Watcher) Entries(ctx context.Context, directory string, names ...string) <-chan struct{} {
 	return w.add(ctx, &watch{directory: filepath.Clean(directory), names: names, events: entryEvents})
 }

@@ -95,7 +95,8 @@ func TestChangesOfADirectoryAreToldWithoutInotify(t *testing.T) {
 func changes(t *testing.T, w *filewatch.Watcher) {
 	directory := t.TempDir()
 	file, other := filepath.Join(directory, "file"), filepath.Join(directory, "other")
-	entries, contents, named := w.Entries(t.Context(), directory), w.Contents(t.Context(), directory), w.Entries(t.Context(), directory, "file")
+	entries, contents, named := w.Entries(t.Context(), directory), w.Contents(t.Context(), directory),
+		w.Entries(t.Context(), directory, "file")
 	nothing(t, entries, "nothing changed")
 	for _, step := range []struct {
 		what  string

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entryEvents are those of entries that come, go or are replaced; directoryEvents say that what is watched is not, any more, what has its name.
+// entryEvents are those of entries that come, go or are replaced; directoryEvents say that what is watched is not, any more, what has its
+// name.
 const (
 	entryEvents     = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
 	directoryEvents = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT | unix.IN_IGNORED
@@ -44,8 +45,8 @@ func (s *watch) matches(name string) bool {
 	return s.names == nil || slices.Contains(s.names, name)
 }
 
-// look describes the directory so that two descriptions differ where an entry came, went, was replaced or was written: by names, inodes and the times
-// at which these changed. A file system may give a removed file's inode to the next.
+// look describes the directory so that two descriptions differ where an entry came, went, was replaced or was written: by names, inodes and
+// the times at which these changed. A file system may give a removed file's inode to the next.
 func (s *watch) look() string {
 	names := s.names
 	if names == nil {

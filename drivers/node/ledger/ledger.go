@@ -85,7 +85,8 @@ func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}
 	return nil, nil
 }
 
-// Extend gives every holder of key holds too, since it turned out what key is. Holders of one of them stay: the errors say which two now hold one thing.
+// Extend gives every holder of key holds too, since it turned out what key is. Holders of one of them stay: the errors say which two now
+// hold one thing.
 func (l *Ledger) Extend(key string, holds ...Hold) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

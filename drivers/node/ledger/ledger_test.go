@@ -73,7 +73,8 @@ func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
 	if err := ledger.Acquire(now(t), owner("d"), Hold{Key: "part 1", Shared: true}); err != nil {
 		t.Error(err)
 	}
-	if err := ledger.Extend("name", Hold{Key: "part 2", Shared: true}); err == nil || !strings.Contains(err.Error(), "claim a holds name: part 2 is held by claim c") {
+	if err := ledger.Extend("name", Hold{Key: "part 2", Shared: true}); err == nil ||
+		!strings.Contains(err.Error(), "claim a holds name: part 2 is held by claim c") {
 		t.Errorf("two hold part 2: %v", err)
 	}
 	for _, id := range []string{"a", "b", "d"} {

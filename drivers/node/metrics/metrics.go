@@ -17,9 +17,9 @@ import (
 // Plugin are the metrics of one node plugin, in a registry of its own.
 type Plugin struct {
 	Registry *prometheus.Registry
-	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is all that the plugin does for that claim,
-	// "call" one of the kubelet's calls with all of its claims, and with the GET of each from the API server before a prepare.
-	// Labels: operation (prepare, unprepare, recover), step.
+	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is all that the plugin does for that
+	// claim, "call" one of the kubelet's calls with all of its claims, and with the GET of each from the API server before a prepare. Labels:
+	// operation (prepare, unprepare, recover), step.
 	StepSeconds *prometheus.HistogramVec
 	// Errors counts claims that could not be prepared or unprepared, and the kubelet's calls that failed as a whole (reasons ClaimNotRead and
 	// Stopped). Labels: operation, reason (a CamelCase word).
@@ -72,8 +72,8 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	return now
 }
 
-// Serve serves what a registry gathers on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy may
-// be nil; its error makes /healthz answer 503 with its text.
+// Serve serves what a registry gathers on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy
+// may be nil; its error makes /healthz answer 503 with its text.
 func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error) error {
 	if address == "" {
 		<-ctx.Done()

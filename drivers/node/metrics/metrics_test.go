@@ -27,7 +27,8 @@ func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- Serve(ctx, address, p.Registry, func() error { return ill }) }()
-	if body := get(t, "http://"+address+"/metrics", http.StatusOK); !strings.Contains(body, `gpufabric_claim_errors_total{driver="test.example.com",operation="prepare",reason="DeviceInUse"} 1`) {
+	if body := get(t, "http://"+address+"/metrics", http.StatusOK); !strings.Contains(body,
+		`gpufabric_claim_errors_total{driver="test.example.com",operation="prepare",reason="DeviceInUse"} 1`) {
 		t.Errorf("metrics:\n%s", body)
 	}
 	if body := get(t, "http://"+address+"/healthz", http.StatusServiceUnavailable); !strings.Contains(body, ill.Error()) {

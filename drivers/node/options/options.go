@@ -20,8 +20,8 @@ import (
 
 // Node is where things are on the node that a plugin serves.
 type Node struct {
-	// DriverRoot is where the NVIDIA driver's files may be: a directory, or several separated by commas, the preferred one first. Each is PATH, or
-	// PATH=HOST where the node has it at another path than this process.
+	// DriverRoot is where the NVIDIA driver's files may be: a directory, or several separated by commas, the preferred one first. Each is
+	// PATH, or PATH=HOST where the node has it at another path than this process.
 	DriverRoot string
 	// DevRoot stands in for /dev, as PATH or PATH=HOST. A driver that has device nodes in a dev below its own root is used with those.
 	DevRoot string
@@ -53,15 +53,18 @@ type Node struct {
 // ("gpu-plugin"): its state lies in a directory of that name.
 func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
 	text := func(target *string, flag, fallback, usage string) { Text(flags, getenv, target, flag, fallback, usage) }
-	text(&n.DriverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; PATH=HOST where the node has one at another path")
+	text(&n.DriverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; "+
+		"PATH=HOST where the node has one at another path")
 	text(&n.SysfsRoot, "sysfs-root", "/sys", "directory that stands for /sys")
 	text(&n.DevRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
-	text(&n.OwnDev, "own-dev", "", "/dev of this container, where nodes of the driver are made that came after its start; empty: it is left alone")
+	text(&n.OwnDev, "own-dev", "", "/dev of this container, where nodes of the driver are made that came after its start; empty: it is "+
+		"left alone")
 	text(&n.ProcDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&n.CDIRoot, "cdi-root", "/var/run/cdi", "directory where the container runtime looks for CDI specs")
 	text(&n.KubeletRoot, "kubelet-root", "/var/lib/kubelet", "the kubelet's directory")
 	text(&n.StateDir, "state-dir", filepath.Join("/var/lib/gpufabric", name), "directory of this plugin's own state, kept across restarts")
-	text(&n.DrainDir, "drain-dir", "", "directory, shared by the roles of a node, by which they agree on a drain of its GPUs; empty: drain, beside --state-dir")
+	text(&n.DrainDir, "drain-dir", "", "directory, shared by the roles of a node, by which they agree on a drain of its GPUs; empty: "+
+		"drain, beside --state-dir")
 	text(&n.NodeName, "node-name", "", "name of this node's Node object (environment: NODE_NAME, from the downward API)")
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
@@ -94,7 +97,8 @@ func (n *Node) Validate() error {
 		{"cdi-root", n.CDIRoot}, {"kubelet-root", n.KubeletRoot}, {"state-dir", n.StateDir},
 	} {
 		if !filepath.IsAbs(dir.path) {
-			errs = append(errs, fmt.Errorf("--%s %q is not an absolute path: the kubelet and the container runtime use the same path", dir.flag, dir.path))
+			errs = append(errs, fmt.Errorf("--%s %q is not an absolute path: the kubelet and the container runtime use the same path", dir.flag,
+				dir.path))
 		}
 	}
 	return errors.Join(errs...)

@@ -23,7 +23,8 @@ func bind(t *testing.T, env map[string]string, args ...string) Node {
 func TestAFlagWinsOverTheEnvironmentWhichWinsOverTheDefault(t *testing.T) {
 	env := map[string]string{"CDI_ROOT": "/env/cdi", "NODE_NAME": "from-env"}
 	node := bind(t, env, "--node-name=from-flag")
-	if node.CDIRoot != "/env/cdi" || node.NodeName != "from-flag" || node.SysfsRoot != "/sys" || node.StateDir != "/var/lib/gpufabric/gpu-plugin" {
+	if node.CDIRoot != "/env/cdi" || node.NodeName != "from-flag" || node.SysfsRoot != "/sys" ||
+		node.StateDir != "/var/lib/gpufabric/gpu-plugin" {
 		t.Errorf("%+v", node)
 	}
 	if err := node.Validate(); err != nil {

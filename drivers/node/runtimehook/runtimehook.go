@@ -54,7 +54,8 @@ func Run(ctx context.Context, s Settings, plugin Plugin) error {
 		if ctx.Err() != nil {
 			break
 		}
-		klog.FromContext(ctx).Info("Not connected to the container runtime's NRI; "+s.Without+" until it is back", "socket", s.Socket, "after", wait, "err", err)
+		klog.FromContext(ctx).Info("Not connected to the container runtime's NRI; "+s.Without+" until it is back", "socket", s.Socket, "after",
+			wait, "err", err)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():

@@ -11,13 +11,15 @@
 //
 // A plain file without a checksum is one of a version before there were any. It is read as it is.
 //
-// The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more fields or fewer reads the file all the same. A new version
-// number means that a field changed its meaning, never that a field was added. A program reads its own version and every one before.
+// The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more fields or fewer reads the file all
+// the same. A new version number means that a field changed its meaning, never that a field was added. A program reads its own version and
+// every one before.
 //
 // # Damage
 //
-// A file that cannot be read is moved into the directory unreadable beside it and named. It is never overwritten, and it is named at every start until a person
-// deletes it: until then its owner assumes the worst of what it said (a claim may hold devices, a GPU may have a fault).
+// A file that cannot be read is moved into the directory unreadable beside it and named. It is never overwritten, and it is named at every
+// start until a person deletes it: until then its owner assumes the worst of what it said (a claim may hold devices, a GPU may have a
+// fault).
 package store
 
 import (
@@ -42,7 +44,8 @@ type Kind[T any] struct {
 	Version int
 	// Plain has files be JSON objects with a field for the version and one for the checksum. T must then encode as an object without either.
 	Plain bool
-	// VersionOf is the oldest version that can say what a value says; nil: Version. A program from before a version then reads all that it can.
+	// VersionOf is the oldest version that can say what a value says; nil: Version. A program from before a version then reads all that it
+	// can.
 	VersionOf func(T) int
 	// Decode reads the body of a file; nil: as JSON into T.
 	Decode func(version int, body []byte) (T, error)

@@ -35,15 +35,18 @@ func (u Unreadable) String() string {
 	case u.MovedTo == "":
 		return fmt.Sprintf("state %s (%s) is unreadable and could not be set aside: %v", u.File, u.Kind, u.Err)
 	case errors.Is(u.Err, ErrNewer):
-		return fmt.Sprintf("state %s (%s) is not for this version of the program (%v); set aside as %s: run the newer version again and move the file back before it "+
+		return fmt.Sprintf("state %s (%s) is not for this version of the program (%v); set aside as %s: run the newer version again and move "+
+			"the file back before it "+
 			"starts, or delete it when nothing uses what it speaks of any more", u.File, u.Kind, u.Err, u.MovedTo)
 	default:
-		return fmt.Sprintf("state %s (%s) is unreadable (%v); set aside as %s: look at it, and delete it when nothing uses what it speaks of any more",
+		return fmt.Sprintf("state %s (%s) is unreadable (%v); set aside as %s: look at it, and delete it when nothing uses what it speaks of "+
+			"any more",
 			u.File, u.Kind, u.Err, u.MovedTo)
 	}
 }
 
-// Store is a directory with a file for each value of one kind. It is safe for concurrent use; two writers of one value must be kept apart by the caller.
+// Store is a directory with a file for each value of one kind. It is safe for concurrent use; two writers of one value must be kept apart
+// by the caller.
 type Store[T any] struct {
 	kind      Kind[T]
 	dir       string
@@ -70,12 +73,14 @@ type Options struct {
 	Writer atomicfile.Writer
 }
 
-// Open reads every value. Files that cannot be read are set aside and returned; they are no error. An error means that the directory itself cannot be used.
+// Open reads every value. Files that cannot be read are set aside and returned; they are no error. An error means that the directory itself
+// cannot be used.
 func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
 	}
-	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, only: o.Only, writer: o.Writer, mode: o.Mode, files: map[string][]byte{}, all: map[string]T{}}
+	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, only: o.Only, writer: o.Writer, mode: o.Mode,
+		files: map[string][]byte{}, all: map[string]T{}}
 	if s.mode == 0 {
 		s.mode = 0o600
 	}
@@ -151,7 +156,8 @@ func (s *Store[T]) setAside(name string, why error) Unreadable {
 	}
 }
 
-// Aside are the names of the values whose files could not be read, at this start or one before, and that nobody has deleted since. It looks at the disk.
+// Aside are the names of the values whose files could not be read, at this start or one before, and that nobody has deleted since. It looks
+// at the disk.
 func (s *Store[T]) Aside() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, asideDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -85,8 +85,9 @@ func TestADamagedFileIsSetAsideAndNamedUntilSomebodyDeletesIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			for what, data := range map[string][]byte{
-				"empty": {}, "cut": whole[:len(whole)-4], "changed": bytes.Replace(whole, []byte("gpu-1"), []byte("gpu-2"), 1), "another's": bytes.ReplaceAll(whole, []byte("thing"), []byte("thong")),
-				"newer": later, "zeros": make([]byte, len(whole)),
+				"empty": {}, "cut": whole[:len(whole)-4], "changed": bytes.Replace(whole, []byte("gpu-1"), []byte("gpu-2"), 1),
+				"another's": bytes.ReplaceAll(whole, []byte("thing"), []byte("thong")),
+				"newer":     later, "zeros": make([]byte, len(whole)),
 			} {
 				if what == "another's" && kind.Plain {
 					continue // it says nothing of its kind
@@ -156,8 +157,8 @@ func TestAKillAtAnyStepLeavesTheOldValueOrTheNewOne(t *testing.T) {
 	}
 }
 
-// Before there were checksums, plain files were JSON objects with a version or without one. Programs of then read ours: they pass over fields that they do not
-// know.
+// Before there were checksums, plain files were JSON objects with a version or without one. Programs of then read ours: they pass over
+// fields that they do not know.
 func TestAPlainFileIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
 	kind := kinds()["plain"]
 	for _, text := range []string{`{"version":1,"name":"a"}`, `{"name":"a"}`, "{\"version\":2,\"name\":\"a\"}\n"} {

@@ -1,4 +1,5 @@
-// Package alignment_test allocates the example's GPU-with-NIC claims with the scheduler's own allocator, on every fake machine that has both.
+// Package alignment_test allocates the example's GPU-with-NIC claims with the scheduler's own allocator, on every fake machine that has
+// both.
 //
 //shows:rdma-alignment
 package alignment_test
@@ -103,14 +104,16 @@ func (x *machine) addGPUs(p *profile.Profile, sysfs string) {
 		if err != nil {
 			x.t.Fatal(err)
 		}
-		node.GPUs = append(node.GPUs, &gpuinventory.GPU{Index: i, Minor: i, UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i), MemoryBytes: 1 << 30, Place: place})
+		node.GPUs = append(node.GPUs, &gpuinventory.GPU{Index: i, Minor: i, UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i),
+			MemoryBytes: 1 << 30, Place: place})
 	}
 	layout := gpudevices.NewPool(node, gpudevices.Options{}).Slices(nil)
 	for i, g := range node.GPUs {
 		x.gpus[fmt.Sprintf("gpu-%d", i)] = g
 	}
 	for i, slice := range layout {
-		x.addSlice(gpudevices.Driver, "n1-gpu", i, len(layout), resourceapi.ResourceSliceSpec{Devices: slice.Devices, SharedCounters: slice.SharedCounters})
+		x.addSlice(gpudevices.Driver, "n1-gpu", i, len(layout), resourceapi.ResourceSliceSpec{Devices: slice.Devices,
+			SharedCounters: slice.SharedCounters})
 	}
 }
 
@@ -150,7 +153,8 @@ func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	}[name]
 	return &resourceapi.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
+			{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}},
 	}, nil
 }
 
@@ -164,7 +168,8 @@ type pair struct {
 // allocate gives claims what they ask for, or fails.
 func (x *machine) allocate(spec resourceapi.ResourceClaimSpec) []resourceapi.DeviceRequestAllocationResult {
 	x.t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "n", UID: types.UID(fmt.Sprint(len(x.allocated.AllocatedDevices)))}, Spec: spec}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "n",
+		UID: types.UID(fmt.Sprint(len(x.allocated.AllocatedDevices)))}, Spec: spec}
 	// What the API server's defaulting adds.
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
@@ -175,12 +180,15 @@ func (x *machine) allocate(spec resourceapi.ResourceClaimSpec) []resourceapi.Dev
 			r.FirstAvailable[j].AllocationMode, r.FirstAvailable[j].Count = resourceapi.DeviceAllocationModeExactCount, 1
 		}
 	}
-	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true}
-	allocator, err := structured.NewAllocator(context.Background(), features, x.allocated, classes{}, x.slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		PartitionableDevices: true, PrioritizedList: true}
+	allocator, err := structured.NewAllocator(context.Background(), features, x.allocated, classes{}, x.slices,
+		cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	results, err := allocator.Allocate(x.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, []*resourceapi.ResourceClaim{claim})
+	results, err := allocator.Allocate(x.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		[]*resourceapi.ResourceClaim{claim})
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -217,7 +225,8 @@ func (x *machine) pairs(results []resourceapi.DeviceRequestAllocationResult, suf
 // nearest checks that a pair is as near as the rung says.
 func (p pair) nearest() error {
 	f := p.nic.HCA.Function
-	same := map[string]bool{"switch": p.gpu.Place.Switch == string(f.Switch), "root": p.gpu.Place.Root == f.Root, "numa": p.gpu.Place.NUMANode == f.NUMANode}
+	same := map[string]bool{"switch": p.gpu.Place.Switch == string(f.Switch), "root": p.gpu.Place.Root == f.Root,
+		"numa": p.gpu.Place.NUMANode == f.NUMANode}
 	if !same[p.rung] {
 		return fmt.Errorf("%s at %s and GPU at %+v were paired by %s", p.nic.HCA.Name, f.Path, p.gpu.Place, p.rung)
 	}

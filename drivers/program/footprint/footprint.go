@@ -21,13 +21,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// How often a process may look at its resident memory, which is one read of /proc/self/statm; what an event touched goes back that long after. An
-// event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the next event has to map again.
+// How often a process may look at its resident memory, which is one read of /proc/self/statm; what an event touched goes back that long
+// after. An event touches some 200 places of the program, and the kernel maps 64 KiB around each: 10 to 15 MB, which the next event has to
+// map again.
 const (
 	// Promptly is for a role that should never look larger than it is.
 	Promptly = 250 * time.Millisecond
-	// Unhurriedly is for a role for whose answer pods wait: to map all that again makes the preparation of a claim 1.4 ms longer, of 4.8, and claims
-	// that are prepared for one job, or one after another, should not each pay for that.
+	// Unhurriedly is for a role for whose answer pods wait: to map all that again makes the preparation of a claim 1.4 ms longer, of 4.8, and
+	// claims that are prepared for one job, or one after another, should not each pay for that.
 	Unhurriedly = 30 * time.Second
 )
 
@@ -52,8 +53,8 @@ const (
 // Nobody asks this program for a profile of its allocations, and the samples would take memory.
 func init() { runtime.MemProfileRate = 0 }
 
-// growth keeps the collector's pace by the size of the heap, from the program's first moment: what a start leaves scattered over a heap that was
-// allowed to double stays resident, since Go moves nothing.
+// growth keeps the collector's pace by the size of the heap, from the program's first moment: what a start leaves scattered over a heap
+// that was allowed to double stays resident, since Go moves nothing.
 type growth struct {
 	// live is the heap that the last collection left, percent the pace that was set.
 	live    []metrics.Sample
@@ -78,8 +79,8 @@ func (g *growth) adapt() {
 // collected is an object that is never kept.
 type collected struct{ growth *growth }
 
-// Keep trims the process once it has started and, looked at so often, whenever its resident memory has grown since, until ctx ends. It is for a
-// process that is one role: what it does is the whole process's.
+// Keep trims the process once it has started and, looked at so often, whenever its resident memory has grown since, until ctx ends. It is
+// for a process that is one role: what it does is the whole process's.
 func Keep(ctx context.Context, look time.Duration) {
 	if os.Getenv("GOGC") == "" {
 		(&growth{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}).adapt()
@@ -148,8 +149,8 @@ func resident() (int, error) {
 	return pages * os.Getpagesize(), nil
 }
 
-// Trim gives free heap, and the clean pages of the program's own file, back to the kernel. What is still in use comes back by minor faults, from the
-// page cache.
+// Trim gives free heap, and the clean pages of the program's own file, back to the kernel. What is still in use comes back by minor faults,
+// from the page cache.
 func Trim() error {
 	debug.FreeOSMemory()
 	program, err := os.Readlink("/proc/self/exe")

@@ -17,8 +17,8 @@ import (
 // patience bounds the server's start and its end.
 const patience = time.Minute
 
-// Start runs etcd and kube-apiserver until the test ends, with the CustomResourceDefinitions in the given files, and returns an administrator's
-// configuration. The test is skipped where neither KUBEBUILDER_ASSETS nor the toolchain has the two programs.
+// Start runs etcd and kube-apiserver until the test ends, with the CustomResourceDefinitions in the given files, and returns an
+// administrator's configuration. The test is skipped where neither KUBEBUILDER_ASSETS nor the toolchain has the two programs.
 func Start(t *testing.T, crds ...string) *rest.Config {
 	t.Helper()
 	if testing.Short() {
@@ -29,7 +29,8 @@ func Start(t *testing.T, crds ...string) *rest.Config {
 		t.Skip("skipped: no etcd or kube-apiserver; run `make toolchain`, or set KUBEBUILDER_ASSETS to a directory with both")
 	}
 	ctrl.SetLogger(klog.Background())
-	environment := &envtest.Environment{CRDDirectoryPaths: crds, ErrorIfCRDPathMissing: true, ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience}
+	environment := &envtest.Environment{CRDDirectoryPaths: crds, ErrorIfCRDPathMissing: true, ControlPlaneStartTimeout: patience,
+		ControlPlaneStopTimeout: patience}
 	environment.ControlPlane.Etcd = &envtest.Etcd{Path: etcd}
 	environment.ControlPlane.GetAPIServer().Path = api
 	config, err := environment.Start()

@@ -41,7 +41,8 @@ func newMachine(t *testing.T) *machine {
 			Parent: fmt.Sprintf("pci0000:%02x/0000:%02x:00.0", 0x10+bus*0x10, 0x10+bus*0x10), Address: fmt.Sprintf("0000:%02x:00.0", 0x11+bus*0x10),
 		}}))
 	}
-	m.config = write(t, "config.json", fmt.Sprintf(`{"periodicUpdateInterval": 60, "configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": %d, "selectors": {"vendors": ["15b3"]}}]}`, units))
+	m.config = write(t, "config.json", fmt.Sprintf(`{"periodicUpdateInterval": 60, "configList": [{"resourceName": "hca_shared_devices_a", `+
+		`"rdmaHcaMax": %d, "selectors": {"vendors": ["15b3"]}}]}`, units))
 	m.kubelet.Start()
 	return m
 }
@@ -77,7 +78,8 @@ func (m *machine) restarts() []time.Duration {
 	return took
 }
 
-// rest lets a plugin be for a while. What is measured after it is what a plugin holds that has nothing to do, and nothing tells of that from outside.
+// rest lets a plugin be for a while. What is measured after it is what a plugin holds that has nothing to do, and nothing tells of that
+// from outside.
 func rest(t *testing.T, d time.Duration) {
 	t.Helper()
 	t.Logf("the plugin rests for %v: nothing tells when it has nothing left to do", d)
@@ -109,8 +111,10 @@ func TestANodeBesideTheOtherPlugin(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		m := newMachine(t)
 		state := t.TempDir()
-		command := exec.CommandContext(t.Context(), ours, "rdma-plugin", "--dra=false", "--rdma-pools=false", "--config", m.config, "--node-name", "node-a",
-			"--sysfs-root", m.tree.Sys, "--dev-root", m.tree.Dev, "--proc-devices", filepath.Join(state, "devices"), "--cdi-root", filepath.Join(state, "cdi"),
+		command := exec.CommandContext(t.Context(), ours, "rdma-plugin", "--dra=false", "--rdma-pools=false", "--config", m.config, "--node-name",
+			"node-a",
+			"--sysfs-root", m.tree.Sys, "--dev-root", m.tree.Dev, "--proc-devices", filepath.Join(state, "devices"), "--cdi-root",
+			filepath.Join(state, "cdi"),
 			"--kubelet-root", m.kubelet.Root(), "--state-dir", state)
 		m.run(t, command)
 		m.kubelet.AwaitAllocatable(served, units)

@@ -1,4 +1,5 @@
-// Package config reads the RDMA plugin's config.json: that of k8s-rdma-shared-dev-plugin word for word, and the additions of RDMAPoolConfig.
+// Package config reads the RDMA plugin's config.json: that of k8s-rdma-shared-dev-plugin word for word, and the additions of
+// RDMAPoolConfig.
 //
 // Unlike that plugin's reader it tells all mistakes at once, each with its JSON path and line, and refuses keys that it does not know.
 package config
@@ -44,8 +45,8 @@ func (c *Config) Keep(earlier *Config) {
 	}
 }
 
-// sound returns the configuration without its entries that have mistakes; nil: the list itself has one, or nothing is left. Mistakes beside the list, in
-// periodicUpdateInterval or an unknown key, leave its entries.
+// sound returns the configuration without its entries that have mistakes; nil: the list itself has one, or nothing is left. Mistakes beside
+// the list, in periodicUpdateInterval or an unknown key, leave its entries.
 func (c *Config) sound(problems Error) *Config {
 	mistaken := make(map[int]bool)
 	for _, p := range problems {
@@ -109,7 +110,8 @@ func (e Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Parse reads a config.json. The error is an Error with every mistake in it; where only entries of configList have some, the other entries come with it.
+// Parse reads a config.json. The error is an Error with every mistake in it; where only entries of configList have some, the other entries
+// come with it.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, Error{{Message: fmt.Sprintf("%d bytes are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
@@ -231,7 +233,8 @@ func (r *reader) validate(c *Config) {
 		}
 		if other, found := first[name]; found {
 			at := at.Child("resourceName")
-			r.report(at, r.line(at.String()), fmt.Sprintf("%q is the name of configList[%d] already: each entry needs a name of its own", name, other))
+			r.report(at, r.line(at.String()), fmt.Sprintf("%q is the name of configList[%d] already: each entry needs a name of its own", name,
+				other))
 			continue
 		}
 		first[name] = i

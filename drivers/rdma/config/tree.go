@@ -11,8 +11,8 @@ import (
 // maxDepth is how deep JSON may nest: a config needs five levels.
 const maxDepth = 16
 
-// node is a JSON value that remembers where it stands. encoding/json's own decoding stops at the first mistake, takes keys in any case and the
-// last of two equal ones; this tree keeps everything, so that all mistakes can be told at once.
+// node is a JSON value that remembers where it stands. encoding/json's own decoding stops at the first mistake, takes keys in any case and
+// the last of two equal ones; this tree keeps everything, so that all mistakes can be told at once.
 type node struct {
 	line    int
 	value   any // nil, bool, json.Number, string, []*node or []member

@@ -19,8 +19,9 @@ const (
 	quiet = 50 * time.Millisecond
 )
 
-// Watch calls changed with the content of the file at path, now and whenever it changes, until ctx ends: with a Config, with a mistake's Error and what
-// can be served besides, or with an error that wraps os.ErrNotExist. A ConfigMap volume changes by a link in the file's directory, so the directory is watched, by files.
+// Watch calls changed with the content of the file at path, now and whenever it changes, until ctx ends: with a Config, with a mistake's
+// Error and what can be served besides, or with an error that wraps os.ErrNotExist. A ConfigMap volume changes by a link in the file's
+// directory, so the directory is watched, by files.
 func Watch(ctx context.Context, files *filewatch.Watcher, path string, changed func(*Config, error)) {
 	events := files.Contents(ctx, filepath.Dir(path))
 	f := &file{path: path, changed: changed}

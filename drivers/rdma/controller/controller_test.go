@@ -199,7 +199,8 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 	t.Run("a pool that nobody reported on waits", func(t *testing.T) {
 		await(t, c, "rails", "WaitingForNodes", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolReady)
-			return r.Reason == reasonWaiting && r.Status == metav1.ConditionFalse && s.Resource == "rdma/hca_shared_devices_a" && s.ObservedGeneration == 1
+			return r.Reason == reasonWaiting && r.Status == metav1.ConditionFalse && s.Resource == "rdma/hca_shared_devices_a" &&
+				s.ObservedGeneration == 1
 		})
 	})
 	t.Run("nodes see the pools that select them", func(t *testing.T) {
@@ -219,25 +220,30 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 	})
 	t.Run("reports of several nodes are added up", func(t *testing.T) {
 		a.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8, Units: 1000})
-		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 7, Units: 875, Message: "mlx5_3: the port's state is DOWN"})
+		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 7, Units: 875,
+			Message: "mlx5_3: the port's state is DOWN"})
 		await(t, c, "rails", "15 of 16 devices", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolReady)
 			return len(s.Nodes) == 2 && s.NodeCount == 2 && s.Devices == 16 && s.HealthyDevices == 15 &&
-				r.Status == metav1.ConditionTrue && r.Reason == reasonDegraded && strings.Contains(r.Message, "15 of 16 devices can carry traffic, on 2 nodes")
+				r.Status == metav1.ConditionTrue && r.Reason == reasonDegraded &&
+				strings.Contains(r.Message, "15 of 16 devices can carry traffic, on 2 nodes")
 		})
 	})
 	t.Run("a node without a healthy device is named", func(t *testing.T) {
 		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, Message: "mlx5_0: the port is gone"})
 		await(t, c, "rails", "DevicesDown", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolReady)
-			return r.Status == metav1.ConditionFalse && r.Reason == reasonDown && strings.Contains(r.Message, "none on node-b (mlx5_0: the port is gone)")
+			return r.Status == metav1.ConditionFalse && r.Reason == reasonDown &&
+				strings.Contains(r.Message, "none on node-b (mlx5_0: the port is gone)")
 		})
 	})
 	t.Run("conflicts are a condition", func(t *testing.T) {
-		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8, Conflicts: []string{"mlx5_0: also in RDMAPool other"}})
+		b.report(t, "rails", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 8, HealthyDevices: 8,
+			Conflicts: []string{"mlx5_0: also in RDMAPool other"}})
 		await(t, c, "rails", "Conflicting", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolConflicting)
-			return r.Status == metav1.ConditionTrue && r.Message == "node-b: mlx5_0: also in RDMAPool other" && condition(s, v1alpha1.RDMAPoolReady).Reason == reasonHealthy
+			return r.Status == metav1.ConditionTrue && r.Message == "node-b: mlx5_0: also in RDMAPool other" &&
+				condition(s, v1alpha1.RDMAPoolReady).Reason == reasonHealthy
 		})
 	})
 	t.Run("a node that is no longer selected takes its report back", func(t *testing.T) {
@@ -245,7 +251,8 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		await(t, c, "rails", "one node", func(s v1alpha1.RDMAPoolStatus) bool {
-			return len(s.Nodes) == 1 && s.Nodes[0].Name == "node-a" && s.Devices == 8 && condition(s, v1alpha1.RDMAPoolConflicting).Status == metav1.ConditionFalse
+			return len(s.Nodes) == 1 && s.Nodes[0].Name == "node-a" && s.Devices == 8 &&
+				condition(s, v1alpha1.RDMAPoolConflicting).Status == metav1.ConditionFalse
 		})
 	})
 	t.Run("a report on a pool that was deleted is no error", func(t *testing.T) {
@@ -276,7 +283,8 @@ func TestPoolsOnARealAPIServer(t *testing.T) {
 		}
 		await(t, c, "mistaken", "InvalidSpec", func(s v1alpha1.RDMAPoolStatus) bool {
 			r := condition(s, v1alpha1.RDMAPoolReady)
-			return r.Reason == reasonInvalid && strings.Contains(r.Message, "spec.devices") && strings.Contains(r.Message, "spec.selectors.vendors[0]")
+			return r.Reason == reasonInvalid && strings.Contains(r.Message, "spec.devices") &&
+				strings.Contains(r.Message, "spec.selectors.vendors[0]")
 		})
 		if list := a.sees(t, "mistaken", "rails"); list[0].Mistake == nil {
 			t.Error("the node would serve the pool")
@@ -288,7 +296,8 @@ func TestReportsOfNodesThatAreGoneAreSwept(t *testing.T) {
 	config, c := serve(t)
 	rdma := map[string]string{"role": "rdma"}
 	if err := c.Create(t.Context(), newPool("p", v1alpha1.RDMAPoolSpec{
-		NodeSelector: &metav1.LabelSelector{MatchLabels: rdma}, RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "p", Devices: []string{"ib0"}},
+		NodeSelector: &metav1.LabelSelector{MatchLabels: rdma}, RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "p",
+			Devices: []string{"ib0"}},
 	})); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,5 @@
-// Package controller keeps the status of RDMAPools: conditions and counts made of what each node reports, and no entries of nodes that are gone.
+// Package controller keeps the status of RDMAPools: conditions and counts made of what each node reports, and no entries of nodes that are
+// gone.
 package controller
 
 import (
@@ -20,7 +21,8 @@ import (
 )
 
 const (
-	// sweepInterval is how often entries of nodes that are gone, or not selected any more, are looked for. Nothing depends on their going soon.
+	// sweepInterval is how often entries of nodes that are gone, or not selected any more, are looked for. Nothing depends on their going
+	// soon.
 	sweepInterval = 10 * time.Minute
 	// pageSize is how many nodes are listed at a time.
 	pageSize = 500
@@ -78,7 +80,8 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{RequeueAfter: sweepInterval}, nil
 }
 
-// sweep removes the entries of nodes that are gone, and of those that the pool selects no longer and whose plugin was away then, at intervals: listing the nodes for each of their reports would be quadratic.
+// sweep removes the entries of nodes that are gone, and of those that the pool selects no longer and whose plugin was away then, at
+// intervals: listing the nodes for each of their reports would be quadratic.
 func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	if len(p.Status.Nodes) == 0 || r.now().Sub(r.swept[p.Name]) < sweepInterval {
 		return nil
@@ -134,5 +137,6 @@ func (r *reconciler) apply(ctx context.Context, name, owner string, status *v1al
 	object := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
 	object.SetGroupVersionKind(v1alpha1.SchemeGroupVersion().WithKind("RDMAPool"))
 	object.SetName(name)
-	return client.IgnoreNotFound(r.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner), client.ForceOwnership))
+	return client.IgnoreNotFound(r.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(owner),
+		client.ForceOwnership))
 }

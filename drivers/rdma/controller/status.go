@@ -32,7 +32,8 @@ const named = 3
 
 // summarise makes the status, but for the nodes' entries, of what the nodes reported.
 func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
-	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(), Conditions: slices.Clone(p.Status.Conditions)}
+	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(),
+		Conditions: slices.Clone(p.Status.Conditions)}
 	var conflicts, down, none, late, closed []string
 	for _, n := range p.Status.Nodes {
 		if n.ObservedGeneration != p.Generation {
@@ -75,7 +76,8 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	case mistakes != nil:
 		set(v1alpha1.RDMAPoolReady, false, reasonInvalid, mistakes.Error())
 	case len(late) == len(p.Status.Nodes):
-		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, "no node that nodeSelector selects has reported on this pool yet: is the rdma-plugin running there?")
+		set(v1alpha1.RDMAPoolReady, false, reasonWaiting,
+			"no node that nodeSelector selects has reported on this pool yet: is the rdma-plugin running there?")
 	case len(late) > 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonWaiting, fmt.Sprintf("%d of %s reported on this generation: %s; waiting for %s",
 			len(p.Status.Nodes)-len(late), nodes(int32(len(p.Status.Nodes))), counts, list(late)))
@@ -84,7 +86,8 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	case len(down) > 0:
 		set(v1alpha1.RDMAPoolReady, false, reasonDown, counts+"; none on "+list(down))
 	case len(closed) > 0:
-		set(v1alpha1.RDMAPoolReady, false, reasonClosed, fmt.Sprintf("%s; on %s (%s) %s", counts, nodes(int32(len(closed))), list(closed), exclusive.NotOpened))
+		set(v1alpha1.RDMAPoolReady, false, reasonClosed, fmt.Sprintf("%s; on %s (%s) %s", counts, nodes(int32(len(closed))), list(closed),
+			exclusive.NotOpened))
 	case status.HealthyDevices < status.Devices:
 		set(v1alpha1.RDMAPoolReady, true, reasonDegraded, counts)
 	default:

@@ -76,14 +76,18 @@ func (s *scheduler) give(a ask) string {
 	s.claims++
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("claim-%d", s.claims), Namespace: "default", UID: types.UID(fmt.Sprint(s.claims))},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: exactly}}}},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "nic",
+			Exactly: exactly}}}},
 	}
-	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true}
-	allocator, err := structured.NewAllocator(s.t.Context(), features, s.allocated, classes{}, s.slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		PartitionableDevices: true, PrioritizedList: true}
+	allocator, err := structured.NewAllocator(s.t.Context(), features, s.allocated, classes{}, s.slices,
+		cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	results, err := allocator.Allocate(s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, []*resourceapi.ResourceClaim{claim})
+	results, err := allocator.Allocate(s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		[]*resourceapi.ResourceClaim{claim})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -131,14 +135,19 @@ func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
 		change  func(*sysfstest.Tree) // of mlx5_0, then mlx5_1, which are Ethernet ports of 400 Gb/s
 		want    map[string]int        // claims by device
 	}{
-		{name: "without amounts a claim takes a slot and no bandwidth", asks: []ask{{}}, options: Options{Slots: 3}, want: map[string]int{first: 3, second: 3}},
+		{name: "without amounts a claim takes a slot and no bandwidth", asks: []ask{{}}, options: Options{Slots: 3},
+			want: map[string]int{first: 3, second: 3}},
 		{name: "one slot is one claim", asks: []ask{{}}, options: Options{Slots: 1}, want: map[string]int{first: 1, second: 1}},
-		{name: "a claim of two slots takes two", asks: []ask{capacity("2", "")}, options: Options{Slots: 5}, want: map[string]int{first: 2, second: 2}},
+		{name: "a claim of two slots takes two", asks: []ask{capacity("2", "")}, options: Options{Slots: 5},
+			want: map[string]int{first: 2, second: 2}},
 		{name: "more slots than a device has are nowhere", asks: []ask{capacity("4", "")}, options: Options{Slots: 3}, want: map[string]int{}},
 		{name: "more than the one slot is nowhere", asks: []ask{capacity("2", "")}, options: Options{Slots: 1}, want: map[string]int{}},
-		{name: "bandwidth is used up before slots are", asks: []ask{capacity("", "150")}, options: Options{Slots: 64}, want: map[string]int{first: 2, second: 2}},
-		{name: "who asks for none has room beside", asks: []ask{capacity("", "400"), {}}, options: Options{Slots: 3}, want: map[string]int{first: 3, second: 3}},
-		{name: "more bandwidth than a port has is nowhere", asks: []ask{capacity("", "401")}, options: Options{Slots: 64}, want: map[string]int{}},
+		{name: "bandwidth is used up before slots are", asks: []ask{capacity("", "150")}, options: Options{Slots: 64},
+			want: map[string]int{first: 2, second: 2}},
+		{name: "who asks for none has room beside", asks: []ask{capacity("", "400"), {}}, options: Options{Slots: 3},
+			want: map[string]int{first: 3, second: 3}},
+		{name: "more bandwidth than a port has is nowhere", asks: []ask{capacity("", "401")}, options: Options{Slots: 64},
+			want: map[string]int{}},
 		{
 			name: "a port without a rate has slots, and no bandwidth to promise", asks: []ask{{}, capacity("", "1")}, options: Options{Slots: 2},
 			change: func(tree *sysfstest.Tree) { tree.Remove("class/infiniband/mlx5_1/ports/1/rate") }, want: map[string]int{first: 2, second: 2},
@@ -149,16 +158,22 @@ func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {
 		},
 		{
 			name: "an exclusive pool's devices are given whole", asks: []ask{{}}, options: Options{Slots: 64},
-			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", Mode: v1alpha1.RDMAExclusive, Selectors: all}}, want: map[string]int{first: 1, second: 1},
+			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", Mode: v1alpha1.RDMAExclusive, Selectors: all}},
+			want:  map[string]int{first: 1, second: 1},
 		},
-		{name: "a port that is down is given to nobody", asks: []ask{{}}, options: Options{Slots: 2}, down: []string{"mlx5_0"}, want: map[string]int{second: 2}},
-		{name: "but to who tolerates that", asks: []ask{tolerant}, options: Options{Slots: 2}, down: []string{"mlx5_0", "mlx5_1"}, want: map[string]int{first: 2, second: 2}},
+		{name: "a port that is down is given to nobody", asks: []ask{{}}, options: Options{Slots: 2}, down: []string{"mlx5_0"},
+			want: map[string]int{second: 2}},
+		{name: "but to who tolerates that", asks: []ask{tolerant}, options: Options{Slots: 2}, down: []string{"mlx5_0", "mlx5_1"},
+			want: map[string]int{first: 2, second: 2}},
 		{
-			name: "a pool that the device plugin serves is given to nobody here", asks: []ask{{}, tolerant}, options: Options{Slots: 2, DevicePlugin: true},
-			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 4, Selectors: &v1alpha1.RDMASelectors{PCIAddresses: []string{"0000:11:00.0"}}}}, want: map[string]int{second: 2},
+			name: "a pool that the device plugin serves is given to nobody here", asks: []ask{{}, tolerant},
+			options: Options{Slots: 2, DevicePlugin: true},
+			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 4,
+				Selectors: &v1alpha1.RDMASelectors{PCIAddresses: []string{"0000:11:00.0"}}}}, want: map[string]int{second: 2},
 		},
 		{
-			name: "but to who tolerates everything", asks: []ask{everyTaint}, options: Options{Slots: 2, DevicePlugin: true}, down: []string{"mlx5_0"},
+			name: "but to who tolerates everything", asks: []ask{everyTaint}, options: Options{Slots: 2, DevicePlugin: true},
+			down:  []string{"mlx5_0"},
 			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 4, Selectors: all}}, want: map[string]int{first: 2, second: 2},
 		},
 	} {

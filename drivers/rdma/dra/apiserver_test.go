@@ -64,9 +64,11 @@ func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
 		{name: "an HCA without a pool", o: Options{Slots: 64}},
 		{name: "one slot for each device", o: Options{Slots: 1}},
 		{name: "the most slots", o: Options{Slots: 100_000}},
-		{name: "a pool of as many units as HCAs", o: Options{Slots: 64}, pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 2, Selectors: all}}},
+		{name: "a pool of as many units as HCAs", o: Options{Slots: 64},
+			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", RDMAHCAMax: 2, Selectors: all}}},
 		{name: "a pool of no units", o: Options{Slots: 64}, pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", Selectors: all}}},
-		{name: "an exclusive pool", o: Options{Slots: 64}, pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", Mode: v1alpha1.RDMAExclusive, Selectors: all}}},
+		{name: "an exclusive pool", o: Options{Slots: 64}, pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "a", Mode: v1alpha1.RDMAExclusive,
+			Selectors: all}}},
 		{
 			name: "a pool that the device plugin serves, with ports that come back", o: Options{Slots: 64, DevicePlugin: true}, state: down,
 			pools: []v1alpha1.RDMAPoolConfig{{ResourceName: "hca_shared_devices_a", RDMAHCAMax: 1000, Selectors: all}},
@@ -88,7 +90,8 @@ func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
 			tree.AddHCA(sysfstest.HCA{Function: at(0x80), PKeys: keys})
 		}},
 		{name: "texts longer than an attribute", o: Options{Slots: 64}, tree: func(tree *sysfstest.Tree) {
-			tree.AddHCA(sysfstest.HCA{Function: at(0x80), Name: "mlx5_of_a_name_that_somebody_gave_it_and_that_is_long", BoardID: fmt.Sprintf("%0100d", 7)})
+			tree.AddHCA(sysfstest.HCA{Function: at(0x80), Name: "mlx5_of_a_name_that_somebody_gave_it_and_that_is_long",
+				BoardID: fmt.Sprintf("%0100d", 7)})
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -106,10 +109,11 @@ func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {
 			published := Slices(Ports(found, pools, test.o), found, state, test.o)
 			for i, devices := range published {
 				node := "node-a"
-				slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-a-%d", i)}, Spec: resourceapi.ResourceSliceSpec{
-					Driver: Driver, NodeName: &node, Devices: devices,
-					Pool: resourceapi.ResourcePool{Name: "node-a-rdma", Generation: 1, ResourceSliceCount: int64(len(published))},
-				}}
+				slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-a-%d", i)},
+					Spec: resourceapi.ResourceSliceSpec{
+						Driver: Driver, NodeName: &node, Devices: devices,
+						Pool: resourceapi.ResourcePool{Name: "node-a-rdma", Generation: 1, ResourceSliceCount: int64(len(published))},
+					}}
 				got, err := client.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 				if err != nil {
 					t.Fatal(err)

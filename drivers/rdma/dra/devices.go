@@ -213,7 +213,8 @@ func (p *Port) taints(state func(health.Key) health.State, o Options) []resource
 		taints = append(taints, resourceapi.DeviceTaint{Key: TaintPortDown, Value: down, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
 	if p.Pool != nil && o.DevicePlugin {
-		taints = append(taints, resourceapi.DeviceTaint{Key: TaintDevicePlugin, Value: p.Pool.ResourceName, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		taints = append(taints, resourceapi.DeviceTaint{Key: TaintDevicePlugin, Value: p.Pool.ResourceName,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
 	return taints
 }

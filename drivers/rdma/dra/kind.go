@@ -111,8 +111,8 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	return prepared, nil
 }
 
-// Unprepare implements draplugin.Kind. Nothing outlives the container but a device in the pod's network, which is back when the pod's sandbox has
-// stopped; one that is not is taken back here.
+// Unprepare implements draplugin.Kind. Nothing outlives the container but a device in the pod's network, which is back when the pod's
+// sandbox has stopped; one that is not is taken back here.
 func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	grant, ok := GrantOf(record)
 	if !ok {
@@ -138,7 +138,8 @@ func (k *Kind) port(name string) (Port, error) {
 	defer k.mu.Unlock()
 	p, found := k.ports[name]
 	if !found {
-		return Port{}, draplugin.Refuse("DeviceGone", "the RDMA device %s is not on this node any more; delete the pod so that it is scheduled again", name)
+		return Port{}, draplugin.Refuse("DeviceGone",
+			"the RDMA device %s is not on this node any more; delete the pod so that it is scheduled again", name)
 	}
 	return p, nil
 }

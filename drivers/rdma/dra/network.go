@@ -40,19 +40,22 @@ func GrantOf(record claimstate.Record) (exclusive.Grant, bool) {
 func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, error) {
 	if d.ShareID != nil {
 		return exclusive.Device{}, draplugin.Refuse("NotExclusive",
-			"network: Exclusive needs a device that is given whole, and %s is shared: put it into a pool with exclusive devices (rdmaHcaMax 0 or 1 for each HCA)", d.Device)
+			"network: Exclusive needs a device that is given whole, and %s is shared: put it into a pool with exclusive devices (rdmaHcaMax 0 or "+
+				"1 for each HCA)", d.Device)
 	}
 	for _, port := range p.HCA.Ports {
 		if !slices.Contains(p.Ports, port.Number) {
 			return exclusive.Device{}, draplugin.Refuse("NotExclusive",
-				"network: Exclusive moves the whole of %s, and %s is without its port %d: put all ports into one pool", p.HCA.Name, d.Device, port.Number)
+				"network: Exclusive moves the whole of %s, and %s is without its port %d: put all ports into one pool", p.HCA.Name, d.Device,
+				port.Number)
 		}
 	}
 	for _, port := range p.HCA.Ports {
 		for _, net := range port.Nets {
 			if net.Bond != "" {
 				return exclusive.Device{}, draplugin.Refuse("NotExclusive",
-					"network: Exclusive moves the interfaces of %s, and %s is in %s: the kernel moves no bond to another network namespace", p.HCA.Name, net.Name, net.Bond)
+					"network: Exclusive moves the interfaces of %s, and %s is in %s: the kernel moves no bond to another network namespace", p.HCA.Name,
+					net.Name, net.Bond)
 			}
 		}
 	}
@@ -69,7 +72,8 @@ func (k *Kind) grant(claim *draplugin.Claim, devices []exclusive.Device, prepare
 	})
 	if len(pods) != 1 {
 		return draplugin.Refuse("NotExclusive",
-			"network: Exclusive gives the devices to one pod, and %d pods share the claim: give each pod a claim of its own (a ResourceClaimTemplate does)", len(pods))
+			"network: Exclusive gives the devices to one pod, and %d pods share the claim: give each pod a claim of its own (a "+
+				"ResourceClaimTemplate does)", len(pods))
 	}
 	name := claim.Namespace + "/" + claim.Name
 	prepared.Data = data{Exclusive: &exclusive.Grant{Claim: name, PodUID: string(pods[0].UID), Devices: devices}}

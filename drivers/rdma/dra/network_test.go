@@ -57,9 +57,11 @@ func example(t *testing.T) json.RawMessage {
 
 // exclusiveClaim is a claim of one device whose author wants it in the pod.
 func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *draplugin.Claim {
-	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic", UID: "1-2"}}}
+	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic",
+		UID: "1-2"}}}
 	for _, pod := range pods {
-		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: types.UID("uid-" + pod)})
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod,
+			UID: types.UID("uid-" + pod)})
 	}
 	device := draplugin.AllocatedDevice{
 		DeviceRequestAllocationResult: resourceapi.DeviceRequestAllocationResult{Device: "hca", Pool: "node-a-rdma", Request: "nic"},
@@ -92,8 +94,10 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 		{name: "a share of an HCA", claim: exclusiveClaim(parameters, true, "a"), ports: []int{1, 2}, err: "hca is shared"},
 		{name: "one of two ports", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1}, err: "without its port 2"},
 		{name: "two pods", claim: exclusiveClaim(parameters, false, "a", "b"), ports: []int{1, 2}, err: "2 pods share the claim"},
-		{name: "an interface of a bond", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, bond: "bond0", err: "ens1 is in bond0"},
-		{name: "no runtime", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"), err: "--nri-socket"},
+		{name: "an interface of a bond", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, bond: "bond0",
+			err: "ens1 is in bond0"},
+		{name: "no runtime", claim: exclusiveClaim(parameters, false, "a"), ports: []int{1, 2}, unready: errors.New("start it with --nri-socket"),
+			err: "--nri-socket"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dev := t.TempDir()
@@ -122,7 +126,8 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			record := claimstate.Record{UID: "1-2", Namespace: "default", Name: "nic", Data: raw}
-			want := exclusive.Grant{Claim: "default/nic", PodUID: "uid-a", Devices: []exclusive.Device{{RDMA: "mlx5_0", Nets: []string{"ens1", "ens2"}}}}
+			want := exclusive.Grant{Claim: "default/nic", PodUID: "uid-a",
+				Devices: []exclusive.Device{{RDMA: "mlx5_0", Nets: []string{"ens1", "ens2"}}}}
 			got, ok := GrantOf(record)
 			if diff := cmp.Diff(want, got); !ok || diff != "" {
 				t.Error(ok, diff)
@@ -142,7 +147,8 @@ func TestADeviceGoesIntoAPodsNetworkOnlyWhole(t *testing.T) {
 
 //shows:rdma-exclusive
 func TestAShareOnANodeInExclusiveModeIsAWarning(t *testing.T) {
-	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"}, Ports: []infiniband.Port{{Number: 1}}}}
+	hca := &inventory.HCA{Device: infiniband.Device{Name: "mlx5_0", Verbs: infiniband.CharDevice{Name: "uverbs0"},
+		Ports: []infiniband.Port{{Number: 1}}}}
 	dev := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dev, "infiniband"), 0o755); err != nil {
 		t.Fatal(err)

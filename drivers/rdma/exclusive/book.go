@@ -89,8 +89,8 @@ func (b *book) get(sandbox string) (entry, bool, error) {
 // errDamaged is wrapped by the error of a record that is there and does not say what it should.
 var errDamaged = errors.New("the record is damaged")
 
-// list returns every entry that can be read, and an error that names the others. Damaged ones are set aside for a person to look at, so that the
-// next list has no error: what they gave stays in its namespace until that ends, and the other pods' devices come and go.
+// list returns every entry that can be read, and an error that names the others. Damaged ones are set aside for a person to look at, so
+// that the next list has no error: what they gave stays in its namespace until that ends, and the other pods' devices come and go.
 func (b *book) list() ([]entry, error) {
 	return b.each(func(path string, err error) error {
 		if !errors.Is(err, errDamaged) {
@@ -140,7 +140,8 @@ func read(path string) (entry, error) {
 		return entry{}, fmt.Errorf("read what a pod was given: %s: %w: %w", path, errDamaged, err)
 	}
 	if e.Version != bookVersion || e.Sandbox+".json" != filepath.Base(path) || len(e.Grants) == 0 {
-		return entry{}, fmt.Errorf("read what a pod was given: %s: %w: version %d, sandbox %.80q, %d grants; wanted version %d, the sandbox of its name and a grant",
+		return entry{}, fmt.Errorf("read what a pod was given: %s: %w: version %d, sandbox %.80q, %d grants; wanted version %d, the sandbox "+
+			"of its name and a grant",
 			path, errDamaged, e.Version, e.Sandbox, len(e.Grants), bookVersion)
 	}
 	return e, nil

@@ -1,11 +1,12 @@
 // Package exclusive gives RDMA devices to one pod's network namespace at a time, and takes them back.
 //
-// The kernel's RDMA subsystem has two modes (rdma-system(8)): shared, in which every network namespace sees every RDMA device, and exclusive, in which a
-// device is in one namespace. There a pod can open a device only once its link has been moved to the pod, together with the network interfaces that carry
-// its addresses. The container runtime tells through NRI when a pod's namespace is there and when it is about to go.
+// The kernel's RDMA subsystem has two modes (rdma-system(8)): shared, in which every network namespace sees every RDMA device, and
+// exclusive, in which a device is in one namespace. There a pod can open a device only once its link has been moved to the pod, together
+// with the network interfaces that carry its addresses. The container runtime tells through NRI when a pod's namespace is there and when it
+// is about to go.
 //
-// What was moved is written down before it is moved, in a file for each pod sandbox, so that a plugin that died at any point takes back what it gave. A
-// namespace that ends with hardware in it gives that back by itself, but to the machine's first namespace.
+// What was moved is written down before it is moved, in a file for each pod sandbox, so that a plugin that died at any point takes back
+// what it gave. A namespace that ends with hardware in it gives that back by itself, but to the machine's first namespace.
 package exclusive
 
 import (
@@ -13,8 +14,8 @@ import (
 	"strings"
 )
 
-// NotOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open only what is in
-// its network namespace, where units of device plugins and shared claims do not go.
+// NotOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open
+// only what is in its network namespace, where units of device plugins and shared claims do not go.
 const NotOpened = "the node's RDMA devices are in exclusive mode: a pod with a network of its own cannot open what it is given here; " +
 	"use claims with network: Exclusive, or host networking, or set the mode back with \"rdma system set netns shared\""
 

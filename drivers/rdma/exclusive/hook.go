@@ -56,8 +56,8 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ [
 	return nil, nil
 }
 
-// RunPodSandbox gives a pod its devices: its network namespace is there, its containers are not. An error keeps the pod from starting, and stands in its
-// Events.
+// RunPodSandbox gives a pod its devices: its network namespace is there, its containers are not. An error keeps the pod from starting, and
+// stands in its Events.
 func (h *Hook) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	grants := h.Grants(sandbox.GetUid())
 	if len(grants) == 0 {
@@ -101,9 +101,10 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxEvent-len(more)], "") + more
 }
 
-// CreateContainer gives a container its device nodes, whose numbers have changed when the device came to the pod, and refuses one that would see a device
-// that is in another pod's network.
-func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+// CreateContainer gives a container its device nodes, whose numbers have changed when the device came to the pod, and refuses one that
+// would see a device that is in another pod's network.
+func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment,
+	[]*api.ContainerUpdate, error) {
 	adjustment := &api.ContainerAdjustment{}
 	injected := make(map[string]bool) // by claim: a container may be told twice of one
 	for _, variable := range container.GetEnv() {
@@ -114,15 +115,18 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		injected[claim] = true
 		if grant := h.grant(sandbox.GetUid(), claim); grant != nil {
 			if err := h.inject(ctx, adjustment, grant); err != nil {
-				return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: %w", container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), err)
+				return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: %w", container.GetName(), sandbox.GetNamespace(),
+					sandbox.GetName(), err)
 			}
 			continue
 		}
-		return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: the RDMA devices of claim %s were given to the network of another pod, and can be in one at a time; give each pod a claim of its own (a ResourceClaimTemplate does)",
+		return nil, nil, fmt.Errorf("gpufabric rdma: container %s of pod %s/%s: the RDMA devices of claim %s were given to the network of "+
+			"another pod, and can be in one at a time; give each pod a claim of its own (a ResourceClaimTemplate does)",
 			container.GetName(), sandbox.GetNamespace(), sandbox.GetName(), claim)
 	}
 	if adjustment.Linux == nil && h.closed(sandbox, container) {
-		h.Events.Event(reference(sandbox), corev1.EventTypeWarning, ReasonNotOpened, fmt.Sprintf("container %s: %s", container.GetName(), NotOpened))
+		h.Events.Event(reference(sandbox), corev1.EventTypeWarning, ReasonNotOpened,
+			fmt.Sprintf("container %s: %s", container.GetName(), NotOpened))
 	}
 	if adjustment.Linux == nil {
 		return nil, nil, nil
@@ -130,7 +134,8 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 	return adjustment, nil, nil
 }
 
-// closed reports whether a container was given an RDMA device that its pod's network does not have: a unit of a device plugin, or a share of a claim.
+// closed reports whether a container was given an RDMA device that its pod's network does not have: a unit of a device plugin, or a share
+// of a claim.
 func (h *Hook) closed(sandbox *api.PodSandbox, container *api.Container) bool {
 	given := slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool {
 		return strings.HasPrefix(d.GetPath(), "/dev/infiniband/uverbs")

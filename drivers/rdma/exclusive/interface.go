@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface is a network interface as it was set up on the node: what to look for after it was moved, perhaps renamed or made again by the kernel, and what
-// to give back to it. Settings below /proc/sys/net are not among it: the kernel sets them to its defaults at each move.
+// Interface is a network interface as it was set up on the node: what to look for after it was moved, perhaps renamed or made again by the
+// kernel, and what to give back to it. Settings below /proc/sys/net are not among it: the kernel sets them to its defaults at each move.
 type Interface struct {
 	Name string `json:"name"`
 	// Parent is the PCI function that it is below; empty: it is known by its name alone.
@@ -75,13 +75,15 @@ func (Netlink) Look(name string) (Interface, error) {
 		}
 		i.Addresses = append(i.Addresses, kept)
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: a.Index, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: a.Index, Table: unix.RT_TABLE_UNSPEC},
+		netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return Interface{}, fmt.Errorf("read the routes through %s: %w", name, err)
 	}
 	for _, route := range routes {
 		// The kernel's own routes come with addresses; those with several next hops are of several interfaces.
-		if route.Protocol == unix.RTPROT_KERNEL || route.Table == unix.RT_TABLE_LOCAL || route.Type != unix.RTN_UNICAST || len(route.MultiPath) > 0 || route.Dst == nil {
+		if route.Protocol == unix.RTPROT_KERNEL || route.Table == unix.RT_TABLE_LOCAL || route.Type != unix.RTN_UNICAST ||
+			len(route.MultiPath) > 0 || route.Dst == nil {
 			continue
 		}
 		kept := Route{
@@ -109,8 +111,8 @@ func identity(link netlink.Link) string {
 	return a.PermHWAddr.String()
 }
 
-// in finds the interface among links of one namespace, under whatever name; nil: it is not there. An interface of the same name may be another: every pod
-// has an eth0.
+// in finds the interface among links of one namespace, under whatever name; nil: it is not there. An interface of the same name may be
+// another: every pod has an eth0.
 func (i *Interface) in(links []netlink.Link) netlink.Link {
 	var found netlink.Link
 	for _, link := range links {
@@ -120,7 +122,8 @@ func (i *Interface) in(links []netlink.Link) netlink.Link {
 		}
 		// A partition's interface is below another one, and is not what is looked for.
 		partition := infiniBand(link) && a.ParentIndex != 0
-		if i.Parent == "" || a.ParentDev != i.Parent || infiniBand(link) != i.InfiniBand || partition || i.Identity != "" && identity(link) != i.Identity {
+		if i.Parent == "" || a.ParentDev != i.Parent || infiniBand(link) != i.InfiniBand || partition || i.Identity != "" &&
+			identity(link) != i.Identity {
 			continue
 		}
 		if found == nil || a.Name == i.Name {
@@ -130,7 +133,8 @@ func (i *Interface) in(links []netlink.Link) netlink.Link {
 	return found
 }
 
-// move moves the interface from this thread's namespace to target, which has those that are there. Where one of them has its name, it gets another.
+// move moves the interface from this thread's namespace to target, which has those that are there. Where one of them has its name, it gets
+// another.
 func (i *Interface) move(there []netlink.Link, target netns.NsHandle) error {
 	here, err := netlink.LinkList()
 	if err != nil {
@@ -156,9 +160,9 @@ func named(links []netlink.Link, name string) bool {
 	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == name })
 }
 
-// setUp gives the interface, which a move left down and bare in this thread's namespace, what it had: its name, unless another has it, its settings, its
-// addresses and these routes. An address or a route that cannot be set is missing, in words: a namespace may be without IPv6, and a route may depend on
-// what is another interface's.
+// setUp gives the interface, which a move left down and bare in this thread's namespace, what it had: its name, unless another has it, its
+// settings, its addresses and these routes. An address or a route that cannot be set is missing, in words: a namespace may be without IPv6,
+// and a route may depend on what is another interface's.
 func (i *Interface) setUp(place string, routes []Route) (missing []string, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -206,8 +210,8 @@ func (i *Interface) setUp(place string, routes []Route) (missing []string, err e
 	return missing, nil
 }
 
-// inPod are the routes that go to a pod with the interface. A default route is left to the pod's own network, and no rules lead to other tables than the
-// main one. A preferred source that is another interface's address is not in the pod: the kernel chooses one there.
+// inPod are the routes that go to a pod with the interface. A default route is left to the pod's own network, and no rules lead to other
+// tables than the main one. A preferred source that is another interface's address is not in the pod: the kernel chooses one there.
 func (i *Interface) inPod() []Route {
 	var routes []Route
 	for _, route := range i.Routes {

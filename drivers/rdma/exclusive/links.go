@@ -17,8 +17,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Links are the kernel's links, as far as they move. A link that is where it shall be already is no error, so that every move can be repeated.
-// A namespace is the path of its file (/var/run/netns/cni-...); one that has ended has given back what it had.
+// Links are the kernel's links, as far as they move. A link that is where it shall be already is no error, so that every move can be
+// repeated. A namespace is the path of its file (/var/run/netns/cni-...); one that has ended has given back what it had.
 type Links interface {
 	// Exclusive says whether the RDMA subsystem is in exclusive mode.
 	Exclusive() (bool, error)
@@ -26,10 +26,11 @@ type Links interface {
 	Look(name string) (Interface, error)
 	GiveRDMA(device, namespace string) error
 	TakeRDMA(device, namespace string) error
-	// GiveInterface moves an interface to a pod and sets it up there as it was on the node. What of its addresses and routes cannot be there is missing,
-	// in words: the pod works with the rest.
+	// GiveInterface moves an interface to a pod and sets it up there as it was on the node. What of its addresses and routes cannot be there
+	// is missing, in words: the pod works with the rest.
 	GiveInterface(i Interface, namespace string) (missing []string, err error)
-	// TakeInterface moves an interface back and sets it up as it was. Missing is what of its addresses and routes cannot be on the node any more.
+	// TakeInterface moves an interface back and sets it up as it was. Missing is what of its addresses and routes cannot be on the node any
+	// more.
 	TakeInterface(i Interface, namespace string) (missing []string, err error)
 	// Await waits, for a bounded time, until a namespace that has ended has given these interfaces back. For one that lives it does not wait.
 	Await(ctx context.Context, namespace string, interfaces []Interface)
@@ -42,8 +43,8 @@ type Netlink struct {
 
 var _ Links = Netlink{}
 
-// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and reports it by rtnetlink. A
-// container runtime waits 2 s for an answer (plugin_request_timeout of containerd's NRI).
+// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and reports it by
+// rtnetlink. A container runtime waits 2 s for an answer (plugin_request_timeout of containerd's NRI).
 const back = time.Second
 
 // Exclusive implements Links.
@@ -83,7 +84,8 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 // explained adds what the kernel means by an error of a move.
 func explained(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are such)", err)
+		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are "+
+			"such)", err)
 	}
 	return err
 }
@@ -172,7 +174,8 @@ func (n Netlink) TakeInterface(i Interface, namespace string) ([]string, error) 
 	switch {
 	case ended(err):
 		if !n.home(&i, here) {
-			return nil, fmt.Errorf("the network interface %s of %s is not back on the node %v after its pod's network namespace ended: its settings wait for it",
+			return nil, fmt.Errorf("the network interface %s of %s is not back on the node %v after its pod's network namespace ended: its "+
+				"settings wait for it",
 				i.Name, i.Parent, back)
 		}
 	case err != nil:

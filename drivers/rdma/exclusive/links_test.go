@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. There are
-// no RDMA devices: what moves them runs in drivers/rdma/kerneltest, on a kernel that has some.
+// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. There
+// are no RDMA devices: what moves them runs in drivers/rdma/kerneltest, on a kernel that has some.
 func namespaces(t *testing.T) string {
 	t.Helper()
 	runtime.LockOSThread() // Never unlocked: the thread ends with the test, and its namespace with it.
@@ -90,7 +90,8 @@ func TestAnInterfaceMovesIntoANamespaceAndBack(t *testing.T) {
 			t.Fatalf("%s: the interface is in the %s, want the %s", step.name, got, step.want)
 		}
 	}
-	if _, err := (Netlink{}).GiveInterface(Interface{Name: "gf9"}, pod); err == nil || !strings.Contains(err.Error(), "move the network interface gf9 to") {
+	if _, err := (Netlink{}).GiveInterface(Interface{Name: "gf9"}, pod); err == nil ||
+		!strings.Contains(err.Error(), "move the network interface gf9 to") {
 		t.Errorf("an interface that is nowhere: %v", err)
 	}
 	for name, path := range map[string]string{"no file": pod + "-gone", "a plain file": filepath.Join(filepath.Dir(pod), "plain")} {

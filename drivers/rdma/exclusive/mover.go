@@ -16,8 +16,8 @@ import (
 type Mover struct {
 	links Links
 
-	// mu is held while links move, which is quick, and not while a namespace that has ended is waited for. Two sandboxes of one pod must not race for its
-	// devices.
+	// mu is held while links move, which is quick, and not while a namespace that has ended is waited for. Two sandboxes of one pod must not
+	// race for its devices.
 	mu   sync.Mutex
 	book *book
 }
@@ -34,9 +34,9 @@ func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, error)
 // Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be given.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
-// Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given something before,
-// which a plugin that starts finds running, keeps with an error what it has. Missing are addresses and routes that the interfaces do not have in the pod,
-// in words.
+// Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given something
+// before, which a plugin that starts finds running, keeps with an error what it has. Missing are addresses and routes that the interfaces
+// do not have in the pod, in words.
 func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants []Grant) (missing []string, err error) {
 	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
 	m.await(ctx, func(other entry) bool { return other.Sandbox != sandbox && other.shares(e) })
@@ -98,8 +98,8 @@ func (m *Mover) look(e entry) ([]Interface, error) {
 	return interfaces, nil
 }
 
-// giveAll moves the RDMA devices first: the kernel removes IPoIB's interfaces with them, and makes others on the node. A device that failed keeps its
-// interfaces where they are, and the others are given all the same.
+// giveAll moves the RDMA devices first: the kernel removes IPoIB's interfaces with them, and makes others on the node. A device that failed
+// keeps its interfaces where they are, and the others are given all the same.
 func (m *Mover) giveAll(e entry) (missing []string, err error) {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.GiveRDMA(d.RDMA, e.Namespace) })
@@ -119,7 +119,8 @@ func (m *Mover) giveAll(e entry) (missing []string, err error) {
 	return missing, errors.Join(errs...)
 }
 
-// each does something with all devices at once: a driver takes its time to unregister an HCA and register it again, and one HCA does not wait for another.
+// each does something with all devices at once: a driver takes its time to unregister an HCA and register it again, and one HCA does not
+// wait for another.
 func each(devices []Device, do func(Device) error) []error {
 	errs := make([]error, len(devices))
 	var group sync.WaitGroup
@@ -142,7 +143,8 @@ func (m *Mover) Take(ctx context.Context, sandbox string) error {
 	return m.takeAll(ctx, e)
 }
 
-// await waits, without the lock, for the interfaces of all those entries at once: whoever takes them back afterwards finds them on the node.
+// await waits, without the lock, for the interfaces of all those entries at once: whoever takes them back afterwards finds them on the
+// node.
 func (m *Mover) await(ctx context.Context, which func(entry) bool) {
 	m.mu.Lock()
 	entries := m.book.sound() // What cannot be read is reported by whoever needs it.
@@ -161,8 +163,8 @@ func (m *Mover) await(ctx context.Context, which func(entry) bool) {
 	group.Wait()
 }
 
-// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA devices come first here, too: IPoIB's interfaces are
-// set up when they are back.
+// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA devices come first here, too: IPoIB's
+// interfaces are set up when they are back.
 func (m *Mover) takeAll(ctx context.Context, e entry) error {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.TakeRDMA(d.RDMA, e.Namespace) })

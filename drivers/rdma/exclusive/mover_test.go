@@ -24,8 +24,8 @@ const (
 	home = "the node"
 )
 
-// machine is a double of the kernel's links: it says in which namespace each is. As the kernel's, a move leaves an interface bare, and one of a device's
-// interfaces that IPoIB made (ib0) goes with each move of its device, and another is made on the node.
+// machine is a double of the kernel's links: it says in which namespace each is. As the kernel's, a move leaves an interface bare, and one
+// of a device's interfaces that IPoIB made (ib0) goes with each move of its device, and another is made on the node.
 type machine struct {
 	at     map[string]string
 	broken map[string]bool // links whose moves fail
@@ -190,7 +190,8 @@ func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	kernel.at["mlx5_0"], kernel.at["ens1"] = podA, podA
 	dir := t.TempDir()
-	record := `{"version":1,"sandbox":"a","pod":"default/a","namespace":"` + podA + `","grants":[{"claim":"default/nic","podUID":"uid-a","devices":[{"rdma":"mlx5_0","nets":["ens1"]}]}]}`
+	record := `{"version":1,"sandbox":"a","pod":"default/a","namespace":"` + podA +
+		`","grants":[{"claim":"default/nic","podUID":"uid-a","devices":[{"rdma":"mlx5_0","nets":["ens1"]}]}]}`
 	if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte(record), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +205,8 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "ens2")
 	kernel.broken["ens2"] = true
 	m := newMover(t, t.TempDir(), kernel)
-	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
+	grants := []Grant{{Claim: "default/nic", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}},
+		{RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
 	kernel.at["mlx5_1"] = home
 	if _, err := m.Give(t.Context(), "a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "ens2 is busy") {
 		t.Errorf("got %v", err)
@@ -222,7 +224,8 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1", "mlx5_1", "ens2")
 	dir := t.TempDir()
-	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}}, {RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
+	grants := []Grant{{Claim: "default/nics", PodUID: "uid-a", Devices: []Device{{RDMA: "mlx5_0", Nets: []string{"ens1"}},
+		{RDMA: "mlx5_1", Nets: []string{"ens2"}}}}}
 	if _, err := newMover(t, dir, kernel).Give(t.Context(), "a", "default/a", podA, grants); err != nil {
 		t.Fatal(err)
 	}
@@ -356,9 +359,10 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 	dir := t.TempDir()
 	grants := map[string][]Grant{"uid-a": first("uid-a")}
 	events := record.NewFakeRecorder(10)
-	hook := &Hook{Events: events, Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] }, Nodes: func(_ context.Context, _ string) ([]*api.LinuxDevice, error) {
-		return []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs7", Type: "c", Major: 231, Minor: 199}}, nil
-	}}
+	hook := &Hook{Events: events, Mover: newMover(t, dir, kernel), Grants: func(uid string) []Grant { return grants[uid] },
+		Nodes: func(_ context.Context, _ string) ([]*api.LinuxDevice, error) {
+			return []*api.LinuxDevice{{Path: "/dev/infiniband/uverbs7", Type: "c", Major: 231, Minor: 199}}, nil
+		}}
 	a, stranger := sandbox("a", "uid-a", podA), sandbox("b", "uid-b", podB)
 	inPod := map[string]string{"mlx5_0": podA, "ens1": podA}
 	marked := &api.Container{Name: "train", Env: []string{"PATH=/bin", Environment("1-2-3", "default/nic-uid-a")}}
@@ -393,7 +397,8 @@ func TestTheRuntimesCallsMoveDevices(t *testing.T) {
 			t.Errorf("a container with a device plugin's unit: %v, %v", adjustment, err)
 		}
 	}
-	if len(events.Events) != 1 || !strings.HasPrefix(<-events.Events, "Warning RDMADeviceNotInPodNetwork container shares: the node's RDMA devices are in exclusive mode") {
+	if len(events.Events) != 1 || !strings.HasPrefix(<-events.Events,
+		"Warning RDMADeviceNotInPodNetwork container shares: the node's RDMA devices are in exclusive mode") {
 		t.Errorf("of a pod with a network of its own and one in the node's there are %d more Events", len(events.Events))
 	}
 	if err := hook.StopPodSandbox(t.Context(), a); err != nil {

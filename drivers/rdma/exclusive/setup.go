@@ -18,7 +18,8 @@ type Setup struct {
 	MTU int // in bytes; 0: as it is
 }
 
-// Setter sets up interfaces of the node, each once: what an administrator changes afterwards stays, until the interface or its hardware comes again.
+// Setter sets up interfaces of the node, each once: what an administrator changes afterwards stays, until the interface or its hardware
+// comes again.
 type Setter struct {
 	setup Setup
 	want  chan []string // holds the newest names

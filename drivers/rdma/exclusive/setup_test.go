@@ -55,7 +55,8 @@ func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	if up, mtu := state(); !up || mtu != 1400 {
 		t.Errorf("after it came again: up %v, MTU %d", up, mtu)
 	}
-	if err := NewSetter(Setup{MTU: 1 << 20}, nil).setUp("gf0", map[string]int{}); err == nil || !strings.Contains(err.Error(), "set the MTU of gf0 from 1400 to 1048576 bytes") {
+	if err := NewSetter(Setup{MTU: 1 << 20}, nil).setUp("gf0", map[string]int{}); err == nil ||
+		!strings.Contains(err.Error(), "set the MTU of gf0 from 1400 to 1048576 bytes") {
 		t.Errorf("an MTU that the kernel refuses: %v", err)
 	}
 }

@@ -52,13 +52,19 @@ func Command(h host.Host) *cobra.Command {
 		return fallback
 	}
 	command.Flags().StringVar(&o.sysfs, "sysfs-root", env("SYSFS_ROOT", "/sys"), "directory that stands for /sys")
-	command.Flags().StringVar(&o.procDevices, "proc-devices", env("PROC_DEVICES", "/proc/devices"), "file that stands for /proc/devices; the rest of /proc is read beside it")
+	command.Flags().StringVar(&o.procDevices, "proc-devices", env("PROC_DEVICES", "/proc/devices"),
+		"file that stands for /proc/devices; the rest of /proc is read beside it")
 	command.Flags().StringVar(&o.config, "config", config.DefaultFile, "config.json of pools")
-	command.Flags().BoolVar(&o.rdmaPools, "rdma-pools", true, "read the RDMAPools that select this node from the API server, where KUBECONFIG, --kubeconfig or a pod's service account leads to one")
-	command.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server that has the RDMAPools; empty: KUBECONFIG, else the pod's service account")
-	command.Flags().StringVar(&o.node, "node-name", env("NODE_NAME", ""), "name of this node's Node object, by whose labels RDMAPools select it")
-	command.Flags().StringVar(&o.manifest, "manifest", "", "read RDMAPools (and Nodes) from this file instead of the API server; -: from standard input")
-	command.Flags().StringVar(&o.labels, "node-labels", "", "labels of this node, as a=b,c=d, with --manifest; empty: those of its Node in the manifest")
+	command.Flags().BoolVar(&o.rdmaPools, "rdma-pools", true,
+		"read the RDMAPools that select this node from the API server, where KUBECONFIG, --kubeconfig or a pod's service account leads to one")
+	command.Flags().StringVar(&o.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the API server that has the RDMAPools; empty: KUBECONFIG, else the pod's service account")
+	command.Flags().StringVar(&o.node, "node-name", env("NODE_NAME", ""),
+		"name of this node's Node object, by whose labels RDMAPools select it")
+	command.Flags().StringVar(&o.manifest, "manifest", "",
+		"read RDMAPools (and Nodes) from this file instead of the API server; -: from standard input")
+	command.Flags().StringVar(&o.labels, "node-labels", "",
+		"labels of this node, as a=b,c=d, with --manifest; empty: those of its Node in the manifest")
 	command.Flags().BoolVar(&o.json, "json", false, "write JSON")
 	return command
 }
@@ -77,7 +83,8 @@ type Pool struct {
 	Devices  []string `json:"devices,omitempty"` // mlx5_0
 	// Conflicts are the devices that another pool has too, or has instead.
 	Conflicts []string `json:"conflicts,omitempty"`
-	// Closed says what a pod with a network of its own meets where the kernel's RDMA subsystem is in exclusive mode; empty: the pod opens what it gets.
+	// Closed says what a pod with a network of its own meets where the kernel's RDMA subsystem is in exclusive mode; empty: the pod opens what
+	// it gets.
 	Closed string `json:"closed,omitempty"`
 	// NotServed is why the plugin serves no such pool on this node; empty: it does.
 	NotServed string `json:"notServed,omitempty"`

@@ -40,7 +40,8 @@ func command(t *testing.T, h host.Host, args ...string) (string, error) {
 	command.SilenceUsage, command.SilenceErrors = true, true
 	command.SetArgs(args)
 	err := command.ExecuteContext(t.Context())
-	if h.RESTConfig == nil && err == nil && !strings.Contains(strings.Join(args, " "), "--manifest") && !strings.Contains(errs.String(), "RDMAPools are left out") {
+	if h.RESTConfig == nil && err == nil && !strings.Contains(strings.Join(args, " "), "--manifest") &&
+		!strings.Contains(errs.String(), "RDMAPools are left out") {
 		t.Errorf("nothing says that RDMAPools were left out: %q", errs.String())
 	}
 	return out.String(), err
@@ -85,7 +86,9 @@ func TestExplainWritesJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := answer.Devices
-	if len(answer.Pools) != 2 || answer.Pools[1].Source != "config.json configList[1]" || answer.Pools[1].Devices[0] != "mlx5_1" || len(got) != 3 || got[0].Pools[0] != "rdma/hca_shared_devices_a" || got[0].Ports[0].Trouble == "" || got[1].Ports[0].Trouble != "" || got[2].Skipped == "" {
+	if len(answer.Pools) != 2 || answer.Pools[1].Source != "config.json configList[1]" || answer.Pools[1].Devices[0] != "mlx5_1" ||
+		len(got) != 3 || got[0].Pools[0] != "rdma/hca_shared_devices_a" || got[0].Ports[0].Trouble == "" || got[1].Ports[0].Trouble != "" ||
+		got[2].Skipped == "" {
 		t.Errorf("got %s", out)
 	}
 }
@@ -95,7 +98,8 @@ func TestANamedFileThatIsNotThereIsMentioned(t *testing.T) {
 	var out, errs bytes.Buffer
 	command := explain.Command(host.Host{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }})
 	command.SetArgs([]string{"--sysfs-root", tree.Sys, "--config", "/not/there.json", "--rdma-pools=false"})
-	if err := command.ExecuteContext(t.Context()); err != nil || !strings.Contains(errs.String(), "no file /not/there.json") || !strings.Contains(out.String(), "mlx5_1") {
+	if err := command.ExecuteContext(t.Context()); err != nil || !strings.Contains(errs.String(), "no file /not/there.json") ||
+		!strings.Contains(out.String(), "mlx5_1") {
 		t.Errorf("%v\n%s\n%s", err, errs.String(), out.String())
 	}
 }
@@ -106,7 +110,8 @@ func TestExplainWithoutAndWithBadConfiguration(t *testing.T) {
 		t.Errorf("without a file: %v\n%s", err, out)
 	}
 	_, err = run(t, `{"configList": [{"resourceName": "a b"}]}`)
-	if err == nil || !strings.Contains(err.Error(), "configList[0].resourceName") || !strings.Contains(err.Error(), "configList[0].selectors") {
+	if err == nil || !strings.Contains(err.Error(), "configList[0].resourceName") ||
+		!strings.Contains(err.Error(), "configList[0].selectors") {
 		t.Errorf("with two mistakes: %v", err)
 	}
 }
@@ -130,7 +135,8 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 			}
 		}
 		var out strings.Builder
-		if err := answer.Write(&out, "config.json"); err != nil || strings.Contains(out.String(), "(rdma/roce): the node's RDMA devices are in exclusive mode") != exclusively {
+		if err := answer.Write(&out, "config.json"); err != nil || strings.Contains(out.String(),
+			"(rdma/roce): the node's RDMA devices are in exclusive mode") != exclusively {
 			t.Errorf("exclusive mode %v: %v\n%s", exclusively, err, out.String())
 		}
 	}
@@ -138,7 +144,8 @@ func TestExplainSaysThatUnitsOfANodeInExclusiveModeAreClosed(t *testing.T) {
 
 //shows:rdma-refusals
 func TestExplainShowsTheEntriesBesideOneWithMistakes(t *testing.T) {
-	out, err := run(t, `{"configList": [{"resourceName": "a b"}, {"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`)
+	out, err := run(t, `{"configList": [{"resourceName": "a b"}, {"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": `+
+		`["ether"]}}]}`)
 	if err != nil || !strings.Contains(out, "rdma/roce") {
 		t.Errorf("%v\n%s", err, out)
 	}

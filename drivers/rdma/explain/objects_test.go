@@ -53,12 +53,17 @@ items:
 
 // want is what there is to say of those pools on a node of rack a.
 var want = []explain.Pool{
-	{Resource: "rdma/hca_shared_devices_a", Source: "config.json configList[0]", Devices: []string{"mlx5_0"}, Conflicts: []string{"mlx5_0: also in RDMAPool shared", "mlx5_0: RDMAPool whole wants it"}},
-	{Resource: "rdma/roce", Source: "config.json configList[1]", Devices: []string{"mlx5_1"}, Conflicts: []string{"RDMAPool twin wants the resource rdma/roce too", "mlx5_1: also in RDMAPool shared"}},
-	{Resource: "rdma/rail_0", Source: "RDMAPool shared", Devices: []string{"mlx5_0", "mlx5_1"}, Conflicts: []string{"mlx5_0: also in config.json configList[0]", "mlx5_1: also in config.json configList[1]"}},
-	{Resource: "rdma/roce", Source: "RDMAPool twin", NotServed: "the resource rdma/roce is that of config.json configList[1] already: rename one of the two"},
+	{Resource: "rdma/hca_shared_devices_a", Source: "config.json configList[0]", Devices: []string{"mlx5_0"},
+		Conflicts: []string{"mlx5_0: also in RDMAPool shared", "mlx5_0: RDMAPool whole wants it"}},
+	{Resource: "rdma/roce", Source: "config.json configList[1]", Devices: []string{"mlx5_1"},
+		Conflicts: []string{"RDMAPool twin wants the resource rdma/roce too", "mlx5_1: also in RDMAPool shared"}},
+	{Resource: "rdma/rail_0", Source: "RDMAPool shared", Devices: []string{"mlx5_0", "mlx5_1"},
+		Conflicts: []string{"mlx5_0: also in config.json configList[0]", "mlx5_1: also in config.json configList[1]"}},
+	{Resource: "rdma/roce", Source: "RDMAPool twin",
+		NotServed: "the resource rdma/roce is that of config.json configList[1] already: rename one of the two"},
 	{Resource: "rdma/whole", Source: "RDMAPool whole", Conflicts: []string{"mlx5_0: config.json configList[0] has it"}},
-	{Resource: "rdma/m", Source: "RDMAPool mistaken", NotServed: `spec.selectors.vendors[0]: Invalid value: "mellanox": must be four hexadecimal digits without 0x, such as 15b3`},
+	{Resource: "rdma/m", Source: "RDMAPool mistaken",
+		NotServed: `spec.selectors.vendors[0]: Invalid value: "mellanox": must be four hexadecimal digits without 0x, such as 15b3`},
 	{Source: "RDMAPool elsewhere", NotServed: "its nodeSelector does not select this node"},
 }
 
@@ -83,7 +88,8 @@ func check(t *testing.T, out string, err error) {
 	if diff := cmp.Diff(want, answer.Pools); diff != "" {
 		t.Error(diff)
 	}
-	if got := answer.Devices[0].Refusals["rdma/whole"]; got != "config.json configList[0] has it already, and one of the two pools is exclusive" {
+	if got := answer.Devices[0].Refusals["rdma/whole"]; got != "config.json configList[0] has it already, and one of the two pools is "+
+		"exclusive" {
 		t.Errorf("mlx5_0 was refused by rdma/whole for %q", got)
 	}
 }
@@ -104,7 +110,8 @@ func TestRDMAPoolsOfAManifestAreExplained(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, line := range []string{
-			"RDMAPool twin is not served: the resource rdma/roce is that of", "RDMAPool shared (rdma/rail_0): mlx5_0: also in config.json configList[0]",
+			"RDMAPool twin is not served: the resource rdma/roce is that of",
+			"RDMAPool shared (rdma/rail_0): mlx5_0: also in config.json configList[0]",
 			"RDMAPool elsewhere is not served: its nodeSelector",
 		} {
 			if !strings.Contains(out, "\n"+line) {
@@ -140,7 +147,8 @@ items:
 		t.Fatal("it was taken")
 	}
 	for _, part := range []string{
-		`document 1: RDMAPool a: `, `unknown field "spec.selector"`, `unknown field "spec.selectors.vendor"`, `document 2: RDMAPool: apiVersion: "gpufabric.io/v1beta1"`, "document 3: ",
+		`document 1: RDMAPool a: `, `unknown field "spec.selector"`, `unknown field "spec.selectors.vendor"`,
+		`document 2: RDMAPool: apiVersion: "gpufabric.io/v1beta1"`, "document 3: ",
 		"document 4: items[0]: RDMAPool c: ", "rdmaHcaMax", "document 4: items[1]: RDMAPool : metadata.name is missing",
 	} {
 		if !strings.Contains(err.Error(), part) {
@@ -151,7 +159,8 @@ items:
 
 func TestWithoutANodesLabelsAPoolThatSelectsNodesIsNoGuess(t *testing.T) {
 	_, err := run(t, two, "--manifest", manifest(t, pools))
-	if err == nil || !strings.Contains(err.Error(), "RDMAPool elsewhere selects nodes by their labels") || !strings.Contains(err.Error(), "--node-labels") {
+	if err == nil || !strings.Contains(err.Error(), "RDMAPool elsewhere selects nodes by their labels") ||
+		!strings.Contains(err.Error(), "--node-labels") {
 		t.Errorf("got %v", err)
 	}
 	_, err = run(t, two, "--manifest", manifest(t, pools), "--node-labels", "rack a")
@@ -180,7 +189,8 @@ func server(t *testing.T, notFound bool) host.Host {
 			items = append(items, content)
 		}
 	}
-	list, err := json.Marshal(map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPoolList", "metadata": map[string]any{}, "items": items})
+	list, err := json.Marshal(map[string]any{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPoolList", "metadata": map[string]any{},
+		"items": items})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +203,8 @@ func server(t *testing.T, notFound bool) host.Host {
 			_, _ = w.Write([]byte(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "labels": {"rack": "a"}}}`))
 		default:
 			w.WriteHeader(http.StatusNotFound)
-			_, _ = w.Write([]byte(`{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"}`))
+			_, _ = w.Write([]byte(`{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": ` +
+				`"not found"}`))
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -209,7 +220,8 @@ func TestRDMAPoolsOfTheAPIServerAreExplained(t *testing.T) {
 	})
 	t.Run("by a kubeconfig", func(t *testing.T) {
 		reach, _ := server(t, false).Kubernetes()
-		kubeconfig := manifest(t, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c"}}], "clusters": [{"name": "c", "cluster": {"server": "`+reach.Host+`"}}]}`)
+		kubeconfig := manifest(t, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": `+
+			`{"cluster": "c"}}], "clusters": [{"name": "c", "cluster": {"server": "`+reach.Host+`"}}]}`)
 		h := server(t, true) // The flag wins.
 		out, err := command(t, h, append(flags, "--node-name", "node-1", "--kubeconfig", kubeconfig)...)
 		check(t, out, err)
@@ -243,8 +255,11 @@ func TestRDMAPoolsOfTheAPIServerAreExplained(t *testing.T) {
 func hardware(t *testing.T) *sysfstest.Tree {
 	t.Helper()
 	tree := sysfstest.New(t)
-	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}, Nets: []string{"ibp3s0"}, State: "1: DOWN", PhysState: "2: Polling"})
-	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0", Device: "0x101d"}, Ethernet: true, Nets: []string{"ens2f0"}})
-	tree.AddFunction(sysfstest.Function{Parent: "pci0000:10/0000:10:00.0", Address: "0000:11:00.0", Vendor: "0x8086", Device: "0x1572", Driver: "i40e"})
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"},
+		Nets: []string{"ibp3s0"}, State: "1: DOWN", PhysState: "2: Polling"})
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0", Device: "0x101d"},
+		Ethernet: true, Nets: []string{"ens2f0"}})
+	tree.AddFunction(sysfstest.Function{Parent: "pci0000:10/0000:10:00.0", Address: "0000:11:00.0", Vendor: "0x8086", Device: "0x1572",
+		Driver: "i40e"})
 	return tree
 }

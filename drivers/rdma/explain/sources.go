@@ -46,8 +46,8 @@ func (o *options) file(h host.Host) (*config.Config, error) {
 	return parsed, nil
 }
 
-// listing reads the RDMAPools: of the manifest where one is given, else of the API server. Where there is no way to one it says so on h.Err, and
-// there are none.
+// listing reads the RDMAPools: of the manifest where one is given, else of the API server. Where there is no way to one it says so on
+// h.Err, and there are none.
 func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool.Listing, error) {
 	switch {
 	case o.manifest != "" && o.kubeconfig != "":
@@ -68,7 +68,8 @@ func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool
 		return &pool.Listing{}, nil
 	}
 	if o.node == "" {
-		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or NODE_NAME); --rdma-pools=false leaves them out")
+		return nil, errors.New("--node-name is empty: RDMAPools select nodes by labels, so the name of this node's Node object is needed (or " +
+			"NODE_NAME); --rdma-pools=false leaves them out")
 	}
 	reach = host.Tune(reach, agent)
 	reach.Timeout = apiTimeout

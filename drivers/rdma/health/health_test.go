@@ -30,10 +30,14 @@ func TestDebouncing(t *testing.T) {
 	}{
 		{"a port that is up at the start is up at once", []func(*testing.T, *tracker, time.Time){at(0, good, Up)}},
 		{"a port that is down at the start is down at once", []func(*testing.T, *tracker, time.Time){at(0, bad, Down)}},
-		{"a blip does not count", []func(*testing.T, *tracker, time.Time){at(0, good, Up), at(100, bad, Failing), at(200, good, Up), at(400, bad, Failing)}},
-		{"bad for long enough is down", []func(*testing.T, *tracker, time.Time){at(0, good, Up), at(100, bad, Failing), at(200, bad, Failing), at(260, bad, Down)}},
-		{"good for long enough is up", []func(*testing.T, *tracker, time.Time){at(0, bad, Down), at(100, good, Recovering), at(1000, good, Recovering), at(100+up, good, Up)}},
-		{"a flapping port stays down", []func(*testing.T, *tracker, time.Time){at(0, bad, Down), at(100, good, Recovering), at(up, bad, Down), at(up+100, good, Recovering), at(2*up, good, Recovering)}},
+		{"a blip does not count", []func(*testing.T, *tracker, time.Time){at(0, good, Up), at(100, bad, Failing), at(200, good, Up),
+			at(400, bad, Failing)}},
+		{"bad for long enough is down", []func(*testing.T, *tracker, time.Time){at(0, good, Up), at(100, bad, Failing), at(200, bad, Failing),
+			at(260, bad, Down)}},
+		{"good for long enough is up", []func(*testing.T, *tracker, time.Time){at(0, bad, Down), at(100, good, Recovering),
+			at(1000, good, Recovering), at(100+up, good, Up)}},
+		{"a flapping port stays down", []func(*testing.T, *tracker, time.Time){at(0, bad, Down), at(100, good, Recovering), at(up, bad, Down),
+			at(up+100, good, Recovering), at(2*up, good, Recovering)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tr := &tracker{phase: Unknown}

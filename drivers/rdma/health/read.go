@@ -17,7 +17,8 @@ type Port struct {
 	Nets   []string // names of the interfaces whose carrier is the port's
 }
 
-// Ports are a device's ports. The carrier of an IPoIB interface is not its port's: it waits for a subnet manager to let it join a group of its partition.
+// Ports are a device's ports. The carrier of an IPoIB interface is not its port's: it waits for a subnet manager to let it join a group of
+// its partition.
 func Ports(device *infiniband.Device) []Port {
 	ports := make([]Port, len(device.Ports))
 	for i, port := range device.Ports {

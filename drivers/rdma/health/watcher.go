@@ -143,9 +143,10 @@ func (w *Watcher) readAll(ctx context.Context, all bool) {
 		if read == len(ports) || ctx.Err() != nil {
 			return
 		}
-		// The read of ports[read] hangs. Its goroutine is left behind, the rest goes on in a new one. Until it returns the port is not read again, so this is
-		// all that will be seen of it: it is bad now, and has been since the read began.
-		now, hangs := w.clock.Now(), result{ports[read], "the port's status could not be read within " + readTimeout.String() + ": the firmware may hang"}
+		// The read of ports[read] hangs. Its goroutine is left behind, the rest goes on in a new one. Until it returns the port is not read
+		// again, so this is all that will be seen of it: it is bad now, and has been since the read began.
+		now, hangs := w.clock.Now(), result{ports[read], "the port's status could not be read within " + readTimeout.String() +
+			": the firmware may hang"}
 		w.observe(ctx, now.Add(-readTimeout), hangs)
 		w.observe(ctx, now, hangs)
 		ports = ports[read+1:]

@@ -61,9 +61,10 @@ func (d DeviceNodes) NRI(ctx context.Context, device string) ([]*api.LinuxDevice
 	return nodes, nil
 }
 
-// CDI are devices as a CDI spec has them. Their type and number are those that the kernel tells in sysfs, so that a container gets the right device whatever
-// stands on the host under that name: a machine without the hardware has plain files there. A device without a number is left to the container runtime,
-// which takes the number of the host's node; where that is a plain file too there is no such device, and the spec must not make the container fail.
+// CDI are devices as a CDI spec has them. Their type and number are those that the kernel tells in sysfs, so that a container gets the
+// right device whatever stands on the host under that name: a machine without the hardware has plain files there. A device without a number
+// is left to the container runtime, which takes the number of the host's node; where that is a plain file too there is no such device, and
+// the spec must not make the container fail.
 func (d DeviceNodes) CDI(devices []infiniband.CharDevice) []*specs.DeviceNode {
 	var nodes []*specs.DeviceNode
 	for _, c := range devices {

@@ -21,10 +21,13 @@ func TestASpecHasTheNumbersThatTheKernelTells(t *testing.T) {
 	if err := os.Symlink("/dev/null", null); err != nil {
 		t.Fatal(err)
 	}
-	got := roots.CDI([]infiniband.CharDevice{{Name: "uverbs0", Major: 231, Minor: 192}, roots.ConnectionManager(), {Name: "null"}, {Name: "rdma_cm"}})
+	got := roots.CDI([]infiniband.CharDevice{{Name: "uverbs0", Major: 231, Minor: 192}, roots.ConnectionManager(), {Name: "null"},
+		{Name: "rdma_cm"}})
 	want := []*specs.DeviceNode{
-		{Path: "/dev/infiniband/uverbs0", HostPath: filepath.Join(tree.Dev, "infiniband/uverbs0"), Type: "c", Major: 231, Minor: 192, Permissions: "rwm"},
-		{Path: "/dev/infiniband/rdma_cm", HostPath: filepath.Join(tree.Dev, "infiniband/rdma_cm"), Type: "c", Major: 10, Minor: 122, Permissions: "rwm"},
+		{Path: "/dev/infiniband/uverbs0", HostPath: filepath.Join(tree.Dev, "infiniband/uverbs0"), Type: "c", Major: 231, Minor: 192,
+			Permissions: "rwm"},
+		{Path: "/dev/infiniband/rdma_cm", HostPath: filepath.Join(tree.Dev, "infiniband/rdma_cm"), Type: "c", Major: 10, Minor: 122,
+			Permissions: "rwm"},
 		{Path: "/dev/infiniband/null", HostPath: null, Permissions: "rwm"}, // A device of the host, whose number the runtime finds.
 		// rdma_cm without a number is left out: a plain file is no device.
 	}
@@ -40,7 +43,8 @@ func TestWithoutSysfsTheConnectionManagerHasNoNumber(t *testing.T) {
 		if content != "" {
 			tree.Write("devices/virtual/misc/rdma_cm/dev", content)
 		}
-		if got := (inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
+		if got := (inventory.DeviceNodes{Dev: driver.Here(tree.Dev),
+			Sysfs: tree.Sys}).ConnectionManager(); got != (infiniband.CharDevice{Name: "rdma_cm"}) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

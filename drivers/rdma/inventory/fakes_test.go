@@ -43,8 +43,10 @@ func TestEveryFakeNodesHCAsAreFound(t *testing.T) {
 				h := found.HCAs[i]
 				port := h.Ports[0]
 				switch {
-				case h.PCI != pci.Address(nic.Address.String()), h.NUMANode() != nic.NUMA, string(port.LinkLayer) != nic.Link, port.Rate != float64(nic.RateGbps):
-					t.Errorf("%s: found %s on NUMA node %d, %s of %g Gb/s; the profile says %+v", h.Name, h.PCI, h.NUMANode(), port.LinkLayer, port.Rate, nic)
+				case h.PCI != pci.Address(nic.Address.String()), h.NUMANode() != nic.NUMA, string(port.LinkLayer) != nic.Link,
+					port.Rate != float64(nic.RateGbps):
+					t.Errorf("%s: found %s on NUMA node %d, %s of %g Gb/s; the profile says %+v", h.Name, h.PCI, h.NUMANode(), port.LinkLayer, port.Rate,
+						nic)
 				case !slices.Contains(h.Nets(), nic.Netdev):
 					t.Errorf("%s: found the interfaces %v, not %s", h.Name, h.Nets(), nic.Netdev)
 				case h.Function.Virtual() != (nic.Physical >= 0):

@@ -37,8 +37,8 @@ func entriesOf(t testing.TB, root string) []string {
 	return found
 }
 
-// FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is gone, cut short, or says something else. The other HCA is
-// served whatever happens, and the damaged one either is or is skipped with a reason.
+// FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is gone, cut short, or says something else. The
+// other HCA is served whatever happens, and the damaged one either is or is skipped with a reason.
 //
 //shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {

@@ -50,8 +50,8 @@ func (v *Inventory) Damaged() bool {
 	return slices.ContainsFunc(v.Skipped, func(s Skipped) bool { return s.Damaged })
 }
 
-// Key names the HCA in what outlives a reboot: its PCI address, with the scalable function where it is one, else its name. RDMA device names may change
-// between boots.
+// Key names the HCA in what outlives a reboot: its PCI address, with the scalable function where it is one, else its name. RDMA device
+// names may change between boots.
 func (h *HCA) Key() string {
 	if h.PCI != "" && h.Auxiliary != "" {
 		return string(h.PCI) + "/" + h.Auxiliary

@@ -42,8 +42,10 @@ func TestWhatCannotBeUsedIsSkippedWithAReason(t *testing.T) {
 		device string
 		reason string
 	}{
-		{"an RDMA device without uverbs", func(tree *sysfstest.Tree) { tree.AddHCA(sysfstest.HCA{Function: first, NoVerbs: true}) }, "mlx5_1", "ib_uverbs"},
-		{"a network card without RDMA device", func(tree *sysfstest.Tree) { tree.AddFunction(first) }, "0000:3b:00.0", "the driver mlx5_core made none"},
+		{"an RDMA device without uverbs", func(tree *sysfstest.Tree) { tree.AddHCA(sysfstest.HCA{Function: first, NoVerbs: true}) }, "mlx5_1",
+			"ib_uverbs"},
+		{"a network card without RDMA device", func(tree *sysfstest.Tree) { tree.AddFunction(first) }, "0000:3b:00.0",
+			"the driver mlx5_core made none"},
 		{"a network card without driver", func(tree *sysfstest.Tree) {
 			tree.AddFunction(sysfstest.Function{Parent: first.Parent, Address: first.Address, Driver: "-"})
 		}, "0000:3b:00.0", "no driver has"},
@@ -51,7 +53,8 @@ func TestWhatCannotBeUsedIsSkippedWithAReason(t *testing.T) {
 			tree.AddHCA(sysfstest.HCA{Function: first})
 			tree.Write("bus/pci/devices/0000:3b:00.0/modalias", "?")
 		}, "mlx5_1", "cannot be read"},
-		{"a damaged RDMA device", func(tree *sysfstest.Tree) { tree.Write(tree.AddHCA(sysfstest.HCA{Function: first})+"/node_guid", "?") }, "mlx5_1", "node_guid"},
+		{"a damaged RDMA device", func(tree *sysfstest.Tree) { tree.Write(tree.AddHCA(sysfstest.HCA{Function: first})+"/node_guid", "?") },
+			"mlx5_1", "node_guid"},
 		{"damaged partition keys", func(tree *sysfstest.Tree) {
 			tree.Write(tree.AddHCA(sysfstest.HCA{Function: first})+"/ports/1/pkeys/0", "?")
 		}, "mlx5_1", "partition keys"},
@@ -136,7 +139,8 @@ func TestGPUDirectIsWhatTheNodeHas(t *testing.T) {
 		want            inventory.GPUDirect
 	}{
 		{"nothing", "", "", false, inventory.GPUDirectNone},
-		{"the proprietary driver without peermem", "", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15", true, inventory.GPUDirectNone},
+		{"the proprietary driver without peermem", "", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15", true,
+			inventory.GPUDirectNone},
 		{"the open driver", "", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", false, inventory.GPUDirectDMABuf},
 		{"peermem", "nvidia_peermem", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.158.01", true, inventory.GPUDirectPeerMem},
 		{"peermem that Linux's own ib_core does not ask", "nvidia_peermem", "", false, inventory.GPUDirectNone},

@@ -36,7 +36,8 @@ func TestDevicesBelowFunctionsAreFoundWithTheirPlaces(t *testing.T) {
 		t.Errorf("mlx5_1 is at %s, NUMA node %d, rail %d", b.PCI, b.NUMANode(), b.Rail)
 	}
 	for i, port := range b.Ports {
-		if port.Number != i+1 || port.LinkLayer != infiniband.InfiniBand || port.LID == 0 || port.GUID == "" || port.UMAD.Name == "" || port.ISSM.Name == "" {
+		if port.Number != i+1 || port.LinkLayer != infiniband.InfiniBand || port.LID == 0 || port.GUID == "" || port.UMAD.Name == "" ||
+			port.ISSM.Name == "" {
 			t.Errorf("port %+v", port)
 		}
 		if keys := b.PKeys[port.Number]; !slices.Equal(keys, []uint16{0x8002, 0xffff}) {
@@ -78,7 +79,8 @@ func TestVirtualFunctionsComeAndGo(t *testing.T) {
 		if h == nil {
 			t.Fatalf("%s is not found", name)
 		}
-		if !h.Function.Virtual() || h.Function.VirtualIndex != i || string(h.Function.PhysicalFunction) != physical.function || h.NUMANode() != 1 {
+		if !h.Function.Virtual() || h.Function.VirtualIndex != i || string(h.Function.PhysicalFunction) != physical.function ||
+			h.NUMANode() != 1 {
 			t.Errorf("%s is %+v", name, h.Function)
 		}
 		if !slices.Equal(h.PhysicalNets, []string{physical.name}) {

@@ -40,7 +40,8 @@ func newPods(t *testing.T, dir string, grants ...exclusive.Grant) pods {
 	}
 	events := record.NewFakeRecorder(10)
 	return pods{dir: dir, events: events.Events, Hook: &exclusive.Hook{
-		Events: events, Mover: mover, Grants: func(string) []exclusive.Grant { return grants }, Nodes: inventory.DeviceNodes{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
+		Events: events, Mover: mover, Grants: func(string) []exclusive.Grant { return grants },
+		Nodes: inventory.DeviceNodes{Dev: driver.Here("/dev"), Sysfs: "/sys"}.NRI,
 	}}
 }
 
@@ -57,7 +58,8 @@ func sandbox(namespace string) *api.PodSandbox {
 // container is the pod's container as the runtime is about to make it; the answer are its device nodes.
 func (p pods) container(t *testing.T, s *api.PodSandbox) []*api.LinuxDevice {
 	t.Helper()
-	adjustment, _, err := p.CreateContainer(t.Context(), s, &api.Container{Name: "train", Env: []string{exclusive.Environment("1-2", "default/nic")}})
+	adjustment, _, err := p.CreateContainer(t.Context(), s, &api.Container{Name: "train",
+		Env: []string{exclusive.Environment("1-2", "default/nic")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +303,8 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	}
 	// A daemon of the node has a route through the NIC that prefers the address of another interface.
 	_, destination, _ := net.ParseCIDR("10.6.0.0/16")
-	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: destination, Gw: net.ParseIP("10.0.0.254"), Src: net.ParseIP("10.77.0.1")})
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: destination, Gw: net.ParseIP("10.0.0.254"),
+		Src: net.ParseIP("10.77.0.1")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,14 +316,16 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	namespace, _ := namespace(t, "pod")
 	inside(t, namespace, func() error {
 		// As a cluster of IPv4 alone has its pods, by containerd or by the CNI.
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0))
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0))
 	})
 	p, s := newPods(t, t.TempDir(), grant("mlx5_0", near.name)), sandbox(namespace)
 	if err := p.RunPodSandbox(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	inside(t, namespace, func() error {
-		const want = "up true, MTU 1400, addresses [10.0.0.1/24], routes [10.6.0.0/16 via 10.0.0.254 table 254 10.9.0.0/16 via 10.0.0.254 table 254]"
+		const want = "up true, MTU 1400, addresses [10.0.0.1/24], routes [10.6.0.0/16 via 10.0.0.254 table 254 10.9.0.0/16 via 10.0.0.254 " +
+			"table 254]"
 		if got, err := setUp(near.name); err != nil || got != want {
 			t.Errorf("in the pod: %s, %v; want %s", got, err, want)
 		}
@@ -338,7 +343,8 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectSetUp(t, near.name, onNode)
-	if routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: destination}, netlink.RT_FILTER_DST); err != nil || len(routes) != 1 || routes[0].Src.String() != "10.77.0.1" {
+	if routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: destination}, netlink.RT_FILTER_DST); err != nil ||
+		len(routes) != 1 || routes[0].Src.String() != "10.77.0.1" {
 		t.Errorf("on the node the route is %v, %v", routes, err)
 	}
 }

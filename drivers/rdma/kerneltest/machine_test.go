@@ -144,7 +144,8 @@ func exclusively(t *testing.T) {
 	})
 }
 
-// namespace makes a network namespace, as a container runtime does for a pod, and returns its file's path. It ends with the test, or by end.
+// namespace makes a network namespace, as a container runtime does for a pod, and returns its file's path. It ends with the test, or by
+// end.
 func namespace(t *testing.T, name string) (path string, end func()) {
 	t.Helper()
 	path = filepath.Join("/run", name)

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The first thread stays with the first goroutine: one that changed its network namespace for a test ends with its goroutine, and the first one cannot end.
+// The first thread stays with the first goroutine: one that changed its network namespace for a test ends with its goroutine, and the first
+// one cannot end.
 func init() { runtime.LockOSThread() }
 
 // TestMain is the machine's first process: it makes the machine usable, runs the tests, and powers it off.
@@ -36,7 +37,8 @@ func TestMain(m *testing.M) {
 }
 
 func boot() error {
-	for _, m := range []struct{ kind, target string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"}} {
+	for _, m := range []struct{ kind, target string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"},
+		{"tmpfs", "/tmp"}} {
 		if err := unix.Mount(m.kind, m.target, m.kind, 0, ""); err != nil {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}

@@ -41,13 +41,14 @@ type member struct {
 	gone bool // it is not there any more, but pods may hold units of it
 }
 
-// New makes an offer of nothing. Device nodes are looked for in dev. With a CDI directory containers get them by CDI, else from the kubelet.
+// New makes an offer of nothing. Device nodes are looked for in dev. With a CDI directory containers get them by CDI, else from the
+// kubelet.
 func New(dev inventory.DeviceNodes, layout pool.Layout, cdi *cdi.Dir) *Offer {
 	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
-// Resume tells of the configuration that the layout was made for, by an earlier run in the same boot: the layout's HCAs are taken for gone until Set says
-// otherwise.
+// Resume tells of the configuration that the layout was made for, by an earlier run in the same boot: the layout's HCAs are taken for gone
+// until Set says otherwise.
 func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -60,8 +61,8 @@ func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 	}
 }
 
-// Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the same: it
-// comes back after its driver was loaded again.
+// Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the
+// same: it comes back after its driver was loaded again.
 func (o *Offer) Set(p pool.Pool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -163,7 +164,8 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 			continue
 		}
 		if m.gone {
-			return nil, fmt.Errorf("%s (%s) is gone from the node: load its driver again, or change the pool's configuration for its units to go to other HCAs", m.HCA.Name, key)
+			return nil, fmt.Errorf("%s (%s) is gone from the node: load its driver again, or change the pool's configuration for its units to go "+
+				"to other HCAs", m.HCA.Name, key)
 		}
 		found, err := o.nodes(m.HCA)
 		if err != nil {
@@ -212,8 +214,8 @@ func (o *Offer) nodes(h *inventory.HCA) ([]infiniband.CharDevice, error) {
 	return nodes, nil
 }
 
-// Prefer implements deviceplugin.Preferrer: each unit from another HCA while there are any, and of those from the one with the most free units,
-// so that pods spread over the HCAs.
+// Prefer implements deviceplugin.Preferrer: each unit from another HCA while there are any, and of those from the one with the most free
+// units, so that pods spread over the HCAs.
 func (o *Offer) Prefer(available, required []string, size int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

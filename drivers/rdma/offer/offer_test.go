@@ -60,7 +60,8 @@ func dev(t *testing.T, nodes ...string) string {
 }
 
 func TestPrefer(t *testing.T) {
-	layout := pool.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"} // even units on HCA 0
+	// even units on HCA 0
+	layout := pool.Layout{"0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0", "0000:10:00.0", "0000:11:00.0"}
 	for _, test := range []struct {
 		name                string
 		available, required []string

@@ -20,8 +20,8 @@ func (o *Offer) specName() types.UID {
 	return types.UID("pool-" + strings.ReplaceAll(o.pool.Resource(), "/", "_"))
 }
 
-// WriteSpec brings the pool's CDI spec in line with its HCAs: a device for each. It does nothing without a CDI directory. Two pools of one pod do
-// not collide: their devices have different names, and a device node that both bring is one to the runtime.
+// WriteSpec brings the pool's CDI spec in line with its HCAs: a device for each. It does nothing without a CDI directory. Two pools of one
+// pod do not collide: their devices have different names, and a device node that both bring is one to the runtime.
 func (o *Offer) WriteSpec() error {
 	if o.cdi == nil {
 		return nil

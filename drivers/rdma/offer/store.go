@@ -52,8 +52,8 @@ func OpenStore(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once: the layout is then made
-// again, which is right but for the names of HCAs that running pods hold.
+// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once: the layout
+// is then made again, which is right but for the names of HCAs that running pods hold.
 func (s *Store) Load(resource string) (Kept, error) {
 	name := fileName(resource)
 	if u, damaged := s.damaged[name]; damaged {

@@ -47,7 +47,8 @@ func TestALayoutOutlivesARestart(t *testing.T) {
 func TestAFileOfVersion1HoldsTheUnitsAlone(t *testing.T) {
 	dir := t.TempDir()
 	body := `["0000:3b:00.0"]`
-	if err := os.WriteFile(filepath.Join(dir, "rdma_a.layout"), fmt.Appendf(nil, "gpufabric-layout 1 sha256:%x\n%s\n", sha256.Sum256([]byte(body)), body), 0o640); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "rdma_a.layout"), fmt.Appendf(nil, "gpufabric-layout 1 sha256:%x\n%s\n",
+		sha256.Sum256([]byte(body)), body), 0o640); err != nil {
 		t.Fatal(err)
 	}
 	store, err := offer.OpenStore(dir) // files are read at the start
@@ -104,7 +105,8 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// A file as version 0.2 wrote it, byte for byte: its checksum leaves the newline at the end out. What is written now has none there, so that version reads it.
+// A file as version 0.2 wrote it, byte for byte: its checksum leaves the newline at the end out. What is written now has none there, so
+// that version reads it.
 func TestALayoutOfTheVersionBeforeIsRead(t *testing.T) {
 	before, err := os.ReadFile("testdata/rdma_a-0.2.layout")
 	if err != nil {

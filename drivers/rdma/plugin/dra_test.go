@@ -47,7 +47,8 @@ func (n *node) withAPI() *fake.Clientset {
 }
 
 // awaitDevices waits until the published devices satisfy want.
-func awaitDevices(t *testing.T, client *fake.Clientset, description string, want func(map[string]resourceapi.Device) bool) map[string]resourceapi.Device {
+func awaitDevices(t *testing.T, client *fake.Clientset, description string,
+	want func(map[string]resourceapi.Device) bool) map[string]resourceapi.Device {
 	t.Helper()
 	watch, err := client.ResourceV1().ResourceSlices().Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -128,8 +129,9 @@ func TestAPortIsADeviceThatSaysWhatItIs(t *testing.T) {
 		"portGUID": "9c63:c003:0001:0000", "lid": int64(17), "pkeys": "0x0012,0x7fff", "fwVersion": "28.39.1002", "psid": "MT_0000000838",
 		"sriov": "none", "gpudirect": "none", "pool": "rdma/hca_shared_devices_a", "ifName": "ibp3s0", "mtu": int64(4092),
 		"vendor": "15b3", "deviceID": "1021", "driver": "mlx5_core",
-		"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
-		"gpufabric.io/pcieSwitch": "0000:3a:00.0",
+		"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a",
+		"resource.kubernetes.io/numaNode": int64(1),
+		"gpufabric.io/pcieSwitch":         "0000:3a:00.0",
 	}
 	if diff := cmp.Diff(want, plain(got)); diff != "" {
 		t.Error(diff)
@@ -164,7 +166,8 @@ func TestTaintsFollowThePortAndTheDevicePlugin(t *testing.T) {
 	expect := func(description string, keys ...string) {
 		t.Helper()
 		awaitDevices(t, client, description, func(d map[string]resourceapi.Device) bool {
-			return len(d) == 2 && slices.Equal(taints(d["pci-0000-3b-00-0-1"]), keys) && slices.Equal(taints(d["pci-0000-5e-00-0-1"]), []string{held})
+			return len(d) == 2 && slices.Equal(taints(d["pci-0000-3b-00-0-1"]), keys) &&
+				slices.Equal(taints(d["pci-0000-5e-00-0-1"]), []string{held})
 		})
 	}
 	expect("devices that the device plugin has", held)
@@ -230,14 +233,16 @@ func claimed(t *testing.T, client *fake.Clientset, uid string, parameters string
 // prepare asks for a claim as the kubelet does and returns what its container gets.
 func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 	n.t.Helper()
-	connection, err := grpc.NewClient("unix:"+filepath.Join(n.kubelet.Root(), "plugins/rdma.gpufabric.io/dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix:"+filepath.Join(n.kubelet.Root(), "plugins/rdma.gpufabric.io/dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	defer func() { _ = connection.Close() }()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 20*time.Second)
 	defer cancel()
-	answer, err := drapb.NewDRAPluginClient(connection).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}}, grpc.WaitForReady(true))
+	answer, err := drapb.NewDRAPluginClient(connection).NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}}, grpc.WaitForReady(true))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -276,7 +281,8 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 		nodes, env       []string
 		err              string
 	}{
-		{name: "one port", devices: []string{"pci-0000-5e-00-0-1"}, nodes: []string{"issm1", "rdma_cm", "umad1", "uverbs1"}, env: []string{"NCCL_IB_HCA==mlx5_1:1"}},
+		{name: "one port", devices: []string{"pci-0000-5e-00-0-1"}, nodes: []string{"issm1", "rdma_cm", "umad1", "uverbs1"},
+			env: []string{"NCCL_IB_HCA==mlx5_1:1"}},
 		{
 			name: "two ports", devices: []string{"pci-0000-5e-00-0-1", "pci-0000-3b-00-0-1"},
 			nodes: []string{"issm0", "issm1", "rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"}, env: []string{"NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"},
@@ -287,16 +293,18 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 		},
 		{name: "a device that is not there", devices: []string{"pci-0000-99-00-0-1"}, err: "pci-0000-99-00-0-1 is not on this node"},
 		{
-			name: "a configuration with an unknown field", parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environ": "None"}`,
-			devices: []string{"pci-0000-3b-00-0-1"}, err: `unknown field "environ"`,
+			name:       "a configuration with an unknown field",
+			parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environ": "None"}`,
+			devices:    []string{"pci-0000-3b-00-0-1"}, err: `unknown field "environ"`,
 		},
 		{
 			name: "a configuration of another kind", parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "GpuConfig"}`,
 			devices: []string{"pci-0000-3b-00-0-1"}, err: `kind: "GpuConfig", allowed are RDMAConfig`,
 		},
 		{
-			name: "a configuration with an unknown environment", parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "MPI"}`,
-			devices: []string{"pci-0000-3b-00-0-1"}, err: `environment: Unsupported value: "MPI"`,
+			name:       "a configuration with an unknown environment",
+			parameters: `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAConfig", "environment": "MPI"}`,
+			devices:    []string{"pci-0000-3b-00-0-1"}, err: `environment: Unsupported value: "MPI"`,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -331,8 +339,8 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 	}
 }
 
-// No event tells of new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find as many
-// changes, but not all six, each of which waits for the one before.
+// No event tells of new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find
+// as many changes, but not all six, each of which waits for the one before.
 //
 //shows:rdma-discovery
 func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {

@@ -126,7 +126,8 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	for _, node := range container.Linux.Devices {
 		got = append(got, fmt.Sprintf("%s %s %d:%d", node.Path, node.Type, node.Major, node.Minor))
 	}
-	want := []string{"/dev/infiniband/uverbs0 c 231:192", "/dev/infiniband/umad0 c 231:0", "/dev/infiniband/issm0 c 231:64", "/dev/infiniband/rdma_cm c 10:122"}
+	want := []string{"/dev/infiniband/uverbs0 c 231:192", "/dev/infiniband/umad0 c 231:0", "/dev/infiniband/issm0 c 231:64",
+		"/dev/infiniband/rdma_cm c 10:122"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -138,7 +139,8 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	n.start()
 	n.kubelet.AwaitAllocatable("rdma/hca_shared_devices_c", 1000)
 	n.stop()
-	if files, _ := filepath.Glob(filepath.Join(n.options.CDIRoot, "*")); len(files) != 1 || !strings.Contains(files[0], "rdma_hca_shared_devices_c") {
+	if files, _ := filepath.Glob(filepath.Join(n.options.CDIRoot, "*")); len(files) != 1 ||
+		!strings.Contains(files[0], "rdma_hca_shared_devices_c") {
 		t.Errorf("the specs are %v", files)
 	}
 }

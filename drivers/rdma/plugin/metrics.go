@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// scrapePatience bounds what one scrape waits for: the counters (a read asks the firmware and hangs with it) and the kubelet. What is not there by then
-// is left out, and gpufabric_rdma_scrape_complete says so.
+// scrapePatience bounds what one scrape waits for: the counters (a read asks the firmware and hangs with it) and the kubelet. What is not
+// there by then is left out, and gpufabric_rdma_scrape_complete says so.
 const scrapePatience = 3 * time.Second
 
 // metricsView is what the exporter exports. Its functions may be called from any goroutine.
@@ -52,15 +52,19 @@ func describe() descriptions {
 		return prometheus.NewDesc("gpufabric_rdma_"+name, help, labels, nil)
 	}
 	return descriptions{
-		info:        metric("port_info", "A port of an RDMA device; always 1.", "device", "port", "interface", "pci", "link_layer", "firmware", "psid"),
-		up:          metric("port_up", "Whether a port can carry traffic: 1, or 0. Debounced; this is what pods are scheduled by.", "device", "port"),
-		state:       metric("port_phase", "1 for the phase that a port is in: Up, Failing, Down, Recovering or Unknown.", "device", "port", "phase"),
+		info: metric("port_info", "A port of an RDMA device; always 1.", "device", "port", "interface", "pci", "link_layer", "firmware",
+			"psid"),
+		up: metric("port_up", "Whether a port can carry traffic: 1, or 0. Debounced; this is what pods are scheduled by.", "device",
+			"port"),
+		state: metric("port_phase", "1 for the phase that a port is in: Up, Failing, Down, Recovering or Unknown.", "device", "port",
+			"phase"),
 		rate:        metric("port_rate_bytes_per_second", "A port's rate in bytes a second, as it was at the last discovery.", "device", "port"),
 		transmitted: metric("port_transmitted_bytes_total", "Bytes that a port sent.", "device", "port"),
 		received:    metric("port_received_bytes_total", "Bytes that a port received.", "device", "port"),
 		counter:     metric("port_events_total", "Any other counter of a port, by its name in sysfs.", "device", "port", "counter"),
-		pod:         metric("port_pod_info", "A container that holds a port, or shares it; always 1.", "device", "port", "namespace", "pod", "container", "resource"),
-		complete:    metric("scrape_complete", "Whether counters and holders could be read for this scrape: 1, or 0.", "part"),
+		pod: metric("port_pod_info", "A container that holds a port, or shares it; always 1.", "device", "port", "namespace", "pod",
+			"container", "resource"),
+		complete: metric("scrape_complete", "Whether counters and holders could be read for this scrape: 1, or 0.", "part"),
 	}
 }
 

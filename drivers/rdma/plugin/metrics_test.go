@@ -56,7 +56,8 @@ func servePodResources(t *testing.T, list *podresources.ListPodResourcesResponse
 func twoPorts(t *testing.T) (*sysfstest.Tree, metricsView) {
 	t.Helper()
 	tree := sysfstest.New(t)
-	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}, Nets: []string{"ibp3s0"}})
+	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"},
+		Nets: []string{"ibp3s0"}})
 	tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:5d/0000:5d:00.0", Address: "0000:5e:00.0"}, Ethernet: true})
 	devices, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
 	if err != nil {
@@ -86,7 +87,8 @@ func twoPorts(t *testing.T) (*sysfstest.Tree, metricsView) {
 }
 
 func TestPortsAreJoinedToTheirPods(t *testing.T) {
-	container := func(name string, devices []*podresources.ContainerDevices, claims ...*podresources.DynamicResource) []*podresources.ContainerResources {
+	container := func(name string, devices []*podresources.ContainerDevices,
+		claims ...*podresources.DynamicResource) []*podresources.ContainerResources {
 		return []*podresources.ContainerResources{{Name: name, Devices: devices, DynamicResources: claims}}
 	}
 	root := servePodResources(t, &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
@@ -95,7 +97,8 @@ func TestPortsAreJoinedToTheirPods(t *testing.T) {
 		})},
 		{Name: "client", Namespace: "ml", Containers: container("main", nil,
 			&podresources.DynamicResource{ClaimName: "nic", ClaimNamespace: "ml", ClaimResources: []*podresources.ClaimResource{
-				{DriverName: "rdma.gpufabric.io", PoolName: "node-a-rdma", DeviceName: "pci-0000-5e-00-0-1"}, {DriverName: "gpu.nvidia.com", PoolName: "node-a-gpu", DeviceName: "gpu-0"},
+				{DriverName: "rdma.gpufabric.io", PoolName: "node-a-rdma", DeviceName: "pci-0000-5e-00-0-1"},
+				{DriverName: "gpu.nvidia.com", PoolName: "node-a-gpu", DeviceName: "gpu-0"},
 			}})},
 	}})
 	tree, view := twoPorts(t)
@@ -131,7 +134,8 @@ gpufabric_rdma_port_events_total{counter="symbol_error",device="mlx5_1",port="1"
 gpufabric_rdma_scrape_complete{part="counters"} 1
 gpufabric_rdma_scrape_complete{part="holders"} 1
 `
-	err := testutil.CollectAndCompare(e, strings.NewReader(want), "gpufabric_rdma_port_pod_info", "gpufabric_rdma_port_up", "gpufabric_rdma_port_rate_bytes_per_second",
+	err := testutil.CollectAndCompare(e, strings.NewReader(want), "gpufabric_rdma_port_pod_info", "gpufabric_rdma_port_up",
+		"gpufabric_rdma_port_rate_bytes_per_second",
 		"gpufabric_rdma_port_transmitted_bytes_total", "gpufabric_rdma_port_events_total", "gpufabric_rdma_scrape_complete")
 	if err != nil {
 		t.Error(err)

@@ -51,10 +51,12 @@ func (n *podNetworks) Ready() error {
 		return err
 	}
 	if !exclusively {
-		return errors.New("this node's RDMA devices are in every network namespace: set the mode with \"rdma system set netns exclusive\", or the module option ib_core.netns_mode=0, before any pod runs")
+		return errors.New("this node's RDMA devices are in every network namespace: set the mode with \"rdma system set netns exclusive\", or " +
+			"the module option ib_core.netns_mode=0, before any pod runs")
 	}
 	if !n.hook.Connected() {
-		return fmt.Errorf("the container runtime does not answer on its NRI socket %s: is NRI enabled in containerd (on by default since 2.0)?", n.socket)
+		return fmt.Errorf("the container runtime does not answer on its NRI socket %s: is NRI enabled in containerd (on by default since 2.0)?",
+			n.socket)
 	}
 	return nil
 }

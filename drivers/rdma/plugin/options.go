@@ -27,7 +27,8 @@ type Options struct {
 	DevicePluginCDI bool
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
-	// RuntimeSocket is the container runtime's NRI socket, through which pods' network namespaces are heard of; empty: no device moves into one.
+	// RuntimeSocket is the container runtime's NRI socket, through which pods' network namespaces are heard of; empty: no device moves into
+	// one.
 	RuntimeSocket string
 	// VerbsEvents: the events that the kernel tells to who has an HCA open are heard too.
 	VerbsEvents bool
@@ -91,12 +92,19 @@ func Command(h host.Host) *cobra.Command {
 	o.Bind(command.Flags(), h.Env, Role)
 	command.Flags().StringVar(&o.ConfigFile, "config", config.DefaultFile, "config.json of pools, reread when it changes")
 	command.Flags().BoolVar(&o.DevicePlugin, "device-plugin", true, "serve pools to the kubelet as extended resources")
-	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false, "give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
+	command.Flags().BoolVar(&o.DevicePluginCDI, "device-plugin-cdi", false,
+		"give containers of extended resources their device nodes by CDI (the runtime must have CDI on)")
 	command.Flags().BoolVar(&serveDRA, "dra", true, "publish devices under Dynamic Resource Allocation")
-	command.Flags().StringVar(&o.RuntimeSocket, "nri-socket", "", "the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
-	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false, "hear of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
-	command.Flags().BoolVar(&o.Interfaces.Up, "interfaces-up", false, "bring the interfaces of pools' devices up, each when it comes (needs CAP_NET_ADMIN in the node's network)")
-	command.Flags().IntVar(&o.Interfaces.MTU, "interfaces-mtu", 0, "MTU of the interfaces of pools' devices in bytes, set when they come (needs CAP_NET_ADMIN in the node's network); 0: leave it as it is")
+	command.Flags().StringVar(&o.RuntimeSocket, "nri-socket", "",
+		"the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs "+
+			"CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
+	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false,
+		"hear of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs "+
+			"access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
+	command.Flags().BoolVar(&o.Interfaces.Up, "interfaces-up", false,
+		"bring the interfaces of pools' devices up, each when it comes (needs CAP_NET_ADMIN in the node's network)")
+	command.Flags().IntVar(&o.Interfaces.MTU, "interfaces-mtu", 0,
+		"MTU of the interfaces of pools' devices in bytes, set when they come (needs CAP_NET_ADMIN in the node's network); 0: leave it as it is")
 	command.Flags().BoolVar(&readPools, "rdma-pools", true, "serve the RDMAPools that select this node, besides the file's pools")
 	command.Flags().IntVar(&o.Slots, "slots", defaultSlots, "claims that can share a device that is in no pool")
 	return command

@@ -10,7 +10,8 @@ import (
 )
 
 func TestEveryWrongFlagIsNamed(t *testing.T) {
-	o := Options{Node: options.Node{DriverRoot: "/", DevRoot: "/dev", CDIRoot: "/cdi", KubeletRoot: "kubelet", StateDir: "/state", NodeName: "n1"}}
+	o := Options{Node: options.Node{DriverRoot: "/", DevRoot: "/dev", CDIRoot: "/cdi", KubeletRoot: "kubelet", StateDir: "/state",
+		NodeName: "n1"}}
 	if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "--kubelet-root") || strings.Contains(err.Error(), "--slots") {
 		t.Errorf("without DRA: %v", err)
 	}

@@ -83,7 +83,8 @@ type discovery struct {
 	err       error
 }
 
-// Run serves until ctx ends. An error means that it cannot serve at all; bad configuration, damaged devices and a missing kubelet are waited out.
+// Run serves until ctx ends. An error means that it cannot serve at all; bad configuration, damaged devices and a missing kubelet are
+// waited out.
 func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -109,11 +110,13 @@ func Run(ctx context.Context, o Options) error {
 	served := deviceplugin.NewMetrics()
 	kubelet := deviceplugin.NewHost(o.KubeletRoot, o.Files, served)
 	p := &plugin{
-		Options: o, registry: metrics.New(dra.Driver), ports: health.New(o.SysfsRoot, clock.RealClock{}), offers: offer.NewOffers(offer.Node{Boot: o.BootID(), Nodes: o.deviceNodes(), Specs: specs, Layouts: layouts, Kubelet: kubelet}),
+		Options: o, registry: metrics.New(dra.Driver), ports: health.New(o.SysfsRoot, clock.RealClock{}),
+		offers:   offer.NewOffers(offer.Node{Boot: o.BootID(), Nodes: o.deviceNodes(), Specs: specs, Layouts: layouts, Kubelet: kubelet}),
 		discover: make(chan struct{}, 1), files: make(chan fileContent), found: make(chan discovery),
 		metrics: newPortMetrics(o.SysfsRoot, o.KubeletRoot),
-		kind:    dra.NewKind(o.deviceNodes(), networks), listed: make(chan []pool.Object), started: make(chan *draplugin.Plugin), reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
-		setUp: make(chan struct{}, 1),
+		kind:    dra.NewKind(o.deviceNodes(), networks), listed: make(chan []pool.Object), started: make(chan *draplugin.Plugin),
+		reports: make(chan map[string]v1alpha1.RDMAPoolNode, 1),
+		setUp:   make(chan struct{}, 1),
 	}
 	p.interfaces = exclusive.NewSetter(o.Interfaces, p.askReport)
 	if o.VerbsEvents {
@@ -213,7 +216,8 @@ func (p *plugin) takeFile(ctx context.Context, f fileContent) {
 			f.config.Keep(p.file)
 		}
 		p.file = f.config
-		log.Error(f.err, "Entries of the configuration cannot be used; the others are, and what was served before stays", "pools", len(f.config.Pools))
+		log.Error(f.err, "Entries of the configuration cannot be used; the others are, and what was served before stays", "pools",
+			len(f.config.Pools))
 	case p.file != nil:
 		log.Error(f.err, "The configuration cannot be used; the last good one stays")
 	default:
@@ -237,8 +241,8 @@ func (p *plugin) askReport() {
 	}
 }
 
-// discoverer discovers when asked, and again after a while where something could not be read. It is a goroutine of its own, since a read may
-// hang.
+// discoverer discovers when asked, and again after a while where something could not be read. It is a goroutine of its own, since a read
+// may hang.
 func (p *plugin) discoverer(ctx context.Context) {
 	roots := inventory.Roots{Sysfs: p.SysfsRoot, Proc: p.ProcRoot()}
 	var again <-chan time.Time

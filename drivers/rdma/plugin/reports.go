@@ -28,8 +28,8 @@ const (
 	reportTimeout = 10 * time.Second
 	// maxReported bounds the conflicts in one report.
 	maxReported = 16
-	// maxMessage bounds a report's message, in bytes. An RDMAPool holds the reports of all nodes, and the API server takes 1.5 MiB: of a thousand nodes each
-	// has 1.5 KiB, of which a third is what the API server notes of who wrote it.
+	// maxMessage bounds a report's message, in bytes. An RDMAPool holds the reports of all nodes, and the API server takes 1.5 MiB: of a
+	// thousand nodes each has 1.5 KiB, of which a third is what the API server notes of who wrote it.
 	maxMessage = 640
 )
 

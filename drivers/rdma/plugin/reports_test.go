@@ -110,7 +110,8 @@ func TestTwoRDMAPoolsThatClaimOneDeviceAreReportedOnBoth(t *testing.T) {
 	a := newAPI(n)
 	n.start()
 	a.lists <- []pool.Object{object("a", "a", 1, "ibp3s0"), object("b", "b", 1, "ibp3s0"), object("c", "a", 1, "ibp3s0")}
-	for pool, conflict := range map[string]string{"a": "mlx5_0: also in RDMAPool b", "b": "mlx5_0: also in RDMAPool a", "c": "the resource rdma/a is that of RDMAPool a already"} {
+	for pool, conflict := range map[string]string{"a": "mlx5_0: also in RDMAPool b", "b": "mlx5_0: also in RDMAPool a",
+		"c": "the resource rdma/a is that of RDMAPool a already"} {
 		a.await(t, pool, "conflict "+conflict, func(r *v1alpha1.RDMAPoolNode) bool {
 			return r != nil && strings.Contains(strings.Join(r.Conflicts, "\n"), conflict)
 		})
@@ -134,7 +135,8 @@ func TestReportsSayWhatIsWrong(t *testing.T) {
 	})
 	n.tree.Write(device+"/ports/1/state", "1: DOWN")
 	a.await(t, "port", "port that is down", func(r *v1alpha1.RDMAPoolNode) bool {
-		return r != nil && r.Devices == 1 && r.HealthyDevices == 0 && r.Units == 0 && r.Message == "mlx5_0: the port's state is DOWN (physical state LinkUp)"
+		return r != nil && r.Devices == 1 && r.HealthyDevices == 0 && r.Units == 0 &&
+			r.Message == "mlx5_0: the port's state is DOWN (physical state LinkUp)"
 	})
 }
 
@@ -183,6 +185,7 @@ func TestSharedUnitsOfANodeInExclusiveModeAreReported(t *testing.T) {
 	n.start()
 	a.lists <- []pool.Object{object("rail-0", "rail0", 8, "ibp94s0")}
 	a.await(t, "rail-0", "word of the mode", func(entry *v1alpha1.RDMAPoolNode) bool {
-		return entry != nil && entry.Closed && strings.Contains(entry.Message, "are in exclusive mode") && strings.Contains(entry.Message, "network: Exclusive")
+		return entry != nil && entry.Closed && strings.Contains(entry.Message, "are in exclusive mode") &&
+			strings.Contains(entry.Message, "network: Exclusive")
 	})
 }

@@ -43,8 +43,8 @@ func (p *plugin) export() {
 	})
 }
 
-// refresh tells the kubelet and the API server of ports that changed. A port that went may be gone with its HCA, and one that came back may have
-// another rate, so the devices are discovered again.
+// refresh tells the kubelet and the API server of ports that changed. A port that went may be gone with its HCA, and one that came back may
+// have another rate, so the devices are discovered again.
 func (p *plugin) refresh(ctx context.Context) {
 	if p.selection == nil {
 		return

@@ -23,8 +23,8 @@ type OpenVerbs func(path, driver string) (VerbsDevice, error)
 // openVerbs opens real devices.
 func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(path, driver) }
 
-// verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or not: they
-// need access to the device nodes, and some drivers refuse.
+// verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or
+// not: they need access to the device nodes, and some drivers refuse.
 type verbsEvents struct {
 	dev      inventory.DeviceNodes
 	open     OpenVerbs
@@ -46,8 +46,8 @@ func (p *plugin) hearVerbs() *verbsEvents {
 	return &verbsEvents{dev: p.deviceNodes(), open: open, happened: p.portEvent, ended: p.askSoon, heard: make(map[string]bool)}
 }
 
-// set hears the HCAs of the node, those that are not heard yet. A virtual function is not opened where its physical one is: its port follows that one's, and
-// hundreds of contexts are hundreds of pages of doorbells.
+// set hears the HCAs of the node, those that are not heard yet. A virtual function is not opened where its physical one is: its port
+// follows that one's, and hundreds of contexts are hundreds of pages of doorbells.
 func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

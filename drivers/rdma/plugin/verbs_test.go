@@ -64,7 +64,8 @@ func TestAnHCAThatWentIsOpenedAgainAndAVirtualOneIsNot(t *testing.T) {
 	parent := "pci0000:3a/0000:3a:00.0"
 	physical := sysfstest.Function{Parent: parent, Address: "0000:3b:00.0", TotalVFs: 4, VFs: 1}
 	n.tree.AddHCA(sysfstest.HCA{Function: physical, Ethernet: true})
-	n.tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: parent, Address: "0000:3b:00.1", Device: "0x101e", PhysFn: "devices/" + parent + "/0000:3b:00.0"}, Ethernet: true})
+	n.tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: parent, Address: "0000:3b:00.1", Device: "0x101e",
+		PhysFn: "devices/" + parent + "/0000:3b:00.0"}, Ethernet: true})
 	n.configure(seed)
 	opened, hcas := verbs(n)
 	n.start()

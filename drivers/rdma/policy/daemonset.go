@@ -64,7 +64,8 @@ type driver struct {
 // probes are a driver's; nil: none.
 type probes struct{ startup, liveness, readiness *mellanox.ProbeSpec }
 
-// Defaults of the network operator's probes, in seconds: https://docs.nvidia.com/networking/display/kubernetes2610/customizations/cr-full-example.html.
+// Defaults of the network operator's probes, in seconds:
+// https://docs.nvidia.com/networking/display/kubernetes2610/customizations/cr-full-example.html.
 const readinessDelay, readinessPeriod = 10, 30
 
 // startupFailures are how often the startup probe may fail: a driver is built for the node's kernel before it is loaded.
@@ -114,7 +115,8 @@ func peerMounts(gpuDriver string) []mount {
 	if gpuDriver == "" {
 		gpuDriver = "/run/nvidia/driver"
 	}
-	return []mount{{name: "run-mofed", path: "/run/mellanox/drivers", readOnly: true}, {name: "gpu-driver", path: gpuDriver, readOnly: true}, {name: "modules", path: "/lib/modules", readOnly: true}}
+	return []mount{{name: "run-mofed", path: "/run/mellanox/drivers", readOnly: true}, {name: "gpu-driver", path: gpuDriver, readOnly: true},
+		{name: "modules", path: "/lib/modules", readOnly: true}}
 }
 
 func (d *driver) wanted(labels map[string]string) bool {
@@ -166,15 +168,18 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 		if !m.readOnly {
 			propagation = corev1.MountPropagationBidirectional
 		}
-		volumes = append(volumes, corev1.Volume{Name: m.name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: m.path, Type: &kind}}})
-		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: m.name, MountPath: m.path, ReadOnly: m.readOnly, MountPropagation: &propagation})
+		volumes = append(volumes, corev1.Volume{Name: m.name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: m.path, Type: &kind}}})
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: m.name, MountPath: m.path, ReadOnly: m.readOnly,
+			MountPropagation: &propagation})
 	}
 	return &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: pod},
-			// A driver's container takes the node's NICs down when it restarts, so that is left to whoever drains the node, unless the policy says otherwise.
+			// A driver's container takes the node's NICs down when it restarts, so that is left to whoever drains the node, unless the policy says
+			// otherwise.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: pod},

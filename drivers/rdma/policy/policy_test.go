@@ -130,7 +130,8 @@ func availableOnce(t *testing.T, c client.Client) error {
 	var sets appsv1.DaemonSetList
 	must(t, c.List(t.Context(), &sets))
 	for i := range sets.Items {
-		sets.Items[i].Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, UpdatedNumberScheduled: 1, NumberAvailable: 1, NumberReady: 1, ObservedGeneration: sets.Items[i].Generation}
+		sets.Items[i].Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 1, CurrentNumberScheduled: 1, UpdatedNumberScheduled: 1,
+			NumberAvailable: 1, NumberReady: 1, ObservedGeneration: sets.Items[i].Generation}
 		if err := c.Status().Update(t.Context(), &sets.Items[i]); err != nil {
 			return err
 		}
@@ -177,7 +178,8 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		}
 	})
 	t.Run("its drivers become DaemonSets with the seed's node selectors", func(t *testing.T) {
-		want := []string{"nv-peer-mem-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds", "ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds"}
+		want := []string{"nv-peer-mem-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds",
+			"ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds"}
 		if diff := cmp.Diff(want, names(t, c)); diff != "" {
 			t.Fatal(diff)
 		}
@@ -209,10 +211,12 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		available(t, c)
 		var p v1alpha1.RDMAPool
 		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &p))
-		p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.RDMAPoolReady, Status: metav1.ConditionTrue, Reason: "AllDevicesHealthy", LastTransitionTime: metav1.Now()}}
+		p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.RDMAPoolReady, Status: metav1.ConditionTrue, Reason: "AllDevicesHealthy",
+			LastTransitionTime: metav1.Now()}}
 		must(t, c.Status().Update(t.Context(), &p))
 		await(t, c, name, "ready", func(s mellanox.NicClusterPolicyStatus) bool {
-			return s.State == mellanox.StateReady && s.Reason == "" && state(s, sectionOFED).Message == "1 of 1 pods are available" && state(s, sectionPeer).State == mellanox.StateReady
+			return s.State == mellanox.StateReady && s.Reason == "" && state(s, sectionOFED).Message == "1 of 1 pods are available" &&
+				state(s, sectionPeer).State == mellanox.StateReady
 		})
 	})
 	t.Run("a node with another kernel gets a DaemonSet of its own", func(t *testing.T) {
@@ -233,28 +237,35 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		must(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nic-d"}}))
 	})
 	t.Run("mistakes in the configuration leave the pools", func(t *testing.T) {
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": {"config": "{\"configList\": [{\"resourceName\": \"a b\"}]}"}}}`))
+		patch := client.RawPatch("application/merge-patch+json",
+			[]byte(`{"spec": {"devicePlugin": {"config": "{\"configList\": [{\"resourceName\": \"a b\"}]}"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
 		await(t, c, name, "error", func(s mellanox.NicClusterPolicyStatus) bool {
 			m := state(s, sectionPools).Message
-			return s.State == mellanox.StateError && strings.Contains(m, "configList[0].resourceName") && strings.Contains(m, "configList[0].selectors")
+			return s.State == mellanox.StateError && strings.Contains(m, "configList[0].resourceName") &&
+				strings.Contains(m, "configList[0].selectors")
 		})
 		must(t, c.Get(t.Context(), client.ObjectKey{Name: name + "-hca-shared-devices-a"}, &v1alpha1.RDMAPool{}))
 	})
 	t.Run("what the API server refuses is told in its section, and the others are served", func(t *testing.T) {
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"nvPeerDriver": {"gpuDriverSourcePath": "/run/../nvidia"}, "devicePlugin": {"config": "{\"configList\": [{\"resourceName\": \"rail_a\", \"devices\": [\"ens2f0\"]}]}"}}}`))
+		patch := client.RawPatch("application/merge-patch+json",
+			[]byte(`{"spec": {"nvPeerDriver": {"gpuDriverSourcePath": "/run/../nvidia"}, "devicePlugin": {"config": "{\"configList\": `+
+				`[{\"resourceName\": \"rail_a\", \"devices\": [\"ens2f0\"]}]}"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
 		await(t, c, name, "refusal", func(s mellanox.NicClusterPolicyStatus) bool {
 			peer := state(s, sectionPeer)
-			return s.State == mellanox.StateError && peer.State == mellanox.StateError && strings.Contains(peer.Message, "must not contain '..'") && strings.Contains(s.Reason, sectionPeer) &&
+			return s.State == mellanox.StateError && peer.State == mellanox.StateError && strings.Contains(peer.Message, "must not contain '..'") &&
+				strings.Contains(s.Reason, sectionPeer) &&
 				strings.Contains(state(s, sectionPools).Message, "nobody has reported on it yet")
 		})
 	})
 	t.Run("a section that goes takes what was made for it along", func(t *testing.T) {
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"devicePlugin": null, "nvPeerDriver": null, "sriovDevicePlugin": {"image": "x"}}}`))
+		patch := client.RawPatch("application/merge-patch+json",
+			[]byte(`{"spec": {"devicePlugin": null, "nvPeerDriver": null, "sriovDevicePlugin": {"image": "x"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
 		await(t, c, name, "ignored sections", func(s mellanox.NicClusterPolicyStatus) bool {
-			return s.State == mellanox.StateNotReady && strings.Contains(s.Reason, "sriovDevicePlugin") && state(s, sectionPools).State == mellanox.StateIgnore && state(s, sectionPeer).State == mellanox.StateIgnore &&
+			return s.State == mellanox.StateNotReady && strings.Contains(s.Reason, "sriovDevicePlugin") &&
+				state(s, sectionPools).State == mellanox.StateIgnore && state(s, sectionPeer).State == mellanox.StateIgnore &&
 				strings.Contains(state(s, "state-sriovDevicePlugin").Message, "is not served")
 		})
 		deadline := time.Now().Add(patience)
@@ -280,12 +291,14 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		}))
 		await(t, c, name, "pool, and names of what is not served", func(s mellanox.NicClusterPolicyStatus) bool {
 			err := c.Get(t.Context(), client.ObjectKey{Name: name + "-rail-a"}, &v1alpha1.RDMAPool{})
-			return err == nil && s.State == mellanox.StateError && strings.Contains(state(s, sectionPools).Message, "spec.rdmaSharedDevicePlugin.config") &&
+			return err == nil && s.State == mellanox.StateError && strings.Contains(state(s, sectionPools).Message,
+				"spec.rdmaSharedDevicePlugin.config") &&
 				strings.HasPrefix(state(s, "state-ofedDriver").Message, "not served: ofedDriver.forcePrecompiled; upgradePolicy.drain is not served")
 		})
 	})
 	t.Run("probes, pull secrets and a rolling upgrade come to the DaemonSet", func(t *testing.T) {
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"global": {"repository": "registry.example/doca", "imagePullSecrets": ["registry"]},
+		patch := client.RawPatch("application/merge-patch+json",
+			[]byte(`{"spec": {"global": {"repository": "registry.example/doca", "imagePullSecrets": ["registry"]},
 			"ofedDriver": {"repository": null, "forcePrecompiled": null, "upgradePolicy": {"maxParallelUpgrades": 2, "drain": {"enable": false}},
 				"startupProbe": {"initialDelaySeconds": 10, "periodSeconds": 20}, "terminationGracePeriodSeconds": 300, "env": [{"name": "A", "value": "b"}]}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
@@ -294,8 +307,10 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds"}, &d))
 			pod, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
 			container := pod.Containers[0]
-			return strings.HasPrefix(container.Image, "registry.example/doca/ofed-driver") && len(pod.ImagePullSecrets) == 1 && container.StartupProbe != nil &&
-				container.StartupProbe.PeriodSeconds == 20 && container.ReadinessProbe != nil && container.LivenessProbe == nil && len(container.Env) == 1 &&
+			return strings.HasPrefix(container.Image, "registry.example/doca/ofed-driver") && len(pod.ImagePullSecrets) == 1 &&
+				container.StartupProbe != nil &&
+				container.StartupProbe.PeriodSeconds == 20 && container.ReadinessProbe != nil && container.LivenessProbe == nil &&
+				len(container.Env) == 1 &&
 				*pod.TerminationGracePeriodSeconds == 300 && rolling != nil && rolling.MaxUnavailable.IntValue() == 2
 		})
 		await(t, c, name, "upgrade that ends", func(s mellanox.NicClusterPolicyStatus) bool {
@@ -321,7 +336,8 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 	})
 }
 
-// TestEveryPublicShapeOfAPolicyIsAccepted has, of each policy, the sections that are not served, and whether its driver's pods wait for somebody.
+// TestEveryPublicShapeOfAPolicyIsAccepted has, of each policy, the sections that are not served, and whether its driver's pods wait for
+// somebody.
 //
 //shows:rdma-policy
 func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {
@@ -331,7 +347,8 @@ func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {
 	content, err := os.ReadFile("testdata/policies.yaml")
 	must(t, err)
 	want := map[string]string{
-		"every-section":           "docaTelemetryService ibKubernetes nicConfigurationOperator nicFeatureDiscovery nvIpam ofedDriver secondaryNetwork sriovDevicePlugin",
+		"every-section": "docaTelemetryService ibKubernetes nicConfigurationOperator nicFeatureDiscovery nvIpam ofedDriver " +
+			"secondaryNetwork sriovDevicePlugin",
 		"every-section-openshift": "nicFeatureDiscovery nvIpam ofedDriver sriovDevicePlugin",
 		"ipoib":                   "nvIpam ofedDriver secondaryNetwork",
 		"nvidia-ipam":             "nvIpam ofedDriver secondaryNetwork",
@@ -363,7 +380,8 @@ func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {
 		typed := &mellanox.NicClusterPolicy{}
 		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(policy.Object, typed))
 		if typed.Spec.OFEDDriver != nil {
-			if image, err := inherit(typed.Spec.OFEDDriver.ImageSpec, typed.Spec.Global); err != nil || image.Repository == "" || image.Version == "" {
+			if image, err := inherit(typed.Spec.OFEDDriver.ImageSpec, typed.Spec.Global); err != nil || image.Repository == "" ||
+				image.Version == "" {
 				t.Errorf("%s: %+v, %v", policy.GetName(), image, err)
 			}
 		}

@@ -1,5 +1,5 @@
-// Package policy serves NicClusterPolicy: its device plugin section becomes RDMAPools, its driver sections become DaemonSets on the nodes that
-// have the hardware, and its status says how far each section is.
+// Package policy serves NicClusterPolicy: its device plugin section becomes RDMAPools, its driver sections become DaemonSets on the nodes
+// that have the hardware, and its status says how far each section is.
 package policy
 
 import (
@@ -36,8 +36,8 @@ const (
 	label = "gpufabric.io/nic-cluster-policy"
 	// owner is the field manager of what is made.
 	owner = "gpufabric-nic-cluster-policy"
-	// crdPatience is how long the controller waits for its kinds: for ever, since the manager's other controllers do not need them and would end
-	// with this one.
+	// crdPatience is how long the controller waits for its kinds: for ever, since the manager's other controllers do not need them and would
+	// end with this one.
 	crdPatience = 100 * 365 * 24 * time.Hour
 )
 
@@ -92,7 +92,8 @@ func (o Options) add(m ctrl.Manager) error {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "policies"}}}
 	})
 	shared := true
-	return ctrl.NewControllerManagedBy(m).Named("nicclusterpolicy").WithOptions(controller.Options{SkipNameValidation: &shared, CacheSyncTimeout: crdPatience}).
+	return ctrl.NewControllerManagedBy(m).Named("nicclusterpolicy").WithOptions(controller.Options{SkipNameValidation: &shared,
+		CacheSyncTimeout: crdPatience}).
 		Watches(&mellanox.NicClusterPolicy{}, all).
 		WatchesRawSource(source.Kind[client.Object](own, nodeMetadata(), all)).
 		WatchesRawSource(source.Kind[client.Object](own, &appsv1.DaemonSet{}, all)).
@@ -139,7 +140,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		}
 		errs = append(errs, r.report(ctx, p, mellanox.NicClusterPolicyStatus{
 			ObservedGeneration: p.Generation, State: mellanox.StateIgnore,
-			Reason: fmt.Sprintf("a cluster has one NicClusterPolicy, and %s is older: move what is missing there into it and delete this one", policies.Items[0].Name),
+			Reason: fmt.Sprintf("a cluster has one NicClusterPolicy, and %s is older: move what is missing there into it and delete this one",
+				policies.Items[0].Name),
 		}))
 	}
 	return ctrl.Result{}, errors.Join(errs...)
@@ -211,7 +213,8 @@ func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicCluster
 	for _, name := range slices.Sorted(maps.Keys(spec)) {
 		if message := unserved(name, spec[name]); message != "" {
 			// The policy asks for it and does not get it, so it is never ready.
-			sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady, Message: message}})
+			sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady,
+				Message: message}})
 		}
 	}
 	return sections, nil
@@ -282,7 +285,8 @@ func (r *reconciler) report(ctx context.Context, p *mellanox.NicClusterPolicy, s
 		return err
 	}
 	object := map[string]any{
-		"apiVersion": mellanox.SchemeGroupVersion().String(), "kind": "NicClusterPolicy", "metadata": map[string]any{"name": p.Name}, "status": fields,
+		"apiVersion": mellanox.SchemeGroupVersion().String(), "kind": "NicClusterPolicy", "metadata": map[string]any{"name": p.Name},
+		"status": fields,
 	}
 	return client.IgnoreNotFound(r.write(ctx, object, func(ctx context.Context, a runtime.ApplyConfiguration, o ...client.ApplyOption) error {
 		options := make([]client.SubResourceApplyOption, len(o))

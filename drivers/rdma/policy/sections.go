@@ -80,8 +80,8 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 	return s
 }
 
-// poolNames names the pools of a policy's resources. A resource's name may have capitals and underscores, an RDMAPool's may not: names that would be one
-// are told apart by a hash.
+// poolNames names the pools of a policy's resources. A resource's name may have capitals and underscores, an RDMAPool's may not: names that
+// would be one are told apart by a hash.
 func poolNames(policy string, pools []v1alpha1.RDMAPoolConfig) []string {
 	names, count := make([]string, len(pools)), make(map[string]int)
 	for i, c := range pools {
@@ -178,7 +178,8 @@ func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
 }
 
 // drivers makes a DaemonSet for each platform among the nodes that need the driver, and says how far they are.
-func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
+func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver, nodes []metav1.PartialObjectMetadata,
+	made []appsv1.DaemonSet) section {
 	s := absent(name)
 	image, err := inherit(d.image, p.Spec.Global)
 	if err != nil {
@@ -224,8 +225,10 @@ func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver
 		status := made[i].Status
 		desired += status.DesiredNumberScheduled
 		available += status.NumberAvailable
-		if made[i].Generation != status.ObservedGeneration || status.DesiredNumberScheduled == 0 || status.NumberAvailable < status.DesiredNumberScheduled {
-			waiting = append(waiting, fmt.Sprintf("DaemonSet %s: %d of %d pods are available", set.Name, status.NumberAvailable, status.DesiredNumberScheduled))
+		if made[i].Generation != status.ObservedGeneration || status.DesiredNumberScheduled == 0 ||
+			status.NumberAvailable < status.DesiredNumberScheduled {
+			waiting = append(waiting, fmt.Sprintf("DaemonSet %s: %d of %d pods are available", set.Name, status.NumberAvailable,
+				status.DesiredNumberScheduled))
 		}
 		if progress := d.upgrade.progress(&made[i]); progress != "" && made[i].Generation == status.ObservedGeneration {
 			waiting = append(waiting, progress)

@@ -10,8 +10,8 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// served are the fields of each section that do something here, or whose doing nothing is what they ask for: the device plugin's image, and so its pull
-// secrets and resources, are not used, since the rdma-plugin serves its pools; and drivers' pods tolerate every taint.
+// served are the fields of each section that do something here, or whose doing nothing is what they ask for: the device plugin's image, and
+// so its pull secrets and resources, are not used, since the rdma-plugin serves its pools; and drivers' pods tolerate every taint.
 func served() map[string][]string {
 	image := []string{"image", "repository", "version", "imagePullSecrets"}
 	plugin := append(slices.Clone(image), "config", "containerResources")

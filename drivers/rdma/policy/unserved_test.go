@@ -14,8 +14,10 @@ func TestWhatAPolicyAsksForAndDoesNotGetIsNamed(t *testing.T) {
 		{"pods that are replaced by the controller", "ofedDriver", "{image: a, upgradePolicy: {autoUpgrade: true, maxParallelUpgrades: 3}}", ""},
 		{"pods that are replaced without a drain", "ofedDriver", "{image: a, upgradePolicy: {autoUpgrade: true, drain: {enable: false}}}", ""},
 		{
-			"nodes that are drained before", "ofedDriver", "{upgradePolicy: {autoUpgrade: true, drain: {force: true}, safeLoad: true, waitForCompletion: {podSelector: a=b}}}",
-			"upgradePolicy.drain, upgradePolicy.safeLoad, upgradePolicy.waitForCompletion is not served, so pods of the driver are not replaced by themselves: " +
+			"nodes that are drained before", "ofedDriver",
+			"{upgradePolicy: {autoUpgrade: true, drain: {force: true}, safeLoad: true, waitForCompletion: {podSelector: a=b}}}",
+			"upgradePolicy.drain, upgradePolicy.safeLoad, upgradePolicy.waitForCompletion is not served, so pods of the driver are not replaced " +
+				"by themselves: " +
 				"drain each node and delete its pod, or leave that out",
 		},
 		{"probes", "ofedDriver", "{startupProbe: {periodSeconds: 20}}", ""},
@@ -25,7 +27,8 @@ func TestWhatAPolicyAsksForAndDoesNotGetIsNamed(t *testing.T) {
 		{"tolerations, which the drivers have anyway", "tolerations", "[{operator: Exists}]", ""},
 		{"empty fields", "nvPeerDriver", "{imagePullSecrets: [], env: {}}", ""},
 		{"an empty section", "global", "{}", ""},
-		{"a section", "nvIpam", "{image: a}", "the section nvIpam is not served: known are devicePlugin, global, nvPeerDriver, ofedDriver, rdmaSharedDevicePlugin"},
+		{"a section", "nvIpam", "{image: a}", "the section nvIpam is not served: known are devicePlugin, global, nvPeerDriver, ofedDriver, " +
+			"rdmaSharedDevicePlugin"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var section any

@@ -17,8 +17,8 @@ type upgrade struct {
 	parallel  int32 // nodes at a time; 0: all
 }
 
-// upgradeOf reads the policy of a driver. Where it asks for something that is not served before a node's driver is replaced, nothing is replaced: it was
-// asked for so that no pod loses the NIC that it uses.
+// upgradeOf reads the policy of a driver. Where it asks for something that is not served before a node's driver is replaced, nothing is
+// replaced: it was asked for so that no pod loses the NIC that it uses.
 func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
 	if p == nil || !p.AutoUpgrade || len(unservedUpgrade(p)) > 0 {
 		return upgrade{}
@@ -54,8 +54,9 @@ func behind(set *appsv1.DaemonSet) bool {
 	return s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled
 }
 
-// strategies gives each DaemonSet its update strategy. There is one for each platform, and the limit counts all nodes: one DaemonSet at a time has the
-// turn, and may have as many pods down as the limit leaves beside what is down of the others. It keeps the turn until all of its pods are updated.
+// strategies gives each DaemonSet its update strategy. There is one for each platform, and the limit counts all nodes: one DaemonSet at a
+// time has the turn, and may have as many pods down as the limit leaves beside what is down of the others. It keeps the turn until all of
+// its pods are updated.
 func (u upgrade) strategies(sets, made []*appsv1.DaemonSet) {
 	for _, set := range sets {
 		set.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
@@ -111,7 +112,8 @@ func (u upgrade) progress(set *appsv1.DaemonSet) string {
 		return ""
 	}
 	s := set.Status
-	text := fmt.Sprintf("DaemonSet %s: %d of %d pods run the driver that is asked for", set.Name, s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+	text := fmt.Sprintf("DaemonSet %s: %d of %d pods run the driver that is asked for", set.Name, s.UpdatedNumberScheduled,
+		s.DesiredNumberScheduled)
 	if !u.automatic {
 		text += "; drain each of the other nodes and delete its pod of the driver"
 	}
@@ -120,6 +122,7 @@ func (u upgrade) progress(set *appsv1.DaemonSet) string {
 
 // unservedFields names the fields of an upgrade policy for people.
 func unservedFields(missing []string) string {
-	return fmt.Sprintf("upgradePolicy.%s is not served, so pods of the driver are not replaced by themselves: drain each node and delete its pod, or leave that out",
+	return fmt.Sprintf("upgradePolicy.%s is not served, so pods of the driver are not replaced by themselves: drain each node and delete "+
+		"its pod, or leave that out",
 		strings.Join(missing, ", upgradePolicy."))
 }

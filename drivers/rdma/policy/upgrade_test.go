@@ -38,11 +38,13 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	}{
 		{"without a policy", nil, []*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
 		{"by hand", &mellanox.UpgradePolicySpec{MaxParallelUpgrades: ptr.To[int32](3)}, []*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
-		{"after a drain, which is not served", &mellanox.UpgradePolicySpec{AutoUpgrade: true, Drain: &mellanox.DrainSpec{}}, []*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
+		{"after a drain, which is not served", &mellanox.UpgradePolicySpec{AutoUpgrade: true, Drain: &mellanox.DrainSpec{}},
+			[]*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
 		{"no limit given is one", &mellanox.UpgradePolicySpec{AutoUpgrade: true}, []*appsv1.DaemonSet{set("a", off, "bbb")}, "a:1"},
 		{"no limit", asked(0), []*appsv1.DaemonSet{set("a", off, "b"), set("b", off, "b"), set("c", off, "")}, "a:100% b:100% c:100%"},
 		{"nothing is there", asked(2), nil, "a:2"},
-		{"nobody is behind: the first is ready for the next change", asked(2), []*appsv1.DaemonSet{set("a", off, ""), set("b", on, ""), set("c", off, "")}, "a:2"},
+		{"nobody is behind: the first is ready for the next change", asked(2),
+			[]*appsv1.DaemonSet{set("a", off, ""), set("b", on, ""), set("c", off, "")}, "a:2"},
 		{"all are behind: the first begins", asked(2), []*appsv1.DaemonSet{set("a", off, "bb"), set("b", off, "bb"), set("c", off, "bb")}, "a:2"},
 		{"the one that has begun goes on", asked(2), []*appsv1.DaemonSet{set("a", off, "bb"), set("b", on, "bbd"), set("c", off, "bb")}, "b:2"},
 		{"one whose change was not seen yet goes on", asked(2), []*appsv1.DaemonSet{set("a", off, "bb"), unobserved, set("c", off, "")}, "b:2"},
@@ -68,13 +70,15 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy lets it, and they are up a step later.
+// TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy lets it, and they are up a
+// step later.
 //
 //shows:rdma-policy
 func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
 	limit := int32(3)
 	u := upgradeOf(&mellanox.UpgradePolicySpec{AutoUpgrade: true, MaxParallelUpgrades: &limit})
-	made := []*appsv1.DaemonSet{set("a", "OnDelete", strings.Repeat("b", 10)), set("b", "OnDelete", strings.Repeat("b", 10)), set("c", "OnDelete", strings.Repeat("b", 10))}
+	made := []*appsv1.DaemonSet{set("a", "OnDelete", strings.Repeat("b", 10)), set("b", "OnDelete", strings.Repeat("b", 10)),
+		set("c", "OnDelete", strings.Repeat("b", 10))}
 	for step := 0; ; step++ {
 		if step > 100 {
 			t.Fatalf("no end after %d steps: %+v", step, made)

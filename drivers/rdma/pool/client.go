@@ -50,13 +50,15 @@ func NewClient(config *rest.Config, core kubernetes.Interface, node string) (*Cl
 	return &Client{node: node, core: core, pools: pools}, nil
 }
 
-// Watch calls changed with the pools that select the node, sorted by name, when they are first known and whenever they change, until ctx ends.
-// Without the CRD there are none, and Watch waits for it.
+// Watch calls changed with the pools that select the node, sorted by name, when they are first known and whenever they change, until ctx
+// ends. Without the CRD there are none, and Watch waits for it.
 func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
 	view := &view{changed: changed, last: []Object{{}}}
-	poolInformer := cache.NewSharedIndexInformer(cache.NewListWatchFromClient(c.pools, resource, "", fields.Everything()), &v1alpha1.RDMAPool{}, 0, nil)
+	poolInformer := cache.NewSharedIndexInformer(cache.NewListWatchFromClient(c.pools, resource, "", fields.Everything()),
+		&v1alpha1.RDMAPool{}, 0, nil)
 	nodeInformer := cache.NewSharedIndexInformer(
-		cache.NewListWatchFromClient(c.core.CoreV1().RESTClient(), "nodes", "", fields.OneTermEqualSelector("metadata.name", c.node)), &corev1.Node{}, 0, nil)
+		cache.NewListWatchFromClient(c.core.CoreV1().RESTClient(), "nodes", "", fields.OneTermEqualSelector("metadata.name", c.node)),
+		&corev1.Node{}, 0, nil)
 	for _, informer := range []cache.SharedIndexInformer{poolInformer, nodeInformer} {
 		err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
 			if apierrors.IsNotFound(err) {
@@ -121,8 +123,8 @@ func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexI
 	v.changed(pools)
 }
 
-// Report writes the node's entry in the status of an RDMAPool, by server-side apply with a manager of the node's own: nodes do not contend for the
-// object, and none writes another's entry. A nil entry removes it.
+// Report writes the node's entry in the status of an RDMAPool, by server-side apply with a manager of the node's own: nodes do not contend
+// for the object, and none writes another's entry. A nil entry removes it.
 func (c *Client) Report(ctx context.Context, pool string, entry *v1alpha1.RDMAPoolNode) error {
 	status := map[string]any{}
 	if entry != nil {

@@ -6,7 +6,8 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 )
 
-// Definitions are all pools of a node in the order in which they are served: the file's first, then the RDMAPools without a mistake. A nil file has none.
+// Definitions are all pools of a node in the order in which they are served: the file's first, then the RDMAPools without a mistake. A nil
+// file has none.
 func Definitions(file *config.Config, pools []Object) []Definition {
 	var definitions []Definition
 	if file != nil {

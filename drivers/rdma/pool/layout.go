@@ -8,8 +8,8 @@ import (
 // Layout is the division of a pool: the HCA (by key) of each unit, by unit number.
 type Layout []string
 
-// Divide makes a layout of n units over the HCAs, evenly to within one, moving as few units as it must from their HCA in l. Units of an HCA that
-// is gone are moved. Without HCAs there are no units.
+// Divide makes a layout of n units over the HCAs, evenly to within one, moving as few units as it must from their HCA in l. Units of an HCA
+// that is gone are moved. Without HCAs there are no units.
 func (l Layout) Divide(n int, hcas []string) Layout {
 	if len(hcas) == 0 {
 		return nil

@@ -31,7 +31,8 @@ type Listing struct {
 	Others []string // the names of those that do not, sorted
 }
 
-// List reads the RDMAPools once. Without the CRD there are none; a node that the API server does not know is an error, since its labels decide.
+// List reads the RDMAPools once. Without the CRD there are none; a node that the API server does not know is an error, since its labels
+// decide.
 func (c *Client) List(ctx context.Context) (*Listing, error) {
 	var list v1alpha1.RDMAPoolList
 	if err := c.pools.Get().Resource(resource).Do(ctx).Into(&list); err != nil && !apierrors.IsNotFound(err) {
@@ -60,7 +61,8 @@ func selecting(pools []*v1alpha1.RDMAPool, labels map[string]string) *Listing {
 			continue
 		}
 		listing.Pools = append(listing.Pools, Object{
-			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(), Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
+			Name: p.Name, Generation: p.Generation, Config: *p.Spec.RDMAPoolConfig.DeepCopy(),
+			Mistake: p.Spec.Validate(field.NewPath("spec")).ToAggregate(),
 		})
 	}
 	slices.SortFunc(listing.Pools, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })

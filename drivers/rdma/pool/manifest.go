@@ -28,8 +28,8 @@ type Manifest struct {
 	strict runtime.Decoder
 }
 
-// ReadManifest reads a manifest. Objects of other kinds are passed over, as in the file of a whole installation. What the API server would refuse or
-// drop of an RDMAPool is a mistake; the error is every one of them, with its document and path.
+// ReadManifest reads a manifest. Objects of other kinds are passed over, as in the file of a whole installation. What the API server would
+// refuse or drop of an RDMAPool is a mistake; the error is every one of them, with its document and path.
 func ReadManifest(data []byte) (*Manifest, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -106,15 +106,16 @@ func (m *Manifest) add(at string, content []byte) error {
 	return nil
 }
 
-// Listing is the RDMAPools as a node sees them. Its labels are those given, else those of its Node in the manifest; they matter only where a pool
-// selects nodes.
+// Listing is the RDMAPools as a node sees them. Its labels are those given, else those of its Node in the manifest; they matter only where
+// a pool selects nodes.
 func (m *Manifest) Listing(node string, labels map[string]string) (*Listing, error) {
 	if labels == nil {
 		known := false
 		if labels, known = m.labels[node]; !known {
 			for _, p := range m.pools {
 				if p.Spec.NodeSelector != nil {
-					return nil, fmt.Errorf("RDMAPool %s selects nodes by their labels, and those of node %q are not known: give --node-labels, or the Node in the manifest with --node-name", p.Name, node)
+					return nil, fmt.Errorf("RDMAPool %s selects nodes by their labels, and those of node %q are not known: give --node-labels, or the "+
+						"Node in the manifest with --node-name", p.Name, node)
 				}
 			}
 		}

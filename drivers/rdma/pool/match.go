@@ -15,7 +15,8 @@ import (
 func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 	f := h.Function
 	if f == nil {
-		if len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.PCIAddresses)+len(s.ACPIIndexes)+len(s.PFNames)+len(s.RootDevices)+len(s.NUMANodes) > 0 {
+		if len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.PCIAddresses)+len(s.ACPIIndexes)+len(s.PFNames)+len(s.RootDevices)+len(
+			s.NUMANodes) > 0 {
 			return "it is a software device, and the pool selects by PCI properties"
 		}
 		return ""

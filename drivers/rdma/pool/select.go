@@ -30,8 +30,8 @@ type Pool struct {
 	Conflicts []string
 }
 
-// Closed reports whether the pool hands out what a pod with a network of its own cannot open where the kernel's RDMA subsystem is in exclusive mode: units
-// of a device plugin, and shares. Whole HCAs by claims can go into the pod's network.
+// Closed reports whether the pool hands out what a pod with a network of its own cannot open where the kernel's RDMA subsystem is in
+// exclusive mode: units of a device plugin, and shares. Whole HCAs by claims can go into the pod's network.
 func (p *Pool) Closed(devicePlugin bool) bool {
 	return len(p.Members) > 0 && (devicePlugin || !p.Exclusive())
 }

@@ -40,11 +40,13 @@ func node() *inventory.Inventory {
 	roce.Function.NumVFs, roce.Function.TotalVFs, roce.PhysicalNets = 2, 8, []string{"ens2f0"}
 	devices := []inventory.HCA{ib0, ib1, roce}
 	for i, name := range []string{"mlx5_3", "mlx5_4"} {
-		vf := hca(name, function(pci.Address("0000:81:00."+string(rune('1'+i))), 0x101e, 1), port(1, infiniband.Ethernet, 100, infiniband.TypeEthernet, "ens2f0v"+string(rune('0'+i))))
+		vf := hca(name, function(pci.Address("0000:81:00."+string(rune('1'+i))), 0x101e, 1),
+			port(1, infiniband.Ethernet, 100, infiniband.TypeEthernet, "ens2f0v"+string(rune('0'+i))))
 		vf.Function.PhysicalFunction, vf.Function.VirtualIndex, vf.PhysicalNets = "0000:81:00.0", i, []string{"ens2f0"}
 		devices = append(devices, vf)
 	}
-	dual := hca("mlx4_0", function("0000:90:00.0", 0x1003, pci.NUMAUnknown), port(1, infiniband.InfiniBand, 56, infiniband.TypeInfiniBand, "ib0"), port(2, infiniband.Ethernet, 40, infiniband.TypeEthernet, "eth2"))
+	dual := hca("mlx4_0", function("0000:90:00.0", 0x1003, pci.NUMAUnknown),
+		port(1, infiniband.InfiniBand, 56, infiniband.TypeInfiniBand, "ib0"), port(2, infiniband.Ethernet, 40, infiniband.TypeEthernet, "eth2"))
 	dual.Function.Driver = "mlx4_core"
 	dual.PhysicalNets = []string{"ib0", "eth2"}
 	soft := hca("rxe0", nil, infiniband.Port{Number: 1, LinkLayer: infiniband.Ethernet, Rate: 2.5})
@@ -68,36 +70,56 @@ func TestSelectors(t *testing.T) {
 		device    string // one that is refused
 		reason    string
 	}{
-		{"by vendor", selectors{Vendors: []string{"15B3"}}, []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0"}, "rxe0", "software device"},
-		{"by another vendor", selectors{Vendors: []string{"8086", "1d0f"}}, nil, "mlx5_0", "selectors.vendors: its vendor 15b3 is not among [8086 1d0f]"},
-		{"by device ID", selectors{DeviceIDs: []string{"1021"}}, []string{"mlx5_0", "mlx5_1"}, "mlx5_2", "selectors.deviceIDs: its device ID 101d is not among [1021]"},
+		{"by vendor", selectors{Vendors: []string{"15B3"}}, []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0"}, "rxe0",
+			"software device"},
+		{"by another vendor", selectors{Vendors: []string{"8086", "1d0f"}}, nil, "mlx5_0",
+			"selectors.vendors: its vendor 15b3 is not among [8086 1d0f]"},
+		{"by device ID", selectors{DeviceIDs: []string{"1021"}}, []string{"mlx5_0", "mlx5_1"}, "mlx5_2",
+			"selectors.deviceIDs: its device ID 101d is not among [1021]"},
 		{"any of two device IDs", selectors{DeviceIDs: []string{"1021", "101d"}}, []string{"mlx5_0", "mlx5_1", "mlx5_2"}, "mlx4_0", "1003"},
 		{"by driver", selectors{Drivers: []string{"mlx4_core"}}, []string{"mlx4_0"}, "mlx5_0", "selectors.drivers: its driver mlx5_core"},
-		{"by interface", selectors{IfNames: []string{"ibp3s0", "ens2f0v1"}}, []string{"mlx5_0", "mlx5_4"}, "rxe0", "selectors.ifNames: it has no interface, and [ibp3s0 ens2f0v1] is wanted"},
-		{"all selectors must match", selectors{Vendors: []string{"15b3"}, DeviceIDs: []string{"1021"}, IfNames: []string{"ibp3s0"}}, []string{"mlx5_0"}, "mlx5_1", "selectors.ifNames: its interface ibp94s0 is not among [ibp3s0]"},
-		{"by link type ether", selectors{LinkTypes: []string{"ether"}}, []string{"mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0", "rxe0"}, "mlx5_0", "selectors.linkTypes: its link type infiniband"},
+		{"by interface", selectors{IfNames: []string{"ibp3s0", "ens2f0v1"}}, []string{"mlx5_0", "mlx5_4"}, "rxe0",
+			"selectors.ifNames: it has no interface, and [ibp3s0 ens2f0v1] is wanted"},
+		{"all selectors must match", selectors{Vendors: []string{"15b3"}, DeviceIDs: []string{"1021"}, IfNames: []string{"ibp3s0"}},
+			[]string{"mlx5_0"}, "mlx5_1", "selectors.ifNames: its interface ibp94s0 is not among [ibp3s0]"},
+		{"by link type ether", selectors{LinkTypes: []string{"ether"}}, []string{"mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0", "rxe0"}, "mlx5_0",
+			"selectors.linkTypes: its link type infiniband"},
 		{"by link type infiniband", selectors{LinkTypes: []string{"infiniband"}}, []string{"mlx5_0", "mlx5_1", "mlx4_0"}, "rxe0", "ether"},
-		{"by link layer", selectors{LinkLayers: []string{"InfiniBand"}}, []string{"mlx5_0", "mlx5_1", "mlx4_0"}, "mlx5_2", "selectors.linkLayers: its link layer Ethernet"},
-		{"two port selectors must match one port", selectors{LinkLayers: []string{"Ethernet"}, MinRateGbps: 50}, []string{"mlx5_2", "mlx5_3", "mlx5_4"}, "mlx4_0", "selectors.linkLayers: its link layer InfiniBand is not among [Ethernet]; selectors.minRateGbps: its rate of 40 Gb/s is less than 50"},
+		{"by link layer", selectors{LinkLayers: []string{"InfiniBand"}}, []string{"mlx5_0", "mlx5_1", "mlx4_0"}, "mlx5_2",
+			"selectors.linkLayers: its link layer Ethernet"},
+		{"two port selectors must match one port", selectors{LinkLayers: []string{"Ethernet"}, MinRateGbps: 50},
+			[]string{"mlx5_2", "mlx5_3", "mlx5_4"}, "mlx4_0",
+			"selectors.linkLayers: its link layer InfiniBand is not among [Ethernet]; selectors.minRateGbps: its rate of 40 Gb/s is less than 50"},
 		{"by rate", selectors{MinRateGbps: 400}, []string{"mlx5_0"}, "mlx5_1", "its rate of 200 Gb/s is less than 400"},
 		{"by NUMA node", selectors{NUMANodes: []int32{0}}, []string{"mlx5_0"}, "mlx4_0", "its NUMA node -1 is not among [0]"},
-		{"by address", selectors{PCIAddresses: []string{"3B:00.0", "0000:90:00.0"}}, []string{"mlx5_0", "mlx4_0"}, "mlx5_1", "selectors.pciAddresses"},
-		{"by the firmware's index", selectors{ACPIIndexes: []string{"101", "102"}}, []string{"mlx5_1"}, "mlx5_0", "selectors.acpiIndexes: it has no ACPI index, and [101 102] is wanted"},
-		{"by another index", selectors{ACPIIndexes: []string{"10"}}, nil, "mlx5_1", "selectors.acpiIndexes: its ACPI index 102 is not among [10]"},
+		{"by address", selectors{PCIAddresses: []string{"3B:00.0", "0000:90:00.0"}}, []string{"mlx5_0", "mlx4_0"}, "mlx5_1",
+			"selectors.pciAddresses"},
+		{"by the firmware's index", selectors{ACPIIndexes: []string{"101", "102"}}, []string{"mlx5_1"}, "mlx5_0",
+			"selectors.acpiIndexes: it has no ACPI index, and [101 102] is wanted"},
+		{"by another index", selectors{ACPIIndexes: []string{"10"}}, nil, "mlx5_1",
+			"selectors.acpiIndexes: its ACPI index 102 is not among [10]"},
 		{"by an index, which no software device has", selectors{ACPIIndexes: []string{"102"}}, []string{"mlx5_1"}, "rxe0", "software device"},
 		{"whatever has RDMA", selectors{IsRDMA: true}, []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx4_0", "rxe0"}, "", ""},
-		{"whatever has RDMA and matches the rest", selectors{IsRDMA: true, DeviceIDs: []string{"1003"}}, []string{"mlx4_0"}, "mlx5_0", "selectors.deviceIDs"},
-		{"by partition key, whatever the membership", selectors{PKeys: []string{"0x0012"}}, []string{"mlx5_0"}, "mlx5_1", "selectors.pKeys: its partition key 0xffff is not among [0x0012]"},
-		{"by the default partition key", selectors{PKeys: []string{"0x7fff"}}, []string{"mlx5_0", "mlx5_1"}, "mlx5_2", "Ethernet, which has no partitions"},
-		{"a physical function's name means its virtual functions", selectors{PFNames: []string{"ens2f0"}}, []string{"mlx5_3", "mlx5_4"}, "mlx5_2", `it is the physical function, and "ens2f0" selects virtual ones`},
-		{"a name with a range", selectors{PFNames: []string{"ens2f0#1-7"}}, []string{"mlx5_4"}, "mlx5_3", `it is virtual function 0, which "ens2f0#1-7" leaves out`},
-		{"two ranges of one name", selectors{PFNames: []string{"ens2f0#0", "ens2f0#1"}}, []string{"mlx5_3", "mlx5_4"}, "mlx5_0", "physical function is not among"},
+		{"whatever has RDMA and matches the rest", selectors{IsRDMA: true, DeviceIDs: []string{"1003"}}, []string{"mlx4_0"}, "mlx5_0",
+			"selectors.deviceIDs"},
+		{"by partition key, whatever the membership", selectors{PKeys: []string{"0x0012"}}, []string{"mlx5_0"}, "mlx5_1",
+			"selectors.pKeys: its partition key 0xffff is not among [0x0012]"},
+		{"by the default partition key", selectors{PKeys: []string{"0x7fff"}}, []string{"mlx5_0", "mlx5_1"}, "mlx5_2",
+			"Ethernet, which has no partitions"},
+		{"a physical function's name means its virtual functions", selectors{PFNames: []string{"ens2f0"}}, []string{"mlx5_3", "mlx5_4"}, "mlx5_2",
+			`it is the physical function, and "ens2f0" selects virtual ones`},
+		{"a name with a range", selectors{PFNames: []string{"ens2f0#1-7"}}, []string{"mlx5_4"}, "mlx5_3",
+			`it is virtual function 0, which "ens2f0#1-7" leaves out`},
+		{"two ranges of one name", selectors{PFNames: []string{"ens2f0#0", "ens2f0#1"}}, []string{"mlx5_3", "mlx5_4"}, "mlx5_0",
+			"physical function is not among"},
 		{"a physical function without virtual ones", selectors{PFNames: []string{"eth2"}}, []string{"mlx4_0"}, "mlx5_2", "selectors.pfNames"},
 		{"by root device with a range", selectors{RootDevices: []string{"0000:81:00.0#0,3-5"}}, []string{"mlx5_3"}, "mlx5_4", "leaves out"},
-		{"by root device without virtual functions", selectors{RootDevices: []string{"0000:3b:00.0"}}, []string{"mlx5_0"}, "mlx5_1", "selectors.rootDevices"},
+		{"by root device without virtual functions", selectors{RootDevices: []string{"0000:3b:00.0"}}, []string{"mlx5_0"}, "mlx5_1",
+			"selectors.rootDevices"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			definition := pool.Definition{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "a", RDMAHCAMax: 1, Selectors: &test.selectors}, Source: "test"}
+			definition := pool.Definition{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: "a", RDMAHCAMax: 1, Selectors: &test.selectors},
+				Source: "test"}
 			selection := pool.Select([]pool.Definition{definition}, node())
 			if diff := cmp.Diff(test.want, members(selection.Pools[0])); diff != "" {
 				t.Error(diff)
@@ -127,7 +149,8 @@ func TestDevicesAreInterfaces(t *testing.T) {
 
 func TestPoolsThatWantOneDevice(t *testing.T) {
 	make := func(name string, mode v1alpha1.RDMAPoolMode, ifNames ...string) pool.Definition {
-		return pool.Definition{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: name, Mode: mode, Selectors: &v1alpha1.RDMASelectors{IfNames: ifNames}}, Source: "pool " + name}
+		return pool.Definition{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{ResourceName: name, Mode: mode,
+			Selectors: &v1alpha1.RDMASelectors{IfNames: ifNames}}, Source: "pool " + name}
 	}
 	for _, test := range []struct {
 		name        string

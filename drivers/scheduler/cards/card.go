@@ -1,5 +1,5 @@
-// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler: nodes and pods come in as
-// plain values, and a refusal says which rule left how many GPUs out.
+// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler: nodes and
+// pods come in as plain values, and a refusal says which rule left how many GPUs out.
 package cards
 
 import (
@@ -30,7 +30,8 @@ type Card struct {
 	Cut    Cut
 }
 
-// Cut is which MIG slots of a GPU are given away. Those of one group lie beside each other; slots of two groups may overlap, so a GPU is cut by one at a time.
+// Cut is which MIG slots of a GPU are given away. Those of one group lie beside each other; slots of two groups may overlap, so a GPU is
+// cut by one at a time.
 type Cut struct {
 	Taken  uint64 // positions of the group, as bits; 0: nothing is given away
 	Group  int
@@ -54,8 +55,8 @@ func (c *Cut) raise(other Cut) {
 	c.Taken |= other.Taken
 }
 
-// slot finds the slot for a request: in the group by which the GPU is cut, or else in the first one that has any large enough, the smallest that is large
-// enough and free. No memory named is the largest instance's.
+// slot finds the slot for a request: in the group by which the GPU is cut, or else in the first one that has any large enough, the smallest
+// that is large enough and free. No memory named is the largest instance's.
 func (c *Card) slot(memory int64) *annotation.MIGSlot {
 	if memory == 0 {
 		for _, group := range c.Groups {
@@ -82,9 +83,9 @@ func (c *Card) slot(memory int64) *annotation.MIGSlot {
 // Node are a node's GPUs in the order of their index.
 type Node []Card
 
-// Book counts a pod's shares as given away, a list per container. Those of an init container that ends before the next one starts (before says which do;
-// nil where none does) are not added to what comes after: what counts of each GPU is the most that is taken at one time. A share of a GPU that the node does
-// not register counts nowhere.
+// Book counts a pod's shares as given away, a list per container. Those of an init container that ends before the next one starts (before
+// says which do; nil where none does) are not added to what comes after: what counts of each GPU is the most that is taken at one time. A
+// share of a GPU that the node does not register counts nowhere.
 func (n Node) Book(containers [][]annotation.Share, before []bool) {
 	peak := slices.Clone(n)
 	for i, shares := range containers {

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// The tables here were written by hand from what is documented of Volcano's deviceshare plugin: its predicates and its scores. Their values are literals on
-// purpose; nothing in them is computed by the code under test.
+// The tables here were written by hand from what is documented of Volcano's deviceshare plugin: its predicates and its scores. Their values
+// are literals on purpose; nothing in them is computed by the code under test.
 
 var volcano = annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"}
 
@@ -41,7 +41,8 @@ func pod(annotations map[string]string, amounts ...[3]int64) *corev1.Pod {
 				limits[corev1.ResourceName(name)] = *resource.NewQuantity(amount[j], resource.DecimalSI)
 			}
 		}
-		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c%d", i), Resources: corev1.ResourceRequirements{Limits: limits}})
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c%d", i),
+			Resources: corev1.ResourceRequirements{Limits: limits}})
 	}
 	return p
 }
@@ -71,23 +72,32 @@ func TestPredicates(t *testing.T) {
 		{"cores up to 100 together", Node{used(l40s(0), 1, 1, 70)}, pod(nil, [3]int64{1, 1, 30}), ""},
 		{"cores over 100 together", Node{used(l40s(0), 1, 1, 71)}, pod(nil, [3]int64{1, 1, 30}), "1 without the cores left"},
 		{"all cores of an idle GPU", Node{l40s(0)}, pod(nil, [3]int64{1, 1, 100}), ""},
-		{"all cores of a GPU whose one sharer names none", Node{used(l40s(0), 1, 1, 0)}, pod(nil, [3]int64{1, 1, 100}), "1 shared, where all cores are wanted"},
-		{"no cores named on a GPU that is somebody's alone", Node{used(l40s(0), 1, 1, 100)}, pod(nil, [3]int64{1, 1, 0}), "1 without the cores left"},
+		{"all cores of a GPU whose one sharer names none", Node{used(l40s(0), 1, 1, 0)}, pod(nil, [3]int64{1, 1, 100}),
+			"1 shared, where all cores are wanted"},
+		{"no cores named on a GPU that is somebody's alone", Node{used(l40s(0), 1, 1, 100)}, pod(nil, [3]int64{1, 1, 0}),
+			"1 without the cores left"},
 		{"no cores named on a GPU with some given away", Node{used(l40s(0), 1, 1, 99)}, pod(nil, [3]int64{1, 1, 0}), ""},
 		{"an unhealthy GPU", Node{sick}, pod(nil, [3]int64{1, 1, 0}), "1 unhealthy"},
 		{"a GPU that is cut", Node{mig}, pod(nil, [3]int64{1, 1, 0}), "1 cut into MIG instances"},
 		{"another pod of the group on one of two GPUs", Node{sibling, l40s(1)}, pod(nil, [3]int64{2, 1, 0}), "1 of another pod of its PodGroup"},
 		{"mode hami-core is software", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-mode": "hami-core"}, [3]int64{1, 1, 0}), ""},
-		{"mode mig on a GPU that is not cut", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-mode": "mig"}, [3]int64{1, 1, 0}), "1 not cut into MIG instances"},
-		{"a list of UUIDs with the GPU", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-use-gpuuuid": "GPU-1, " + uuid(0)}, [3]int64{1, 1, 0}), ""},
-		{"a list of UUIDs without it", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-use-gpuuuid": uuid(1)}, [3]int64{1, 1, 0}), "1 excluded by the pod's list of UUIDs"},
-		{"the GPU is to be avoided", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-nouse-gpuuuid": uuid(0)}, [3]int64{1, 1, 0}), "1 excluded by the pod's list of UUIDs"},
+		{"mode mig on a GPU that is not cut", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-mode": "mig"}, [3]int64{1, 1, 0}),
+			"1 not cut into MIG instances"},
+		{"a list of UUIDs with the GPU", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-use-gpuuuid": "GPU-1, " + uuid(0)},
+			[3]int64{1, 1, 0}), ""},
+		{"a list of UUIDs without it", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-use-gpuuuid": uuid(1)}, [3]int64{1, 1, 0}),
+			"1 excluded by the pod's list of UUIDs"},
+		{"the GPU is to be avoided", Node{l40s(0)}, pod(map[string]string{"volcano.sh/vgpu-nouse-gpuuuid": uuid(0)}, [3]int64{1, 1, 0}),
+			"1 excluded by the pod's list of UUIDs"},
 		{"the model that is wanted", Node{other}, pod(map[string]string{"nvidia.com/use-gputype": "l40s,a100"}, [3]int64{1, 1, 0}), ""},
-		{"not the model that is wanted", Node{other}, pod(map[string]string{"nvidia.com/use-gputype": "L40S"}, [3]int64{1, 1, 0}), "1 of a model that the pod excludes"},
-		{"the model to be avoided", Node{other}, pod(map[string]string{"nvidia.com/nouse-gputype": "A100"}, [3]int64{1, 1, 0}), "1 of a model that the pod excludes"},
+		{"not the model that is wanted", Node{other}, pod(map[string]string{"nvidia.com/use-gputype": "L40S"}, [3]int64{1, 1, 0}),
+			"1 of a model that the pod excludes"},
+		{"the model to be avoided", Node{other}, pod(map[string]string{"nvidia.com/nouse-gputype": "A100"}, [3]int64{1, 1, 0}),
+			"1 of a model that the pod excludes"},
 		{"two containers share one GPU", Node{l40s(0)}, pod(nil, [3]int64{1, 2457, 50}, [3]int64{1, 2457, 50}), ""},
 		{"a second container too many", Node{l40s(0)}, pod(nil, [3]int64{1, 2457, 50}, [3]int64{1, 2458, 50}), "container c1 wants 1"},
-		{"each reason is counted", Node{sick, used(l40s(1), 10, 0, 0), used(l40s(2), 10, 0, 0)}, pod(nil, [3]int64{1, 1, 0}), "0 of 3 will do: 1 unhealthy, 2 shared by as many as it may be"},
+		{"each reason is counted", Node{sick, used(l40s(1), 10, 0, 0), used(l40s(2), 10, 0, 0)}, pod(nil, [3]int64{1, 1, 0}),
+			"0 of 3 will do: 1 unhealthy, 2 shared by as many as it may be"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			wish, err := Read(test.pod, volcano, Policies{Binpack, Binpack})
@@ -110,13 +120,16 @@ func TestMistakesAreNamedBeforeAnyNodeIsLookedAt(t *testing.T) {
 		pod  *corev1.Pod
 		part string
 	}{
-		"memory without number":   {pod(nil, [3]int64{-1, 1024, -1}), "volcano.sh/vgpu-memory: 1024 without volcano.sh/vgpu-number"},
-		"cores over 100":          {pod(nil, [3]int64{1, 1, 101}), "volcano.sh/vgpu-cores: 101, where at most 100"},
-		"a number beyond reason":  {pod(nil, [3]int64{1 << 40, 1, 0}), "at most 64"},
-		"an unknown mode":         {pod(map[string]string{"volcano.sh/vgpu-mode": "mps"}, [3]int64{1, 1, 0}), `"mps", where hami-core and mig`},
-		"an unknown group policy": {pod(map[string]string{"volcano.sh/vgpu-podgroup-policy": "pack"}, [3]int64{1, 1, 0}), `"pack", where spread is allowed`},
-		"an unknown card policy":  {pod(map[string]string{CardPolicyAnnotation: "best"}, [3]int64{1, 1, 0}), `card policy "best", where binpack, spread, numa and nvlink`},
-		"NUMA is no node's order": {pod(map[string]string{NodePolicyAnnotation: "numa"}, [3]int64{1, 1, 0}), `node policy "numa", where binpack and spread`},
+		"memory without number":  {pod(nil, [3]int64{-1, 1024, -1}), "volcano.sh/vgpu-memory: 1024 without volcano.sh/vgpu-number"},
+		"cores over 100":         {pod(nil, [3]int64{1, 1, 101}), "volcano.sh/vgpu-cores: 101, where at most 100"},
+		"a number beyond reason": {pod(nil, [3]int64{1 << 40, 1, 0}), "at most 64"},
+		"an unknown mode":        {pod(map[string]string{"volcano.sh/vgpu-mode": "mps"}, [3]int64{1, 1, 0}), `"mps", where hami-core and mig`},
+		"an unknown group policy": {pod(map[string]string{"volcano.sh/vgpu-podgroup-policy": "pack"}, [3]int64{1, 1, 0}),
+			`"pack", where spread is allowed`},
+		"an unknown card policy": {pod(map[string]string{CardPolicyAnnotation: "best"}, [3]int64{1, 1, 0}),
+			`card policy "best", where binpack, spread, numa and nvlink`},
+		"NUMA is no node's order": {pod(map[string]string{NodePolicyAnnotation: "numa"}, [3]int64{1, 1, 0}),
+			`node policy "numa", where binpack and spread`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Read(test.pod, volcano, Policies{Binpack, Binpack}); err == nil || !strings.Contains(err.Error(), test.part) {
@@ -250,7 +263,8 @@ func TestAnInitContainersShareIsFreeWhenItHasEnded(t *testing.T) {
 	}{
 		{"smaller than what follows", init, [][3]int64{{1, 1000, 10}}, [][3]int64{{1, 3000, 50}}, "", 1, 3000, 50},
 		{"larger than what follows", init, [][3]int64{{1, 4000, 60}}, [][3]int64{{1, 3000, 50}}, "", 1, 4000, 60},
-		{"two after each other, more of each in another", init, [][3]int64{{1, 4000, 10}, {1, 1000, 90}}, [][3]int64{{1, 1500, 20}, {1, 1500, 20}}, "", 2, 4000, 90},
+		{"two after each other, more of each in another", init, [][3]int64{{1, 4000, 10}, {1, 1000, 90}},
+			[][3]int64{{1, 1500, 20}, {1, 1500, 20}}, "", 2, 4000, 90},
 		{"the whole GPU, and then all its cores", init, [][3]int64{{1, 4914, 100}}, [][3]int64{{1, 1, 100}}, "", 1, 4914, 100},
 		{"more than the GPU has", init, [][3]int64{{1, 4915, 0}}, [][3]int64{{1, 1, 0}}, "smaller than the memory asked for", 0, 0, 0},
 		{"one that stays is added", sidecar, [][3]int64{{1, 1000, 10}}, [][3]int64{{1, 3000, 50}}, "", 2, 4000, 60},

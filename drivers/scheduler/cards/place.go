@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Place chooses shares for every container of a wish, in the wish's order, and books on n the most that is taken at one time. On an error, which says for each reason how many GPUs it
-// left out, n is in no defined state.
+// Place chooses shares for every container of a wish, in the wish's order, and books on n the most that is taken at one time. On an error,
+// which says for each reason how many GPUs it left out, n is in no defined state.
 func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	containers := make([][]annotation.Share, len(w.Requests))
 	peak := slices.Clone(n)
@@ -171,7 +171,8 @@ func closeness(policy Policy) []func(Near) string {
 	return nil
 }
 
-// closest narrows the cards to the closest group that has enough of them; of several such groups to the smallest, which leaves the larger ones whole.
+// closest narrows the cards to the closest group that has enough of them; of several such groups to the smallest, which leaves the larger
+// ones whole.
 func closest(fit []*Card, number int, policy Policy) []*Card {
 	for _, group := range closeness(policy) {
 		members := map[string][]*Card{}
@@ -199,8 +200,8 @@ func closest(fit []*Card, number int, policy Policy) []*Card {
 	return fit
 }
 
-// Score values what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. Binpack is the part of the memory that was
-// given away; spread is the part of the places that was free.
+// Score values what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. Binpack is the part of the
+// memory that was given away; spread is the part of the places that was free.
 func (n Node) Score(containers [][]annotation.Share, policy Policy) int64 {
 	var sum, count float64
 	for _, shares := range containers {

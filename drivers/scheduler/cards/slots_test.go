@@ -7,7 +7,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// a100 is an idle A100-40 in units of 1 MiB, in one of two layouts: seven 1g.5gb, or three 2g.10gb and a 1g.5gb. The sizes are the driver's.
+// a100 is an idle A100-40 in units of 1 MiB, in one of two layouts: seven 1g.5gb, or three 2g.10gb and a 1g.5gb. The sizes are the
+// driver's.
 func a100(given ...string) Card {
 	c := Card{GPU: annotation.GPU{UUID: uuid(0), Slots: 7, Memory: 40960, Model: "A100-SXM4-40GB", Healthy: true, Mode: annotation.ModeMIG},
 		Groups: [][]int64{{4864, 4864, 4864, 4864, 4864, 4864, 4864}, {9856, 9856, 9856, 4864}}}
@@ -77,7 +78,8 @@ func TestMIGSlots(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Read(pod(mig, [3]int64{1, 3000, 30}), volcano, Policies{Binpack, Binpack}); err == nil || !strings.Contains(err.Error(), "volcano.sh/vgpu-cores: 30 of a MIG instance") {
+	if _, err := Read(pod(mig, [3]int64{1, 3000, 30}), volcano, Policies{Binpack, Binpack}); err == nil ||
+		!strings.Contains(err.Error(), "volcano.sh/vgpu-cores: 30 of a MIG instance") {
 		t.Errorf("cores of an instance: error %v", err)
 	}
 }

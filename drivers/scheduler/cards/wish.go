@@ -69,7 +69,8 @@ type Request struct {
 
 // Wish is what a pod asks for.
 type Wish struct {
-	// Requests has an element per container in the order of the annotation: the ordinary containers, behind the init containers where one of those asks.
+	// Requests has an element per container in the order of the annotation: the ordinary containers, behind the init containers where one of
+	// those asks.
 	Requests []Request
 	// Before says which of them are of init containers that end before the next container starts.
 	Before []bool
@@ -83,7 +84,8 @@ type Wish struct {
 // maximumGPUs bounds what one container may ask for; the annotation holds no more.
 const maximumGPUs = 64
 
-// Read takes a pod's wish from its spec and annotations, nil where it asks for no shares. An error is the pod's mistake and names what is allowed.
+// Read takes a pod's wish from its spec and annotations, nil where it asks for no shares. An error is the pod's mistake and names what is
+// allowed.
 func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*Wish, error) {
 	initial, err := requests(pod.Spec.InitContainers, resources)
 	if err != nil {
@@ -102,11 +104,14 @@ func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*
 		return nil, nil
 	}
 	w.Before = Before(pod, len(w.Requests))
-	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware && w.Mode != annotation.ModeMIG {
-		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware, annotation.ModeMIG)
+	if w.Mode = annotation.Mode(pod.Annotations[annotation.PodMode]); w.Mode != "" && w.Mode != annotation.ModeSoftware &&
+		w.Mode != annotation.ModeMIG {
+		return nil, fmt.Errorf("annotation %s is %q, where %s and %s are allowed", annotation.PodMode, w.Mode, annotation.ModeSoftware,
+			annotation.ModeMIG)
 	}
 	if i := slices.IndexFunc(w.Requests, func(r Request) bool { return r.Cores > 0 }); i >= 0 && w.Mode == annotation.ModeMIG {
-		return nil, fmt.Errorf("container %s asks for %s: %d of a MIG instance, whose cores come with its memory: leave them out", w.Requests[i].Container, resources.Cores, w.Requests[i].Cores)
+		return nil, fmt.Errorf("container %s asks for %s: %d of a MIG instance, whose cores come with its memory: leave them out",
+			w.Requests[i].Container, resources.Cores, w.Requests[i].Cores)
 	}
 	if policy := pod.Annotations[annotation.PodGroup]; policy != "" && policy != groupSpread {
 		return nil, fmt.Errorf("annotation %s is %q, where %s is allowed", annotation.PodGroup, policy, groupSpread)
@@ -126,14 +131,17 @@ func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*
 // groupSpread is the one policy of Volcano's for the pods of a PodGroup.
 const groupSpread = "spread"
 
-// Siblings tells whether another pod is of a pod's PodGroup, no two pods of which are to share a GPU. The pod that is placed says so; Volcano asks no more of the others.
+// Siblings tells whether another pod is of a pod's PodGroup, no two pods of which are to share a GPU. The pod that is placed says so;
+// Volcano asks no more of the others.
 func Siblings(pod, other *corev1.Pod) bool {
 	group := pod.Annotations[annotation.GroupName]
-	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace && group == other.Annotations[annotation.GroupName]
+	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace &&
+		group == other.Annotations[annotation.GroupName]
 }
 
 // asked are the annotations by which a pod says what it wants.
-var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.UseUUID, annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
+var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.UseUUID, annotation.AvoidUUID,
+	annotation.UseType, annotation.AvoidType,
 	NodePolicyAnnotation, CardPolicyAnnotation}
 
 // Changed tells whether a pod wants something else than before. What it asks for in its spec cannot change.
@@ -141,8 +149,8 @@ func Changed(before, after *corev1.Pod) bool {
 	return slices.ContainsFunc(asked, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
 }
 
-// Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container starts. One that is
-// restarted for as long as the pod runs is none of them.
+// Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container
+// starts. One that is restarted for as long as the pod runs is none of them.
 func Before(pod *corev1.Pod, listed int) []bool {
 	before := make([]bool, listed)
 	if listed != len(pod.Spec.InitContainers)+len(pod.Spec.Containers) {

@@ -40,8 +40,8 @@ func newClaims(handle fwk.Handle, features feature.Features) *claims {
 	}
 }
 
-// fit succeeds where every claim of pod is allocated on the node, or could be with what the pods in info leave: a claim whose last user is not in info any
-// more, or has ended, is counted as free. Extended resources that DRA serves on the node are one claim more.
+// fit succeeds where every claim of pod is allocated on the node, or could be with what the pods in info leave: a claim whose last user is
+// not in info any more, or has ended, is counted as free. Extended resources that DRA serves on the node are one claim more.
 func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	open, status := c.unallocated(pod, info.Node())
 	if !status.IsSuccess() {
@@ -56,7 +56,8 @@ func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *f
 	}
 	state, err := c.manager.ResourceClaims().GatherAllocatedState()
 	if err != nil {
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("read what is allocated: %v", err)) // it changed while it was read: the next attempt sees it
+		// it changed while it was read: the next attempt sees it
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("read what is allocated: %v", err))
 	}
 	all, err := c.manager.ResourceClaims().List()
 	if err != nil {
@@ -90,7 +91,8 @@ func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *f
 	return nil
 }
 
-// unallocated are the pod's claims that have no devices yet. A claim with devices elsewhere cannot be helped by any preemption on this node.
+// unallocated are the pod's claims that have no devices yet. A claim with devices elsewhere cannot be helped by any preemption on this
+// node.
 func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi.ResourceClaim, *fwk.Status) {
 	var open []*resourceapi.ResourceClaim
 	for i := range pod.Spec.ResourceClaims {
@@ -122,8 +124,8 @@ func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi
 	return open, nil
 }
 
-// used tells whether something holds a claim: a pod in info, a pod of another node that has not ended, or what is no pod. A claim that nobody has reserved
-// counts as held: it is between two writes of somebody.
+// used tells whether something holds a claim: a pod in info, a pod of another node that has not ended, or what is no pod. A claim that
+// nobody has reserved counts as held: it is between two writes of somebody.
 func (c *claims) used(claim *resourceapi.ResourceClaim, info fwk.NodeInfo) bool {
 	if len(claim.Status.ReservedFor) == 0 {
 		return true
@@ -168,7 +170,8 @@ func release(state *structured.AllocatedState, claim *resourceapi.ResourceClaim)
 	}
 }
 
-// slices are those that can matter on a node: its own, and those that are of more than one. The allocator would look at every slice of the cluster.
+// slices are those that can matter on a node: its own, and those that are of more than one. The allocator would look at every slice of the
+// cluster.
 func (c *claims) slices(node string) ([]*resourceapi.ResourceSlice, error) {
 	all, err := c.manager.ResourceSlices().ListWithDeviceTaintRules()
 	if err != nil {

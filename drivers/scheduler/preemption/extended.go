@@ -29,18 +29,22 @@ func (c *claims) extendedResources(pod *corev1.Pod) []corev1.ResourceName {
 	return names
 }
 
-// extended is the claim that the scheduler would make for the pod's extended resources on a node, nil where it would make none: a node whose device plugin
-// has the resource serves it by that. The scheduler makes that claim only once it has found devices for it, so there is none to look at before.
+// extended is the claim that the scheduler would make for the pod's extended resources on a node, nil where it would make none: a node
+// whose device plugin has the resource serves it by that. The scheduler makes that claim only once it has found devices for it, so there is
+// none to look at before.
 func (c *claims) extended(pod *corev1.Pod, info fwk.NodeInfo) *resourceapi.ResourceClaim {
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-extended-resources", UID: pod.UID}}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-extended-resources",
+		UID: pod.UID}}
 	requests := &claim.Spec.Devices.Requests
 	for _, name := range c.extendedResources(pod) {
 		if info.GetAllocatable().GetScalarResources()[name] > 0 {
 			continue
 		}
 		for _, count := range counts(pod, name) {
-			*requests = append(*requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", len(*requests)), Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: c.manager.DeviceClassResolver().GetDeviceClass(name).Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}})
+			*requests = append(*requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", len(*requests)),
+				Exactly: &resourceapi.ExactDeviceRequest{
+					DeviceClassName: c.manager.DeviceClassResolver().GetDeviceClass(name).Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+					Count: count}})
 		}
 	}
 	if len(*requests) == 0 {
@@ -49,8 +53,8 @@ func (c *claims) extended(pod *corev1.Pod, info fwk.NodeInfo) *resourceapi.Resou
 	return claim
 }
 
-// counts are how many devices of a resource the scheduler requests for each container that keeps its own, and once for what the greediest init container
-// wants over those that the containers after it will have: it ends before they start, and has theirs until then.
+// counts are how many devices of a resource the scheduler requests for each container that keeps its own, and once for what the greediest
+// init container wants over those that the containers after it will have: it ends before they start, and has theirs until then.
 func counts(pod *corev1.Pod, name corev1.ResourceName) []int64 {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	var own []int64
@@ -71,11 +75,12 @@ func counts(pod *corev1.Pod, name corev1.ResourceName) []int64 {
 	return own
 }
 
-// stale is a claim that the scheduler made for a pod's extended resources in an attempt that came to nothing. It deletes such a claim and tries again; until
-// then its devices are the pod's and nobody is evicted for others.
+// stale is a claim that the scheduler made for a pod's extended resources in an attempt that came to nothing. It deletes such a claim and
+// tries again; until then its devices are the pod's and nobody is evicted for others.
 func stale(pod *corev1.Pod, all []*resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	for _, claim := range all {
-		if claim.Namespace == pod.Namespace && claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" && metav1.IsControlledBy(claim, pod) {
+		if claim.Namespace == pod.Namespace && claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" &&
+			metav1.IsControlledBy(claim, pod) {
 			return claim
 		}
 	}

@@ -31,12 +31,15 @@ func TestDevicesAreCountedAsThePodsContainersRun(t *testing.T) {
 	}{
 		{"no container wants any", nil, []corev1.Container{container(0)}, nil},
 		{"each container has its own", nil, []corev1.Container{container(1), container(0), container(3)}, []int64{3, 1}},
-		{"an init container has those of what runs after it", []corev1.Container{container(2)}, []corev1.Container{container(1), container(3)}, []int64{3, 1}},
+		{"an init container has those of what runs after it", []corev1.Container{container(2)}, []corev1.Container{container(1), container(3)},
+			[]int64{3, 1}},
 		{"an init container wants more", []corev1.Container{container(6)}, []corev1.Container{container(1), container(3)}, []int64{3, 1, 2}},
-		{"the greediest of several counts", []corev1.Container{container(2), container(5), container(3)}, []corev1.Container{container(1)}, []int64{1, 4}},
+		{"the greediest of several counts", []corev1.Container{container(2), container(5), container(3)}, []corev1.Container{container(1)},
+			[]int64{1, 4}},
 		{"only an init container wants any", []corev1.Container{container(2)}, []corev1.Container{container(0)}, []int64{2}},
 		{"a sidecar keeps its own", []corev1.Container{sidecar(1)}, []corev1.Container{container(1)}, []int64{1, 1}},
-		{"a sidecar that runs already gives nothing to an init container after it", []corev1.Container{sidecar(2), container(3)}, []corev1.Container{container(1)}, []int64{1, 2, 2}},
+		{"a sidecar that runs already gives nothing to an init container after it", []corev1.Container{sidecar(2), container(3)},
+			[]corev1.Container{container(1)}, []int64{1, 2, 2}},
 		{"a sidecar that starts later does", []corev1.Container{container(3), sidecar(2)}, []corev1.Container{container(1)}, []int64{1, 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,9 +1,10 @@
-// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims, and for the extended resources that DRA
-// serves by claims that the scheduler makes. Kubernetes 1.36's own never does, since the removal of a pod on trial does not free the devices of its claims; a
-// pod that wants them waits behind pods of lower priority for ever.
+// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims, and for the extended
+// resources that DRA serves by claims that the scheduler makes. Kubernetes 1.36's own never does, since the removal of a pod on trial does
+// not free the devices of its claims; a pod that wants them waits behind pods of lower priority for ever.
 //
-// Which pods may be victims, the order in which they are spared, disruption budgets, nominations and evictions are the stock plugin's, unchanged. It asks the
-// scheduler's framework whether the pod would fit without some pods; the framework it is given here answers for claims too.
+// Which pods may be victims, the order in which they are spared, disruption budgets, nominations and evictions are the stock plugin's,
+// unchanged. It asks the scheduler's framework whether the pod would fit without some pods; the framework it is given here answers for
+// claims too.
 package preemption
 
 import (
@@ -58,19 +59,21 @@ func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, 
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
-// EventsToRegister implements fwk.EnqueueExtensions: what can let a pod in that PreEnqueue kept back while its victims were being evicted. The stock plugin
-// leaves that to the filters. The filter for claims acts on the release of a claim alone, and that can be seen before the end of the pod that held it: the
-// event is spent on a pod that is still kept back, and nothing would wake it again for minutes.
+// EventsToRegister implements fwk.EnqueueExtensions: what can let a pod in that PreEnqueue kept back while its victims were being evicted.
+// The stock plugin leaves that to the filters. The filter for claims acts on the release of a claim alone, and that can be seen before the
+// end of the pod that held it: the event is spent on a pod that is still kept back, and nothing would wake it again for minutes.
 func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}}}, nil
 }
 
 // PostFilter implements fwk.PostFilterPlugin.
-func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod,
+	statuses fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	return p.DefaultPreemption.PostFilter(ctx, state, pod, resolvable{statuses})
 }
 
-// resolvable reads the filters' verdicts. The stock filter for claims says of a node without free devices that no preemption can help; here one can.
+// resolvable reads the filters' verdicts. The stock filter for claims says of a node without free devices that no preemption can help; here
+// one can.
 type resolvable struct{ fwk.NodeToStatusReader }
 
 // Get implements fwk.NodeToStatusReader.
@@ -106,8 +109,10 @@ type trial struct {
 	claims *claims
 }
 
-// RunFilterPluginsWithNominatedPods asks every filter but the stock one for claims, and then whether the claims fit with the pods that info still has.
-func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
+// RunFilterPluginsWithNominatedPods asks every filter but the stock one for claims, and then whether the claims fit with the pods that info
+// still has.
+func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.CycleState, pod *corev1.Pod,
+	info fwk.NodeInfo) *fwk.Status {
 	if !t.claims.asks(pod) {
 		return t.Handle.RunFilterPluginsWithNominatedPods(ctx, state, pod, info)
 	}
@@ -119,8 +124,8 @@ func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.
 	return t.claims.fit(ctx, pod, info)
 }
 
-// patient keeps a pod from preempting again while what it preempted for is still on its way: the devices of a pod that is gone are free only when the
-// controller of claims has seen it, and the stock plugin waits for pods alone.
+// patient keeps a pod from preempting again while what it preempted for is still on its way: the devices of a pod that is gone are free
+// only when the controller of claims has seen it, and the stock plugin waits for pods alone.
 type patient struct {
 	preemption.Interface
 	handle fwk.Handle
@@ -129,7 +134,8 @@ type patient struct {
 
 // PodEligibleToPreemptOthers implements preemption.Interface.
 func (p patient) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
-	if ok, why := p.Interface.PodEligibleToPreemptOthers(ctx, pod, nominated); !ok || pod.Status.NominatedNodeName == "" || !p.claims.asks(pod) {
+	if ok, why := p.Interface.PodEligibleToPreemptOthers(ctx, pod, nominated); !ok || pod.Status.NominatedNodeName == "" ||
+		!p.claims.asks(pod) {
 		return ok, why
 	}
 	info, err := p.handle.SnapshotSharedLister().NodeInfos().Get(pod.Status.NominatedNodeName)

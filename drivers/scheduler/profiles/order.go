@@ -35,7 +35,8 @@ func (s share) part() float64 {
 // usage are the GPUs of those nodes on which something is given away, by node and GPU.
 type usage map[string]map[string]share
 
-// percent is the mean part of a node's memory that is given away, over the GPUs that pods without tolerations may have; 0 for a node that is not in the account.
+// percent is the mean part of a node's memory that is given away, over the GPUs that pods without tolerations may have; 0 for a node that
+// is not in the account.
 func (u usage) percent(node string) int64 {
 	var sum, count float64
 	for _, gpu := range u[node] {
@@ -49,10 +50,11 @@ func (u usage) percent(node string) int64 {
 	return int64(math.Round(100 * sum / count))
 }
 
-// order shows all ResourceSlices with the devices of the GPU driver's pools in the policy's order, and what is given away of their GPUs. The allocator goes by
-// the slices' names and in each by the devices' places, so the devices of GPUs that come first are shown in the first places. A pool of which nothing is given
-// away stays as it is.
-func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedState, policy cards.Policy) ([]*resourceapi.ResourceSlice, usage) {
+// order shows all ResourceSlices with the devices of the GPU driver's pools in the policy's order, and what is given away of their GPUs.
+// The allocator goes by the slices' names and in each by the devices' places, so the devices of GPUs that come first are shown in the first
+// places. A pool of which nothing is given away stays as it is.
+func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedState, policy cards.Policy) ([]*resourceapi.ResourceSlice,
+	usage) {
 	taken := given(allocated)
 	pools := map[string][]int{} // indices of slices with devices, by pool
 	for i, slice := range all {

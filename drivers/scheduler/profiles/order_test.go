@@ -22,8 +22,8 @@ import (
 
 const gib = 1 << 30
 
-// published is what the GPU driver publishes for a node: a slice a GPU of 40 GiB, as a whole and as shares. The names are not in the GPUs' order, as they are
-// not where the API server makes them up.
+// published is what the GPU driver publishes for a node: a slice a GPU of 40 GiB, as a whole and as shares. The names are not in the GPUs'
+// order, as they are not where the API server makes them up.
 func published(node string, gpus ...string) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice
 	for i, name := range gpus {
@@ -40,14 +40,16 @@ func published(node string, gpus ...string) []*resourceapi.ResourceSlice {
 
 // allocated has GiB of shared devices given away, and whole ones where that is 0.
 func allocated(pool string, given map[string]int64) *structured.AllocatedState {
-	state := &structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	state := &structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection()}
 	for device, amount := range given {
 		id := structured.MakeDeviceID(gpuDriver, pool, device)
 		if amount == 0 {
 			state.AllocatedDevices.Insert(id)
 			continue
 		}
-		state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(amount*gib, resource.BinarySI)}))
+		state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id,
+			map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(amount*gib, resource.BinarySI)}))
 	}
 	return state
 }
@@ -81,7 +83,9 @@ func TestGPUsStandInThePolicysOrder(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			all := published("n", "a", "b", "c")
-			other := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: resourceapi.ResourceSliceSpec{Driver: "other.example", Pool: resourceapi.ResourcePool{Name: "n-gpu"}, Devices: []resourceapi.Device{{Name: "gpu-0"}}}}
+			other := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "other"},
+				Spec: resourceapi.ResourceSliceSpec{Driver: "other.example", Pool: resourceapi.ResourcePool{Name: "n-gpu"},
+					Devices: []resourceapi.Device{{Name: "gpu-0"}}}}
 			all = append(all, other)
 			shown, _ := order(all, allocated("n-gpu", test.given), test.policy)
 			if shown[3] != other {
@@ -151,9 +155,11 @@ func TestTheClassSaysThePolicy(t *testing.T) {
 		said    bool
 		refusal string
 	}{
-		{"of a profile with a policy", metav1.ObjectMeta{OwnerReferences: owned, Annotations: map[string]string{"gpufabric.io/vgpu-policy": "Spread"}}, cards.Spread, true, ""},
+		{"of a profile with a policy", metav1.ObjectMeta{OwnerReferences: owned,
+			Annotations: map[string]string{"gpufabric.io/vgpu-policy": "Spread"}}, cards.Spread, true, ""},
 		{"of a profile without one", metav1.ObjectMeta{OwnerReferences: owned}, "", true, ""},
-		{"an administrator's with a policy", metav1.ObjectMeta{Annotations: map[string]string{"gpufabric.io/vgpu-policy": "Binpack"}}, cards.Binpack, true, ""},
+		{"an administrator's with a policy", metav1.ObjectMeta{Annotations: map[string]string{"gpufabric.io/vgpu-policy": "Binpack"}},
+			cards.Binpack, true, ""},
 		{"anybody's", metav1.ObjectMeta{}, "", false, ""},
 		{"with a mistake", metav1.ObjectMeta{Name: "c", Annotations: map[string]string{"gpufabric.io/vgpu-policy": "spread"}}, "", false,
 			`DeviceClass c: annotation gpufabric.io/vgpu-policy is "spread", where Binpack and Spread are allowed`},
@@ -185,8 +191,8 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkOrderOf1000Nodes is what a pod with a policy adds to its PreFilter in a cluster of 1,000 nodes of 8 GPUs, each with a slice given away and with 30
-// devices, as a GPU that knows MIG has.
+// BenchmarkOrderOf1000Nodes is what a pod with a policy adds to its PreFilter in a cluster of 1,000 nodes of 8 GPUs, each with a slice
+// given away and with 30 devices, as a GPU that knows MIG has.
 func BenchmarkOrderOf1000Nodes(b *testing.B) {
 	var all []*resourceapi.ResourceSlice
 	state := allocated("", nil)

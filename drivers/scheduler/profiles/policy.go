@@ -15,8 +15,9 @@ import (
 	"gpufabric.io/drivers/scheduler/cards"
 )
 
-// policies are how a pod's slices are placed, nil where nobody says so: the pod's own annotations come before the policy of the first of its DeviceClasses
-// that is a VGPUProfile's, and the scheduler's own holds where that profile has none. An error is a mistake in an annotation, with what is allowed.
+// policies are how a pod's slices are placed, nil where nobody says so: the pod's own annotations come before the policy of the first of
+// its DeviceClasses that is a VGPUProfile's, and the scheduler's own holds where that profile has none. An error is a mistake in an
+// annotation, with what is allowed.
 func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 	classes := p.classes(pod)
 	if len(classes) == 0 {
@@ -61,7 +62,8 @@ func ofClass(class *resourceapi.DeviceClass) (cards.Policy, bool, error) {
 		class.Name, v1alpha1.VGPUPolicyAnnotation, value, v1alpha1.VGPUBinpack, v1alpha1.VGPUSpread)
 }
 
-// classes are the DeviceClasses that a pod's unallocated claims and extended resources name, in the pod's order. What is missing the stock plugin reports.
+// classes are the DeviceClasses that a pod's unallocated claims and extended resources name, in the pod's order. What is missing the stock
+// plugin reports.
 func (p *Plugin) classes(pod *corev1.Pod) []*resourceapi.DeviceClass {
 	var found []*resourceapi.DeviceClass
 	named := func(name string) {

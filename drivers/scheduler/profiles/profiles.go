@@ -1,8 +1,10 @@
-// Package profiles places the slices that DRA hands out by a policy: those of VGPUProfiles, and what a pod with a policy of its own claims of the GPU driver.
+// Package profiles places the slices that DRA hands out by a policy: those of VGPUProfiles, and what a pod with a policy of its own claims
+// of the GPU driver.
 //
-// Which devices satisfy a claim, and that none is given twice, stays kube-scheduler's own plugin for claims, unchanged. Its allocator takes the first device
-// that fits, pool by pool and within a pool in the order of the ResourceSlices' names, and the GPU driver publishes a slice a GPU. So the plugin here is the
-// stock one with a view of the ResourceSlices in which a node's GPUs stand in the policy's order; and for the choice among nodes there is a score.
+// Which devices satisfy a claim, and that none is given twice, stays kube-scheduler's own plugin for claims, unchanged. Its allocator takes
+// the first device that fits, pool by pool and within a pool in the order of the ResourceSlices' names, and the GPU driver publishes a
+// slice a GPU. So the plugin here is the stock one with a view of the ResourceSlices in which a node's GPUs stand in the policy's order;
+// and for the choice among nodes there is a score.
 package profiles
 
 import (
@@ -32,7 +34,8 @@ const Name = "GPUFabricDynamicResources"
 // Args are the plugin's arguments: the policies of slices whose VGPUProfile has none.
 type Args struct {
 	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
-	CardPolicy cards.Policy `json:"cardPolicy,omitempty"` // spread; any other is binpack here: which GPUs of a claim are close is said by its constraints
+	// spread; any other is binpack here: which GPUs of a claim are close is said by its constraints
+	CardPolicy cards.Policy `json:"cardPolicy,omitempty"`
 }
 
 // Plugin is kube-scheduler's plugin for claims, which sees GPUs in the order of a pod's policy.
@@ -72,7 +75,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		return nil, err
 	}
 	m := &manager{SharedDRAManager: handle.SharedDRAManager()}
-	stock, err := dynamicresources.New(ctx, &stockArgs, steered{handle, m}, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	stock, err := dynamicresources.New(ctx, &stockArgs, steered{handle, m},
+		feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +91,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 func (p *Plugin) Name() string { return Name }
 
 // PreFilter has the stock plugin prepare its allocator, which keeps what it is shown of ResourceSlices for the rest of the pod's cycle.
-func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult,
+	*fwk.Status) {
 	policies, err := p.policies(pod)
 	if err != nil {
 		// The stock plugin's PostFilter wants what its PreFilter leaves.
@@ -119,8 +124,9 @@ const placementKey fwk.StateKey = Name + "/placement"
 
 func (p placement) Clone() fwk.StateData { return p }
 
-// Score values a node for a pod whose slices have a policy, from 0 to 100: by binpack the mean part of the memory of its GPUs that is given away, by spread the
-// part that is not. Without one every node is worth 0. It is not this plugin's own score, which the stock plugin needs for claims with alternatives.
+// Score values a node for a pod whose slices have a policy, from 0 to 100: by binpack the mean part of the memory of its GPUs that is given
+// away, by spread the part that is not. Without one every node is worth 0. It is not this plugin's own score, which the stock plugin needs
+// for claims with alternatives.
 func Score(state fwk.CycleState, node string) int64 {
 	data, err := state.Read(placementKey)
 	if err != nil {
@@ -142,8 +148,8 @@ type steered struct {
 // SharedDRAManager implements fwk.Handle.
 func (s steered) SharedDRAManager() fwk.SharedDRAManager { return s.manager }
 
-// manager shows ResourceSlices in the order of the policy of the pod whose PreFilter runs. The scheduler runs one at a time; bindings, which run beside it,
-// list no slices.
+// manager shows ResourceSlices in the order of the policy of the pod whose PreFilter runs. The scheduler runs one at a time; bindings,
+// which run beside it, list no slices.
 type manager struct {
 	fwk.SharedDRAManager
 	cycle atomic.Pointer[cycle]

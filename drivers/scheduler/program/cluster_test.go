@@ -78,18 +78,21 @@ func bring(t *testing.T, options controlplane.Options) *cluster {
 	c := &cluster{whole: t, admin: admin, config: config, dir: dir}
 	c.install(t)
 	for name, value := range map[string]int32{"low": 10, "middle": 50, "high": 100} {
-		_, err := admin.SchedulingV1().PriorityClasses().Create(ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}, metav1.CreateOptions{})
+		_, err := admin.SchedulingV1().PriorityClasses().Create(ctx,
+			&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}, metav1.CreateOptions{})
 		must(t, err)
 	}
 	return c
 }
 
-// install applies the chart's scheduler but for its pod, and writes its files: what the ConfigMap holds, and a kubeconfig of its service account.
+// install applies the chart's scheduler but for its pod, and writes its files: what the ConfigMap holds, and a kubeconfig of its service
+// account.
 func (c *cluster) install(t *testing.T) {
 	t.Helper()
 	const namespace = "gpufabric-system"
 	ctx := t.Context()
-	_, err := c.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := c.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{})
 	must(t, err)
 	objects, err := release.Render(c.config, release.Options{Chart: "../../../charts/gpufabric", Name: "gpufabric", Namespace: namespace,
 		Values: map[string]any{"scheduler": map[string]any{"enabled": true, "nodeLock": true}, "webhook": map[string]any{"enabled": false}}})
@@ -102,7 +105,8 @@ func (c *cluster) install(t *testing.T) {
 	must(t, apply.Apply(ctx, namespace, objects...))
 	configuration, err := c.admin.CoreV1().ConfigMaps(namespace).Get(ctx, "gpufabric-scheduler", metav1.GetOptions{})
 	must(t, err)
-	token, err := c.admin.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, "gpufabric-scheduler", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := c.admin.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, "gpufabric-scheduler", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	must(t, err)
 	access := clientcmdapi.NewConfig()
 	access.Clusters["c"] = &clientcmdapi.Cluster{Server: c.config.Host, CertificateAuthorityData: c.config.CAData}
@@ -114,7 +118,8 @@ func (c *cluster) install(t *testing.T) {
 	var file map[string]any
 	must(t, yaml.Unmarshal([]byte(configuration.Data["scheduler.yaml"]), &file))
 	file["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
-	file["leaderElection"].(map[string]any)["leaderElect"] = false // until testElection: in one process, a stopped scheduler's lost lease would end the tests
+	// until testElection: in one process, a stopped scheduler's lost lease would end the tests
+	file["leaderElection"].(map[string]any)["leaderElect"] = false
 	c.write(t, file)
 	c.lockNodes(t, false) // until testNodeLock: nobody here would unlock them
 }
@@ -178,8 +183,10 @@ func (c *cluster) node(t *testing.T, name string, gpus ...string) {
 		register += uuid + ",10,4914,NVIDIA-L40S,true,hami-core:"
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: name, Annotations: map[string]string{"volcano.sh/node-vgpu-register": register}, Labels: map[string]string{"kubernetes.io/hostname": name}}}
-	node.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("64Gi"), "pods": resource.MustParse("200"),
+		Name: name, Annotations: map[string]string{"volcano.sh/node-vgpu-register": register},
+		Labels: map[string]string{"kubernetes.io/hostname": name}}}
+	node.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("64Gi"),
+		"pods":                   resource.MustParse("200"),
 		"volcano.sh/vgpu-number": *resource.NewQuantity(int64(10*len(gpus)), resource.DecimalSI),
 		"volcano.sh/vgpu-memory": *resource.NewQuantity(int64(4914*len(gpus)), resource.DecimalSI),
 		"volcano.sh/vgpu-cores":  *resource.NewQuantity(int64(100*len(gpus)), resource.DecimalSI)}
@@ -202,7 +209,8 @@ func pod(name, priority, node string) *corev1.Pod {
 // shares makes a pod's container ask for shares.
 func shares(p *corev1.Pod, number, memory, cores int64) *corev1.Pod {
 	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"volcano.sh/vgpu-number": *resource.NewQuantity(number, resource.DecimalSI),
-		"volcano.sh/vgpu-memory": *resource.NewQuantity(memory, resource.DecimalSI), "volcano.sh/vgpu-cores": *resource.NewQuantity(cores, resource.DecimalSI)}
+		"volcano.sh/vgpu-memory": *resource.NewQuantity(memory, resource.DecimalSI),
+		"volcano.sh/vgpu-cores":  *resource.NewQuantity(cores, resource.DecimalSI)}
 	return p
 }
 
@@ -219,7 +227,8 @@ func (c *cluster) await(t *testing.T, name, what string, wanted func(*corev1.Pod
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	watch, err := c.admin.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(), ResourceVersion: "0"})
+	watch, err := c.admin.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name",
+		name).String(), ResourceVersion: "0"})
 	must(t, err)
 	defer watch.Stop()
 	var last *corev1.Pod

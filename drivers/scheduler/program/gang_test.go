@@ -16,13 +16,16 @@ import (
 //
 //shows:scheduler-gangs
 func TestPodsOfAGangAreAllPlacedOrNone(t *testing.T) {
-	c := bring(t, controlplane.Options{FeatureGates: map[string]bool{"GenericWorkload": true, "GangScheduling": true}, APIs: []string{"scheduling.k8s.io/v1alpha2"}})
+	c := bring(t, controlplane.Options{FeatureGates: map[string]bool{"GenericWorkload": true, "GangScheduling": true},
+		APIs: []string{"scheduling.k8s.io/v1alpha2"}})
 	c.launch(t.Context(), t, "--feature-gates=GangScheduling=true,GenericWorkload=true")
 	c.node(t, "a", gpu(1))
 	const members = 3
 	group := "train"
-	_, err := c.admin.SchedulingV1alpha2().PodGroups("default").Create(t.Context(), &schedulingv1alpha2.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: group},
-		Spec: schedulingv1alpha2.PodGroupSpec{SchedulingPolicy: schedulingv1alpha2.PodGroupSchedulingPolicy{Gang: &schedulingv1alpha2.GangSchedulingPolicy{MinCount: members}}}}, metav1.CreateOptions{})
+	_, err := c.admin.SchedulingV1alpha2().PodGroups("default").Create(t.Context(),
+		&schedulingv1alpha2.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: group},
+			Spec: schedulingv1alpha2.PodGroupSpec{SchedulingPolicy: schedulingv1alpha2.PodGroupSchedulingPolicy{
+				Gang: &schedulingv1alpha2.GangSchedulingPolicy{MinCount: members}}}}, metav1.CreateOptions{})
 	must(t, err)
 	name := func(i int) string { return fmt.Sprintf("member-%d", i) }
 	for i := range members {

@@ -31,7 +31,8 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, arguments ...string)
 	t.Helper()
 	self, err := os.Executable()
 	must(t, err)
-	process := exec.CommandContext(ctx, self, append([]string{"--config=" + filepath.Join(c.dir, "our-scheduler.yaml"), "--secure-port=0"}, arguments...)...)
+	process := exec.CommandContext(ctx, self, append([]string{"--config=" + filepath.Join(c.dir, "our-scheduler.yaml"), "--secure-port=0"},
+		arguments...)...)
 	process.Env = append(os.Environ(), asScheduler+"=1")
 	var said strings.Builder
 	process.Stdout, process.Stderr = &said, &said

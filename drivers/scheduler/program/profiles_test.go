@@ -20,7 +20,8 @@ func (c *cluster) cut(t *testing.T, node string, gpus int, profiles ...string) {
 	offer := func(name string, spec resourceapi.ResourceSliceSpec) {
 		spec.Driver, spec.NodeName = "gpu.nvidia.com", &node
 		spec.Pool = resourceapi.ResourcePool{Name: node + "-gpu", ResourceSliceCount: int64(gpus) + 1}
-		_, err := c.admin.ResourceV1().ResourceSlices().Create(t.Context(), &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-" + name}, Spec: spec}, metav1.CreateOptions{})
+		_, err := c.admin.ResourceV1().ResourceSlices().Create(t.Context(),
+			&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-" + name}, Spec: spec}, metav1.CreateOptions{})
 		must(t, err)
 	}
 	one, all := resource.MustParse("10Gi"), resource.MustParse("40Gi")
@@ -35,7 +36,8 @@ func (c *cluster) cut(t *testing.T, node string, gpus int, profiles ...string) {
 				Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"vgpuProfile": {StringValue: &profile}},
 				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters}},
 				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: all,
-					RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Max: &all}}}}})
+					RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one,
+						ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Max: &all}}}}})
 		}
 		offer(set, resourceapi.ResourceSliceSpec{Devices: devices})
 	}
@@ -52,7 +54,8 @@ func (c *cluster) profile(t *testing.T, name, policy string) {
 	}
 	class.Spec.ExtendedResourceName = ptr.To("gpufabric.io/" + name)
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-		Expression: fmt.Sprintf(`device.driver == "gpu.nvidia.com" && "vgpuProfile" in device.attributes["gpu.nvidia.com"] && device.attributes["gpu.nvidia.com"].vgpuProfile == %q`, name)}}}
+		Expression: fmt.Sprintf(`device.driver == "gpu.nvidia.com" && "vgpuProfile" in device.attributes["gpu.nvidia.com"] && `+
+			`device.attributes["gpu.nvidia.com"].vgpuProfile == %q`, name)}}}
 	_, err := c.admin.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{})
 	must(t, err)
 }
@@ -109,12 +112,13 @@ func (c *cluster) drained(t *testing.T) {
 	}
 }
 
-// testProfilePolicy places slices on two nodes of two GPUs each. The slices' names have the GPUs in their order, so without a policy the first node's first GPU
-// would be filled before anything else is touched.
+// testProfilePolicy places slices on two nodes of two GPUs each. The slices' names have the GPUs in their order, so without a policy the
+// first node's first GPU would be filled before anything else is touched.
 func testProfilePolicy(t *testing.T, c *cluster) {
 	for _, node := range []string{"p1", "p2"} {
 		c.node(t, node)
-		_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, []byte(`{"metadata":{"labels":{"profiles":"yes"}}}`), metav1.PatchOptions{})
+		_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, []byte(`{"metadata":{"labels":{"profiles":"yes"}}}`),
+			metav1.PatchOptions{})
 		must(t, err)
 		c.cut(t, node, 2, "spread-10g", "pack-10g", "plain-10g")
 	}

@@ -60,7 +60,8 @@ func testAnnotations(t *testing.T, c *cluster) {
 	c.create(t, p)
 	got := c.bound(t, "two").Annotations
 	devices := gpu(1) + ",NVIDIA,1024,30:" + gpu(2) + ",NVIDIA,1024,30:;;"
-	for key, want := range map[string]string{"volcano.sh/vgpu-node": "a", "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices, "volcano.sh/bind-phase": "allocating"} {
+	for key, want := range map[string]string{"volcano.sh/vgpu-node": "a", "volcano.sh/vgpu-ids-new": devices,
+		"volcano.sh/devices-to-allocate": devices, "volcano.sh/bind-phase": "allocating"} {
 		if got[key] != want {
 			t.Errorf("annotation %s is %q, want %q", key, got[key], want)
 		}
@@ -82,7 +83,8 @@ func testAnnotations(t *testing.T, c *cluster) {
 			series[family.GetName()] = len(family.GetMetric())
 		}
 	}
-	for _, name := range []string{"shared_number", "allocated_memory", "allocated_cores", "memory_limit", "memory_allocation_for_a_certain_pod", "core_allocation_for_a_certain_pod"} {
+	for _, name := range []string{"shared_number", "allocated_memory", "allocated_cores", "memory_limit",
+		"memory_allocation_for_a_certain_pod", "core_allocation_for_a_certain_pod"} {
 		if n := series["volcano_vgpu_device_"+name]; n != 2 {
 			t.Errorf("%d series of volcano_vgpu_device_%s, want one a GPU", n, name)
 		}
@@ -109,7 +111,8 @@ func testExample(t *testing.T, c *cluster) {
 
 func testConcurrentPods(t *testing.T, c *cluster) {
 	c.node(t, "b", gpu(11), gpu(12))
-	const fitting, all = 2 * 3, 10 // a GPU of 4914 units has room for three shares of 1400; the kubelet, which knows sums alone, would take a seventh
+	// a GPU of 4914 units has room for three shares of 1400; the kubelet, which knows sums alone, would take a seventh
+	const fitting, all = 2 * 3, 10
 	var wanted []*corev1.Pod
 	for i := range all {
 		wanted = append(wanted, shares(pod(fmt.Sprintf("many-%d", i), "low", "b"), 1, 1400, 0))
@@ -186,8 +189,10 @@ func testPreemptsShares(t *testing.T, c *cluster) {
 
 func testBudget(t *testing.T, c *cluster) {
 	c.node(t, "d", gpu(31))
-	_, err := c.admin.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
-		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}}}, metav1.CreateOptions{})
+	_, err := c.admin.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(),
+		&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
+			Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)),
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}}}, metav1.CreateOptions{})
 	must(t, err)
 	c.create(t, shares(pod("guarded", "low", "d"), 1, 2000, 0), shares(pod("free", "middle", "d"), 1, 2000, 0))
 	c.bound(t, "guarded")
@@ -221,9 +226,13 @@ func (c *cluster) claiming(t *testing.T, p *corev1.Pod, count int64) *corev1.Pod
 // claimingOf makes a pod ask for count devices of a class by a claim of its own.
 func (c *cluster) claimingOf(t *testing.T, p *corev1.Pod, class string, count int64) *corev1.Pod {
 	t.Helper()
-	_, err := c.admin.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}}}}}}}, metav1.CreateOptions{})
+	_, err := c.admin.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(),
+		&resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: p.Name},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+				Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+					Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class,
+						AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+						Count:          count}}}}}}}, metav1.CreateOptions{})
 	must(t, err)
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &p.Name}}
 	p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
@@ -231,12 +240,15 @@ func (c *cluster) claimingOf(t *testing.T, p *corev1.Pod, class string, count in
 }
 
 func testPreemptsClaims(t *testing.T, c *cluster) {
-	_, err := c.admin.ResourceV1().DeviceClasses().Create(t.Context(), &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
-		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}}}}, metav1.CreateOptions{})
+	_, err := c.admin.ResourceV1().DeviceClasses().Create(t.Context(),
+		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+			Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.nvidia.com"`}}}}}, metav1.CreateOptions{})
 	must(t, err)
 	c.node(t, "e", gpu(41))
 	c.publish(t, "e", 2)
-	c.create(t, c.claiming(t, pod("claims-low", "low", "e"), 1), c.claiming(t, pod("claims-middle", "middle", "e"), 1), pod("claims-none", "low", "e"))
+	c.create(t, c.claiming(t, pod("claims-low", "low", "e"), 1), c.claiming(t, pod("claims-middle", "middle", "e"), 1),
+		pod("claims-none", "low", "e"))
 	c.bound(t, "claims-low")
 	c.bound(t, "claims-middle")
 	c.bound(t, "claims-none")
@@ -294,7 +306,8 @@ func testPreemptsExtendedResources(t *testing.T, c *cluster) {
 	}
 	// On a node whose device plugin has the resource there is nothing of DRA's to free.
 	c.node(t, "y")
-	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "y", types.MergePatchType, []byte(`{"status":{"capacity":{"gpufabric.io/line-10g":"1"},"allocatable":{"gpufabric.io/line-10g":"1"}}}`),
+	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "y", types.MergePatchType,
+		[]byte(`{"status":{"capacity":{"gpufabric.io/line-10g":"1"},"allocatable":{"gpufabric.io/line-10g":"1"}}}`),
 		metav1.PatchOptions{}, "status")
 	must(t, err)
 	c.create(t, slice(pod("plugin-low", "low", "y"), "line-10g"))
@@ -334,11 +347,13 @@ func testPreemptsOnce(t *testing.T, c *cluster) {
 // testMIGSlots has pods ask for instances of an A100-40 by their memory, in units of 1 MiB.
 func testMIGSlots(t *testing.T, c *cluster) {
 	c.node(t, "m")
-	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"volcano.sh/node-vgpu-register":"%s,7,40960,NVIDIA-A100-SXM4-40GB,true,mig:",
+	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{"volcano.sh/node-vgpu-register":"%s,7,40960,NVIDIA-A100-SXM4-40GB,true,mig:",
 		"vgpu.gpufabric.io/mig-slots":"{\"%s\":[[4864,4864],[9856,9856,9856,4864]]}"}}}`, gpu(91), gpu(91)), metav1.PatchOptions{})
 	must(t, err)
 	resources := []byte(`{"volcano.sh/vgpu-number":"7","volcano.sh/vgpu-memory":"40960","volcano.sh/vgpu-cores":"100"}`)
-	_, err = c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType, fmt.Appendf(nil, `{"status":{"capacity":%s,"allocatable":%s}}`, resources, resources), metav1.PatchOptions{}, "status")
+	_, err = c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType,
+		fmt.Appendf(nil, `{"status":{"capacity":%s,"allocatable":%s}}`, resources, resources), metav1.PatchOptions{}, "status")
 	must(t, err)
 	instance := func(name, priority string, memory int64) *corev1.Pod {
 		p := shares(pod(name, priority, "m"), 1, memory, 0)
@@ -370,10 +385,12 @@ func testMIGSlots(t *testing.T, c *cluster) {
 	typo := instance("mig-typo", "low", 9000)
 	typo.Annotations["volcano.sh/vgpu-mode"] = "mgi"
 	c.create(t, typo)
-	if words := c.refused(t, "mig-typo"); !strings.Contains(words, `annotation volcano.sh/vgpu-mode is "mgi", where hami-core and mig are allowed`) {
+	if words := c.refused(t, "mig-typo"); !strings.Contains(words,
+		`annotation volcano.sh/vgpu-mode is "mgi", where hami-core and mig are allowed`) {
 		t.Errorf("the refusal reads %q", words)
 	}
-	_, err = c.admin.CoreV1().Pods("default").Patch(t.Context(), "mig-typo", types.MergePatchType, []byte(`{"metadata":{"annotations":{"volcano.sh/vgpu-mode":"mig"}}}`), metav1.PatchOptions{})
+	_, err = c.admin.CoreV1().Pods("default").Patch(t.Context(), "mig-typo", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"volcano.sh/vgpu-mode":"mig"}}}`), metav1.PatchOptions{})
 	must(t, err)
 	slot("mig-typo", "[1-1],NVIDIA,9856,0:;")
 }
@@ -386,14 +403,16 @@ func testNodeLock(t *testing.T, c *cluster) {
 	c.node(t, "l", gpu(81))
 	lock := func(value string) { // null takes it away
 		t.Helper()
-		_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "l", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"hamivgpu":%s}}}`, value), metav1.PatchOptions{})
+		_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "l", types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{"hamivgpu":%s}}}`, value), metav1.PatchOptions{})
 		must(t, err)
 	}
 	quoted := func(at time.Time) string { return `"` + at.UTC().Format(time.RFC3339) + `"` }
 	waits := func(name string) {
 		t.Helper()
 		c.create(t, shares(pod(name, "low", "l"), 1, 100, 0))
-		if words := c.refused(t, name); !strings.Contains(words, "the node is locked (annotation hamivgpu) until a pod before this one has its shares") {
+		if words := c.refused(t, name); !strings.Contains(words,
+			"the node is locked (annotation hamivgpu) until a pod before this one has its shares") {
 			t.Errorf("the refusal of %s reads %q", name, words)
 		}
 	}
@@ -405,7 +424,8 @@ func testNodeLock(t *testing.T, c *cluster) {
 		t.Errorf("the node's lock is %q (%v), want the time at which it was taken", node.Annotations["hamivgpu"], err)
 	}
 	if !annotation.Locks(node.Annotations["hamivgpu"], first) {
-		t.Errorf("the node's plugin does not know the lock %q as that of a pod bound at %q, and would leave it", node.Annotations["hamivgpu"], first.Annotations["volcano.sh/bind-time"])
+		t.Errorf("the node's plugin does not know the lock %q as that of a pod bound at %q, and would leave it", node.Annotations["hamivgpu"],
+			first.Annotations["volcano.sh/bind-time"])
 	}
 	waits("lock-second")
 	lock("null")

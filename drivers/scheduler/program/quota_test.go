@@ -33,12 +33,14 @@ func testQuota(t *testing.T, c *cluster) {
 	claim := func(name string, count int64, dry ...string) error {
 		memory := map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("10Gi")}
 		_, err := c.admin.ResourceV1().ResourceClaims(space).Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "slice", Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: "l40s-10g", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
-				Capacity: &resourceapi.CapacityRequirements{Requests: memory}}}}}}}, metav1.CreateOptions{DryRun: dry})
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "slice",
+				Exactly: &resourceapi.ExactDeviceRequest{
+					DeviceClassName: "l40s-10g", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+					Capacity: &resourceapi.CapacityRequirements{Requests: memory}}}}}}}, metav1.CreateOptions{DryRun: dry})
 		return err
 	}
-	// The API server's admission hears of quotas by a watch of its own, and until then takes the namespace to have none. Nothing tells when it has heard.
+	// The API server's admission hears of quotas by a watch of its own, and until then takes the namespace to have none. Nothing tells when it
+	// has heard.
 	for err = nil; err == nil; err = claim("four", 4, metav1.DryRunAll) {
 		must(t, ctx.Err())
 	}

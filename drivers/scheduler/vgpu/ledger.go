@@ -29,8 +29,8 @@ func newLedger(exists func(*corev1.Pod) bool) *ledger {
 	return &ledger{pods: map[types.UID]entry{}, exists: exists}
 }
 
-// shares are what a pod on a node has; false where nobody has written or chosen any. An annotation that cannot be read is somebody else's mistake and
-// counts as none: the node's plugin refuses it too.
+// shares are what a pod on a node has; false where nobody has written or chosen any. An annotation that cannot be read is somebody else's
+// mistake and counts as none: the node's plugin refuses it too.
 func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, bool) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -23,8 +23,8 @@ import (
 // lockExpiry is how long a lock holds at most, for every scheduler that knows it: whoever took it may have died.
 const lockExpiry = 5 * time.Minute
 
-// locks are the node locks that this scheduler took, by pod: a node is locked while one pod with shares is on its way to it, until the node's plugin has
-// served the pod and takes the lock away. Nil where none are taken.
+// locks are the node locks that this scheduler took, by pod: a node is locked while one pod with shares is on its way to it, until the
+// node's plugin has served the pod and takes the lock away. Nil where none are taken.
 type locks struct {
 	mutex sync.Mutex
 	taken map[types.UID]lock
@@ -52,7 +52,8 @@ func (l *locks) take(pod types.UID) (lock, bool) {
 	return taken, ok
 }
 
-// changed forgets a lock that somebody took off its node: its plugin, when it had served the pod. A node that was not seen locked says nothing.
+// changed forgets a lock that somebody took off its node: its plugin, when it had served the pod. A node that was not seen locked says
+// nothing.
 func (l *locks) changed(before, after any) {
 	old, had := before.(*corev1.Node)
 	node, has := after.(*corev1.Node)
@@ -71,14 +72,16 @@ func (l *locks) changed(before, after any) {
 // errLocked is a node that another pod is on its way to.
 var errLocked = errors.New("the node is locked")
 
-// locked says until when a node is locked, by whomever, as an error; nil where it is not. What is no time locks nothing: it would never expire.
+// locked says until when a node is locked, by whomever, as an error; nil where it is not. What is no time locks nothing: it would never
+// expire.
 func locked(annotations map[string]string, now time.Time) error {
 	value, _, _ := strings.Cut(annotations[annotation.NodeLock], ",") // HAMi's scheduler writes whose it is after the time
 	since, err := time.Parse(time.RFC3339, value)
 	if err != nil || now.Sub(since) >= lockExpiry || since.Sub(now) >= lockExpiry {
 		return nil
 	}
-	return fmt.Errorf("%w (annotation %s) until a pod before this one has its shares, or until %s", errLocked, annotation.NodeLock, since.Add(lockExpiry).UTC().Format(time.RFC3339))
+	return fmt.Errorf("%w (annotation %s) until a pod before this one has its shares, or until %s", errLocked, annotation.NodeLock,
+		since.Add(lockExpiry).UTC().Format(time.RFC3339))
 }
 
 // lock locks a node for a pod. It fails with errLocked where somebody has it locked.
@@ -94,7 +97,8 @@ func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 			return err
 		}
 		value := p.now().UTC().Format(time.RFC3339Nano) // with parts of a second no two are the same
-		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion, "annotations": map[string]string{annotation.NodeLock: value}}})
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion,
+			"annotations": map[string]string{annotation.NodeLock: value}}})
 		if err != nil {
 			return err
 		}

@@ -48,7 +48,8 @@ func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 		node.Annotations[annotation.NodeLock] = held
 	}
 	client := fake.NewClientset(waiting(nil), node)
-	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), locks: newLocks(), now: func() time.Time { return time.Unix(1763000000, 0) }}
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), locks: newLocks(),
+		now: func() time.Time { return time.Unix(1763000000, 0) }}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	return p, client
 }
@@ -73,7 +74,10 @@ func attempt() fwk.CycleState {
 
 func TestAnAttemptThatFailsUnlocksTheNode(t *testing.T) {
 	p, client := locking(t, "")
-	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("refused") })
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil,
+			errors.New("refused")
+	})
 	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Error {
 		t.Fatalf("status %v, want an error", status)
 	}
@@ -107,7 +111,8 @@ func TestAnothersLockIsLeftAlone(t *testing.T) {
 func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 	p, client := locking(t, "")
 	client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
-		theirs := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"other": "kept", annotation.NodeLock: "2025-11-13T02:13:19Z"}}}
+		theirs := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n",
+			Annotations: map[string]string{"other": "kept", annotation.NodeLock: "2025-11-13T02:13:19Z"}}}
 		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), theirs, ""); err != nil {
 			t.Error(err)
 		}

@@ -30,14 +30,15 @@ func registerMetrics(informers coreinformers.Interface) error {
 		return metrics.NewDesc("volcano_vgpu_device_"+name, help, append([]string{"devID", "NodeName"}, variable...), nil, metrics.ALPHA, "")
 	}
 	s := &series{
-		nodes:     informers.Nodes().Lister(),
-		pods:      informers.Pods().Lister(),
-		shared:    gauge("shared_number", "Containers that share the GPU."),
-		memory:    gauge("allocated_memory", "Memory of the GPU that is given away, in units of the node's memory factor."),
-		cores:     gauge("allocated_cores", "Percent of the GPU's cores that are given away."),
-		limit:     gauge("memory_limit", "Memory of the GPU, in units of the node's memory factor."),
-		podMemory: gauge("memory_allocation_for_a_certain_pod", "Memory of the GPU that a pod was given, in units of the node's memory factor.", "podName"),
-		podCores:  gauge("core_allocation_for_a_certain_pod", "Percent of the GPU's cores that a pod was given.", "podName"),
+		nodes:  informers.Nodes().Lister(),
+		pods:   informers.Pods().Lister(),
+		shared: gauge("shared_number", "Containers that share the GPU."),
+		memory: gauge("allocated_memory", "Memory of the GPU that is given away, in units of the node's memory factor."),
+		cores:  gauge("allocated_cores", "Percent of the GPU's cores that are given away."),
+		limit:  gauge("memory_limit", "Memory of the GPU, in units of the node's memory factor."),
+		podMemory: gauge("memory_allocation_for_a_certain_pod", "Memory of the GPU that a pod was given, in units of the node's memory factor.",
+			"podName"),
+		podCores: gauge("core_allocation_for_a_certain_pod", "Percent of the GPU's cores that a pod was given.", "podName"),
 	}
 	var twice prometheus.AlreadyRegisteredError
 	if err := legacyregistry.CustomRegister(s); err != nil && !errors.As(err, &twice) {
@@ -65,7 +66,8 @@ func (s *series) CollectWithStability(to chan<- metrics.Metric) {
 	}
 	on := map[string][]*corev1.Pod{}
 	for _, pod := range pods {
-		if pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && pod.Annotations[annotation.PodNode] == pod.Spec.NodeName {
+		if pod.Spec.NodeName != "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
+			pod.Annotations[annotation.PodNode] == pod.Spec.NodeName {
 			on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
 		}
 	}

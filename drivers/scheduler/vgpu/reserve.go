@@ -49,7 +49,8 @@ func (p *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *corev1.Po
 }
 
 // PreBindPreFlight implements fwk.PreBindPlugin.
-func (p *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *corev1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+func (p *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *corev1.Pod, _ string) (*fwk.PreBindPreFlightResult,
+	*fwk.Status) {
 	if wanted(state) == nil {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
@@ -92,7 +93,8 @@ func (p *Plugin) annotations(node string, shares [][]annotation.Share) map[strin
 	}
 }
 
-// Unreserve gives the shares back and puts the annotations back as they were, unless the pod was bound after all: then they are what its devices are known by.
+// Unreserve gives the shares back and puts the annotations back as they were, unless the pod was bound after all: then they are what its
+// devices are known by.
 func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Pod, nodeName string) {
 	if p.ledger.assumed(pod.UID) == nil {
 		return
@@ -164,6 +166,7 @@ func (p *Plugin) patch(ctx context.Context, pod *corev1.Pod, version string, ann
 	if err != nil {
 		return err
 	}
-	_, err = p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: Name})
+	_, err = p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, body,
+		metav1.PatchOptions{FieldManager: Name})
 	return err
 }

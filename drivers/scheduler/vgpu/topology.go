@@ -19,8 +19,8 @@ const (
 	attributeSwitch = "gpufabric.io/pcieSwitch"
 )
 
-// topology knows where the nodes' GPUs sit, from the ResourceSlices of the GPU driver, which lists a GPU that is given to the vGPU plugin too (tainted).
-// Without that driver nothing is known, and GPUs are chosen without regard to it.
+// topology knows where the nodes' GPUs sit, from the ResourceSlices of the GPU driver, which lists a GPU that is given to the vGPU plugin
+// too (tainted). Without that driver nothing is known, and GPUs are chosen without regard to it.
 type topology struct {
 	mutex sync.RWMutex
 	nodes map[string]map[string]map[string]cards.Near // node, slice, UUID

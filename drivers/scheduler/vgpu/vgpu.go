@@ -1,8 +1,10 @@
-// Package vgpu is the kube-scheduler plugin that places shares of GPUs: pods that ask for volcano.sh/vgpu-number, on nodes that register their GPUs as for
-// Volcano's scheduler. It writes the annotations that Volcano writes, so that the node's plugin serves its pods and Volcano's alike.
+// Package vgpu is the kube-scheduler plugin that places shares of GPUs: pods that ask for volcano.sh/vgpu-number, on nodes that register
+// their GPUs as for Volcano's scheduler. It writes the annotations that Volcano writes, so that the node's plugin serves its pods and
+// Volcano's alike.
 //
-// What is given away of a node is read from the annotations of the pods on it each time: there is nothing to restore after a restart, and a preemption's
-// trial removal of a pod counts by itself. Only pods that are chosen and not yet seen with their annotations are remembered, in a ledger.
+// What is given away of a node is read from the annotations of the pods on it each time: there is nothing to restore after a restart, and a
+// preemption's trial removal of a pod counts by itself. Only pods that are chosen and not yet seen with their annotations are remembered,
+// in a ledger.
 package vgpu
 
 import (
@@ -97,7 +99,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		return nil, fmt.Errorf("watch pods that go: %w", err)
 	}
 	if p.locks != nil {
-		if _, err := informers.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: p.locks.changed}); err != nil {
+		if _, err := informers.Core().V1().Nodes().Informer().AddEventHandler(
+			cache.ResourceEventHandlerFuncs{UpdateFunc: p.locks.changed}); err != nil {
 			return nil, fmt.Errorf("watch the locks of nodes: %w", err)
 		}
 	}
@@ -211,7 +214,8 @@ func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod
 	}
 }
 
-// Score values a node by the policy for nodes, from 0 to 100. For a pod that asks for no shares, but for slices that DRA hands out, package profiles knows.
+// Score values a node by the policy for nodes, from 0 to 100. For a pod that asks for no shares, but for slices that DRA hands out, package
+// profiles knows.
 func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) (int64, *fwk.Status) {
 	w := wanted(state)
 	if w == nil {

@@ -98,12 +98,16 @@ func TestAnAttemptThatFailsPutsAnnotationsBack(t *testing.T) {
 
 func TestAPodWhoseAnnotationsCannotBeWrittenIsNotBound(t *testing.T) {
 	client := fake.NewClientset(waiting(nil))
-	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("refused") })
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil,
+			errors.New("refused")
+	})
 	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), now: time.Now}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	state := framework.NewCycleState()
 	state.Write(wishKey, wish{&cards.Wish{}})
-	if status := p.PreBind(t.Context(), state, waiting(nil), "n"); status.Code() != fwk.Error || !strings.Contains(status.Message(), "write the shares of pod default/p") {
+	if status := p.PreBind(t.Context(), state, waiting(nil), "n"); status.Code() != fwk.Error ||
+		!strings.Contains(status.Message(), "write the shares of pod default/p") {
 		t.Errorf("status %v, want an error that names the pod", status)
 	}
 }
@@ -160,10 +164,11 @@ func TestTheLedgerKeepsNothingOfAPodThatIsGone(t *testing.T) {
 
 func TestTopologyFollowsTheSlicesOfTheGPUDriver(t *testing.T) {
 	slice := func(driver string) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("n"),
-			Devices: []resourceapi.Device{{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				"uuid": {StringValue: ptr.To(uuid)}, "nvlinkDomain": {StringValue: ptr.To("c0ffee")},
-				"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(1))}, "gpufabric.io/pcieSwitch": {StringValue: ptr.To("0000:0a:00.0")}}}}}}
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"},
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To("n"),
+				Devices: []resourceapi.Device{{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					"uuid": {StringValue: ptr.To(uuid)}, "nvlinkDomain": {StringValue: ptr.To("c0ffee")},
+					"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(1))}, "gpufabric.io/pcieSwitch": {StringValue: ptr.To("0000:0a:00.0")}}}}}}
 	}
 	topo := newTopology()
 	topo.set(slice("another.example"))
@@ -217,17 +222,20 @@ func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
 }
 
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
-	p := &Plugin{ledger: newLedger(always), topology: newTopology(), resources: annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
+	p := &Plugin{ledger: newLedger(always), topology: newTopology(),
+		resources: annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
 	some := *resource.NewQuantity(10, resource.DecimalSI)
 	info := framework.NewNodeInfo()
 	info.SetNode(&corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{annotation.NodeRegister: uuid + ",10,4914,NVIDIA-L40S,true,hami-core:", annotation.NodeMIGSlots: "rubbish"}},
-		Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{"x/number": some, "x/memory": some, "x/cores": some}},
+		ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{annotation.NodeRegister: uuid +
+			",10,4914,NVIDIA-L40S,true,hami-core:", annotation.NodeMIGSlots: "rubbish"}},
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"x/number": some, "x/memory": some, "x/cores": some}},
 	})
 	if node, err := p.node(info, waiting(nil)); err != nil || len(node) != 1 {
 		t.Errorf("got %v (%v), want the node's GPU", node, err)
 	}
-	if _, err := p.node(info, waiting(map[string]string{annotation.PodMode: "mig"})); err == nil || !strings.Contains(err.Error(), annotation.NodeMIGSlots) {
+	if _, err := p.node(info, waiting(map[string]string{annotation.PodMode: "mig"})); err == nil ||
+		!strings.Contains(err.Error(), annotation.NodeMIGSlots) {
 		t.Errorf("got %v, want the annotation named to a pod that wants a MIG instance", err)
 	}
 }

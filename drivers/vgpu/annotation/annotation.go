@@ -1,5 +1,5 @@
-// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler (or HAMi's, which speaks the same) agree:
-// what GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given.
+// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler (or HAMi's, which speaks the same)
+// agree: what GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given.
 //
 // Everything read here was written by another program; a malformed value is an error that quotes the part that is wrong, never a guess.
 package annotation
@@ -89,8 +89,8 @@ const (
 	maximumMemory = 1 << 32   // units of at least 1 MiB; sums of as many shares as an annotation holds stay far from overflowing
 )
 
-// FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers first as the
-// scheduler lists them. A container without shares keeps its empty place.
+// FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers
+// first as the scheduler lists them. A container without shares keeps its empty place.
 func FormatShares(containers [][]Share) string {
 	var b strings.Builder
 	for _, shares := range containers {
@@ -177,8 +177,8 @@ func parseSlot(text string) (*MIGSlot, error) {
 	return &MIGSlot{Group: g, Position: p}, nil
 }
 
-// ValidUUID tells whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a tenant's text out of
-// file names and environment variables.
+// ValidUUID tells whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a tenant's
+// text out of file names and environment variables.
 func ValidUUID(s string) bool {
 	digits, ok := strings.CutPrefix(s, "GPU-")
 	if !ok {

@@ -26,12 +26,15 @@ func TestParseShares(t *testing.T) {
 		value string
 		want  [][]Share
 	}{
-		"nothing":                            {"", nil},
-		"one share":                          {uuid + ",NVIDIA,1024,0:;", [][]Share{{{UUID: uuid, Memory: 1024}}}},
-		"the last semicolon may be missing":  {uuid + ",NVIDIA,1024,0:", [][]Share{{{UUID: uuid, Memory: 1024}}}},
-		"a container in between has nothing": {uuid + ",NVIDIA,1,2:;;" + uuid + ",NVIDIA,3,4:;", [][]Share{{{UUID: uuid, Memory: 1, Cores: 2}}, nil, {{UUID: uuid, Memory: 3, Cores: 4}}}},
-		"two GPUs for one container":         {uuid + ",NVIDIA,1,2:" + uuid + ",NVIDIA,3,4:;", [][]Share{{{UUID: uuid, Memory: 1, Cores: 2}, {UUID: uuid, Memory: 3, Cores: 4}}}},
-		"a MIG slot":                         {uuid + "[1-3],NVIDIA,4864,14:;", [][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{1, 3}}}}},
+		"nothing":                           {"", nil},
+		"one share":                         {uuid + ",NVIDIA,1024,0:;", [][]Share{{{UUID: uuid, Memory: 1024}}}},
+		"the last semicolon may be missing": {uuid + ",NVIDIA,1024,0:", [][]Share{{{UUID: uuid, Memory: 1024}}}},
+		"a container in between has nothing": {uuid + ",NVIDIA,1,2:;;" + uuid + ",NVIDIA,3,4:;",
+			[][]Share{{{UUID: uuid, Memory: 1, Cores: 2}}, nil, {{UUID: uuid, Memory: 3, Cores: 4}}}},
+		"two GPUs for one container": {uuid + ",NVIDIA,1,2:" + uuid + ",NVIDIA,3,4:;",
+			[][]Share{{{UUID: uuid, Memory: 1, Cores: 2}, {UUID: uuid, Memory: 3, Cores: 4}}}},
+		"a MIG slot": {uuid + "[1-3],NVIDIA,4864,14:;",
+			[][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{1, 3}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseShares(test.value)
@@ -54,16 +57,17 @@ func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
 		uuid + ",NVIDIA,1,101:;": `cores "101"`,
 		uuid + ",NVIDIA,1,x:;":   `cores "x"`,
 		// Two of these would add up to less than nothing, which fits everywhere.
-		uuid + ",NVIDIA,9223372036854775807,1:" + uuid + ",NVIDIA,9223372036854775807,1:;": `memory "9223372036854775807", where a whole number of units from 0 to 4294967296`,
-		uuid + ",NVIDIA,99999999999999999999,1":                                            "memory",
-		uuid + "[1],NVIDIA,1,1:;":                                                          "MIG slot",
-		uuid + "[1-,NVIDIA,1,1:;":                                                          "MIG slot",
-		uuid + "[-1-1],NVIDIA,1,1:;":                                                       "MIG slot",
-		"../../etc/passwd,NVIDIA,1,1:;":                                                    "not a GPU's UUID",
-		"GPU-,NVIDIA,1,1:;":                                                                "not a GPU's UUID",
-		";;" + uuid + ",NVIDIA:;":                                                          "container 2",
-		strings.Repeat(uuid+",NVIDIA,1,1:", 65):                                            "more than 64",
-		strings.Repeat("a", 300<<10):                                                       "at most",
+		uuid + ",NVIDIA,9223372036854775807,1:" + uuid +
+			",NVIDIA,9223372036854775807,1:;": `memory "9223372036854775807", where a whole number of units from 0 to 4294967296`,
+		uuid + ",NVIDIA,99999999999999999999,1": "memory",
+		uuid + "[1],NVIDIA,1,1:;":               "MIG slot",
+		uuid + "[1-,NVIDIA,1,1:;":               "MIG slot",
+		uuid + "[-1-1],NVIDIA,1,1:;":            "MIG slot",
+		"../../etc/passwd,NVIDIA,1,1:;":         "not a GPU's UUID",
+		"GPU-,NVIDIA,1,1:;":                     "not a GPU's UUID",
+		";;" + uuid + ",NVIDIA:;":               "container 2",
+		strings.Repeat(uuid+",NVIDIA,1,1:", 65): "more than 64",
+		strings.Repeat("a", 300<<10):            "at most",
 	} {
 		if got, err := ParseShares(value); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("ParseShares(%.60q) = %v, %v; want an error with %q", value, got, err, part)

@@ -22,14 +22,16 @@ func (r Resources) Asks(c *corev1.Container) int {
 	return int(quantity.Value())
 }
 
-// Check refuses what can never be served, in words: memory or cores without a number of GPUs. A number without memory is the whole GPU's memory.
+// Check refuses what can never be served, in words: memory or cores without a number of GPUs. A number without memory is the whole GPU's
+// memory.
 func (r Resources) Check(c *corev1.Container) error {
 	if r.Asks(c) > 0 {
 		return nil
 	}
 	for _, name := range []string{r.Memory, r.Cores} {
 		if quantity, asked := c.Resources.Limits[corev1.ResourceName(name)]; asked && !quantity.IsZero() {
-			return fmt.Errorf("container %s asks for %s: %s without %s; say how many GPUs the amount is of", c.Name, name, quantity.String(), r.Number)
+			return fmt.Errorf("container %s asks for %s: %s without %s; say how many GPUs the amount is of", c.Name, name, quantity.String(),
+				r.Number)
 		}
 	}
 	return nil
@@ -37,11 +39,13 @@ func (r Resources) Check(c *corev1.Container) error {
 
 // Of are the shares of one container of a pod; none, without an error, for a container that asked for none.
 //
-// The annotation has an element per container in the spec's order. Volcano lists the ordinary containers only; a list that is as long as init containers
-// and ordinary ones together has the init containers first. Any other length is refused: guessing would give a container another's GPU.
+// The annotation has an element per container in the spec's order. Volcano lists the ordinary containers only; a list that is as long as
+// init containers and ordinary ones together has the init containers first. Any other length is refused: guessing would give a container
+// another's GPU.
 func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	spec, position, isInit := find(pod, container)
-	if spec == nil && slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
+	if spec == nil && slices.ContainsFunc(pod.Spec.EphemeralContainers,
+		func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
 		return nil, nil // of kubectl debug: the API lets none ask for resources
 	}
 	if spec == nil {
@@ -53,7 +57,8 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	}
 	value := pod.Annotations[PodDevices]
 	if value == "" {
-		return nil, fmt.Errorf("container %s asks for %d %s, and the annotation %s is missing: %w; set schedulerName to Volcano's or to gpufabric's",
+		return nil, fmt.Errorf("container %s asks for %d %s, and the annotation %s is missing: %w; set schedulerName to Volcano's or to "+
+			"gpufabric's",
 			container, asked, r.Number, PodDevices, ErrNotPlaced)
 	}
 	lists, err := ParseShares(value)
@@ -67,16 +72,19 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 			position += inits
 		}
 	case len(lists) == ordinary && isInit:
-		return nil, fmt.Errorf("init container %s asks for %d %s, and the scheduler lists the %d ordinary containers only in %s: it does not serve init containers",
+		return nil, fmt.Errorf("init container %s asks for %d %s, and the scheduler lists the %d ordinary containers only in %s: it does not "+
+			"serve init containers",
 			container, asked, r.Number, ordinary, PodDevices)
 	case len(lists) == ordinary:
 	default:
-		return nil, fmt.Errorf("annotation %s lists %d containers, where the pod has %d (and %d init containers)", PodDevices, len(lists), ordinary, inits)
+		return nil, fmt.Errorf("annotation %s lists %d containers, where the pod has %d (and %d init containers)", PodDevices, len(lists),
+			ordinary, inits)
 	}
 	if shares := lists[position]; len(shares) == asked {
 		return shares, nil
 	}
-	return nil, fmt.Errorf("container %s asks for %d %s, and annotation %s gives it %d", container, asked, r.Number, PodDevices, len(lists[position]))
+	return nil, fmt.Errorf("container %s asks for %d %s, and annotation %s gives it %d", container, asked, r.Number, PodDevices,
+		len(lists[position]))
 }
 
 func find(pod *corev1.Pod, name string) (spec *corev1.Container, position int, isInit bool) {

@@ -51,21 +51,23 @@ func TestOf(t *testing.T) {
 		want      []Share
 		err       string
 	}{
-		"the only container":                   {pod(first, nil, gpus("main", "1")), "main", shareA, ""},
-		"the second of two":                    {pod(first+second, nil, gpus("main", "1"), gpus("side", "1")), "side", shareB, ""},
-		"one after a container without":        {pod(";"+second, nil, container("log", nil), gpus("main", "1")), "main", shareB, ""},
-		"a container without a request":        {pod(";"+second, nil, container("log", nil), gpus("main", "1")), "log", nil, ""},
-		"an ordinary one after an init one":    {pod(first+second, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "main", shareB, ""},
-		"an init container":                    {pod(first+second, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", shareA, ""},
-		"an init container that is not listed": {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", nil, "does not serve init containers"},
-		"an ordinary one beside an unlisted":   {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "main", shareA, ""},
-		"an ephemeral container":               {debugged(pod(first, nil, gpus("main", "1"))), "debugger", nil, ""},
-		"a list of another length":             {pod(first+first+first, nil, gpus("main", "1")), "main", nil, "lists 3 containers"},
-		"fewer shares than asked for":          {pod(first, nil, gpus("main", "2")), "main", nil, "gives it 1"},
-		"a pod of another scheduler":           {pod("", nil, gpus("main", "1")), "main", nil, "schedulerName"},
-		"a malformed annotation":               {pod("rubbish", nil, gpus("main", "1")), "main", nil, "rubbish"},
-		"a container that is not there":        {pod(first, nil, gpus("main", "1")), "other", nil, "no container"},
-		"memory without a number":              {pod("", nil, container("main", map[string]string{"volcano.sh/vgpu-memory": "100"})), "main", nil, "without volcano.sh/vgpu-number"},
+		"the only container":                {pod(first, nil, gpus("main", "1")), "main", shareA, ""},
+		"the second of two":                 {pod(first+second, nil, gpus("main", "1"), gpus("side", "1")), "side", shareB, ""},
+		"one after a container without":     {pod(";"+second, nil, container("log", nil), gpus("main", "1")), "main", shareB, ""},
+		"a container without a request":     {pod(";"+second, nil, container("log", nil), gpus("main", "1")), "log", nil, ""},
+		"an ordinary one after an init one": {pod(first+second, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "main", shareB, ""},
+		"an init container":                 {pod(first+second, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", shareA, ""},
+		"an init container that is not listed": {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "init", nil,
+			"does not serve init containers"},
+		"an ordinary one beside an unlisted": {pod(first, []corev1.Container{gpus("init", "1")}, gpus("main", "1")), "main", shareA, ""},
+		"an ephemeral container":             {debugged(pod(first, nil, gpus("main", "1"))), "debugger", nil, ""},
+		"a list of another length":           {pod(first+first+first, nil, gpus("main", "1")), "main", nil, "lists 3 containers"},
+		"fewer shares than asked for":        {pod(first, nil, gpus("main", "2")), "main", nil, "gives it 1"},
+		"a pod of another scheduler":         {pod("", nil, gpus("main", "1")), "main", nil, "schedulerName"},
+		"a malformed annotation":             {pod("rubbish", nil, gpus("main", "1")), "main", nil, "rubbish"},
+		"a container that is not there":      {pod(first, nil, gpus("main", "1")), "other", nil, "no container"},
+		"memory without a number": {pod("", nil, container("main", map[string]string{"volcano.sh/vgpu-memory": "100"})), "main", nil,
+			"without volcano.sh/vgpu-number"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := volcano.Of(test.pod, test.container)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The handshake of Volcano 1.15 and earlier: the plugin reports, the scheduler asks again, and after a minute without an answer it declares the node's
-// devices deleted. Volcano 1.16 looks at the node's allocatable instead, and the annotation is then merely not read.
+// The handshake of Volcano 1.15 and earlier: the plugin reports, the scheduler asks again, and after a minute without an answer it declares
+// the node's devices deleted. Volcano 1.16 looks at the node's allocatable instead, and the annotation is then merely not read.
 const (
 	reported   = "Reported "
 	requesting = "Requesting_"

@@ -25,7 +25,8 @@ func TestALockIsThePodsItWasTakenFor(t *testing.T) {
 		{"no time", "rubbish", bound, false},
 		{"none", "", bound, false},
 	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", Annotations: map[string]string{BindTime: test.bindTime}}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train",
+			Annotations: map[string]string{BindTime: test.bindTime}}}
 		if got := Locks(test.lock, pod); got != test.want {
 			t.Errorf("%s (%q): %t, want %t", test.name, test.lock, got, test.want)
 		}

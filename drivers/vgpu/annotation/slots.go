@@ -8,11 +8,12 @@ import (
 // NodeMIGSlots is ours: it tells our scheduler which MIG slots a node's GPUs have. Volcano's knows them from knownMigGeometries alone.
 const NodeMIGSlots = "vgpu.gpufabric.io/mig-slots"
 
-// maximumSlots bounds the groups of a GPU and the slots of a group: no GPU takes more than seven instances, and an administrator lists few geometries.
+// maximumSlots bounds the groups of a GPU and the slots of a group: no GPU takes more than seven instances, and an administrator lists few
+// geometries.
 const maximumSlots = 64
 
-// FormatSlots writes the value of NodeMIGSlots: for each GPU by UUID its groups, and for each slot of a group its memory in units of the node's memory factor.
-// The places in both lists are the two numbers of `[group-position]`. No GPUs are an empty value.
+// FormatSlots writes the value of NodeMIGSlots: for each GPU by UUID its groups, and for each slot of a group its memory in units of the
+// node's memory factor. The places in both lists are the two numbers of `[group-position]`. No GPUs are an empty value.
 func FormatSlots(slots map[string][][]int64) string {
 	if len(slots) == 0 {
 		return ""
@@ -39,11 +40,13 @@ func ParseSlots(value string) (map[string][][]int64, error) {
 		}
 		for i, group := range groups {
 			if len(group) > maximumSlots {
-				return nil, fmt.Errorf("%s: %d slots in group %d of %q, where at most %d are read", NodeMIGSlots, len(group), i, shorten(uuid), maximumSlots)
+				return nil, fmt.Errorf("%s: %d slots in group %d of %q, where at most %d are read", NodeMIGSlots, len(group), i, shorten(uuid),
+					maximumSlots)
 			}
 			for _, memory := range group {
 				if memory < 0 || memory > maximumMemory {
-					return nil, fmt.Errorf("%s: a slot of %d units in group %d of %q, where 0 to %d are allowed", NodeMIGSlots, memory, i, shorten(uuid), int64(maximumMemory))
+					return nil, fmt.Errorf("%s: a slot of %d units in group %d of %q, where 0 to %d are allowed", NodeMIGSlots, memory, i, shorten(uuid),
+						int64(maximumMemory))
 				}
 			}
 		}

@@ -1,5 +1,5 @@
-// Package decks lays out the GPUs of a node that are shared through device plugins: how many containers each takes, how many units of memory and percent
-// of cores it has, and the ids under which the kubelet counts them.
+// Package decks lays out the GPUs of a node that are shared through device plugins: how many containers each takes, how many units of
+// memory and percent of cores it has, and the ids under which the kubelet counts them.
 package decks
 
 import (
@@ -45,7 +45,8 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 			continue
 		}
 		if s.ModeOf(gpu.UUID) == annotation.ModeMIG && (gpu.MIG == nil || len(gpu.MIG.Profiles) == 0) {
-			deck.Refused = append(deck.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU cannot be partitioned; it is not shared. Set mode hami-core for it in gpumodes", gpu.UUID, gpu.ProductName))
+			deck.Refused = append(deck.Refused, fmt.Errorf("%s (%s): mode mig is asked for and the GPU cannot be partitioned; it is not shared. "+
+				"Set mode hami-core for it in gpumodes", gpu.UUID, gpu.ProductName))
 			continue
 		}
 		shared = append(shared, gpu)
@@ -63,7 +64,8 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 	for _, gpu := range shared {
 		deck.Cards = append(deck.Cards, Card{
 			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
-			Units: CountUnits(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))), // none at all would be a node without the resource
+			// none at all would be a node without the resource
+			Units: CountUnits(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))),
 		})
 	}
 	return deck, nil

@@ -16,21 +16,22 @@ const MessageLimit = 4 << 20
 // Budget is how much of MessageLimit a list may take, in bytes; the rest is left to topology hints and to longer health texts.
 const Budget = 3 << 20
 
-// wireBytes is what one device costs in a ListAndWatch response besides its id, in bytes: its own tag and length (up to 3), the id's (2), the health
-// string "Healthy" with its (9), and the topology of one NUMA node (8).
+// wireBytes is what one device costs in a ListAndWatch response besides its id, in bytes: its own tag and length (up to 3), the id's (2),
+// the health string "Healthy" with its (9), and the topology of one NUMA node (8).
 const wireBytes = 22
 
 // IDBytes is the longest id of UnitID, in bytes: two digits of GPU index, a dash, seven digits of unit.
 const IDBytes = 10
 
-// leastBytes is what one device costs at least in a list that comes near MessageLimit, with its id: 17 bytes (no NUMA node besides 0) and an id of 6.
+// leastBytes is what one device costs at least in a list that comes near MessageLimit, with its id: 17 bytes (no NUMA node besides 0) and
+// an id of 6.
 const leastBytes = 23
 
 // UnitID names unit n of GPU index. Only the plugin reads it back; it is short because there are many.
 func UnitID(index, n int) string { return fmt.Sprintf("%d-%d", index, n) }
 
-// factors are the values that SmallestFactor chooses from: powers of two, so that a node with larger GPUs than the rest needs few steps, and a unit of one
-// cluster divides a unit of another.
+// factors are the values that SmallestFactor chooses from: powers of two, so that a node with larger GPUs than the rest needs few steps,
+// and a unit of one cluster divides a unit of another.
 func factors(yield func(int) bool) {
 	for f := 1; f <= 1<<20; f *= 2 {
 		if !yield(f) {
@@ -52,7 +53,8 @@ func SmallestFactor(memoryMiB []int64, scaling float64, budget int) (int, error)
 			return factor, nil
 		}
 	}
-	return 0, fmt.Errorf("no memory factor up to 2^20 fits the memory of %d GPUs into a list of %d bytes; set a lower device-memory-scaling (it is %g)",
+	return 0, fmt.Errorf("no memory factor up to 2^20 fits the memory of %d GPUs into a list of %d bytes; set a lower "+
+		"device-memory-scaling (it is %g)",
 		len(memoryMiB), budget, scaling)
 }
 
@@ -66,7 +68,8 @@ func CheckFactor(factor int, memoryMiB []int64, scaling float64) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("gpuMemoryFactor %d: the memory of %d GPUs in units of %d MiB is a list of at least %d bytes, where the kubelet takes %d; set %d or more, or 0 to have it chosen, or share fewer GPUs (filterdevices)",
+	return fmt.Errorf("gpuMemoryFactor %d: the memory of %d GPUs in units of %d MiB is a list of at least %d bytes, where the kubelet "+
+		"takes %d; set %d or more, or 0 to have it chosen, or share fewer GPUs (filterdevices)",
 		factor, len(memoryMiB), factor, size, MessageLimit, least)
 }
 
@@ -79,8 +82,9 @@ func count(memoryMiB []int64, scaling float64, factor int) int64 {
 	return units
 }
 
-// AgreeFactor is the factor a cluster should use, given the one in force (0: none yet) and the one this node needs at least: it never shrinks, since pods that
-// wait have been written for the unit in force, and a larger one is taken only where a node could not register otherwise.
+// AgreeFactor is the factor a cluster should use, given the one in force (0: none yet) and the one this node needs at least: it never
+// shrinks, since pods that wait have been written for the unit in force, and a larger one is taken only where a node could not register
+// otherwise.
 func AgreeFactor(inForce, needed int) int { return max(inForce, needed) }
 
 // DescribeFactor says what one unit is, for an annotation and for people.

@@ -77,7 +77,9 @@ func TestAFactorThatTheKubeletCannotCountInIsRefused(t *testing.T) {
 		memory []int64
 		wrong  string
 	}{
-		"eight A100 in MiB":         {1, gpus(8, 40960), "gpuMemoryFactor 1: the memory of 8 GPUs in units of 1 MiB is a list of at least 7536640 bytes, where the kubelet takes 4194304; set 4 or more"},
+		"eight A100 in MiB": {1, gpus(8, 40960),
+			"gpuMemoryFactor 1: the memory of 8 GPUs in units of 1 MiB is a list of at least 7536640 bytes, where the kubelet takes 4194304; set " +
+				"4 or more"},
 		"three A100 in MiB":         {1, gpus(3, 40960), ""},
 		"the seed's eight L40S":     {10, gpus(8, 49140), ""},
 		"a unit larger than a GPU":  {1 << 20, gpus(8, 49140), ""},

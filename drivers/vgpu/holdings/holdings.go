@@ -1,5 +1,5 @@
-// Package holdings is the node's own account of which container holds which share of which GPU. The scheduler decides; this refuses what cannot be, with
-// the holders named, when a decision was made on stale figures or by somebody else.
+// Package holdings is the node's own account of which container holds which share of which GPU. The scheduler decides; this refuses what
+// cannot be, with the holders named, when a decision was made on stale figures or by somebody else.
 package holdings
 
 import (
@@ -20,8 +20,9 @@ type Holder struct {
 	// Name is for people: "default/train-0, container main".
 	Name string
 
-	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then is the most
-	// that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends before the next starts.
+	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then
+	// is the most that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends
+	// before the next starts.
 	Pod  string
 	Step int
 	Ends bool
@@ -84,8 +85,8 @@ func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) 
 	return nil
 }
 
-// Hold books what a container has and cannot be refused any more: it runs. The error says what is wrong with that, for a person to see; the shares are booked
-// all the same, so that nobody else is given them.
+// Hold books what a container has and cannot be refused any more: it runs. The error says what is wrong with that, for a person to see; the
+// shares are booked all the same, so that nobody else is given them.
 func (b *Book) Hold(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
 	err := b.Take(deck, holder, shares)
 	if err == nil {
@@ -153,7 +154,8 @@ func fits(card *decks.Card, held, more Use, factor int) error {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d slots are free and %d are asked for", free, card.Slots, more.Slots))
 	}
 	if free := card.Units - held.Units; more.Units > free {
-		lacks = append(lacks, fmt.Sprintf("%d of its %d MiB are free and %d are asked for", free*int64(factor), card.Units*int64(factor), more.Units*int64(factor)))
+		lacks = append(lacks, fmt.Sprintf("%d of its %d MiB are free and %d are asked for", free*int64(factor), card.Units*int64(factor),
+			more.Units*int64(factor)))
 	}
 	if free := card.Cores - held.Cores; more.Cores > free {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d percent of cores are free and %d are asked for", free, card.Cores, more.Cores))

@@ -126,12 +126,14 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 		units      int64  // what the pod counts for
 		want       string // part of the refusal of its last container
 	}{
-		"an init container that needs everything":      {[]container{{1000, 100, true}, {1000, 100, false}}, 0, 1000, ""},
-		"init containers one after the other":          {[]container{{600, 0, true}, {700, 0, true}, {500, 0, false}}, 300, 700, ""},
-		"a sidecar beside the rest":                    {[]container{{300, 0, false}, {600, 0, true}, {700, 0, false}}, 0, 1000, ""},
-		"a sidecar that leaves no room":                {[]container{{400, 0, false}, {100, 0, true}, {700, 0, false}}, 0, 0, "asked for"},
-		"ordinary ones are together":                   {[]container{{600, 0, false}, {600, 0, false}}, 0, 0, "10000 of its 10000 MiB are free and 12000"},
-		"an init container that is too much":           {[]container{{600, 0, false}, {500, 0, true}}, 0, 0, "10000 of its 10000 MiB are free and 11000"},
+		"an init container that needs everything": {[]container{{1000, 100, true}, {1000, 100, false}}, 0, 1000, ""},
+		"init containers one after the other":     {[]container{{600, 0, true}, {700, 0, true}, {500, 0, false}}, 300, 700, ""},
+		"a sidecar beside the rest":               {[]container{{300, 0, false}, {600, 0, true}, {700, 0, false}}, 0, 1000, ""},
+		"a sidecar that leaves no room":           {[]container{{400, 0, false}, {100, 0, true}, {700, 0, false}}, 0, 0, "asked for"},
+		"ordinary ones are together": {[]container{{600, 0, false}, {600, 0, false}}, 0, 0,
+			"10000 of its 10000 MiB are free and 12000"},
+		"an init container that is too much": {[]container{{600, 0, false}, {500, 0, true}}, 0, 0,
+			"10000 of its 10000 MiB are free and 11000"},
 		"an init container beside another pod":         {[]container{{100, 0, false}, {900, 0, true}}, 100, 0, "default/other"},
 		"an exclusive one beside a sidecar":            {[]container{{100, 0, false}, {100, 100, false}}, 0, 0, "the card alone"},
 		"an exclusive init container beside a sidecar": {[]container{{100, 0, false}, {100, 100, true}}, 0, 0, "the card alone"},
@@ -149,7 +151,8 @@ func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 				if err != nil {
 					t.Fatalf("container %d: %v", i-1, err)
 				}
-				err = book.Take(deck(), Holder{ID: fmt.Sprint("pod/", i), Name: "default/pod", Pod: "pod", Step: i, Ends: c.ends}, share(c.memory, c.cores))
+				err = book.Take(deck(), Holder{ID: fmt.Sprint("pod/", i), Name: "default/pod", Pod: "pod", Step: i, Ends: c.ends},
+					share(c.memory, c.cores))
 			}
 			if test.want != "" {
 				if err == nil || !strings.Contains(err.Error(), test.want) {

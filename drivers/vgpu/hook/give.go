@@ -25,8 +25,8 @@ type Given struct {
 	Shares []annotation.Share
 }
 
-// Give books a container's shares and makes what they need on the node; on an error nothing is booked. The runtime's hook and an allocation without one
-// both end here.
+// Give books a container's shares and makes what they need on the node; on an error nothing is booked. The runtime's hook and an allocation
+// without one both end here.
 func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
 	deck := h.Deck()
 	partitioned, err := mode(deck, container, shares)
@@ -57,10 +57,12 @@ func mode(deck *decks.Deck, container string, shares []annotation.Share) (partit
 		card := deck.ByUUID(share.UUID)
 		mig := card != nil && card.Mode == annotation.ModeMIG
 		if share.Slot != nil && !mig {
-			return false, fmt.Errorf("the scheduler gave container %s a MIG slot of %s, which is not shared in mode mig on this node", container, share.UUID)
+			return false, fmt.Errorf("the scheduler gave container %s a MIG slot of %s, which is not shared in mode mig on this node", container,
+				share.UUID)
 		}
 		if i > 0 && mig != partitioned {
-			return false, fmt.Errorf("the scheduler gave container %s both MIG instances and shares in mode hami-core (%s), which CUDA cannot use together: give the pod the annotation %s",
+			return false, fmt.Errorf("the scheduler gave container %s both MIG instances and shares in mode hami-core (%s), which CUDA cannot "+
+				"use together: give the pod the annotation %s",
 				container, share.UUID, annotation.PodMode)
 		}
 		partitioned = mig
@@ -69,15 +71,18 @@ func mode(deck *decks.Deck, container string, shares []annotation.Share) (partit
 }
 
 // partition gives a container MIG instances. The hardware keeps it to them: there is no limiter, and no accounting directory.
-func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
+func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod, container string, who holdings.Holder,
+	shares []annotation.Share) (Given, error) {
 	asks := make([]instances.Ask, 0, len(shares))
 	for _, share := range shares {
-		asks = append(asks, instances.Ask{GPU: deck.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(deck.Factor), Cores: share.Cores})
+		asks = append(asks, instances.Ask{GPU: deck.ByUUID(share.UUID).GPU, Slot: share.Slot, MemoryMiB: share.Memory * int64(deck.Factor),
+			Cores: share.Cores})
 		if card := deck.ByUUID(share.UUID); !card.Healthy {
 			return Given{}, fmt.Errorf("%s asks for a MIG instance of %s, which is unhealthy: %s", who.Name, share.UUID, card.Reason)
 		}
 	}
-	given, err := h.Instances.Give(ctx, instances.Owner{PodUID: string(pod.UID), Container: container, Namespace: pod.Namespace, Pod: pod.Name}, asks)
+	given, err := h.Instances.Give(ctx, instances.Owner{PodUID: string(pod.UID), Container: container, Namespace: pod.Namespace,
+		Pod: pod.Name}, asks)
 	if err != nil {
 		return Given{}, err
 	}

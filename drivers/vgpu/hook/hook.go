@@ -1,7 +1,7 @@
 // Package hook gives containers their shares of GPUs at the moment the container runtime makes them, through NRI.
 //
-// The kubelet's Allocate names no pod, which is why the public plugin guesses and now and then gives a container another pod's GPUs. The runtime's hook
-// carries the pod's UID and the container's name, so here nothing is guessed.
+// The kubelet's Allocate names no pod, which is why the public plugin guesses and now and then gives a container another pod's GPUs. The
+// runtime's hook carries the pod's UID and the container's name, so here nothing is guessed.
 package hook
 
 import (
@@ -121,8 +121,8 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 	return nil, nil
 }
 
-// RemoveLeftovers removes the accounting directories of pods that ended while nobody watched. Those that cannot be removed stay: that keeps no pod from its
-// share.
+// RemoveLeftovers removes the accounting directories of pods that ended while nobody watched. Those that cannot be removed stay: that keeps
+// no pod from its share.
 func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 	uids, err := h.Limiter.Pods()
 	if err != nil {
@@ -165,15 +165,15 @@ func (h *Hook) Run(ctx context.Context) error {
 	}
 }
 
-// heldAnnotation is put on a container with a share, and holds the share: after a restart of the plugin the runtime tells what runs with what, whatever
-// has become of the pod's own annotations since.
+// heldAnnotation is put on a container with a share, and holds the share: after a restart of the plugin the runtime tells what runs with
+// what, whatever has become of the pod's own annotations since.
 const heldAnnotation = "vgpu.gpufabric.io/shares"
 
 // factorAnnotation is the size in MiB of the units of memory in heldAnnotation.
 const factorAnnotation = "vgpu.gpufabric.io/unit-mib"
 
-// patience is how long the hook waits, for the API server and for MIG instances together: the runtime drops a plugin that takes two seconds, and makes the
-// container without it.
+// patience is how long the hook waits, for the API server and for MIG instances together: the runtime drops a plugin that takes two
+// seconds, and makes the container without it.
 const patience = 1500 * time.Millisecond
 
 // standing are the shares of a container that runs already, in today's units: the factor may have grown since it was made.
@@ -192,7 +192,8 @@ func standing(container *api.Container, factor int) []annotation.Share {
 }
 
 // CreateContainer gives a container its shares. An error keeps the container from being made, and stands in the pod's Events.
-func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment,
+	[]*api.ContainerUpdate, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pod, shares, err := h.shares(ctx, sandbox, container.GetName())
@@ -213,7 +214,8 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 	return adjustment, nil, nil
 }
 
-// shares finds the pod and the container's shares. The cache may be older than the scheduler's decision, so what cannot be right is looked up afresh.
+// shares finds the pod and the container's shares. The cache may be older than the scheduler's decision, so what cannot be right is looked
+// up afresh.
 func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container string) (*corev1.Pod, []annotation.Share, error) {
 	namespace, name, uid := sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid()
 	pod, err := h.Pods.Pod(ctx, namespace, name, uid, false)
@@ -240,7 +242,8 @@ func mentioned(sandbox *api.PodSandbox) bool {
 	return sandbox.GetAnnotations()[annotation.PodDevices] != ""
 }
 
-func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbox, container *api.Container, shares []annotation.Share) (*api.ContainerAdjustment, error) {
+func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbox, container *api.Container,
+	shares []annotation.Share) (*api.ContainerAdjustment, error) {
 	if h.ForbidControlOff {
 		if err := controlled(container.GetEnv(), h.NoCoreLimit); err != nil {
 			return nil, err
@@ -259,8 +262,8 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 	return adjustment, nil
 }
 
-// controlled refuses a container whose environment, from wherever it comes, switches the limiter off, or its limit of cores where the administrator has not
-// done so himself (noCoreLimit).
+// controlled refuses a container whose environment, from wherever it comes, switches the limiter off, or its limit of cores where the
+// administrator has not done so himself (noCoreLimit).
 func controlled(env []string, noCoreLimit bool) error {
 	for _, variable := range env {
 		name, value, _ := strings.Cut(variable, "=")
@@ -273,7 +276,8 @@ func controlled(env []string, noCoreLimit bool) error {
 		default:
 			continue
 		}
-		return fmt.Errorf("%s=%s in its environment switches its %s off, and the administrator forbids that (--forbid-control-off): remove the variable", name, value, off)
+		return fmt.Errorf("%s=%s in its environment switches its %s off, and the administrator forbids that (--forbid-control-off): remove "+
+			"the variable", name, value, off)
 	}
 	return nil
 }
@@ -291,7 +295,8 @@ func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	for _, node := range edits.DeviceNodes {
 		if node.Type == "" {
 			// Its numbers are not known: what stands on the host under that name is shown as it is.
-			adjustment.AddMount(&api.Mount{Source: cmp.Or(node.HostPath, node.Path), Destination: node.Path, Type: "bind", Options: []string{"rw", "nosuid", "noexec", "bind"}})
+			adjustment.AddMount(&api.Mount{Source: cmp.Or(node.HostPath, node.Path), Destination: node.Path, Type: "bind",
+				Options: []string{"rw", "nosuid", "noexec", "bind"}})
 			continue
 		}
 		adjustment.AddDevice(&api.LinuxDevice{Path: node.Path, Type: node.Type, Major: node.Major, Minor: node.Minor})
@@ -317,8 +322,8 @@ func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	return nil
 }
 
-// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which nothing mounts any more. A pod whose sandbox
-// died has a second one before the first is removed; then nothing ends.
+// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which nothing mounts any more. A
+// pod whose sandbox died has a second one before the first is removed; then nothing ends.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	if !h.sandboxes.remove(sandbox) {
 		return nil

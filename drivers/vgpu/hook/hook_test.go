@@ -129,7 +129,10 @@ func TestCreateContainerGivesEachContainerItsOwnShare(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(adjustment.Env, func(e *api.KeyValue) bool { return e.Key == "CUDA_DEVICE_MEMORY_LIMIT_0" && e.Value == memory }) {
+		if !slices.ContainsFunc(adjustment.Env, func(e *api.KeyValue) bool {
+			return e.Key == "CUDA_DEVICE_MEMORY_LIMIT_0" &&
+				e.Value == memory
+		}) {
 			t.Errorf("container %s: environment %v has no limit of %s", name, adjustment.Env, memory)
 		}
 		if len(adjustment.CDIDevices) != 1 || adjustment.CDIDevices[0].Name != "gpufabric.io/vgpu="+uuid {
@@ -179,7 +182,8 @@ func TestTheRuntimeIsAnsweredInTimeWhereTheAPIServerIsNot(t *testing.T) {
 }
 
 func TestCreateContainerLeavesOthersAlone(t *testing.T) {
-	plain := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plain", UID: "uid-plain"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}
+	plain := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plain", UID: "uid-plain"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}
 	h, w := setup(t, plain)
 	static := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "etcd", UID: "uid-etcd"}}
 	for _, p := range []*corev1.Pod{plain, static} {
@@ -203,7 +207,8 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		{unplaced, "schedulerName"}, {greedy, "49140 MiB are free and 99990"}, {slot, "not shared in mode mig"}, {broken, annotation.PodDevices}, {hostile, "not a name"},
+		{unplaced, "schedulerName"}, {greedy, "49140 MiB are free and 99990"}, {slot, "not shared in mode mig"}, {broken, annotation.PodDevices},
+		{hostile, "not a name"},
 	} {
 		h, w := setup(t, test.pod)
 		_, _, err := h.CreateContainer(t.Context(), sandbox(test.pod), container(test.pod, "main"))
@@ -346,7 +351,8 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	}
 }
 
-// A directory that cannot be removed, or takes long, is no reason to give pods nothing: the runtime drops a plugin that fails or takes two seconds.
+// A directory that cannot be removed, or takes long, is no reason to give pods nothing: the runtime drops a plugin that fails or takes two
+// seconds.
 //
 //shows:vgpu-limits
 func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {

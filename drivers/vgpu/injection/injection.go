@@ -1,5 +1,5 @@
-// Package injection says what a container needs to be held to its share of a GPU by a limiter inside it: environment, the limiter's library by preload,
-// and a directory of its own for the limiter's accounting. The variables and paths are those of HAMi-core.
+// Package injection says what a container needs to be held to its share of a GPU by a limiter inside it: environment, the limiter's library
+// by preload, and a directory of its own for the limiter's accounting. The variables and paths are those of HAMi-core.
 package injection
 
 import (
@@ -30,8 +30,8 @@ const (
 // ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
 const ControlOff = "CUDA_DISABLE_CONTROL"
 
-// CorePolicy is the variable by which a container chooses when HAMi-core limits its cores, and CoreLimitOff the value with which it never does. The others,
-// default and force, limit no less than what the container was given.
+// CorePolicy is the variable by which a container chooses when HAMi-core limits its cores, and CoreLimitOff the value with which it never
+// does. The others, default and force, limit no less than what the container was given.
 const (
 	CorePolicy   = "GPU_CORE_UTILIZATION_POLICY"
 	CoreLimitOff = "disable"
@@ -120,8 +120,8 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	return e, nil
 }
 
-// coreLimit is the one limit that HAMi-core knows for all of a container's GPUs: the smallest that was asked for, so that no GPU gives more than its
-// share. 0 is unlimited.
+// coreLimit is the one limit that HAMi-core knows for all of a container's GPUs: the smallest that was asked for, so that no GPU gives more
+// than its share. 0 is unlimited.
 func coreLimit(limits []Limit) int {
 	smallest := 0
 	for _, limit := range limits {
@@ -168,8 +168,8 @@ func (l Limiter) Make(c Container) error {
 // gone begins the names of directories whose content is to be removed. No pod's UID begins so.
 const gone = ".gone-"
 
-// Remove puts a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them. Call it when the pod's
-// sandbox is gone: until then they are mounted.
+// Remove puts a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them. Call it
+// when the pod's sandbox is gone: until then they are mounted.
 func (l Limiter) Remove(uid string) error {
 	if !podUID.MatchString(uid) {
 		return fmt.Errorf("pod UID %.80q: %w", uid, ErrName)

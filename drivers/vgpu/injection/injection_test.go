@@ -47,7 +47,8 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 	}
 }
 
-// HAMi-core lets a container use the host's memory only where it is told to: without, what was promised beyond the GPU's own could not be had.
+// HAMi-core lets a container use the host's memory only where it is told to: without, what was promised beyond the GPU's own could not be
+// had.
 func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	l := limiter(t)
 	for _, oversubscribed := range []bool{false, true} {

@@ -18,24 +18,27 @@ type at struct {
 	placement inventory.Placement
 }
 
-// seat finds what Volcano's `[group-position]` means on a GPU: the group of its layouts, and the instance at that position of the group, counted in the
-// order in which the group names them. The layouts are the administrator's knownMigGeometries for the model; where there are none, one group for each
-// profile that NVML offers, smallest first, with as many instances as fit.
+// seat finds what Volcano's `[group-position]` means on a GPU: the group of its layouts, and the instance at that position of the group,
+// counted in the order in which the group names them. The layouts are the administrator's knownMigGeometries for the model; where there are
+// none, one group for each profile that NVML offers, smallest first, with as many instances as fit.
 func seat(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) (at, error) {
 	groups, err := layouts(g, known)
 	if err != nil {
 		return at{}, err
 	}
 	if slot.Group >= len(groups) {
-		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is of geometry %d, where 0 to %d are known for %s", g.UUID, slot.Group, slot.Position, slot.Group, len(groups)-1, g.ProductName)
+		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is of geometry %d, where 0 to %d are known for %s", g.UUID, slot.Group, slot.Position,
+			slot.Group, len(groups)-1, g.ProductName)
 	}
 	group := groups[slot.Group]
 	if slot.Position >= len(group) {
-		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is position %d of a geometry of %d instances", g.UUID, slot.Group, slot.Position, slot.Position, len(group))
+		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is position %d of a geometry of %d instances", g.UUID, slot.Group, slot.Position,
+			slot.Position, len(group))
 	}
 	placements, ok := pack(group)
 	if !ok {
-		return at{}, fmt.Errorf("%s: the %d instances of MIG geometry %d do not fit the GPU together; correct knownMigGeometries", g.UUID, len(group), slot.Group)
+		return at{}, fmt.Errorf("%s: the %d instances of MIG geometry %d do not fit the GPU together; correct knownMigGeometries", g.UUID,
+			len(group), slot.Group)
 	}
 	return at{group[slot.Position], placements[slot.Position]}, nil
 }
@@ -74,7 +77,8 @@ func named(g *inventory.GPU, name string) (inventory.Profile, error) {
 	return inventory.Profile{}, fmt.Errorf("%s is not a MIG profile of %s; its driver offers %s", name, g.UUID, strings.Join(offered, ", "))
 }
 
-// pack places a list of instances so that none overlap, the largest first and each as low as it can be: the same list always lies the same way.
+// pack places a list of instances so that none overlap, the largest first and each as low as it can be: the same list always lies the same
+// way.
 func pack(list []inventory.Profile) ([]inventory.Placement, bool) {
 	order := make([]int, len(list))
 	for i := range order {
@@ -105,16 +109,18 @@ func overlap(a, b inventory.Placement) bool {
 	return a.Start < b.Start+b.Size && b.Start < a.Start+a.Size
 }
 
-// ascending are a GPU's profiles, smallest first: by memory, then by compute slices, then by the media engines that come with them, which few can have.
+// ascending are a GPU's profiles, smallest first: by memory, then by compute slices, then by the media engines that come with them, which
+// few can have.
 func ascending(g *inventory.GPU) []inventory.Profile {
 	media := func(p inventory.Profile) int { return p.Decoders + p.Encoders + p.JPEGEngines + p.OFAEngines }
 	return slices.SortedFunc(slices.Values(g.MIG.Profiles), func(a, b inventory.Profile) int {
-		return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Slices, b.Slices), cmp.Compare(media(a), media(b)), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Slices, b.Slices), cmp.Compare(media(a), media(b)),
+			cmp.Compare(a.ID, b.ID))
 	})
 }
 
-// choose finds the smallest instance with at least so much memory (MiB) and so many percent of the GPU's cores that has room among what is held. Of its
-// placements it takes one that stands and is idle, else the one that spoils the fewest placements of other profiles.
+// choose finds the smallest instance with at least so much memory (MiB) and so many percent of the GPU's cores that has room among what is
+// held. Of its placements it takes one that stands and is idle, else the one that spoils the fewest placements of other profiles.
 func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.Instance, held []inventory.Placement) (at, error) {
 	free := func(p inventory.Placement) bool {
 		return !slices.ContainsFunc(held, func(h inventory.Placement) bool { return overlap(h, p) })
@@ -155,7 +161,8 @@ func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.I
 	if fits == 0 {
 		return at{}, fmt.Errorf("%s: no MIG instance of %s has %d MiB and %d percent of its cores", g.UUID, g.ProductName, memoryMiB, cores)
 	}
-	return at{}, fmt.Errorf("%s: none of the %d kinds of MIG instance with at least %d MiB and %d percent of its cores has room left", g.UUID, fits, memoryMiB, cores)
+	return at{}, fmt.Errorf("%s: none of the %d kinds of MIG instance with at least %d MiB and %d percent of its cores has room left", g.UUID,
+		fits, memoryMiB, cores)
 }
 
 // spoils counts the free placements that would be free no more.
@@ -171,8 +178,8 @@ func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory
 	return count
 }
 
-// Slots lists the memory in MiB of each slot that `[group-position]` can name on a GPU, group by group. A group whose instances do not fit the GPU together
-// is empty, so that those behind it keep their number.
+// Slots lists the memory in MiB of each slot that `[group-position]` can name on a GPU, group by group. A group whose instances do not fit
+// the GPU together is empty, so that those behind it keep their number.
 func Slots(g *inventory.GPU, known []settings.Geometry) ([][]int64, error) {
 	groups, err := layouts(g, known)
 	if err != nil {

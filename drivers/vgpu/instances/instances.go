@@ -1,8 +1,8 @@
 // Package instances gives containers MIG instances of a node's shared GPUs and takes them back when their pod ends.
 //
-// The scheduler says either which slot of a layout a container has (Volcano's `UUID[group-position]`) or only how much memory and cores; in the second case
-// the smallest instance that satisfies both is made. Who has what is written down before anything is made, so that after a crash every instance is either
-// its container's still or taken away; no placement is ever two containers'.
+// The scheduler says either which slot of a layout a container has (Volcano's `UUID[group-position]`) or only how much memory and cores; in
+// the second case the smallest instance that satisfies both is made. Who has what is written down before anything is made, so that after a
+// crash every instance is either its container's still or taken away; no placement is ever two containers'.
 package instances
 
 import (
@@ -100,21 +100,22 @@ type Manager struct {
 	wake   chan struct{}
 }
 
-// New makes a Manager with what was kept. Files that could not be read are set aside and told of; their instances then belong to nobody, and idle ones make
-// way for others.
+// New makes a Manager with what was kept. Files that could not be read are set aside and told of; their instances then belong to nobody,
+// and idle ones make way for others.
 func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	store, unreadable, err := claimstate.Open(o.Directory, atomicfile.Writer{})
 	if err != nil {
 		return nil, nil, err
 	}
-	return &Manager{options: o, store: store, ending: map[types.UID]bool{}, giving: map[types.UID]int{}, wake: make(chan struct{}, 1)}, unreadable, nil
+	return &Manager{options: o, store: store, ending: map[types.UID]bool{}, giving: map[types.UID]int{}, wake: make(chan struct{}, 1)},
+		unreadable, nil
 }
 
 // ErrPending is in the chain of Give's error while the instances are still being made.
 var ErrPending = errors.New("MIG instances are still being made; the next try finds them")
 
-// Give gives a container its instances, all or none; a container that has them gets the same again. It goes on after ctx ends, which NVML's calls would
-// not notice, so that a later try finds them made.
+// Give gives a container its instances, all or none; a container that has them gets the same again. It goes on after ctx ends, which NVML's
+// calls would not notice, so that a later try finds them made.
 func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance, error) {
 	type result struct {
 		given []Instance
@@ -177,7 +178,8 @@ func (m *Manager) give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	over := m.ending[owner.id()]
 	m.mu.Unlock()
 	if over {
-		return nil, fmt.Errorf("pod %s/%s, container %s: the pod ended before its MIG instances were made", owner.Namespace, owner.Pod, owner.Container)
+		return nil, fmt.Errorf("pod %s/%s, container %s: the pod ended before its MIG instances were made", owner.Namespace, owner.Pod,
+			owner.Container)
 	}
 	m.settle(ctx, uuids)
 	given, had := m.has(owner.id())
@@ -293,7 +295,8 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 	return where, nil
 }
 
-// make sees to it that an instance stands. Idle ones in its way go: every one that is somebody's is in the store, and NVML itself keeps those in use.
+// make sees to it that an instance stands. Idle ones in its way go: every one that is somebody's is in the store, and NVML itself keeps
+// those in use.
 func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	profile, ok := g.MIG.Profile(i.ProfileID)
 	if !ok {
@@ -408,8 +411,8 @@ func (m *Manager) ended() []types.UID {
 	return out
 }
 
-// settle removes the instances of ended owners that are on no other GPUs than these, whose locks the caller holds. One that cannot be removed yet is tried
-// again later.
+// settle removes the instances of ended owners that are on no other GPUs than these, whose locks the caller holds. One that cannot be
+// removed yet is tried again later.
 func (m *Manager) settle(ctx context.Context, locked []string) {
 	for _, uid := range m.ended() {
 		given, _ := m.has(uid)
@@ -467,5 +470,6 @@ func (m *Manager) keep(owner Owner, phase claimstate.Phase, given []Instance) er
 	if err != nil {
 		return err
 	}
-	return m.store.Put(claimstate.Record{UID: owner.id(), Namespace: owner.Namespace, Name: owner.Pod + ", container " + owner.Container, Phase: phase, BootID: m.options.Boot, Data: data})
+	return m.store.Put(claimstate.Record{UID: owner.id(), Namespace: owner.Namespace, Name: owner.Pod + ", container " + owner.Container,
+		Phase: phase, BootID: m.options.Boot, Data: data})
 }

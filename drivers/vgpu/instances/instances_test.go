@@ -27,11 +27,15 @@ type node struct {
 func start(t *testing.T, known ...settings.Geometry) *node {
 	n := &node{t: t, machine: gputest.New(t, 2)}
 	var err error
-	n.read, err = inventory.Reader{NVML: n.machine, Locate: func(busID string) (inventory.Place, error) { return inventory.Place{BusID: busID}, nil }}.Read()
+	n.read, err = inventory.Reader{NVML: n.machine, Locate: func(busID string) (inventory.Place, error) {
+		return inventory.Place{BusID: busID},
+			nil
+	}}.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.options = Options{Directory: t.TempDir(), Boot: "boot-1", GPU: n.read.ByUUID, Geometries: func(string) []settings.Geometry { return known }}
+	n.options = Options{Directory: t.TempDir(), Boot: "boot-1", GPU: n.read.ByUUID,
+		Geometries: func(string) []settings.Geometry { return known }}
 	n.again()
 	return n
 }
@@ -87,7 +91,8 @@ func TestTheSmallestInstanceThatSatisfiesIsGiven(t *testing.T) {
 		cores  int
 		want   string
 	}{
-		{3000, 0, "1g.5gb"}, {4864, 0, "1g.5gb"}, {4865, 0, "1g.10gb"}, {3000, 20, "2g.10gb"}, {12000, 0, "3g.20gb"}, {12000, 50, "4g.20gb"}, {30000, 0, "7g.40gb"}, {0, 0, "7g.40gb"},
+		{3000, 0, "1g.5gb"}, {4864, 0, "1g.5gb"}, {4865, 0, "1g.10gb"}, {3000, 20, "2g.10gb"}, {12000, 0, "3g.20gb"}, {12000, 50, "4g.20gb"},
+		{30000, 0, "7g.40gb"}, {0, 0, "7g.40gb"},
 	} {
 		t.Run(fmt.Sprintf("%d MiB and %d percent", test.memory, test.cores), func(t *testing.T) {
 			n := start(t)
@@ -141,7 +146,8 @@ func TestAPlacementThatSpoilsLeastIsTaken(t *testing.T) {
 
 var groups = []settings.Geometry{
 	{Name: "small", Instances: []settings.Instances{{Profile: "1g.5gb", MemoryMiB: 5120, Count: 7}}},
-	{Name: "mixed", Instances: []settings.Instances{{Profile: "1g.5gb", MemoryMiB: 5120, Count: 1}, {Profile: "2g.10gb", MemoryMiB: 10240, Count: 3}}},
+	{Name: "mixed", Instances: []settings.Instances{{Profile: "1g.5gb", MemoryMiB: 5120, Count: 1},
+		{Profile: "2g.10gb", MemoryMiB: 10240, Count: 3}}},
 	{Name: "other driver's", Instances: []settings.Instances{{Profile: "1g.6gb", MemoryMiB: 6144, Count: 1}}},
 	{Name: "impossible", Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 40960, Count: 2}}},
 }

@@ -1,8 +1,8 @@
-// Package monitor exports what containers may use of shared GPUs and what they do use, under the metric names that existing dashboards of the public
-// monitor expect (all with the constant label zone="vGPU").
+// Package monitor exports what containers may use of shared GPUs and what they do use, under the metric names that existing dashboards of
+// the public monitor expect (all with the constant label zone="vGPU").
 //
-// A container's series are there from the moment the scheduler gave it a share, with a use of zero: a container that has not called CUDA yet is not a
-// container without a limit. Use comes from HAMi-core's shared region; see package region for how far that is trusted.
+// A container's series are there from the moment the scheduler gave it a share, with a use of zero: a container that has not called CUDA
+// yet is not a container without a limit. Use comes from HAMi-core's shared region; see package region for how far that is trusted.
 package monitor
 
 import (
@@ -49,7 +49,8 @@ type Options struct {
 	Directory string
 	// Factor is the size of a unit of memory in MiB, now.
 	Factor func() int
-	// ByteLabels adds Device_memory_desc_of_container as the public monitor has it, with byte counts as labels: each change of use is a new series.
+	// ByteLabels adds Device_memory_desc_of_container as the public monitor has it, with byte counts as labels: each change of use is a new
+	// series.
 	ByteLabels bool
 	Now        func() time.Time
 }
@@ -82,16 +83,19 @@ func New(o Options) *Collector {
 		limit:       describe("vGPU_device_memory_limit_in_bytes", "Memory of a container's share of a GPU, in bytes.", share),
 		utilization: describe("Device_utilization_desc_of_container", "Share of a GPU's SMs that a container uses, in percent.", share),
 		lastKernel:  describe("Device_last_kernel_of_container", "Time since a container's last kernel launch, in seconds.", share),
-		memory:      describe("Device_memory_desc_of_container", "Memory that a container uses of its share of a GPU, in bytes, by kind.", slices.Concat(share, bytes)),
+		memory: describe("Device_memory_desc_of_container", "Memory that a container uses of its share of a GPU, in bytes, by kind.",
+			slices.Concat(share, bytes)),
 		drift: prometheus.NewDesc("gpufabric_vgpu_memory_limit_drift_bytes",
 			"Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.", share, nil),
-		unreadable: prometheus.NewDesc("gpufabric_vgpu_regions_unreadable", "Containers whose accounting could not be read at this scrape.", nil, nil),
+		unreadable: prometheus.NewDesc("gpufabric_vgpu_regions_unreadable", "Containers whose accounting could not be read at this scrape.", nil,
+			nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{c.hostMemory, c.hostCores, c.used, c.limit, c.utilization, c.lastKernel, c.memory, c.drift, c.unreadable} {
+	for _, desc := range []*prometheus.Desc{c.hostMemory, c.hostCores, c.used, c.limit, c.utilization, c.lastKernel, c.memory, c.drift,
+		c.unreadable} {
 		out <- desc
 	}
 }
@@ -158,7 +162,8 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 	}
 }
 
-// mostFiles is how many files of a container's directory are looked at: the limiter makes one, and what else a tenant puts there must not cost a scrape.
+// mostFiles is how many files of a container's directory are looked at: the limiter makes one, and what else a tenant puts there must not
+// cost a scrape.
 const mostFiles = 16
 
 // read finds a container's region: the first file that is one. No region and no error: the container has not called CUDA.

@@ -26,7 +26,8 @@ func (m machine) GPUs() []GPU {
 func (m machine) Containers() []Container { return m.containers }
 
 func pod(name string, memory int64) Container {
-	return Container{Namespace: "default", Pod: name, PodUID: "uid-" + name, Name: "pod1-ctr", Shares: []annotation.Share{{UUID: uuid, Memory: memory}}}
+	return Container{Namespace: "default", Pod: name, PodUID: "uid-" + name, Name: "pod1-ctr",
+		Shares: []annotation.Share{{UUID: uuid, Memory: memory}}}
 }
 
 // hamiCore writes a region of layout 1.2 as the limiter of a container does: one device with a limit, one process that uses some of it.
@@ -36,7 +37,8 @@ func hamiCore(t testing.TB, directory string, container Container, limit, used u
 	for at, value := range map[int]uint32{0: 19920718, 4: 1, 8: 2, 1856: 7, 2008896: 1} {
 		binary.LittleEndian.PutUint32(b[at:], value)
 	}
-	for at, value := range map[int]uint64{56: 1, 1600: limit, 1856 + 8 + 16: used, 1856 + 8 + 32: used, 1856 + 1160 + 16: 30, 2008912: uint64(lastKernel)} {
+	for at, value := range map[int]uint64{56: 1, 1600: limit, 1856 + 8 + 16: used, 1856 + 8 + 32: used, 1856 + 1160 + 16: 30,
+		2008912: uint64(lastKernel)} {
 		binary.LittleEndian.PutUint64(b[at:], value)
 	}
 	copy(b[64:], uuid)
@@ -93,7 +95,8 @@ vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",p
 
 func TestSeriesAreThereFromAllocationOn(t *testing.T) {
 	c := collector(t.TempDir(), false, pod("waiting", 1024), pod("whole", 0))
-	for name, want := range map[string]int{"vGPU_device_memory_limit_in_bytes": 2, "vGPU_device_memory_usage_in_bytes": 2, "Device_last_kernel_of_container": 0} {
+	for name, want := range map[string]int{"vGPU_device_memory_limit_in_bytes": 2, "vGPU_device_memory_usage_in_bytes": 2,
+		"Device_last_kernel_of_container": 0} {
 		if got := testutil.CollectAndCount(c, name); got != want {
 			t.Errorf("%d series of %s, want %d", got, name, want)
 		}
@@ -140,7 +143,8 @@ func TestAHostileDirectoryCostsOneContainersUseAndNoMore(t *testing.T) {
 			values[name] = metric.GetGauge().GetValue()
 		}
 	}
-	if values["gpufabric_vgpu_regions_unreadable"] != 1 || values["vGPU_device_memory_usage_in_bytes/good"] != 7 || values["vGPU_device_memory_usage_in_bytes/hostile"] != 0 {
+	if values["gpufabric_vgpu_regions_unreadable"] != 1 || values["vGPU_device_memory_usage_in_bytes/good"] != 7 ||
+		values["vGPU_device_memory_usage_in_bytes/hostile"] != 0 {
 		t.Errorf("values %v", values)
 	}
 }

@@ -50,7 +50,8 @@ func (f agreement) Agree(ctx context.Context, needed int) (int, error) {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return 0, fmt.Errorf("agree on a unit of memory through ConfigMap %s/%s: %w (last: %w); --gpu-memory-factor sets one without", f.Namespace, agreementName, context.Cause(ctx), err)
+			return 0, fmt.Errorf("agree on a unit of memory through ConfigMap %s/%s: %w (last: %w); --gpu-memory-factor sets one without",
+				f.Namespace, agreementName, context.Cause(ctx), err)
 		}
 	}
 }
@@ -60,7 +61,8 @@ func (f agreement) raise(ctx context.Context, needed int) (int, error) {
 	maps := f.Client.CoreV1().ConfigMaps(f.Namespace)
 	standing, err := maps.Get(ctx, agreementName, metav1.GetOptions{})
 	if errors.IsNotFound(err) {
-		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: agreementName}, Data: map[string]string{agreementKey: strconv.Itoa(needed)}}, metav1.CreateOptions{})
+		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: agreementName},
+			Data: map[string]string{agreementKey: strconv.Itoa(needed)}}, metav1.CreateOptions{})
 		return needed, err
 	}
 	if err != nil {
@@ -85,7 +87,8 @@ func (f agreement) raise(ctx context.Context, needed int) (int, error) {
 func parse(m *corev1.ConfigMap) (int, error) {
 	factor, err := strconv.Atoi(m.Data[agreementKey])
 	if err != nil || factor < 1 || factor > 1<<20 {
-		return 0, fmt.Errorf("ConfigMap %s/%s: %s %.40q, where 1 to %d MiB are allowed", m.Namespace, m.Name, agreementKey, m.Data[agreementKey], 1<<20)
+		return 0, fmt.Errorf("ConfigMap %s/%s: %s %.40q, where 1 to %d MiB are allowed", m.Namespace, m.Name, agreementKey, m.Data[agreementKey],
+			1<<20)
 	}
 	return factor, nil
 }
@@ -96,9 +99,10 @@ func (f agreement) Follow(ctx context.Context, changed func(factor int)) error {
 		<-ctx.Done()
 		return nil
 	}
-	factory := informers.NewSharedInformerFactoryWithOptions(f.Client, 0, informers.WithNamespace(f.Namespace), informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", agreementName).String()
-	}))
+	factory := informers.NewSharedInformerFactoryWithOptions(f.Client, 0, informers.WithNamespace(f.Namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", agreementName).String()
+		}))
 	look := func(object any) {
 		if m, ok := object.(*corev1.ConfigMap); ok && m.Name == agreementName {
 			if factor, err := parse(m); err == nil {
@@ -108,7 +112,8 @@ func (f agreement) Follow(ctx context.Context, changed func(factor int)) error {
 			}
 		}
 	}
-	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, object any) { look(object) }}); err != nil {
+	if _, err := factory.Core().V1().ConfigMaps().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look,
+		UpdateFunc: func(_, object any) { look(object) }}); err != nil {
 		return fmt.Errorf("follow ConfigMap %s/%s: %w", f.Namespace, agreementName, err)
 	}
 	factory.Start(ctx.Done())

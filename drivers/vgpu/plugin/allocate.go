@@ -29,8 +29,8 @@ func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateR
 	return &pluginapi.ContainerAllocateResponse{}, nil
 }
 
-// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted. Without, the
-// allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
+// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted.
+// Without, the allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
 type number struct {
 	hook *hook.Hook
 	pods *podwatch.Pods
@@ -40,8 +40,8 @@ type number struct {
 	refused *refusals
 }
 
-// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods may go on to show
-// them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.
+// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods
+// may go on to show them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.
 type refusals struct {
 	mu   sync.Mutex
 	pods map[types.UID]bool
@@ -77,7 +77,8 @@ const watchDelay = 3 * time.Second
 func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	if n.nri {
 		if !n.hook.Connected() {
-			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
+			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container "+
+				"this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
 		}
 		return &pluginapi.ContainerAllocateResponse{}, nil
 	}
@@ -105,7 +106,8 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 	}
 }
 
-// forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given its room away already.
+// forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given
+// its room away already.
 func (n number) forget(all []*corev1.Pod) {
 	live := map[string]bool{}
 	for _, pod := range all {
@@ -129,13 +131,15 @@ func heldID(uid, container string) string { return uid + "/" + container }
 
 func ambiguous(candidates []annotation.Candidate, count int) error {
 	if len(candidates) == 0 {
-		return fmt.Errorf("allocate %d shares: no pod that waits on this node has an annotation %s that gives a container %d", count, annotation.PodDevices, count)
+		return fmt.Errorf("allocate %d shares: no pod that waits on this node has an annotation %s that gives a container %d", count,
+			annotation.PodDevices, count)
 	}
 	var names []string
 	for _, c := range candidates {
 		names = append(names, c.Pod.Namespace+"/"+c.Pod.Name+", container "+c.Container)
 	}
-	return fmt.Errorf("allocate %d shares: without NRI nobody says which of %d containers this is for: %s; enable NRI in the container runtime and set --nri-socket, or start such pods one after another",
+	return fmt.Errorf("allocate %d shares: without NRI nobody says which of %d containers this is for: %s; enable NRI in the container "+
+		"runtime and set --nri-socket, or start such pods one after another",
 		count, len(candidates), strings.Join(names, "; "))
 }
 
@@ -170,7 +174,8 @@ func (n number) recover(ctx context.Context) error {
 	return nil
 }
 
-// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is made again.
+// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is
+// made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
 	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
 		return n.hook.Book.Hold(n.hook.Deck(), held(pod, container), shares)
@@ -179,10 +184,11 @@ func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, s
 	return err
 }
 
-// held is a container of a pod as the kubelet allocates for it: for all containers before the first runs. An init container's share counts beside those of
-// sidecars before it, and not beside what starts when it has ended.
+// held is a container of a pod as the kubelet allocates for it: for all containers before the first runs. An init container's share counts
+// beside those of sidecars before it, and not beside what starts when it has ended.
 func held(pod *corev1.Pod, container string) holdings.Holder {
-	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container, Pod: string(pod.UID)}
+	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container,
+		Pod: string(pod.UID)}
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	h.Step = slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == container })
 	if h.Step < len(pod.Spec.InitContainers) {
@@ -210,7 +216,8 @@ func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.Co
 		})
 	}
 	for _, node := range given.Edits.DeviceNodes {
-		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: node.Path, HostPath: cmp.Or(node.HostPath, node.Path), Permissions: "rw"})
+		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{ContainerPath: node.Path, HostPath: cmp.Or(node.HostPath, node.Path),
+			Permissions: "rw"})
 	}
 	for _, device := range given.Devices {
 		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})
@@ -219,8 +226,8 @@ func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.Co
 	return response, nil
 }
 
-// Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that pods on this
-// node wait for come first. The kubelet's account then agrees with the scheduler's; what a container gets never depends on it.
+// Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that
+// pods on this node wait for come first. The kubelet's account then agrees with the scheduler's; what a container gets never depends on it.
 func (n number) Prefer(available, required []string, size int) []string {
 	chosen := slices.Clone(required)
 	all, err := n.pods.All()

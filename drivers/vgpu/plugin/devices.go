@@ -19,11 +19,12 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// nodesLook is how often device nodes and the driver's files are looked at again: a device's numbers in /proc/devices change without an event. Files that
-// come or go in the devices' directory are noticed at once.
+// nodesLook is how often device nodes and the driver's files are looked at again: a device's numbers in /proc/devices change without an
+// event. Files that come or go in the devices' directory are noticed at once.
 const nodesLook = 10 * time.Second
 
-// deviceFiles are the CDI spec through which containers get the shared GPUs' device nodes and the driver's files, kept as the node has them now.
+// deviceFiles are the CDI spec through which containers get the shared GPUs' device nodes and the driver's files, kept as the node has them
+// now.
 type deviceFiles struct {
 	options   *Options
 	nvml      nvml.Interface
@@ -108,7 +109,8 @@ func (f *deviceFiles) follow(ctx context.Context) error {
 	}
 }
 
-// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's own from it.
+// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's
+// own from it.
 func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {

@@ -24,7 +24,8 @@ import (
 )
 
 // machine renders a machine of the fakes and starts a role on it. l40s-8 is that of the public write-up on vGPU sharing.
-func machine(t *testing.T, name, root string, run func(context.Context, *Options, string, *fake.Clientset) error, flags ...string) *fake.Clientset {
+func machine(t *testing.T, name, root string, run func(context.Context, *Options, string, *fake.Clientset) error,
+	flags ...string) *fake.Clientset {
 	t.Helper()
 	p, err := profile.Load(name)
 	if err != nil {
@@ -75,7 +76,8 @@ func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
 	}, "--kubelet-root="+kubelet.Root())
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 80)
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 8*184320/16)
-	(&node{t: t, api: api, ended: make(chan error)}).annotation(unitAnnotation, func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 16 MiB" })
+	(&node{t: t, api: api, ended: make(chan error)}).annotation(unitAnnotation,
+		func(got string) bool { return got == "1 volcano.sh/vgpu-memory = 16 MiB" })
 }
 
 func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
@@ -89,8 +91,8 @@ func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
 	scrape(t, address, fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10`, uuid))
 }
 
-// scrape asks the monitor until a line begins as asked for, and returns what follows in that line up to a quote. The monitor starts in the background and
-// hears of pods by a watch; the test's own deadline bounds the asking.
+// scrape asks the monitor until a line begins as asked for, and returns what follows in that line up to a quote. The monitor starts in the
+// background and hears of pods by a watch; the test's own deadline bounds the asking.
 func scrape(t *testing.T, address, begins string) string {
 	t.Helper()
 	for t.Context().Err() == nil {

@@ -98,7 +98,8 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	for _, gpu := range gputest.New(t, 2).GPUs {
 		uuids = append(uuids, gpu.UUID)
 	}
-	n := start(t, "--gpu-memory-factor=1", modes(t, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, nodeName, uuids[1])))
+	n := start(t, "--gpu-memory-factor=1", modes(t,
+		fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, nodeName, uuids[1])))
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 17)
 	n.annotation(annotation.NodeRegister, func(got string) bool {
 		return got == uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:"
@@ -109,12 +110,14 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	})
 	n.schedule("small", uuids[0]+",NVIDIA,3000,0:;", "main")
 	_, response := n.allocate("volcano.sh/vgpu-number", 1)
-	if len(response.Devices) != 2 || !strings.HasPrefix(response.Envs["NVIDIA_VISIBLE_DEVICES"], "MIG-") || response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "" {
+	if len(response.Devices) != 2 || !strings.HasPrefix(response.Envs["NVIDIA_VISIBLE_DEVICES"], "MIG-") ||
+		response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "" {
 		t.Errorf("devices %v, environment %v; want an instance's two capabilities and no limiter", response.Devices, response.Envs)
 	}
 	pod := n.phase("small", annotation.BindSuccess)
 	var shown map[string][]instances.Instance
-	if err := json.Unmarshal([]byte(pod.Annotations[instancesAnnotation]), &shown); err != nil || len(shown["main"]) != 1 || shown["main"][0].Profile != "1g.5gb" {
+	if err := json.Unmarshal([]byte(pod.Annotations[instancesAnnotation]), &shown); err != nil || len(shown["main"]) != 1 ||
+		shown["main"][0].Profile != "1g.5gb" {
 		t.Errorf("annotation %q (%v), want a 1g.5gb for 3000 MiB", pod.Annotations[instancesAnnotation], err)
 	}
 	n.schedule("absent", uuids[1]+"[0-0],NVIDIA,3000,0:;", "main")
@@ -162,7 +165,8 @@ func TestANodeFollowsTheClustersUnit(t *testing.T) {
 }
 
 func TestAMalformedUnitIsWrittenAnew(t *testing.T) {
-	api := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: agreementName}, Data: map[string]string{agreementKey: "-3 bananas"}})
+	api := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: agreementName},
+		Data: map[string]string{agreementKey: "-3 bananas"}})
 	if got, err := (agreement{Client: api, Namespace: "n"}).Agree(t.Context(), 8); err != nil || got != 8 {
 		t.Errorf("got %d (%v), want 8", got, err)
 	}
@@ -204,7 +208,8 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: uuid}, Slots: 600, Units: 4914, Cores: 100, Healthy: true}}}
 	return number{pods: watched, refused: &refusals{}, hook: &hook.Hook{
 		Resources: annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"},
-		Pods:      watched, Outcome: silent{}, Book: &holdings.Book{}, Deck: func() *decks.Deck { return deck }, Device: func(uuid string) string { return uuid },
+		Pods:      watched, Outcome: silent{}, Book: &holdings.Book{}, Deck: func() *decks.Deck { return deck },
+		Device:  func(uuid string) string { return uuid },
 		Limiter: injection.Limiter{Containers: filepath.Join(t.TempDir(), "containers"), Locks: t.TempDir()},
 	}}
 }
@@ -239,8 +244,8 @@ func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocateAmong500Pods is an allocation without NRI, which has to find the pod that it is for: 500 are on the API server, all on this node, and
-// one of them waits.
+// BenchmarkAllocateAmong500Pods is an allocation without NRI, which has to find the pod that it is for: 500 are on the API server, all on
+// this node, and one of them waits.
 func BenchmarkAllocateAmong500Pods(b *testing.B) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	api := fake.NewClientset()

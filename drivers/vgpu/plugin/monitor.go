@@ -24,8 +24,8 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what serves the
-// kubelet. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
+// MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what
+// serves the kubelet. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
 const MonitorRole = "vgpu-monitor"
 
 // monitorAddress is where the public monitor serves.
@@ -59,7 +59,8 @@ heeds those by which it finds the GPUs, their units and --state-dir, which is vg
 	}
 	o.Bind(cmd.Flags(), h.Env)
 	cmd.Flags().Lookup("metrics-address").Usage = "host:port that serves /metrics and /healthz; empty: " + monitorAddress
-	cmd.Flags().BoolVar(&byteLabels, "byte-labels", false, "also export Device_memory_desc_of_container, which has byte counts as labels: each change of use is a new series")
+	cmd.Flags().BoolVar(&byteLabels, "byte-labels", false,
+		"also export Device_memory_desc_of_container, which has byte counts as labels: each change of use is a new series")
 	return cmd
 }
 
@@ -99,7 +100,8 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 }
 
 // export shows what the containers use until ctx ends.
-func export(ctx context.Context, o *Options, config settings.Settings, byteLabels bool, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
+func export(ctx context.Context, o *Options, config settings.Settings, byteLabels bool, lib nvml.Interface, client kubernetes.Interface,
+	registry *prometheus.Registry) error {
 	factor := agreement{Client: client, Namespace: o.Namespace}
 	// The plugin agrees with the other nodes; the monitor only follows.
 	t, err := setTable(ctx, o, lib, config, agreement{})
@@ -181,7 +183,8 @@ func (s source) Containers() []monitor.Container {
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			// What cannot be read was refused when the container was made, with words.
 			if shares, err := s.resources.Of(pod, container.Name); err == nil && len(shares) > 0 {
-				out = append(out, monitor.Container{Namespace: pod.Namespace, Pod: pod.Name, PodUID: string(pod.UID), Name: container.Name, Shares: shares})
+				out = append(out, monitor.Container{Namespace: pod.Namespace, Pod: pod.Name, PodUID: string(pod.UID), Name: container.Name,
+					Shares: shares})
 			}
 		}
 	}

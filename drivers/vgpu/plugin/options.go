@@ -55,34 +55,49 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	text := func(target *string, flag, fallback, usage string) {
 		options.Text(flags, getenv, target, flag, fallback, usage)
 	}
-	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below --state-dir; none: no hooks")
+	text(&o.CDIHook, "cdi-hook", "", "nvidia-cdi-hook on the host, run when a container starts; empty: this image's, put below "+
+		"--state-dir; none: no hooks")
 	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.DeviceConfig, "device-config", "", "device-config.yaml of the ConfigMap volcano-vgpu-device-config")
 	text(&o.NodeConfig, "node-config", "", "config.json of the ConfigMap volcano-vgpu-node-config")
-	text(&o.Handover, "handover-dir", "/var/lib/gpufabric/handover", "directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")
-	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
-	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as environment alone")
+	text(&o.Handover, "handover-dir", "/var/lib/gpufabric/handover",
+		"directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")
+	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock",
+		"the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
+	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as "+
+		"environment alone")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")
-	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false, "refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or GPU_CORE_UTILIZATION_POLICY=disable, by which they switch their limit of cores off (unless the device configuration has disableCoreLimit)")
-	flags.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the ConfigMap gpufabric-vgpu-unit, by which nodes agree on a unit of memory where none is set (environment: POD_NAMESPACE); empty: each chooses for itself")
+	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false,
+		"refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or "+
+			"GPU_CORE_UTILIZATION_POLICY=disable, by which they switch their limit of cores off (unless the device configuration has "+
+			"disableCoreLimit)")
+	flags.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"),
+		"namespace of the ConfigMap gpufabric-vgpu-unit, by which nodes agree on a unit of memory where none is set (environment: "+
+			"POD_NAMESPACE); empty: each chooses for itself")
 	flags.IntVar(&o.split, "device-split-count", 0, "containers that may share one GPU; before the configuration file where set")
-	flags.IntVar(&o.factor, "gpu-memory-factor", 0, "MiB in one unit of memory; 0: the smallest that the kubelet can receive; before the configuration file where set")
-	flags.Float64Var(&o.memory, "device-memory-scaling", 1, "multiple of a GPU's memory that is promised; before the configuration file where set")
-	flags.Float64Var(&o.cores, "device-cores-scaling", 1, "multiple of a GPU's cores that is promised; before the configuration file where set")
+	flags.IntVar(&o.factor, "gpu-memory-factor", 0,
+		"MiB in one unit of memory; 0: the smallest that the kubelet can receive; before the configuration file where set")
+	flags.Float64Var(&o.memory, "device-memory-scaling", 1,
+		"multiple of a GPU's memory that is promised; before the configuration file where set")
+	flags.Float64Var(&o.cores, "device-cores-scaling", 1,
+		"multiple of a GPU's cores that is promised; before the configuration file where set")
 	flags.StringVar(&o.mig, "mig-strategy", "none", "only none: MIG instances are claimed through the DeviceClass mig.nvidia.com")
-	flags.StringVar(&o.list, "device-list-strategy", "cdi-annotations", "accepted for the public plugin's manifests: cdi-annotations, cdi-cri, envvar; devices always come through CDI")
+	flags.StringVar(&o.list, "device-list-strategy", "cdi-annotations",
+		"accepted for the public plugin's manifests: cdi-annotations, cdi-cri, envvar; devices always come through CDI")
 }
 
 // Validate names every flag that cannot work.
 func (o *Options) Validate() error {
 	errs := []error{o.Node.Validate()}
 	if o.mig != "none" {
-		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com", o.mig))
+		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com",
+			o.mig))
 	}
 	switch o.list {
 	case "cdi-annotations", "cdi-cri", "envvar":
 	default:
-		errs = append(errs, fmt.Errorf("--device-list-strategy %q: cdi-annotations, cdi-cri and envvar are allowed, and mean the same here: devices come through CDI", o.list))
+		errs = append(errs, fmt.Errorf("--device-list-strategy %q: cdi-annotations, cdi-cri and envvar are allowed, and mean the same here: "+
+			"devices come through CDI", o.list))
 	}
 	return errors.Join(errs...)
 }

@@ -19,7 +19,8 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only enqueues.
+// outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only
+// enqueues.
 type outcome struct {
 	client    kubernetes.Interface
 	resources annotation.Resources
@@ -45,12 +46,13 @@ type result struct {
 	gone bool
 }
 
-// queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then learns from the
-// pod's phase.
+// queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then
+// learns from the pod's phase.
 const queueLength = 512
 
 func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string) *outcome {
-	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength), served: map[types.UID]map[string]bool{}, after: time.After}
+	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength),
+		served: map[types.UID]map[string]bool{}, after: time.After}
 }
 
 func (o *outcome) Served(pod *corev1.Pod, container string) {
@@ -131,8 +133,8 @@ func (o *outcome) forget(pod types.UID) {
 	delete(o.shown, pod)
 }
 
-// write writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends the scheduler's
-// lock on the node.
+// write writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends
+// the scheduler's lock on the node.
 func (o *outcome) write(ctx context.Context, r result) error {
 	if r.given != nil {
 		return o.show(ctx, r)
@@ -197,7 +199,8 @@ func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map
 	return err
 }
 
-// unlock ends the lock of the node that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and nobody else's.
+// unlock ends the lock of the node that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and nobody
+// else's.
 func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 	node, err := o.client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
 	if err != nil {
@@ -213,7 +216,8 @@ func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	// Invalid: it is gone meanwhile, or another's.
-	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil && !errors.IsInvalid(err) {
+	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil &&
+		!errors.IsInvalid(err) {
 		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)
 	}
 	return nil

@@ -31,11 +31,13 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	t.Helper()
 	one := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train", Annotations: map[string]string{annotation.BindPhase: "allocating", annotation.BindTime: "1763777700", annotation.PodDevices: "kept"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Resources: one}, {Name: "side", Resources: one}, {Name: "log"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train",
+			Annotations: map[string]string{annotation.BindPhase: "allocating", annotation.BindTime: "1763777700", annotation.PodDevices: "kept"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Resources: one}, {Name: "side", Resources: one}, {Name: "log"}}},
 	}
 	client := fake.NewClientset(pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	o := newOutcome(client, annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"}, nodeName)
+	o := newOutcome(client, annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory",
+		Cores: "volcano.sh/vgpu-cores"}, nodeName)
 	o.ended = func(context.Context, *corev1.Pod) (bool, error) { return false, nil }
 	o.after = func(time.Duration) <-chan time.Time {
 		now := make(chan time.Time, 1)
@@ -87,7 +89,8 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.ended = watched.Ended
-	late := []result{{pod: pod, container: "main"}, {pod: pod, container: "side", why: errors.New("the GPU is full")}, {pod: pod, container: "main", given: []instances.Instance{{}}}}
+	late := []result{{pod: pod, container: "main"}, {pod: pod, container: "side", why: errors.New("the GPU is full")},
+		{pod: pod, container: "main", given: []instances.Instance{{}}}}
 	remembers := func(want int) {
 		t.Helper()
 		for _, r := range late {
@@ -178,15 +181,20 @@ func TestAResultIsToldOnceTheAPIServerTakesIt(t *testing.T) {
 //shows:vgpu-mig
 func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) {
 	machine, state := gputest.New(t, 2), t.TempDir()
-	read, err := inventory.Reader{NVML: machine, Locate: func(busID string) (inventory.Place, error) { return inventory.Place{BusID: busID}, nil }}.Read()
+	read, err := inventory.Reader{NVML: machine, Locate: func(busID string) (inventory.Place, error) {
+		return inventory.Place{BusID: busID},
+			nil
+	}}.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, _, err := instances.New(instances.Options{Directory: filepath.Join(state, "mig"), GPU: read.ByUUID, Geometries: func(string) []settings.Geometry { return nil }})
+	made, _, err := instances.New(instances.Options{Directory: filepath.Join(state, "mig"), GPU: read.ByUUID,
+		Geometries: func(string) []settings.Geometry { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := made.Give(t.Context(), instances.Owner{PodUID: "uid-train", Container: "main"}, []instances.Ask{{GPU: read.GPUs[0], MemoryMiB: 3000}}); err != nil {
+	if _, err := made.Give(t.Context(), instances.Owner{PodUID: "uid-train", Container: "main"},
+		[]instances.Ask{{GPU: read.GPUs[0], MemoryMiB: 3000}}); err != nil {
 		t.Fatal(err)
 	}
 	n := startOn(t, machine, &Options{}, "--gpu-memory-factor=1", "--state-dir="+state, "--nri-socket="+t.TempDir()+"/nri.sock",
@@ -210,7 +218,8 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
 		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{annotation.PodDevices: uuid + ",NVIDIA,100,0:;", annotation.BindPhase: "allocating"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name),
+				Annotations: map[string]string{annotation.PodDevices: uuid + ",NVIDIA,100,0:;", annotation.BindPhase: "allocating"}},
 			Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
 				Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}},
 			Status: corev1.PodStatus{Phase: phase},
@@ -239,7 +248,8 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer changes.Stop()
-	if _, err := maps.Update(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: agreementName}, Data: map[string]string{agreementKey: "1"}}, metav1.UpdateOptions{}); err != nil {
+	if _, err := maps.Update(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: agreementName},
+		Data: map[string]string{agreementKey: "1"}}, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	smaller := false

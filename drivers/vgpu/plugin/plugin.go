@@ -1,13 +1,14 @@
-// Package plugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's scheduler
-// (and HAMi's) knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
+// Package plugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's
+// scheduler (and HAMi's) knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
 //
 // # What a pod of this role needs
 //
 // Run it on nodes whose GPUs are shared this way, as root, unprivileged, no hostNetwork. Environment: NODE_NAME from spec.nodeName.
 //
-// Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir (/var/lib/gpufabric/vgpu-plugin:
-// the containers' accounting directories are in it, and are mounted into them), --handover-dir, the directory of --nri-socket, --dev-root and
-// --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and volcano-vgpu-node-config, for --device-config and --node-config.
+// Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir
+// (/var/lib/gpufabric/vgpu-plugin: the containers' accounting directories are in it, and are mounted into them), --handover-dir, the
+// directory of --nri-socket, --dev-root and --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and
+// volcano-vgpu-node-config, for --device-config and --node-config.
 //
 // RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch; in its own namespace the ConfigMap
 // gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
@@ -117,7 +118,8 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		})
 }
 
-// errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart of the role.
+// errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart
+// of the role.
 var errGPUCame = errors.New("a GPU answers that did not")
 
 // withDriver starts NVML, waits for a driver that is not there yet, and closes NVML after use. A drain ends the wait.
@@ -136,7 +138,8 @@ func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Inte
 }
 
 // share hands out shares until ctx ends, until a GPU is there that was not, or until it has let go of the GPUs for a drain.
-func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface, registry *prometheus.Registry) error {
+func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface,
+	registry *prometheus.Registry) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	factor := agreement{Client: client, Namespace: o.Namespace}
@@ -206,23 +209,26 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {
-			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20", Without: "no share is given"}, h)
+			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",
+				Without: "no share is given"}, h)
 		},
 	)
 }
 
-// podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is gone.
+// podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is
+// gone.
 func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, nri bool) {
 	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		h.Book.Release(heldID(string(pod.UID), container.Name))
 	}
 	told.Gone(pod)
-	// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of a pod that has
-	// run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
+	// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of
+	// a pod that has run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
 	if !nri || podwatch.Over(pod) {
 		h.Instances.End(string(pod.UID))
 	}
-	// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go at the next start.
+	// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go
+	// at the next start.
 	if !nri && podwatch.Over(pod) {
 		h.RemoveDirectories(ctx, string(pod.UID))
 	}
@@ -233,7 +239,8 @@ func count(registry *prometheus.Registry, book *holdings.Book, made *instances.M
 	gauges := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
 			func() float64 { return float64(book.Len()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers", Help: "Containers that have MIG instances, or had and whose instances still stand."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers",
+			Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
 	}
 	registry.MustRegister(gauges...)

@@ -51,8 +51,10 @@ func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...
 	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
 	n.options.Bind(set, func(string) string { return "" })
 	arguments := append([]string{
-		"--node-name=" + nodeName, "--driver-root=" + n.machine.Path("driver"), "--sysfs-root=" + n.machine.Path("sys"), "--dev-root=" + n.machine.Path("dev"),
-		"--proc-devices=" + n.machine.Path("proc/devices"), "--kubelet-root=" + n.kubelet.Root(), "--cdi-root=" + t.TempDir(), "--state-dir=" + t.TempDir(),
+		"--node-name=" + nodeName, "--driver-root=" + n.machine.Path("driver"), "--sysfs-root=" + n.machine.Path("sys"),
+		"--dev-root=" + n.machine.Path("dev"),
+		"--proc-devices=" + n.machine.Path("proc/devices"), "--kubelet-root=" + n.kubelet.Root(), "--cdi-root=" + t.TempDir(),
+		"--state-dir=" + t.TempDir(),
 		"--handover-dir=", "--nri-socket=",
 	}, flags...)
 	if err := set.Parse(arguments); err != nil {
@@ -74,7 +76,8 @@ func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...
 // annotation waits until an annotation of the node satisfies want.
 func (n *node) annotation(key string, want func(string) bool) {
 	n.t.Helper()
-	watcher, err := n.api.CoreV1().Nodes().Watch(n.t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", nodeName).String()})
+	watcher, err := n.api.CoreV1().Nodes().Watch(n.t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name",
+		nodeName).String()})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -164,7 +167,8 @@ func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
 	n.annotation(annotation.NodeRegister, func(got string) bool { return got != "" })
 	patches := func() (count int) {
 		for _, action := range n.api.Actions() {
-			if patch, ok := action.(clienttesting.PatchAction); ok && action.Matches("patch", "nodes") && !strings.Contains(string(patch.GetPatch()), "heartbeat") {
+			if patch, ok := action.(clienttesting.PatchAction); ok && action.Matches("patch", "nodes") &&
+				!strings.Contains(string(patch.GetPatch()), "heartbeat") {
 				count++
 			}
 		}
@@ -188,7 +192,8 @@ func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
 // ask has the scheduler ask whether the node is alive.
 func (n *node) ask() {
 	n.t.Helper()
-	patch := []byte(`{"metadata":{"labels":{"heartbeat":"asked"},"annotations":{"` + annotation.NodeHandshake + `":"Requesting_2026.11.21 02:20:00"}}}`)
+	patch := []byte(`{"metadata":{"labels":{"heartbeat":"asked"},"annotations":{"` + annotation.NodeHandshake +
+		`":"Requesting_2026.11.21 02:20:00"}}}`)
 	if _, err := n.api.CoreV1().Nodes().Patch(n.t.Context(), nodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
@@ -198,7 +203,8 @@ func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	n := start(t, "--gpu-memory-factor=10", "--device-memory-scaling=2")
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 2*8192)
 	n.schedule("train", n.machine.GPUs[0].UUID+",NVIDIA,8192,0:;", "main")
-	if _, response := n.allocate("volcano.sh/vgpu-number", 1); response.Envs["CUDA_OVERSUBSCRIBE"] != "true" || response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "81920m" {
+	if _, response := n.allocate("volcano.sh/vgpu-number", 1); response.Envs["CUDA_OVERSUBSCRIBE"] != "true" ||
+		response.Envs["CUDA_DEVICE_MEMORY_LIMIT_0"] != "81920m" {
 		t.Errorf("environment %v, want a limit of 81920m, to which HAMi-core lets it go beyond the GPU's 40960", response.Envs)
 	}
 }
@@ -264,7 +270,8 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It is removed in the background.
-	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(directories(), func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(directories(),
+		func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("accounting directories %v are left of a pod that has ended", directories())
 		}
@@ -276,13 +283,15 @@ func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 20)
 	first, second := n.machine.GPUs[0].UUID+",NVIDIA,4096,0:", n.machine.GPUs[1].UUID+",NVIDIA,4096,0:"
 	asks := func(name string, count string) corev1.Container {
-		return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse(count)}}}
+		return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse(count)}}}
 	}
 	devices := first + second + ";" + first + ";"
 	if _, err := n.api.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "uid-train",
 			Annotations: map[string]string{annotation.PodDevices: devices, annotation.PodPending: devices, annotation.BindPhase: "allocating"}},
-		Spec:   corev1.PodSpec{NodeName: nodeName, InitContainers: []corev1.Container{asks("warm", "2")}, Containers: []corev1.Container{asks("main", "1")}},
+		Spec: corev1.PodSpec{NodeName: nodeName, InitContainers: []corev1.Container{asks("warm", "2")},
+			Containers: []corev1.Container{asks("main", "1")}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -291,7 +300,8 @@ func TestWithoutNRIAnInitContainersShareIsNotAddedToWhatRunsAfterIt(t *testing.T
 	n.allocate("volcano.sh/vgpu-number", 1)
 	n.phase("train", annotation.BindSuccess)
 	n.schedule("other", second+";", "main")
-	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "held by default/train, container warm") {
+	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil ||
+		!strings.Contains(err.Error(), "held by default/train, container warm") {
 		t.Errorf("got %v, want a refusal that names the init container, which may be started again", err)
 	}
 }

@@ -40,8 +40,8 @@ type registrar struct {
 	after func(time.Duration) <-chan time.Time
 }
 
-// registerPatience is how long a registration that failed waits until it is tried again: from half a second to half a minute, which is also how often
-// Volcano looks at nodes.
+// registerPatience is how long a registration that failed waits until it is tried again: from half a second to half a minute, which is also
+// how often Volcano looks at nodes.
 var registerPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 30 * time.Second}
 
 // wake has the deck looked at again.
@@ -70,7 +70,8 @@ func (r *registrar) run(ctx context.Context) error {
 		}
 		nodes <- node
 	}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: latest, UpdateFunc: func(_, object any) { latest(object) }}); err != nil {
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: latest,
+		UpdateFunc: func(_, object any) { latest(object) }}); err != nil {
 		return fmt.Errorf("watch node %s: %w", r.node, err)
 	}
 	factory.Start(ctx.Done())
@@ -94,7 +95,8 @@ func (r *registrar) run(ctx context.Context) error {
 			retry = registerPatience
 		} else if ctx.Err() == nil {
 			pause := retry.Step()
-			klog.FromContext(ctx).Error(err, "The node's GPUs are not registered with the scheduler; trying again", "in", pause.Round(time.Millisecond).String())
+			klog.FromContext(ctx).Error(err, "The node's GPUs are not registered with the scheduler; trying again", "in",
+				pause.Round(time.Millisecond).String())
 			again = r.after(pause)
 		}
 	}
@@ -124,8 +126,8 @@ func (r *registrar) register(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// wanted are the annotations as they should be. A handshake is answered where the scheduler spoke last, also if it cannot be read: a report is always
-// right.
+// wanted are the annotations as they should be. A handshake is answered where the scheduler spoke last, also if it cannot be read: a report
+// is always right.
 func (r *registrar) wanted(node *corev1.Node) (map[string]string, error) {
 	deck := r.deck()
 	out := map[string]string{

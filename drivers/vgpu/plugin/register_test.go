@@ -36,7 +36,8 @@ func refusing(registrations int) (*fake.Clientset, chan string) {
 }
 
 func register(ctx context.Context, api *fake.Clientset, after func(time.Duration) <-chan time.Time) chan error {
-	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10, Units: 4914, Cores: 100, Healthy: true}}}
+	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10,
+		Units: 4914, Cores: 100, Healthy: true}}}
 	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: time.Now, deck: func() *decks.Deck { return deck },
 		changed: make(chan struct{}, 1), after: after}
 	ended := make(chan error, 1)
@@ -70,7 +71,8 @@ func TestARegistrationThatFailedIsTriedAgainThoughTheNodeDoesNotChange(t *testin
 	if len(pauses) != refusals {
 		t.Fatalf("%d pauses for %d refusals: %v", len(pauses), refusals, pauses)
 	}
-	if first, last := pauses[0], pauses[refusals-1]; first < 500*time.Millisecond || first > time.Second || last < 30*time.Second || last > 40*time.Second {
+	if first, last := pauses[0], pauses[refusals-1]; first < 500*time.Millisecond || first > time.Second || last < 30*time.Second ||
+		last > 40*time.Second {
 		t.Errorf("pauses from %s to %s, want half a second to half a minute: %v", first, last, pauses)
 	}
 	if len(said) < refusals {

@@ -22,8 +22,8 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// table is the node's deck as it lies now: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with which GPU. When one
-// of the last two changes the deck is laid again, and the kubelet and the scheduler hear of it.
+// table is the node's deck as it lies now: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with
+// which GPU. When one of the last two changes the deck is laid again, and the kubelet and the scheduler hear of it.
 type table struct {
 	node     *inventory.Node
 	locate   func(busID string) (inventory.Place, error)
@@ -164,12 +164,14 @@ func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
 				return
 			}
 			// One that answers and cannot be read is none more.
-			if now, err := reader.Read(); err == nil && slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return t.node.ByUUID(g.UUID) == nil }) {
+			if now, err := reader.Read(); err == nil && slices.ContainsFunc(now.GPUs,
+				func(g *inventory.GPU) bool { return t.node.ByUUID(g.UUID) == nil }) {
 				came()
 			}
 		},
 		Tell: func(f health.Fault, first bool) {
-			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
+			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new",
+				first)
 		},
 		Healed: func(f health.Fault) {
 			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
@@ -213,7 +215,8 @@ func setMode(card decks.Card) error {
 		return err
 	}
 	if len(standing) > 0 {
-		return fmt.Errorf("%s is cut into %d MIG instances and cannot be shared in mode %s: remove them (nvidia-smi mig -dci; nvidia-smi mig -dgi), or give it mode mig in gpumodes",
+		return fmt.Errorf("%s is cut into %d MIG instances and cannot be shared in mode %s: remove them (nvidia-smi mig -dci; nvidia-smi mig "+
+			"-dgi), or give it mode mig in gpumodes",
 			card.GPU.UUID, len(standing), card.Mode)
 	}
 	return partition.Require(card.GPU, false)

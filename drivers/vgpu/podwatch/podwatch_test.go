@@ -10,7 +10,8 @@ import (
 )
 
 func pod(name string, uid types.UID, phase corev1.PodPhase) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: phase}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: corev1.PodSpec{NodeName: "n"},
+		Status: corev1.PodStatus{Phase: phase}}
 }
 
 func TestWatchHearsOfEveryPodThatEnds(t *testing.T) {
@@ -27,11 +28,13 @@ func TestWatchHearsOfEveryPodThatEnds(t *testing.T) {
 	}
 	heard("uid-done") // before the watch began
 	// Deleted and made again while the watch was interrupted: one change to those who watch.
-	if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod("train", "uid-2", corev1.PodRunning), metav1.UpdateOptions{}); err != nil {
+	if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod("train", "uid-2", corev1.PodRunning),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	heard("uid-1")
-	if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod("train", "uid-2", corev1.PodFailed), metav1.UpdateOptions{}); err != nil {
+	if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod("train", "uid-2", corev1.PodFailed),
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	heard("uid-2")

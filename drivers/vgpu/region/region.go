@@ -1,10 +1,12 @@
-// Package region reads the file through which HAMi-core, the limiter inside a container, shares its accounting: limits and use per GPU and per process.
+// Package region reads the file through which HAMi-core, the limiter inside a container, shares its accounting: limits and use per GPU and
+// per process.
 //
-// The file is written by a tenant, so nothing in it is trusted: it is read with pread into a buffer of a fixed size (a mapping could be truncated under
-// the reader, which is a SIGBUS), counts are bounded before they index anything, and links and other things that are not plain files are refused.
+// The file is written by a tenant, so nothing in it is trusted: it is read with pread into a buffer of a fixed size (a mapping could be
+// truncated under the reader, which is a SIGBUS), counts are bounded before they index anything, and links and other things that are not
+// plain files are refused.
 //
-// Layouts 1.1 and 1.2 are those of HAMi-core's shared region (offsets in layout.go); layout 0, which carried no version, follows from the sizes of its
-// file and of the parts that later versions added.
+// Layouts 1.1 and 1.2 are those of HAMi-core's shared region (offsets in layout.go); layout 0, which carried no version, follows from the
+// sizes of its file and of the parts that later versions added.
 package region
 
 import (
@@ -56,11 +58,12 @@ type Memory struct {
 	Context, Module, Data, Total uint64
 }
 
-// ErrNotARegion marks a file that is not a shared region (yet): wrong size or no magic. A container that has not called CUDA has such a file.
+// ErrNotARegion marks a file that is not a shared region (yet): wrong size or no magic. A container that has not called CUDA has such a
+// file.
 var ErrNotARegion = errors.New("not a HAMi-core shared region")
 
-// maximumReads bounds how often a slot is read again while its writer is inside it. A writer holds a slot for well under a microsecond; a slot that
-// stays odd belongs to a process that was killed inside, or to a tenant who wants the reader to spin.
+// maximumReads bounds how often a slot is read again while its writer is inside it. A writer holds a slot for well under a microsecond; a
+// slot that stays odd belongs to a process that was killed inside, or to a tenant who wants the reader to spin.
 const maximumReads = 4
 
 // Read reads the region in the file at path. It does not follow a link at path's last element.

@@ -62,9 +62,12 @@ func TestReadUnderstandsEveryLayout(t *testing.T) {
 		layout layout
 		want   Region
 	}{
-		"layout 0 has no utilisation and no last kernel": {layoutV0, Region{Devices: devices, Processes: []Process{withoutUtilization}, Priority: 1}},
-		"layout 1.1": {layoutV1, Region{Version: Version{1, 1}, Devices: devices, Processes: []Process{process}, Priority: 1, LastKernel: 1763000000}},
-		"layout 1.2": {layoutV12(), Region{Version: Version{1, 2}, Devices: devices, Processes: []Process{process}, Priority: 1, LastKernel: 1763000000}},
+		"layout 0 has no utilisation and no last kernel": {layoutV0,
+			Region{Devices: devices, Processes: []Process{withoutUtilization}, Priority: 1}},
+		"layout 1.1": {layoutV1, Region{Version: Version{1, 1}, Devices: devices, Processes: []Process{process}, Priority: 1,
+			LastKernel: 1763000000}},
+		"layout 1.2": {layoutV12(), Region{Version: Version{1, 2}, Devices: devices, Processes: []Process{process}, Priority: 1,
+			LastKernel: 1763000000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "region.cache")

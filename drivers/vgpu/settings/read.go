@@ -69,18 +69,23 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	}
 
 	errs := []error{next.Validate()}
-	// resourceMemoryPercentageName and defaultGPUNum are read by Volcano's scheduler and webhook out of the same ConfigMap, and passDeviceSpecs is
-	// what this plugin does in any case (device nodes come through CDI or NRI): they are right as they stand, and nothing is to be done for them.
-	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory), "defaultCores": int64(deref(nvidia.DefaultCores))} {
+	// resourceMemoryPercentageName and defaultGPUNum are read by Volcano's scheduler and webhook out of the same ConfigMap, and
+	// passDeviceSpecs is what this plugin does in any case (device nodes come through CDI or NRI): they are right as they stand, and nothing
+	// is to be done for them.
+	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory),
+		"defaultCores": int64(deref(nvidia.DefaultCores))} {
 		if value != 0 {
-			errs = append(errs, fmt.Errorf("nvidia.%s: %d is not allowed; what a container gets that names no amount is the scheduler's to decide, and the node gives what it decided: set 0, and name the amounts in the pods", field, value))
+			errs = append(errs, fmt.Errorf("nvidia.%s: %d is not allowed; what a container gets that names no amount is the scheduler's to "+
+				"decide, and the node gives what it decided: set 0, and name the amounts in the pods", field, value))
 		}
 	}
 	if nvidia.OverwriteEnv != nil && *nvidia.OverwriteEnv {
-		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share get no GPU here at all, so there is no environment to overwrite: remove the key"))
+		errs = append(errs, errors.New("nvidia.overwriteEnv: true is not allowed; containers without a share get no GPU here at all, so there "+
+			"is no environment to overwrite: remove the key"))
 	}
 	if nvidia.ResourcePriorityName != nil && *nvidia.ResourcePriorityName != "" {
-		errs = append(errs, fmt.Errorf("nvidia.resourcePriorityName: %q is not allowed; task priorities are not implemented: remove the key", *nvidia.ResourcePriorityName))
+		errs = append(errs, fmt.Errorf("nvidia.resourcePriorityName: %q is not allowed; task priorities are not implemented: remove the key",
+			*nvidia.ResourcePriorityName))
 	}
 	if nvidia.PassDeviceSpecs != nil && !*nvidia.PassDeviceSpecs {
 		errs = append(errs, errors.New("nvidia.passDeviceSpecs: false is not allowed; device nodes are always passed: remove the key"))
@@ -125,8 +130,8 @@ type filterDevices struct {
 	Index []int    `json:"index"`
 }
 
-// ApplyNodeConfig reads the entry for node in config.json over s; a file without one changes nothing. Every entry is checked, also those of other
-// nodes. s is changed only if all of it is right.
+// ApplyNodeConfig reads the entry for node in config.json over s; a file without one changes nothing. Every entry is checked, also those of
+// other nodes. s is changed only if all of it is right.
 func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 	var read nodeConfigs
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -177,7 +182,8 @@ func (n nodeConfig) over(s Settings) (Settings, error) {
 	}
 	err := s.Validate()
 	if n.MIGStrategy != nil && *n.MIGStrategy != "" && *n.MIGStrategy != "none" {
-		err = errors.Join(err, fmt.Errorf("migstrategy: %q is not allowed; MIG instances of their own resources are claimed through the DeviceClass mig.nvidia.com, and none is", *n.MIGStrategy))
+		err = errors.Join(err, fmt.Errorf("migstrategy: %q is not allowed; MIG instances of their own resources are claimed through the "+
+			"DeviceClass mig.nvidia.com, and none is", *n.MIGStrategy))
 	}
 	return s, err
 }

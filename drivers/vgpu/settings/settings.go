@@ -1,8 +1,8 @@
-// Package settings reads how a node's GPUs are shared: the two ConfigMaps that clusters of the public vGPU plugin have (volcano-vgpu-device-config with
-// device-config.yaml, volcano-vgpu-node-config with config.json), and flags over them.
+// Package settings reads how a node's GPUs are shared: the two ConfigMaps that clusters of the public vGPU plugin have
+// (volcano-vgpu-device-config with device-config.yaml, volcano-vgpu-node-config with config.json), and flags over them.
 //
-// Every mistake is reported at once, with the place it stands at. A key that would have no effect is refused rather than read over: each option either
-// works or says that it does not.
+// Every mistake is reported at once, with the place it stands at. A key that would have no effect is refused rather than read over: each
+// option either works or says that it does not.
 package settings
 
 import (
@@ -82,7 +82,8 @@ func (s *Settings) Validate() error {
 	wrong := func(field string, value any, allowed string) {
 		errs = append(errs, fmt.Errorf("%s: %v is not allowed; %s", field, value, allowed))
 	}
-	names := map[string]string{"resourceCountName": s.NumberResource, "resourceMemoryName": s.MemoryResource, "resourceCoreName": s.CoresResource}
+	names := map[string]string{"resourceCountName": s.NumberResource, "resourceMemoryName": s.MemoryResource,
+		"resourceCoreName": s.CoresResource}
 	used := map[string]string{}
 	for _, field := range []string{"resourceCountName", "resourceMemoryName", "resourceCoreName"} {
 		name := names[field]
@@ -142,7 +143,8 @@ func validateGeometries(models []ModelGeometries) []error {
 			}
 			for i, instances := range group.Instances {
 				if !profileName.MatchString(instances.Profile) || instances.MemoryMiB <= 0 || instances.Count < 1 || instances.Count > 7 {
-					errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d].geometries[%d]: %+v is not allowed; a name such as 1g.5gb, its memory in MiB and a count of 1 to 7 are",
+					errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d].geometries[%d]: %+v is not allowed; a name such as 1g.5gb, its memory in "+
+						"MiB and a count of 1 to 7 are",
 						at, g, i, instances))
 				}
 			}

@@ -70,7 +70,8 @@ func TestApplyDeviceConfigRefusesEveryMistakeAndChangesNothing(t *testing.T) {
 		"nvidia: {overwriteEnv: true, passDeviceSpecs: false}":                {"overwriteEnv", "passDeviceSpecs"},
 		"nvidia: {resourcePriorityName: volcano.sh/priority}":                 {"priorities"},
 		"nvidia: {knownMigGeometries: [{models: [], allowedGeometries: []}]}": {"models", "allowedGeometries"},
-		"nvidia: {knownMigGeometries: [{models: [A100], allowedGeometries: [{group: g, geometries: [{name: big, memory: 1, count: 1}]}]}]}": {"1g.5gb"},
+		"nvidia: {knownMigGeometries: [{models: [A100], allowedGeometries: [{group: g, geometries: [{name: big, memory: 1, count: 1}]}]}]}": {
+			"1g.5gb"},
 		"\t": {"device-config.yaml"},
 	} {
 		got := Default()

@@ -33,7 +33,8 @@ func node(t *testing.T, name string) (root string, lib nvml.Interface) {
 		t.Fatal(err)
 	}
 	root = t.TempDir()
-	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true, LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true,
+		LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
 		t.Fatal(err)
 	}
 	lib = nvmlstate.New(root)

@@ -53,8 +53,10 @@ func run(library, functions string, out []string) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# NVML functions\n\nWritten by `make -C fakes functions` from the library itself; do not edit.\n\n"+
-		"libnvidia-ml.so.1 exports all %d functions of go-nvml's nvml.h, nvmlErrorString, and the table that nvidia-smi asks for (nvml/export.c). %d are implemented over the node's state; the other %d\n"+
-		"answer NVML_ERROR_NOT_SUPPORTED (`make -C fakes functions-list` prints them). FAKEFABRIC_TRACE shows which of them a client calls.\n\n", len(have)+len(stubs), len(have), len(stubs))
+		"libnvidia-ml.so.1 exports all %d functions of go-nvml's nvml.h, nvmlErrorString, and the table that nvidia-smi asks for "+
+		"(nvml/export.c). %d are implemented over the node's state; the other %d\n"+
+		"answer NVML_ERROR_NOT_SUPPORTED (`make -C fakes functions-list` prints them). FAKEFABRIC_TRACE shows which of them a client calls.\n\n",
+		len(have)+len(stubs), len(have), len(stubs))
 	for _, name := range have {
 		fmt.Fprintf(&b, "- %s\n", name)
 	}

@@ -27,7 +27,8 @@ func client(t *testing.T, args ...string) (root string, cmd *exec.Cmd) {
 		t.Fatal(err)
 	}
 	root = t.TempDir()
-	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true, LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true,
+		LibraryDir: filepath.Join(built.Dir(t), "lib")}); err != nil {
 		t.Fatal(err)
 	}
 	binary := filepath.Join(t.TempDir(), "client")
@@ -50,7 +51,8 @@ func numbers(t *testing.T, cmd *exec.Cmd) int {
 	return number
 }
 
-// TestOldVersionsStayInTheirStructures: the name without a version has 32 bytes and the second version 52; the third, of 68, would write over what lies behind.
+// TestOldVersionsStayInTheirStructures: the name without a version has 32 bytes and the second version 52; the third, of 68, would write
+// over what lies behind.
 func TestOldVersionsStayInTheirStructures(t *testing.T) {
 	for function, size := range map[string]int{"nvmlDeviceGetPciInfo": 32, "nvmlDeviceGetPciInfo_v2": 52, "nvmlDeviceGetPciInfo_v3": 68} {
 		t.Run(function, func(t *testing.T) {

@@ -107,7 +107,8 @@ func IsConnectionLost(err error) bool {
 		return false
 	}
 	text := err.Error()
-	for _, sign := range []string{"connection refused", "connection reset", "unexpected EOF", "http2: client connection lost", "server is shutting down", "etcdserver:"} {
+	for _, sign := range []string{"connection refused", "connection reset", "unexpected EOF", "http2: client connection lost",
+		"server is shutting down", "etcdserver:"} {
 		if strings.Contains(text, sign) {
 			return true
 		}

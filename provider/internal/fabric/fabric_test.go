@@ -61,7 +61,8 @@ func TestMIGLayouts(t *testing.T) {
 		for _, l := range layouts {
 			have[strings.Join(l, " ")] = true
 		}
-		for _, want := range []string{"7g.40gb", "4g.20gb 3g.20gb", "3g.20gb 3g.20gb", "2g.10gb 2g.10gb 2g.10gb 1g.10gb", strings.TrimSpace(strings.Repeat("1g.5gb ", 7))} {
+		for _, want := range []string{"7g.40gb", "4g.20gb 3g.20gb", "3g.20gb 3g.20gb", "2g.10gb 2g.10gb 2g.10gb 1g.10gb",
+			strings.TrimSpace(strings.Repeat("1g.5gb ", 7))} {
 			if !have[want] {
 				t.Errorf("layout %q is missing from %v", want, layouts)
 			}
@@ -82,7 +83,8 @@ func TestMIGLayouts(t *testing.T) {
 		{"two halves leave no room", "H100-80GB", []string{"3g.40gb", "3g.40gb"}, [][]string{{"3g.40gb", "3g.40gb"}}, ""},
 		{"three halves do not fit", "H100-80GB", []string{"3g.40gb", "3g.40gb", "3g.40gb"}, nil, ""},
 		{"the model's name is taken in any case", "h200-141gb", []string{"7g.141gb"}, [][]string{{"7g.141gb"}}, ""},
-		{"the media profile comes when asked for", "GB200-186GB", []string{"4g.93gb", "2g.47gb", "1g.23gb+me"}, [][]string{{"4g.93gb", "2g.47gb", "1g.23gb+me"}}, ""},
+		{"the media profile comes when asked for", "GB200-186GB", []string{"4g.93gb", "2g.47gb", "1g.23gb+me"},
+			[][]string{{"4g.93gb", "2g.47gb", "1g.23gb+me"}}, ""},
 		{"an unknown model is refused with those known", "T4", nil, nil, "want one of A100-40GB"},
 		{"a profile that the model lacks is refused with those it has", "B200-180GB", []string{"1g.5gb"}, nil, "it has 7g.180gb"},
 	} {
@@ -117,7 +119,8 @@ func TestFitSlices(t *testing.T) {
 }
 
 func TestPoolOfConfig(t *testing.T) {
-	const good = `{"periodicUpdateInterval": 300, "configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"]}}, {"resourceName": "b", "rdmaHcaMax": -1, "selectors": {"vendors": ["mellanox"]}}]}`
+	const good = `{"periodicUpdateInterval": 300, "configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ` +
+		`["15b3"]}}, {"resourceName": "b", "rdmaHcaMax": -1, "selectors": {"vendors": ["mellanox"]}}]}`
 	for _, c := range []struct{ name, text, resource, want, wrong string }{
 		{"finds the entry", good, "a", "15b3", ""},
 		{"reports every mistake of the entry, with its path", good, "b", "", "configList[1].selectors.vendors[0]"},

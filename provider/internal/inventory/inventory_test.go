@@ -90,14 +90,17 @@ func TestFree(t *testing.T) {
 		{"a free GPU can be taken whole, a tainted one cannot", nil, whole, 1},
 		{"a free GPU has room for both its partitions", nil, mig, 2},
 		{"a free GPU has room for as many shares as its memory allows", nil, share, 4},
-		{"cores can be scarcer than memory", nil, Request{Driver: GPUDriver, Type: "shared", Capacity: map[resourcev1.QualifiedName]int64{"memory": gib, "cores": 40}}, 2},
+		{"cores can be scarcer than memory", nil, Request{Driver: GPUDriver, Type: "shared",
+			Capacity: map[resourcev1.QualifiedName]int64{"memory": gib, "cores": 40}}, 2},
 		{"a GPU taken whole has no partition left", []resourcev1.ResourceClaim{claim("gpu-0", nil)}, mig, 0},
 		{"a partition taken leaves the other one", []resourcev1.ResourceClaim{claim("gpu-0-mig-0", nil)}, mig, 1},
 		{"a partition taken leaves no whole GPU", []resourcev1.ResourceClaim{claim("gpu-0-mig-0", nil)}, whole, 0},
 		{"a partition taken leaves no shares", []resourcev1.ResourceClaim{claim("gpu-0-mig-0", nil)}, share, 0},
-		{"a share taken leaves the rest to shares", []resourcev1.ResourceClaim{claim("gpu-0-shared", map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("15Gi"), "cores": resource.MustParse("10")})}, share, 2},
+		{"a share taken leaves the rest to shares", []resourcev1.ResourceClaim{claim("gpu-0-shared",
+			map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("15Gi"), "cores": resource.MustParse("10")})}, share, 2},
 		{"a share taken leaves no " +
-			"partition", []resourcev1.ResourceClaim{claim("gpu-0-shared", map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")})}, mig, 0},
+			"partition", []resourcev1.ResourceClaim{claim("gpu-0-shared",
+			map[resourcev1.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi")})}, mig, 0},
 		{"a profile nobody publishes is free nowhere", nil, Request{Driver: GPUDriver, Profile: "7g.80gb"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -148,7 +148,8 @@ func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, 
 		default: // one signal pending is enough: the loop looks at every pod
 		}
 	}
-	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(_, obj any) { signal(obj) }, DeleteFunc: signal}); err != nil {
+	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(_, obj any) { signal(obj) },
+		DeleteFunc: signal}); err != nil {
 		return err
 	}
 	factory.StartWithContext(watching)
@@ -163,7 +164,8 @@ func awaitDaemons(ctx context.Context, client *cluster.Client, selector string, 
 		if len(waiting) == 0 {
 			return nil
 		}
-		if now := fmt.Sprintf("%d of %d IMEX daemons ready again; waiting for %s", len(old)-len(waiting), len(old), strings.Join(waiting, "; ")); now != said {
+		if now := fmt.Sprintf("%d of %d IMEX daemons ready again; waiting for %s", len(old)-len(waiting), len(old),
+			strings.Join(waiting, "; ")); now != said {
 			said = now
 			say(now)
 		}

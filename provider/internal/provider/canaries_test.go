@@ -38,12 +38,15 @@ func testCanaries(t *testing.T, s *apiserver.Server, rc string) {
 		{"a value that the chart takes", good + release(""), "hardware: {driverRoot: " + valueCanary + "}", "Apply complete", true},
 		{"values that are no YAML", good + release(""), "password: {" + valueCanary, "not valid YAML", false},
 		{"values that are a text", good + release(""), valueCanary, "chart values are a YAML mapping", false},
-		{"a value of the wrong type", good + release(""), "controller: {replicas: " + valueCanary + "}", "Values the chart does not allow", false},
+		{"a value of the wrong type", good + release(""), "controller: {replicas: " + valueCanary + "}", "Values the chart does not allow",
+			false},
 		{"a value that a pattern refuses", good + release(""), "brokenType: " + valueCanary + "-1", "Values the chart does not allow", false},
 		{"a value that breaks a " +
 			"template", good + release(""), "hardware: {driverRoot: \"" + valueCanary + "\\n]: [\"}", "Could not install", false},
-		{"a value that the API server refuses", good + release(""), "{broken: true, brokenType: " + valueCanary + "}", "Unsupported value", false},
-		{"a secret that is given twice", good + release("values = [\"hardware: {driverRoot: /x}\"]"), "hardware: {driverRoot: " + valueCanary + "}", "Value given twice", false},
+		{"a value that the API server refuses", good + release(""), "{broken: true, brokenType: " + valueCanary + "}", "Unsupported value",
+			false},
+		{"a secret that is given twice", good + release("values = [\"hardware: {driverRoot: /x}\"]"),
+			"hardware: {driverRoot: " + valueCanary + "}", "Value given twice", false},
 		{"a token that is rejected", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  token = "+
 			"var.secret\n}\n", s.URL) + domain,
 			tokenCanary, "Credentials rejected", false},

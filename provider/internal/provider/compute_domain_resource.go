@@ -102,12 +102,13 @@ func computeDomainSchema(ctx context.Context) schema.Schema {
 				MarkdownDescription: "Name of the ResourceClaimTemplate that the controller creates in the domain's namespace and that pods name. A " +
 					"change replaces the domain."},
 			"allocation_mode": schema.StringAttribute{
-				Optional:            true,
-				Computed:            true,
-				Default:             stringdefault.StaticString("Single"),
-				PlanModifiers:       replace,
-				Validators:          []validator.String{stringvalidator.OneOf("Single", "All")},
-				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the domain.",
+				Optional:      true,
+				Computed:      true,
+				Default:       stringdefault.StaticString("Single"),
+				PlanModifiers: replace,
+				Validators:    []validator.String{stringvalidator.OneOf("Single", "All")},
+				MarkdownDescription: "`Single`, the default, gives a pod channel 0; `All` gives it every channel of its node. A change replaces the " +
+					"domain.",
 			},
 		}}
 	addReadiness(

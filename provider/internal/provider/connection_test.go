@@ -44,11 +44,14 @@ func testTrouble(t *testing.T, s *apiserver.Server) {
 			"unreachable", fmt.Sprintf("provider \"gpufabric\" {\n  host = \"https://%s\"\n}\n", closed), aStack, "Cluster unreachable"},
 		{"the message about an unreachable cluster names the address", fmt.Sprintf("provider \"gpufabric\" {\n  host = "+
 			"\"https://%s\"\n}\n", closed), aDomain, closed + ": connect: connection refused"},
-		{"a certificate of an unknown authority is not trusted", host("token = \"" + apiserver.AdminToken + "\""), aDomain, "Server certificate not trusted"},
+		{"a certificate of an unknown authority is not trusted", host("token = \"" + apiserver.AdminToken + "\""), aDomain,
+			"Server certificate not trusted"},
 		{"a wrong or expired token is rejected", host(ca + "\ntoken = \"expired\""), aDomain, "Credentials rejected"},
 		{"a user without rights is told the verb and the " +
-			"resource", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aDomain, `cannot get resource "computedomains" in API group "resource.nvidia.com" in the namespace "default"`},
-		{"a user without rights cannot install either", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aStack, `cannot list resource "secrets"`},
+			"resource", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aDomain,
+			`cannot get resource "computedomains" in API group "resource.nvidia.com" in the namespace "default"`},
+		{"a user without rights cannot install either", host(ca + "\ntoken = \"" + apiserver.ViewerToken + "\""), aStack,
+			`cannot list resource "secrets"`},
 		{"an answer that is not Kubernetes' is no cluster", fmt.Sprintf("provider \"gpufabric\" {\n  host = %q\n  insecure = true\n  "+
 			"tls_server_name = \"x\"\n}\n", "http://"+notKubernetes(t)), aDomain, "does not answer as a Kubernetes API server"},
 		{"a kind that is not installed is named with its CRD", as(s), strings.Replace(aDomain, "channel =", "timeouts = { create = \"1s\" }\n "+
@@ -187,11 +190,13 @@ func TestProviderConfiguration(t *testing.T) {
 		{"config_path is empty", `config_path = ""`, "", "string length must be at least 1"},
 		{"config_path names a file that is no " +
 			"kubeconfig", fmt.Sprintf("config_path = %q", write("garbage", "{{{")), "", "the kubeconfig cannot be understood"},
-		{"config_path and config_paths are both given", fmt.Sprintf("config_path = %q\nconfig_paths = [%q]", good, good), "", `Attribute "config_paths" cannot be specified when "config_path" is specified`},
+		{"config_path and config_paths are both given", fmt.Sprintf("config_path = %q\nconfig_paths = [%q]", good, good), "",
+			`Attribute "config_paths" cannot be specified when "config_path" is specified`},
 		{"config_paths is empty", `config_paths = []`, "", "list must contain at least 1 elements"},
 		{"context is not in the file", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", `there is no context "two"`},
 		{"the contexts there are, are named", fmt.Sprintf("config_path = %q\ncontext = \"two\"", good), "", "It has: one."},
-		{"the file has no current-context", fmt.Sprintf("config_path = %q", kubeconfig("no-current", "https://127.0.0.1:1", `""`)), "", "has no current-context. Set context to one of: one."},
+		{"the file has no current-context", fmt.Sprintf("config_path = %q", kubeconfig("no-current", "https://127.0.0.1:1", `""`)), "",
+			"has no current-context. Set context to one of: one."},
 		{"the cluster has no server", fmt.Sprintf("config_path = %q", kubeconfig("no-server", "", "one")), "", "has no server address"},
 		{"host and config_path are both given", fmt.Sprintf("config_path = %q\nhost = "+
 			"\"https://127.0.0.1:1\"", good), "", "cannot be combined with config_path"},
@@ -200,23 +205,28 @@ func TestProviderConfiguration(t *testing.T) {
 		{"host comes with a context", "host = \"https://127.0.0.1:1\"\ncontext = \"one\"", "", "picks an entry of a kubeconfig file"},
 		{"in_cluster outside a pod", `in_cluster = true`, "", "needs a pod's service account"},
 		{"in_cluster and host are both given", "in_cluster = true\nhost = \"https://127.0.0.1:1\"", "", "cannot be combined"},
-		{"insecure comes with a CA", "host = \"https://127.0.0.1:1\"\ninsecure = true\ncluster_ca_certificate = \"x\"", "", "cannot be combined with cluster_ca_certificate"},
+		{"insecure comes with a CA", "host = \"https://127.0.0.1:1\"\ninsecure = true\ncluster_ca_certificate = \"x\"", "",
+			"cannot be combined with cluster_ca_certificate"},
 		{"a certificate has no key", "host = \"https://127.0.0.1:1\"\nclient_certificate = \"x\"", "", "belong together"},
 		{"a key has no certificate", "host = \"https://127.0.0.1:1\"\nclient_key = \"x\"", "", "belong together"},
 		{"the CA is not PEM", "host = \"https://127.0.0.1:1\"\ncluster_ca_certificate = " +
 			"\"bm90IHBlbQ==\"", "", "not file names and not base64 of PEM"},
-		{"the client certificate is not PEM", "host = \"https://127.0.0.1:1\"\nclient_certificate = \"x\"\nclient_key = \"y\"", "", "the TLS settings cannot be used"},
+		{"the client certificate is not PEM", "host = \"https://127.0.0.1:1\"\nclient_certificate = \"x\"\nclient_key = \"y\"", "",
+			"the TLS settings cannot be used"},
 		{"token and exec are both given", "host = \"https://127.0.0.1:1\"\ntoken = \"t\"\nexec = { api_version = " +
 			"\"client.authentication.k8s.io/v1\", command = \"true\" }", "", "two ways to log in"},
-		{"exec has an unknown API version", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"v1alpha1\", command = \"true\" }", "", `value must be one of: ["client.authentication.k8s.io/v1"`},
-		{"exec has no command", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\" }", "", `attribute "command" is required`},
+		{"exec has an unknown API version", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"v1alpha1\", command = \"true\" }", "",
+			`value must be one of: ["client.authentication.k8s.io/v1"`},
+		{"exec has no command", "host = \"https://127.0.0.1:1\"\nexec = { api_version = \"client.authentication.k8s.io/v1\" }", "",
+			`attribute "command" is required`},
 		{"the proxy is no URL", "host = \"https://127.0.0.1:1\"\nproxy_url = " +
 			"\"proxy\"", "", "is not a URL; write it like http://proxy.example:3128"},
 		{"a token would go over http", "host = \"http://127.0.0.1:1\"\ntoken = \"t\"", "", "a token would go to http://127.0.0.1:1 unencrypted"},
 		{"a command's credentials would go over http", "host = \"http://127.0.0.1:1\"\nexec = { api_version = " +
 			"\"client.authentication.k8s.io/v1\", command = \"true\" }", "",
 			"the credentials of exec would go to http://127.0.0.1:1 unencrypted"},
-		{"a kubeconfig's token would go over http", fmt.Sprintf("config_path = %q\ntoken = \"t\"", kubeconfig("plain", "http://127.0.0.1:1", "one")), "", "unencrypted"},
+		{"a kubeconfig's token would go over http", fmt.Sprintf("config_path = %q\ntoken = \"t\"",
+			kubeconfig("plain", "http://127.0.0.1:1", "one")), "", "unencrypted"},
 		{"host names a user", "host = \"https://admin:pass@127.0.0.1:1\"", "", "host names a user"},
 		{"an attribute is misspelt", "hots = \"https://127.0.0.1:1\"", "", `An argument named "hots" is not expected here`},
 		{"a flag is no boolean", "host = \"https://127.0.0.1:1\"\ninsecure = \"maybe\"", "", "a bool is required"},

@@ -63,7 +63,8 @@ func gpu(i int) resourcev1.Device {
 	return resourcev1.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
 		"type": attribute(
 			"gpu",
-		), "productName": attribute("NVIDIA GB200"), "cliqueID": attribute(rackClique), "uuid": attribute(fmt.Sprintf("GPU-%d", i)), "gpufabric.io/pcieSwitch": attribute(fmt.Sprintf("0000:0%d:00.0", i+1))},
+		), "productName": attribute("NVIDIA GB200"), "cliqueID": attribute(rackClique), "uuid": attribute(fmt.Sprintf("GPU-%d", i)),
+		"gpufabric.io/pcieSwitch": attribute(fmt.Sprintf("0000:0%d:00.0", i+1))},
 		Capacity: map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"memory": {Value: apiresource.MustParse("189471Mi")}}}
 }
 
@@ -108,14 +109,17 @@ func testDataSources(t *testing.T, s *apiserver.Server) {
 			resource.TestCheckResourceAttr("data.gpufabric_devices.test", "devices.#", "2"),
 			resource.TestCheckResourceAttr("data.gpufabric_devices.test", "devices.0.attributes.productName", "NVIDIA GB200"),
 			resource.TestCheckResourceAttr("data.gpufabric_devices.test", "devices.0.capacity.memory", "189471Mi"))},
-		{"the topology tells cliques and what stands under one switch", `data "gpufabric_topology" "test" {}`, resource.ComposeAggregateTestCheckFunc(
-			resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.id", rackClique),
-			resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.nodes.#", "2"),
-			resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.gpus", "4"),
-			resource.TestCheckResourceAttr("data.gpufabric_topology.test", "groups.0.nics.0", "mlx5-0-1"))},
+		{"the topology tells cliques and what stands under one switch", `data "gpufabric_topology" "test" {}`,
+			resource.ComposeAggregateTestCheckFunc(
+				resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.id", rackClique),
+				resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.nodes.#", "2"),
+				resource.TestCheckResourceAttr("data.gpufabric_topology.test", "cliques.0.gpus", "4"),
+				resource.TestCheckResourceAttr("data.gpufabric_topology.test", "groups.0.nics.0", "mlx5-0-1"))},
 		{"the capacity leaves out what is in trouble", `data "gpufabric_capacity" "test" {}`, resource.ComposeAggregateTestCheckFunc(
-			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "3"), resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "nodes.rack-1", "1"))},
-		{"the capacity of a profile that nobody has is none", `data "gpufabric_capacity" "test" { mig_profile = "1g.10gb" }`, resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "0")},
+			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "3"),
+			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "nodes.rack-1", "1"))},
+		{"the capacity of a profile that nobody has is none", `data "gpufabric_capacity" "test" { mig_profile = "1g.10gb" }`,
+			resource.TestCheckResourceAttr("data.gpufabric_capacity.test", "free", "0")},
 	} {
 		t.Run(c.name, func(t *testing.T) { check(t, resource.TestStep{Config: as(s) + c.config, Check: c.check}) })
 	}

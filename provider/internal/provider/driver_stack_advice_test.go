@@ -45,7 +45,8 @@ func testUpgradeAdvice(t *testing.T, s *apiserver.Server, rc string) {
 	slice, err := s.Typed.ResourceV1().ResourceSlices().Create(
 		t.Context(),
 		&resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "advised"}, Spec: resourcev1.ResourceSliceSpec{
-			Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "p", ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "channel-0"}}}},
+			Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: "p", ResourceSliceCount: 1},
+			Devices: []resourcev1.Device{{Name: "channel-0"}}}},
 		metav1.CreateOptions{},
 	)
 	must(t, err)

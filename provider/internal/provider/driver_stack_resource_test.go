@@ -81,7 +81,8 @@ func nothingLeft(t *testing.T, s *apiserver.Server, namespace string) {
 	if _, err := s.Typed.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("namespace %s: want it gone, got error %v", namespace, err)
 	}
-	if _, err := s.Dynamic.Resource(customResourceDefinitions).Get(t.Context(), "computedomains.resource.nvidia.com", metav1.GetOptions{}); !apierrors.IsNotFound(
+	if _, err := s.Dynamic.Resource(customResourceDefinitions).Get(t.Context(), "computedomains.resource.nvidia.com",
+		metav1.GetOptions{}); !apierrors.IsNotFound(
 		err,
 	) {
 		t.Errorf("CRD computedomains.resource.nvidia.com: want it gone, got error %v", err)

@@ -131,7 +131,8 @@ func testDocumentation(t *testing.T, s *apiserver.Server) {
 		for _, d := range directories {
 			t.Run(filepath.Base(filepath.Dir(d))+" "+filepath.Base(d), func(t *testing.T) {
 				resource.UnitTest(t, resource.TestCase{Steps: []resource.TestStep{{
-					ProtoV6ProviderFactories: factories(), ConfigDirectory: config.StaticDirectory(exampleCopy(t, d)), PlanOnly: true, ExpectNonEmptyPlan: true,
+					ProtoV6ProviderFactories: factories(), ConfigDirectory: config.StaticDirectory(exampleCopy(t, d)), PlanOnly: true,
+					ExpectNonEmptyPlan: true,
 				}}})
 			})
 		}

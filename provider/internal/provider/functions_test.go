@@ -12,7 +12,8 @@ import (
 //shows:tf-data
 func TestFunctions(t *testing.T) {
 	needTerraform(t)
-	const config = `{"configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}, {"resourceName": "b", "devices": ["ib0"]}]}`
+	const config = `{"configList": [{"resourceName": "a", "rdmaHcaMax": 10, "selectors": {"vendors": ["15b3"], "linkTypes": ` +
+		`["infiniband"]}}, {"resourceName": "b", "devices": ["ib0"]}]}`
 	for _, c := range []struct {
 		name, call string
 		want       knownvalue.Check

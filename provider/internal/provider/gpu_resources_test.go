@@ -53,7 +53,9 @@ func testVGPUProfile(t *testing.T, s *apiserver.Server) {
 			resource.TestCheckResourceAttr(profileAddress, "memory", "0.5Ti"),
 			resource.TestCheckResourceAttr(profileAddress, "extended_resource_name", "gpufabric.io/slice"),
 			resource.TestCheckResourceAttr(profileAddress, "nodes.rack-0", "8"),
-		)}, resource.TestStep{ResourceName: profileAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for", "memory"}}, resource.TestStep{Config: profile(s, "slice", "mode = \"Exclusive\"\n"), ConfigPlanChecks: updates(profileAddress), Check: resource.TestCheckNoResourceAttr(profileAddress, "cores")})
+		)}, resource.TestStep{ResourceName: profileAddress, ImportState: true, ImportStateVerify: true,
+			ImportStateVerifyIgnore: []string{"wait_for", "memory"}}, resource.TestStep{Config: profile(s, "slice", "mode = \"Exclusive\"\n"),
+			ConfigPlanChecks: updates(profileAddress), Check: resource.TestCheckNoResourceAttr(profileAddress, "cores")})
 	})
 	t.Run("larger than every GPU is refused at plan time with the largest there is", func(t *testing.T) {
 		check(

@@ -31,8 +31,10 @@ func testList(t *testing.T, s *apiserver.Server) {
 		limit      int64
 		want       []string
 	}{
-		{"all domains are listed, page by page", "gpufabric_compute_domain", nil, 0, []string{"default/listed-a", "default/listed-b", "default/listed-c"}},
-		{"a label selector chooses", "gpufabric_compute_domain", map[string]string{"label_selector": "name=listed-b"}, 0, []string{"default/listed-b"}},
+		{"all domains are listed, page by page", "gpufabric_compute_domain", nil, 0,
+			[]string{"default/listed-a", "default/listed-b", "default/listed-c"}},
+		{"a label selector chooses", "gpufabric_compute_domain", map[string]string{"label_selector": "name=listed-b"}, 0,
+			[]string{"default/listed-b"}},
 		{"a limit is kept", "gpufabric_compute_domain", nil, 2, []string{"default/listed-a", "default/listed-b"}},
 		{"another namespace has none", "gpufabric_compute_domain", map[string]string{"namespace": "kube-system"}, 0, nil},
 		{"releases of another chart are none", "gpufabric_driver_stack", map[string]string{"chart": "nothing"}, 0, nil},

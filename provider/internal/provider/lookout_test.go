@@ -29,7 +29,8 @@ func TestLookout(t *testing.T) {
 	crashing := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "fabric", Name: "controller-x", Labels: labels},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
-			Name: "controller", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 40s"}}}}},
+			Name: "controller", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff",
+				Message: "back-off 40s"}}}}},
 	}
 	for _, c := range []struct {
 		name    string
@@ -41,7 +42,8 @@ func TestLookout(t *testing.T) {
 		{"a short wait asks nothing", nil, lookoutEvery / 2, false, ""},
 		{"without a controller the wait says so", nil, giveUpAfter / 2, false, "no Deployment of the gpufabric controller is in the cluster"},
 		{"without a controller the wait is given up after a while", nil, 2 * giveUpAfter, true, "install the drivers"},
-		{"a controller that crashes is waited for, and its pod says why", []runtime.Object{controller(0), crashing}, time.Hour, false, "CrashLoopBackOff: back-off 40s"},
+		{"a controller that crashes is waited for, and its pod says why", []runtime.Object{controller(0), crashing}, time.Hour, false,
+			"CrashLoopBackOff: back-off 40s"},
 		{"a controller that runs is no reason for a wait", []runtime.Object{controller(1)}, time.Hour, false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

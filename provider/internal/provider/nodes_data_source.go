@@ -87,8 +87,10 @@ func newNodesDataSource() datasource.DataSource {
 						NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 							"name": text(
 								"Device name.",
-							), "uuid": text("UUID."), "product": text("Product name."), "memory_mib": number("Memory in MiB."), "pci_bus_id": text("PCI address."),
-							"claims": texts("Claims that hold it whole, `namespace/name`."), "troubles": texts("Taints that keep new pods away, `key=value`."),
+							), "uuid": text("UUID."), "product": text("Product name."), "memory_mib": number("Memory in MiB."),
+							"pci_bus_id": text("PCI address."),
+							"claims":     texts("Claims that hold it whole, `namespace/name`."),
+							"troubles":   texts("Taints that keep new pods away, `key=value`."),
 						}},
 					},
 					"nics": schema.ListNestedAttribute{

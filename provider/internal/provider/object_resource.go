@@ -54,7 +54,8 @@ type definition[M objectModel] struct {
 	// advise looks at a planned creation (state is nil) or change with what the cluster has now; nil: nothing to say.
 	advise func(ctx context.Context, now *inventory.Snapshot, state, plan M) diag.Diagnostics
 	// await waits for what the configuration asks and returns the object as last seen, with what is still missing in words.
-	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured, waiting string, err error)
+	await func(ctx context.Context, client *cluster.Client, m M, obj *unstructured.Unstructured) (last *unstructured.Unstructured,
+		waiting string, err error)
 }
 
 // objectResource is the life cycle of every resource that is one custom object.

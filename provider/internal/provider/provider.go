@@ -185,9 +185,11 @@ func (m *providerModel) unknown() string {
 		name    string
 		unknown bool
 	}{
-		{"config_path", m.ConfigPath.IsUnknown()}, {"config_paths", m.ConfigPaths.IsUnknown() || listHasUnknown(m.ConfigPaths)}, {"context", m.Context.IsUnknown()},
+		{"config_path", m.ConfigPath.IsUnknown()}, {"config_paths", m.ConfigPaths.IsUnknown() || listHasUnknown(m.ConfigPaths)},
+		{"context", m.Context.IsUnknown()},
 		{"host", m.Host.IsUnknown()}, {"token", m.Token.IsUnknown()}, {"cluster_ca_certificate", m.CA.IsUnknown()},
-		{"client_certificate", m.ClientCert.IsUnknown()}, {"client_key", m.ClientKey.IsUnknown()}, {"tls_server_name", m.TLSServerName.IsUnknown()},
+		{"client_certificate", m.ClientCert.IsUnknown()}, {"client_key", m.ClientKey.IsUnknown()},
+		{"tls_server_name", m.TLSServerName.IsUnknown()},
 		{"proxy_url", m.ProxyURL.IsUnknown()}, {"insecure", m.Insecure.IsUnknown()}, {"in_cluster", m.InCluster.IsUnknown()},
 		{"exec", objectHasUnknown(m.Exec)},
 	} {

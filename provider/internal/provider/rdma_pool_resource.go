@@ -104,11 +104,12 @@ func rdmaPoolSchema(ctx context.Context) schema.Schema {
 		MarkdownDescription: "`Shared`, the default, lets pods share an HCA; `Exclusive` gives whole HCAs.",
 	}
 	attributes["device_nodes"] = schema.StringAttribute{
-		Optional:            true,
-		Computed:            true,
-		Default:             stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)),
-		Validators:          notEmpty(),
-		MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the pool.",
+		Optional:   true,
+		Computed:   true,
+		Default:    stringdefault.StaticString(string(v1alpha1.RDMANodesAllocated)),
+		Validators: notEmpty(),
+		MarkdownDescription: "`Allocated`, the default, gives a container the device nodes of its HCAs only; `All` those of every HCA of the " +
+			"pool.",
 	}
 	attributes["exclude_topology"] = schema.BoolAttribute{
 		Optional:            true,

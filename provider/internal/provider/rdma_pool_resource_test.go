@@ -81,7 +81,9 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 			resource.TestCheckResourceAttr(poolAddress, "ready", "true"),
 			resource.TestCheckResourceAttr(poolAddress, "resource", "rdma/hca_shared_devices_a"),
 			resource.TestCheckResourceAttr(poolAddress, "nodes.0.units", "64"),
-		)}, resource.TestStep{ResourceName: poolAddress, ImportState: true, ImportStateVerify: true, ImportStateVerifyIgnore: []string{"wait_for"}}, resource.TestStep{Config: pool(s, "full", "resource_name = \"hca_shared_devices_a\"\nselectors = { vendors = [\"15b3\"] }"),
+		)}, resource.TestStep{ResourceName: poolAddress, ImportState: true, ImportStateVerify: true,
+			ImportStateVerifyIgnore: []string{"wait_for"}}, resource.TestStep{Config: pool(s, "full",
+			"resource_name = \"hca_shared_devices_a\"\nselectors = { vendors = [\"15b3\"] }"),
 			ConfigPlanChecks: resource.ConfigPlanChecks{
 				PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(poolAddress, plancheck.ResourceActionUpdate)},
 			},

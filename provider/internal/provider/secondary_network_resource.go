@@ -95,7 +95,8 @@ func secondaryNetworkDefinition() definition[*secondaryNetworkModel] {
 		schema:   secondaryNetworkSchema,
 		empty:    func() *secondaryNetworkModel { return &secondaryNetworkModel{} },
 		validate: validateSecondaryNetwork,
-		await: func(_ context.Context, _ *cluster.Client, _ *secondaryNetworkModel, obj *unstructured.Unstructured) (*unstructured.Unstructured, string, error) {
+		await: func(_ context.Context, _ *cluster.Client, _ *secondaryNetworkModel, obj *unstructured.Unstructured) (*unstructured.Unstructured,
+			string, error) {
 			return obj, "", nil // nobody writes a status: Multus reads the object when a pod starts
 		},
 	}
@@ -107,9 +108,10 @@ func secondaryNetworkSchema(ctx context.Context) schema.Schema {
 		return schema.StringAttribute{Optional: true, Validators: validators, MarkdownDescription: what}
 	}
 	attributes["type"] = schema.StringAttribute{
-		Required:            true,
-		Validators:          []validator.String{stringvalidator.OneOf("macvlan", "ipoib", "host-device")},
-		MarkdownDescription: "`macvlan` for RoCE and Ethernet, `ipoib` for InfiniBand, or `host-device`, which moves the NIC itself into the pod.",
+		Required:   true,
+		Validators: []validator.String{stringvalidator.OneOf("macvlan", "ipoib", "host-device")},
+		MarkdownDescription: "`macvlan` for RoCE and Ethernet, `ipoib` for InfiniBand, or `host-device`, which moves the NIC itself into the " +
+			"pod.",
 	}
 	attributes["master"] = text(
 		"Interface of the node that the network hangs on. Required with `macvlan` and `ipoib`.",

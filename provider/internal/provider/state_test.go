@@ -77,18 +77,22 @@ func TestMoveState(t *testing.T) {
 		id, wrong                             string
 	}{
 		{"a ComputeDomain comes from a kubernetes_manifest", kubernetes, "kubernetes_manifest",
-			manifest("resource.nvidia.com/v1beta1", "ComputeDomain", `{"name": "rack", "namespace": "team"}`), "gpufabric_compute_domain", "team/rack", ""},
+			manifest("resource.nvidia.com/v1beta1", "ComputeDomain", `{"name": "rack", "namespace": "team"}`), "gpufabric_compute_domain",
+			"team/rack", ""},
 		{"without a namespace it is in default", kubernetes, "kubernetes_manifest",
 			manifest("resource.nvidia.com/v1beta1", "ComputeDomain", `{"name": "rack"}`), "gpufabric_compute_domain", "default/rack", ""},
 		{"a cluster-wide kind has none", kubernetes, "kubernetes_manifest",
 			manifest("gpufabric.io/v1alpha1", "MIGLayout", `{"name": "halves"}`), "gpufabric_mig_layout", "halves", ""},
 		{"another kind is refused with both names", kubernetes, "kubernetes_manifest",
 			manifest("v1", "ConfigMap", `{"name": "x"}`), "gpufabric_rdma_pool", "", "the kubernetes_manifest holds a ConfigMap of v1"},
-		{"a manifest of another form is refused with what to do", kubernetes, "kubernetes_manifest", `{"manifest": 7}`, "gpufabric_rdma_pool", "", "Import the object instead"},
+		{"a manifest of another form is refused with what to do", kubernetes, "kubernetes_manifest", `{"manifest": 7}`, "gpufabric_rdma_pool", "",
+			"Import the object instead"},
 		{"a driver stack comes from a " +
-			"helm_release", helm, "helm_release", `{"name": "gpufabric", "namespace": "gpufabric-system", "chart": "./gpufabric"}`, "gpufabric_driver_stack", "gpufabric-system/gpufabric", ""},
+			"helm_release", helm, "helm_release", `{"name": "gpufabric", "namespace": "gpufabric-system", "chart": "./gpufabric"}`,
+			"gpufabric_driver_stack", "gpufabric-system/gpufabric", ""},
 		{"another resource does not", kubernetes, "kubernetes_config_map", `{"metadata": []}`, "gpufabric_compute_domain", "", "move"},
-		{"nor one of another provider", "registry.terraform.io/somebody/kubernetes-like", "kubernetes_manifest", manifest("gpufabric.io/v1alpha1", "MIGLayout", `{"name": "x"}`), "gpufabric_mig_layout", "", "move"},
+		{"nor one of another provider", "registry.terraform.io/somebody/kubernetes-like", "kubernetes_manifest",
+			manifest("gpufabric.io/v1alpha1", "MIGLayout", `{"name": "x"}`), "gpufabric_mig_layout", "", "move"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			resp, err := server.MoveResourceState(

@@ -198,9 +198,10 @@ func (m *vgpuProfileModel) observe(ctx context.Context, obj *unstructured.Unstru
 
 func (m *vgpuProfileModel) forget() {
 	m.forgetReadiness()
-	m.DeviceClass, m.ExtendedResourceName, m.Fits, m.Nodes = types.StringUnknown(), types.StringUnknown(), types.Int64Unknown(), types.MapUnknown(
-		types.Int64Type,
-	)
+	m.DeviceClass, m.ExtendedResourceName, m.Fits, m.Nodes = types.StringUnknown(), types.StringUnknown(), types.Int64Unknown(),
+		types.MapUnknown(
+			types.Int64Type,
+		)
 }
 
 func (m *vgpuProfileModel) waiting(context.Context) string {

@@ -42,11 +42,15 @@ func TestCompareFindsWhatAnUpgradeTouches(t *testing.T) {
 		impact     Impact
 	}{
 		{"the same manifest touches nothing", have, Impact{}},
-		{"a setting restarts nothing", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("rdma", "rdma-plugin", "x:1") + daemonSet("other", "other", "y:1") + fmt.Sprintf(settings, "2"), Impact{}},
-		{"another image restarts its workload only", daemonSet("gpu", "gpu-plugin", "x:2") + daemonSet("rdma", "rdma-plugin", "x:1") + daemonSet("other", "other", "y:1"), Impact{Restarted: []Touched{gpu}}},
-		{"a component switched off is removed", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("other", "other", "y:1"), Impact{Removed: []Touched{rdma}}},
+		{"a setting restarts nothing", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("rdma", "rdma-plugin", "x:1") +
+			daemonSet("other", "other", "y:1") + fmt.Sprintf(settings, "2"), Impact{}},
+		{"another image restarts its workload only", daemonSet("gpu", "gpu-plugin", "x:2") + daemonSet("rdma", "rdma-plugin", "x:1") +
+			daemonSet("other", "other", "y:1"), Impact{Restarted: []Touched{gpu}}},
+		{"a component switched off is removed", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("other", "other", "y:1"),
+			Impact{Removed: []Touched{rdma}}},
 		{"what is new touches nothing", have + daemonSet("new", "new", "z:1"), Impact{}},
-		{"a workload that runs no driver names none", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("rdma", "rdma-plugin", "x:1") + daemonSet("other", "other", "y:2"), Impact{Restarted: []Touched{{Workload: "DaemonSet ns/other"}}}},
+		{"a workload that runs no driver names none", daemonSet("gpu", "gpu-plugin", "x:1") + daemonSet("rdma", "rdma-plugin", "x:1") +
+			daemonSet("other", "other", "y:2"), Impact{Restarted: []Touched{{Workload: "DaemonSet ns/other"}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, _, err := compare(have, c.want, "ns")

@@ -157,7 +157,8 @@ func TestDiffers(t *testing.T) {
 		{"what the API server added does not count", map[string]any{"a": 1}, map[string]any{"a": 1, "b": 2}, ""},
 		{"a quantity in another form is the same", "1000m", "1", ""},
 		{"an empty value that the API server left out is the same", map[string]any{"a": "", "b": false, "c": 0}, map[string]any{}, ""},
-		{"a changed value is found with its path", map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "x"}}}}, map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "y"}}}}, "spec.a.b[0].c is y, the release says x"},
+		{"a changed value is found with its path", map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "x"}}}},
+			map[string]any{"a": map[string]any{"b": []any{map[string]any{"c": "y"}}}}, "spec.a.b[0].c is y, the release says x"},
 		{"a removed item is found", []any{1, 2}, []any{1}, "spec has 1 items, the release says 2"},
 		{"a removed mapping is found", map[string]any{"a": map[string]any{"b": 1}}, map[string]any{}, "spec.a is gone"},
 	} {
@@ -189,7 +190,8 @@ func TestDriftTellsNoSecret(t *testing.T) {
 
 func TestCustomResourcesAreSortedByWhoRemovesThem(t *testing.T) {
 	crd := func(name, policy string) string {
-		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name + "\n  annotations: {helm.sh/resource-policy: " + policy + "}\n"
+		return "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: " + name +
+			"\n  annotations: {helm.sh/resource-policy: " + policy + "}\n"
 	}
 	r := &Release{
 		Manifest: "---\n" + crd("kept", "keep") + "---\n" + crd("gone", "delete"),
@@ -213,12 +215,16 @@ func TestPodTrouble(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		{"a ready pod has none", pod(corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}), ""},
-		{"an image that cannot be pulled", pod(corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}}}}),
+		{"a ready pod has none", pod(corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}),
+			""},
+		{"an image that cannot be pulled", pod(corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "c",
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"}}}}}),
 			"pod p on n: container c: ImagePullBackOff: no such image"},
-		{"a container that failed", pod(corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"}}}}}),
+		{"a container that failed", pod(corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "c",
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"}}}}}),
 			"pod p on n: container c exited with 3 (Error)"},
-		{"a pod that finds no node", pod(corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}}),
+		{"a pod that finds no node", pod(corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled,
+			Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}}),
 			"pod p on n is not scheduled: 0/3 nodes are available"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

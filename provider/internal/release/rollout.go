@@ -218,15 +218,18 @@ func (r *Rollout) add(w workload, obj any) {
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
 		want := replicas(o.Spec.Replicas)
-		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want || s.Replicas > s.UpdatedReplicas {
+		if s := o.Status; s.ObservedGeneration < o.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want ||
+			s.Replicas > s.UpdatedReplicas {
 			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedReplicas, s.AvailableReplicas, want)
 		}
 	case *appsv1.DaemonSet:
 		s := o.Status
-		if s.ObservedGeneration < o.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberAvailable < s.DesiredNumberScheduled {
+		if s.ObservedGeneration < o.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled ||
+			s.NumberAvailable < s.DesiredNumberScheduled {
 			r.wait(w, s.ObservedGeneration < o.Generation, s.UpdatedNumberScheduled, s.NumberAvailable, s.DesiredNumberScheduled)
 		} else if s.DesiredNumberScheduled == 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("%s matches no node: check its nodeSelector and tolerations against the nodes' labels and taints.", w))
+			r.Notes = append(r.Notes, fmt.Sprintf("%s matches no node: check its nodeSelector and tolerations against the nodes' labels and taints.",
+				w))
 		}
 	case *appsv1.StatefulSet:
 		want := replicas(o.Spec.Replicas)

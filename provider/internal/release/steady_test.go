@@ -70,10 +70,14 @@ func TestAwaitBelievesOnlyWorkloadsThatStay(t *testing.T) {
 		want   string // of what is waited for; empty: nothing
 	}{
 		{"one that runs is rolled out", whole, pod(true, 0, now), ""},
-		{"a status of the generation before counts for nothing", with(func(s *appsv1.DeploymentStatus) { s.ObservedGeneration = 1 }), pod(true, 0, long), "has not taken the change up yet"},
-		{"an old pod that is available counts for nothing", with(func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas, s.Replicas = 0, 1 }), pod(true, 0, long), "1 of 1 pods available, 0 updated"},
-		{"an old pod beside the new one is waited for", with(func(s *appsv1.DeploymentStatus) { s.Replicas = 2 }), pod(true, 0, long), "old ones have yet to end"},
-		{"one that is not available is waited for", with(func(s *appsv1.DeploymentStatus) { s.AvailableReplicas = 0 }), pod(true, 0, long), "0 of 1 pods available"},
+		{"a status of the generation before counts for nothing", with(func(s *appsv1.DeploymentStatus) { s.ObservedGeneration = 1 }),
+			pod(true, 0, long), "has not taken the change up yet"},
+		{"an old pod that is available counts for nothing", with(func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas, s.Replicas = 0, 1 }),
+			pod(true, 0, long), "1 of 1 pods available, 0 updated"},
+		{"an old pod beside the new one is waited for", with(func(s *appsv1.DeploymentStatus) { s.Replicas = 2 }), pod(true, 0, long),
+			"old ones have yet to end"},
+		{"one that is not available is waited for", with(func(s *appsv1.DeploymentStatus) { s.AvailableReplicas = 0 }), pod(true, 0, long),
+			"0 of 1 pods available"},
 		{"one that restarted just now is not believed, though it is " +
 			"available", whole, pod(true, 1, now), "restarted 1 times, last with exit code 2 (Error)"},
 		{"one that restarted long ago is", whole, pod(true, 3, long), ""},

@@ -115,7 +115,8 @@ func (m *Manager) awaitPodsGone(ctx context.Context, r *Release) error {
 			}
 			tflog.Info(ctx, "waiting for pods to end", map[string]any{"workload": w.String(), "pods": len(pods.Items)})
 			pod := pods.Items[0]
-			if _, err := object.NewStore(m.client, podKind).Wait(ctx, object.Key{Namespace: pod.Namespace, Name: pod.Name}, object.Gone); err != nil {
+			if _, err := object.NewStore(m.client, podKind).Wait(ctx, object.Key{Namespace: pod.Namespace, Name: pod.Name},
+				object.Gone); err != nil {
 				return fmt.Errorf("%d pods of %s do not end, among them %s/%s on node %s; `kubectl describe pod` says why: %w",
 					len(pods.Items), w, pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 			}

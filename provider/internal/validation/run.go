@@ -91,7 +91,8 @@ func Run(ctx context.Context, client *cluster.Client, c Check, say func(string))
 // follow makes the job once its pods can claim channels, and returns it when it has ended.
 func (c Check) follow(ctx context.Context, client *cluster.Client, job *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	template := object.Key{Namespace: c.Namespace, Name: c.template()}
-	if _, err := object.NewStore(client, domain.ClaimTemplateKind).Wait(ctx, template, func(obj *unstructured.Unstructured) (bool, error) { return obj != nil, nil }); err != nil {
+	if _, err := object.NewStore(client, domain.ClaimTemplateKind).Wait(ctx, template,
+		func(obj *unstructured.Unstructured) (bool, error) { return obj != nil, nil }); err != nil {
 		return nil, err
 	}
 	jobs := object.NewStore(client, c.job())

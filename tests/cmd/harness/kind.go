@@ -30,7 +30,8 @@ func kindUp(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "cluster %s: bring-up took %.0f s; export KUBECONFIG=%s\n", cluster.Name, cluster.Took.Seconds(), cluster.Kubeconfig)
+			fmt.Fprintf(os.Stderr, "cluster %s: bring-up took %.0f s; export KUBECONFIG=%s\n", cluster.Name, cluster.Took.Seconds(),
+				cluster.Kubeconfig)
 			fmt.Println(cluster.Kubeconfig)
 			return nil
 		},

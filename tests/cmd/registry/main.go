@@ -1,5 +1,5 @@
-// Command registry is the registry of a kind cluster: it keeps blobs in a directory and manifests in memory, and lets anybody on the cluster's
-// network push and pull. It runs as the only program of its container.
+// Command registry is the registry of a kind cluster: it keeps blobs in a directory and manifests in memory, and lets anybody on the
+// cluster's network push and pull. It runs as the only program of its container.
 package main
 
 import (
@@ -28,7 +28,8 @@ func main() {
 	server := &http.Server{
 		Addr:              *address,
 		ReadHeaderTimeout: headerPatience,
-		Handler:           registry.New(registry.WithBlobHandler(registry.NewDiskBlobHandler(*data)), registry.Logger(log.New(io.Discard, "", 0))),
+		Handler: registry.New(registry.WithBlobHandler(registry.NewDiskBlobHandler(*data)),
+			registry.Logger(log.New(io.Discard, "", 0))),
 	}
 	fmt.Fprintln(os.Stderr, "registry:", server.ListenAndServe())
 	os.Exit(1)

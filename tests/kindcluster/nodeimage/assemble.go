@@ -40,7 +40,8 @@ func (a assemble) Execute(ctx context.Context) error {
 		}
 	}
 	// containerd needs privileges even to store images; a commit can set everything but the stop signal.
-	container, err := docker.Run(ctx, "run", "--detach", "--privileged", "--stop-signal", stopSignal, "--network", "none", base, "sleep", "infinity")
+	container, err := docker.Run(ctx, "run", "--detach", "--privileged", "--stop-signal", stopSignal, "--network", "none", base, "sleep",
+		"infinity")
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ type componentImages struct{ *recipe }
 func (componentImages) Name() string { return "Images of the control plane" }
 
 func (c componentImages) Execute(ctx context.Context) error {
-	said, err := exec.CommandContext(ctx, c.tools["kubeadm"], "config", "images", "list", "--kubernetes-version", toolchain.Kubernetes).Output()
+	said, err := exec.CommandContext(ctx, c.tools["kubeadm"], "config", "images", "list", "--kubernetes-version",
+		toolchain.Kubernetes).Output()
 	if err != nil {
 		return fmt.Errorf("ask kubeadm for its images: %w", err)
 	}

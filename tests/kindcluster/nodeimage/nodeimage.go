@@ -1,5 +1,5 @@
-// Package nodeimage provides the image that kind's nodes run from: kind's published one where it can be pulled, else one made here from Debian
-// packages, kind's own base files (from its Go module) and commands that the toolchain builds.
+// Package nodeimage provides the image that kind's nodes run from: kind's published one where it can be pulled, else one made here from
+// Debian packages, kind's own base files (from its Go module) and commands that the toolchain builds.
 package nodeimage
 
 import (
@@ -54,7 +54,8 @@ func Ensure(ctx context.Context, printer *steps.Printer) (Image, error) {
 		}
 		return Image{Name: published, Published: true}, nil
 	}
-	fmt.Fprintf(printer, "%s cannot be pulled here; making a node image, which takes up to 15 min on two idle cores and keeps what it builds\n", published)
+	fmt.Fprintf(printer, "%s cannot be pulled here; making a node image, which takes up to 15 min on two idle cores and keeps what it "+
+		"builds\n", published)
 	return own, build(ctx, printer, own.Name)
 }
 
@@ -77,7 +78,8 @@ func reachable(ctx context.Context, published string) bool {
 // OwnName is the name of the image made here. Its tag changes whenever anything that the image is made of does.
 func OwnName() string {
 	hash := sha256.New()
-	fmt.Fprintln(hash, toolchain.Kubernetes, toolchain.Etcd, toolchain.CoreDNS, toolchain.Containerd, toolchain.CRITools, toolchain.Kind, runtime.GOARCH)
+	fmt.Fprintln(hash, toolchain.Kubernetes, toolchain.Etcd, toolchain.CoreDNS, toolchain.Containerd, toolchain.CRITools, toolchain.Kind,
+		runtime.GOARCH)
 	fmt.Fprint(hash, rootfs.Node().Key(), rootfs.Base().Key(), setup, imageConfig, storageClass)
 	return "gpufabric/node:" + toolchain.Kubernetes + "-" + hex.EncodeToString(hash.Sum(nil)[:6])
 }

@@ -65,7 +65,8 @@ func TestKindsModuleHasTheBaseFilesThatANodeNeeds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{"usr/local/bin/entrypoint", "kind/bin/mount-product-files.sh", "etc/containerd/config.toml", "etc/systemd/system/kubelet.service"} {
+	for _, path := range []string{"usr/local/bin/entrypoint", "kind/bin/mount-product-files.sh", "etc/containerd/config.toml",
+		"etc/systemd/system/kubelet.service"} {
 		if _, err := os.Stat(filepath.Join(dir, path)); err != nil {
 			t.Error(err)
 		}

@@ -23,7 +23,8 @@ func given(t *testing.T) string {
 		}
 		write(t, filepath.Join(root, fmt.Sprintf("sys/class/infiniband_mad/issm%d/ibdev", i)), fmt.Sprintf("mlx5_%d\n", i))
 	}
-	for _, node := range []string{"nvidiactl", "nvidia-uvm", "shm/x", "infiniband/uverbs3", "infiniband/umad3", "infiniband/issm3", "infiniband/rdma_cm"} {
+	for _, node := range []string{"nvidiactl", "nvidia-uvm", "shm/x", "infiniband/uverbs3", "infiniband/umad3", "infiniband/issm3",
+		"infiniband/rdma_cm"} {
 		write(t, filepath.Join(root, "dev", node), "")
 	}
 	write(t, filepath.Join(root, "bin/nvidia-smi"), "#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do echo GPU-$i; done\n")

@@ -2,8 +2,8 @@ package standin
 
 import "gpufabric.io/build/images"
 
-// nvbandwidth lays over Debian's Open MPI what the sample image with nvbandwidth has besides: the user that pods run as, SSH on a port that this
-// user may open, and a program of the name. mpirun, sshd and ssh are the real ones.
+// nvbandwidth lays over Debian's Open MPI what the sample image with nvbandwidth has besides: the user that pods run as, SSH on a port that
+// this user may open, and a program of the name. mpirun, sshd and ssh are the real ones.
 func nvbandwidth() []images.File {
 	text := func(path, content string) images.File {
 		return images.File{Path: path, Content: []byte(content), Mode: 0o644}
@@ -31,8 +31,8 @@ done
 exec /usr/bin/mpirun "${arguments[@]}"
 `
 
-// probe stands in for nvbandwidth, which needs a GPU: each rank opens what the real one would, the GPU of its number on the node and the IMEX
-// channel, and says so. It measures nothing.
+// probe stands in for nvbandwidth, which needs a GPU: each rank opens what the real one would, the GPU of its number on the node and the
+// IMEX channel, and says so. It measures nothing.
 const probe = `#!/bin/bash
 shopt -s nullglob
 gpus=(/dev/nvidia[0-9] /dev/nvidia[0-9][0-9])

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/tests/rootfs"
 )
 
-// Image is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with bash and coreutils. It
-// stands in for a shell to look around with, not for what else the published image holds.
+// Image is served under the name of a published image that manifests ask for, where nothing can be pulled: a small Debian with bash and
+// coreutils. It stands in for a shell to look around with, not for what else the published image holds.
 type Image struct {
 	Name    string
 	Command []string      // what it runs unless told otherwise

@@ -79,7 +79,8 @@ func TestADisturbedWatchKeepsEachObjectsOrderAndLosesNothing(t *testing.T) {
 			for line := range strings.Lines(out) {
 				var object rune
 				var version int
-				if _, err := fmt.Sscanf(line, `{"type":"MODIFIED","object":{"metadata":{"uid":"%c","resourceVersion":"%d"}}}`, &object, &version); err != nil {
+				if _, err := fmt.Sscanf(line, `{"type":"MODIFIED","object":{"metadata":{"uid":"%c","resourceVersion":"%d"}}}`, &object,
+					&version); err != nil {
 					t.Fatal(err)
 				}
 				if version < before {

@@ -162,7 +162,8 @@ func user(r *http.Request) string {
 
 // watch passes a watch on, as lines of JSON so that its events can be told apart; what is nothing but protobuf passes untouched.
 func (p *Proxy) watch(r *http.Request) (*http.Response, error) {
-	accepted := slices.DeleteFunc(strings.Split(r.Header.Get("Accept"), ","), func(kind string) bool { return strings.Contains(kind, "protobuf") })
+	accepted := slices.DeleteFunc(strings.Split(r.Header.Get("Accept"), ","),
+		func(kind string) bool { return strings.Contains(kind, "protobuf") })
 	if len(accepted) == 0 {
 		return p.upstream.RoundTrip(r)
 	}

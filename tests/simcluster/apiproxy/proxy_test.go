@@ -42,7 +42,8 @@ func open(t *testing.T, answer func(http.ResponseWriter, *http.Request)) *server
 	roots := x509.NewCertPool()
 	roots.AddCert(upstream.Certificate())
 	// Requests without a body are not made again where the connection ends, as they would be on one that was used before.
-	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}}
+	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		DisableKeepAlives: true}}
 	return s
 }
 

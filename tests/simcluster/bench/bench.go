@@ -21,7 +21,8 @@ type Options struct {
 	// Up brings a cluster up in Dir in processes that outlive this one, or leaves Dir as it was; Down ends it.
 	Up   func(ctx context.Context, nodes int) error
 	Down func() error
-	// Brief leaves out, with all roles, what takes minutes: the roll of all plugins node by node. It watches them idle for seconds, and one GPU fails at once.
+	// Brief leaves out, with all roles, what takes minutes: the roll of all plugins node by node. It watches them idle for seconds, and one
+	// GPU fails at once.
 	Brief bool
 	// Progress is told what is being done, a line each.
 	Progress func(format string, args ...any)

@@ -109,7 +109,8 @@ func (w *sliceWatch) saw(object any, change bool) {
 	}
 }
 
-// fail has a hundredth of the cluster's GPUs fall off the bus within a minute, on as many nodes and evenly, and waits until all are tainted.
+// fail has a hundredth of the cluster's GPUs fall off the bus within a minute, on as many nodes and evenly, and waits until all are
+// tainted.
 func (m *rolesMeasurement) fail(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTime, errors.New("not every failed GPU was tainted in time"))
 	defer cancel()

@@ -56,10 +56,12 @@ func (m *measurement) form(ctx context.Context) error {
 	}
 	m.result.Racks = len(racks)
 	m.result.Rounds++
-	if _, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("make the namespace: %w", err)
 	}
-	o := &observer{domains: map[string]*observedDomain{}, scheduled: map[string]time.Time{}, running: map[string]time.Time{}, daemons: map[string]bool{}, changed: make(chan struct{}, 1)}
+	o := &observer{domains: map[string]*observedDomain{}, scheduled: map[string]time.Time{}, running: map[string]time.Time{},
+		daemons: map[string]bool{}, changed: make(chan struct{}, 1)}
 	for i, nodes := range racks {
 		o.domains[fmt.Sprintf("rack-%d", i)] = &observedDomain{nodes: nodes}
 	}
@@ -315,7 +317,8 @@ func deletePods(ctx context.Context, client kubernetes.Interface) error {
 }
 
 func deleteDomains(ctx context.Context, objects dynamic.Interface) error {
-	if err := objects.Resource(domain.Resource).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := objects.Resource(domain.Resource).Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		return fmt.Errorf("delete the domains: %w", err)
 	}
 	return nil

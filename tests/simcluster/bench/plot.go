@@ -30,10 +30,13 @@ func Plot(path string, results []Result) error {
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Add(plotter.NewGrid())
 	for _, s := range []series{
-		{"domain created to Ready, median", color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}, func(r Result) float64 { return quantile(r.Domains, 0.5) }},
-		{"domain created to Ready, max", color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff}, func(r Result) float64 { return quantile(r.Domains, 1) }},
+		{"domain created to Ready, median", color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff},
+			func(r Result) float64 { return quantile(r.Domains, 0.5) }},
+		{"domain created to Ready, max", color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff},
+			func(r Result) float64 { return quantile(r.Domains, 1) }},
 		{"all ResourceSlices published", color.RGBA{R: 0x2c, G: 0xa0, B: 0x2c, A: 0xff}, func(r Result) float64 { return r.Published }},
-		{"last daemon started to Ready, median", color.RGBA{R: 0xff, G: 0x7f, B: 0x0e, A: 0xff}, func(r Result) float64 { return quantile(r.LastDaemon, 0.5) }},
+		{"last daemon started to Ready, median", color.RGBA{R: 0xff, G: 0x7f, B: 0x0e, A: 0xff},
+			func(r Result) float64 { return quantile(r.LastDaemon, 0.5) }},
 		{"everything deleted", color.RGBA{R: 0x94, G: 0x67, B: 0xbd, A: 0xff}, func(r Result) float64 { return quantile(r.Deleted, 0.5) }},
 	} {
 		var points plotter.XYs

@@ -36,7 +36,8 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 		row(component+", resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory[component] })
 	}
 	row("API server, resident (MiB)", "%.0f", func(r RolesResult) float64 { return r.Memory["kube-apiserver"] })
-	row("idle requests a node and minute, watches and leases apart", "%.3f", func(r RolesResult) float64 { return sum(r.Idle) / float64(r.Nodes) / (r.IdleTime / 60) })
+	row("idle requests a node and minute, watches and leases apart", "%.3f",
+		func(r RolesResult) float64 { return sum(r.Idle) / float64(r.Nodes) / (r.IdleTime / 60) })
 	for _, action := range []struct {
 		name string
 		of   func(RolesResult) Action
@@ -63,9 +64,12 @@ func ReportRoles(w io.Writer, results []RolesResult) error {
 	row("a GPU's failure to its taint in the API server, median (s)", "%.2f", func(r RolesResult) float64 { return quantile(r.Noticed, 0.5) })
 	row("a GPU's failure to its taint in the API server, p99 (s)", "%.2f", func(r RolesResult) float64 { return quantile(r.Noticed, 0.99) })
 	for _, r := range results {
-		fmt.Fprintf(&b, "\n%d nodes. Idle for %.0f s: %s.\nInstall: writes %s; reads %s.\nRollout: writes %s; reads %s.\nAll at once: writes %s; reads %s.\nHealth: writes %s.\nTouched: %s.\n",
-			r.Nodes, r.IdleTime, listed(r.Idle), listed(r.Install.Writes), listed(r.Install.Reads), listed(r.Rollout.Writes), listed(r.Rollout.Reads),
-			listed(r.AllAtOnce.Writes), listed(r.AllAtOnce.Reads), listed(r.Health.Writes), orNothing(append(r.Rollout.Touched, r.AllAtOnce.Touched...)))
+		fmt.Fprintf(&b, "\n%d nodes. Idle for %.0f s: %s.\nInstall: writes %s; reads %s.\nRollout: writes %s; reads %s.\nAll at once: writes "+
+			"%s; reads %s.\nHealth: writes %s.\nTouched: %s.\n",
+			r.Nodes, r.IdleTime, listed(r.Idle), listed(r.Install.Writes), listed(r.Install.Reads), listed(r.Rollout.Writes),
+			listed(r.Rollout.Reads),
+			listed(r.AllAtOnce.Writes), listed(r.AllAtOnce.Reads), listed(r.Health.Writes),
+			orNothing(append(r.Rollout.Touched, r.AllAtOnce.Touched...)))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

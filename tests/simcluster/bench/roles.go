@@ -67,7 +67,8 @@ type RolesResult struct {
 	Driver        map[string]Published
 	// Memory is resident, in MiB, of one process of each role, after everything was published.
 	Memory map[string]float64
-	// Install, Rollout, AllAtOnce and Health are what was done to the whole cluster; Idle are the requests in IdleTime seconds without any cause.
+	// Install, Rollout, AllAtOnce and Health are what was done to the whole cluster; Idle are the requests in IdleTime seconds without any
+	// cause.
 	Install, Rollout, AllAtOnce, Health Action
 	Idle                                map[string]int
 	IdleTime                            float64
@@ -196,7 +197,8 @@ func (m *rolesMeasurement) awaitPlugins(ctx context.Context, generations map[str
 			return fmt.Errorf("find the DaemonSet of %s: %d, %w", component, len(sets.Items), err)
 		}
 		name, last := sets.Items[0].Name, appsv1.DaemonSetStatus{}
-		list := cache.NewListWatchFromClient(m.client.AppsV1().RESTClient(), "daemonsets", system, fields.OneTermEqualSelector("metadata.name", name))
+		list := cache.NewListWatchFromClient(m.client.AppsV1().RESTClient(), "daemonsets", system,
+			fields.OneTermEqualSelector("metadata.name", name))
 		if _, err := watchtools.UntilWithSync(ctx, list, &appsv1.DaemonSet{}, nil, func(event watch.Event) (bool, error) {
 			set, ok := event.Object.(*appsv1.DaemonSet)
 			if !ok {
@@ -206,7 +208,8 @@ func (m *rolesMeasurement) awaitPlugins(ctx context.Context, generations map[str
 			n := int32(m.roles.Nodes) //nolint:gosec // thousands
 			return last.ObservedGeneration >= generations[name] && last.NumberReady >= n && last.UpdatedNumberScheduled >= n, nil
 		}); err != nil {
-			return fmt.Errorf("wait for DaemonSet %s: %d of %d pods are ready, %d new: %w", name, last.NumberReady, m.roles.Nodes, last.UpdatedNumberScheduled, context.Cause(ctx))
+			return fmt.Errorf("wait for DaemonSet %s: %d of %d pods are ready, %d new: %w", name, last.NumberReady, m.roles.Nodes,
+				last.UpdatedNumberScheduled, context.Cause(ctx))
 		}
 	}
 	return nil
@@ -321,7 +324,8 @@ func (m *rolesMeasurement) size(ctx context.Context) error {
 	}
 }
 
-// rollout changes the template of every plugin's DaemonSet in the same moment, as an upgrade of the chart does, and waits until all have rolled.
+// rollout changes the template of every plugin's DaemonSet in the same moment, as an upgrade of the chart does, and waits until all have
+// rolled.
 func (m *rolesMeasurement) rollout(ctx context.Context) error {
 	return m.restart(ctx, &m.roles.Rollout, func(ctx context.Context) (map[string]int64, error) {
 		generations := map[string]int64{}
@@ -329,9 +333,11 @@ func (m *rolesMeasurement) rollout(ctx context.Context) error {
 		if err != nil {
 			return nil, fmt.Errorf("list the plugins: %w", err)
 		}
-		patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"gpufabric.io/rolled":%q}}}}}`, time.Now().Format(time.RFC3339Nano))
+		patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"gpufabric.io/rolled":%q}}}}}`,
+			time.Now().Format(time.RFC3339Nano))
 		for i := range sets.Items {
-			set, err := m.client.AppsV1().DaemonSets(system).Patch(ctx, sets.Items[i].Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+			set, err := m.client.AppsV1().DaemonSets(system).Patch(ctx, sets.Items[i].Name, types.StrategicMergePatchType, patch,
+				metav1.PatchOptions{})
 			if err != nil {
 				return nil, fmt.Errorf("roll %s: %w", sets.Items[i].Name, err)
 			}
@@ -346,7 +352,8 @@ func (m *rolesMeasurement) allAtOnce(ctx context.Context) error {
 	return m.restart(ctx, &m.roles.AllAtOnce, func(ctx context.Context) (map[string]int64, error) {
 		group, grouped := errgroup.WithContext(ctx)
 		group.SetLimit(creators)
-		pods, err := m.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (" + strings.Join(Components(), ",") + ")"})
+		pods, err := m.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (" +
+			strings.Join(Components(), ",") + ")"})
 		if err != nil {
 			return nil, fmt.Errorf("list the plugins: %w", err)
 		}

@@ -100,7 +100,8 @@ func AwaitSlices(ctx context.Context, client kubernetes.Interface, driver string
 		return len(nodes) >= count, nil
 	})
 	if err != nil && len(nodes) < count {
-		return fmt.Errorf("wait for the devices of driver %s: %d of %d nodes have published theirs: %w", driver, len(nodes), count, context.Cause(ctx))
+		return fmt.Errorf("wait for the devices of driver %s: %d of %d nodes have published theirs: %w", driver, len(nodes), count,
+			context.Cause(ctx))
 	}
 	return nil
 }

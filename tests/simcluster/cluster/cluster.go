@@ -70,7 +70,8 @@ func Up(ctx context.Context, options Options) (_ *Cluster, err error) {
 		return nil, err
 	}
 	c.Plane, err = controlplane.Start(ctx, controlplane.Options{
-		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, AuditAdmin: options.AuditAdmin, NodeGrace: options.NodeGrace,
+		Dir: options.Dir, Binaries: options.Binaries, Port: options.Port, Audit: options.Audit, AuditAdmin: options.AuditAdmin,
+		NodeGrace: options.NodeGrace,
 	})
 	if err != nil {
 		return nil, err

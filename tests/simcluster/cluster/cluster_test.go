@@ -57,7 +57,8 @@ func TestEveryNodeIsReadyAndDownLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d nodes Ready after %s", nodes, time.Since(start).Round(time.Millisecond))
-	if _, err := cluster.Up(ctx, cluster.Options{Dir: dir, Nodes: 1, Binaries: binaries, Runtime: noPrograms{}}); err == nil || !strings.Contains(err.Error(), "simcluster down") {
+	if _, err := cluster.Up(ctx, cluster.Options{Dir: dir, Nodes: 1, Binaries: binaries, Runtime: noPrograms{}}); err == nil ||
+		!strings.Contains(err.Error(), "simcluster down") {
 		t.Errorf("a second cluster in the same directory: %v; want what is there and how to go on", err)
 	}
 	if err := c.Err(); err != nil {
@@ -78,7 +79,8 @@ func TestWhatACrashLeftIsNamedWithTheRemedyAndDownRemovesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A process of the cluster whose starter is gone.
-	left, err := process.Start(process.Spec{Name: "left", ClusterDir: dir, LogDir: filepath.Join(dir, "logs"), Path: "/bin/sleep", Args: []string{"600"}})
+	left, err := process.Start(process.Spec{Name: "left", ClusterDir: dir, LogDir: filepath.Join(dir, "logs"), Path: "/bin/sleep",
+		Args: []string{"600"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +89,8 @@ func TestWhatACrashLeftIsNamedWithTheRemedyAndDownRemovesIt(t *testing.T) {
 		t.Errorf("with a process left: %v; want its name and the remedy", err)
 	}
 	left.Kill()
-	if _, err := cluster.Up(context.Background(), cluster.Options{Dir: dir, Nodes: 1}); err == nil || !strings.Contains(err.Error(), "simcluster down --dir "+dir) {
+	if _, err := cluster.Up(context.Background(), cluster.Options{Dir: dir, Nodes: 1}); err == nil ||
+		!strings.Contains(err.Error(), "simcluster down --dir "+dir) {
 		t.Errorf("with files left: %v; want the remedy", err)
 	}
 	if _, err := cluster.Remove(dir); err != nil {
@@ -104,7 +107,8 @@ func TestADirectoryOfAnotherIsNeverRemoved(t *testing.T) {
 	if err := os.WriteFile(precious, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cluster.Up(context.Background(), cluster.Options{Dir: dir, Nodes: 1}); err == nil || !strings.Contains(err.Error(), "choose another --dir") {
+	if _, err := cluster.Up(context.Background(), cluster.Options{Dir: dir, Nodes: 1}); err == nil ||
+		!strings.Contains(err.Error(), "choose another --dir") {
 		t.Errorf("got %v; want a refusal", err)
 	}
 	if _, err := cluster.Remove(dir); err != nil {

@@ -106,7 +106,8 @@ func startShards(options DetachedOptions, block *simnode.Block) ([]*process.Proc
 			Name: fmt.Sprintf("nodes-%d", first), ClusterDir: options.Dir, LogDir: filepath.Join(options.Dir, "logs"),
 			Path: self, Detach: true, Inherit: []*os.File{hold},
 			Args: []string{
-				"nodes", "--dir=" + options.Dir, "--profile=" + options.Profile, "--containers=" + options.Mode, "--nodes=" + strconv.Itoa(options.Nodes),
+				"nodes", "--dir=" + options.Dir, "--profile=" + options.Profile, "--containers=" + options.Mode,
+				"--nodes=" + strconv.Itoa(options.Nodes),
 				"--first=" + strconv.Itoa(first), "--count=" + strconv.Itoa(count), "--block=" + strconv.Itoa(block.Number),
 			},
 		})

@@ -60,7 +60,8 @@ func NewFleet(ctx context.Context, options FleetOptions) (*Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count), power: make([]context.CancelFunc, options.Count)}
+	f := &Fleet{options: options, sockets: sockets, nodes: make([]*simnode.Node, options.Count),
+		power: make([]context.CancelFunc, options.Count)}
 	if options.First == 0 {
 		if f.gateway, err = simnode.OpenGateway(controlplane.Gateway(options.Dir)); err != nil {
 			return nil, err

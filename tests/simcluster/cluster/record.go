@@ -51,7 +51,8 @@ func occupy(dir string, record Record) error {
 		return err
 	}
 	if len(running) > 0 {
-		return fmt.Errorf("a simulated cluster is up in %s: %s; use it, end it with `simcluster down --dir %s`, or choose another --dir", dir, process.List(running), dir)
+		return fmt.Errorf("a simulated cluster is up in %s: %s; use it, end it with `simcluster down --dir %s`, or choose another --dir", dir,
+			process.List(running), dir)
 	}
 	entries, err := os.ReadDir(dir)
 	switch {

@@ -51,9 +51,11 @@ spec:
 func TestTheAPIServerRefusesDomainsWithMistakesAndNamesTheField(t *testing.T) {
 	n := shared.Namespace(t)
 	for name, test := range map[string]struct{ spec, want string }{
-		"a negative number of nodes":   {"{numNodes: -1, channel: {resourceClaimTemplate: {name: x}}}", "spec.numNodes"},
-		"a template without a name":    {`{numNodes: 1, channel: {resourceClaimTemplate: {name: ""}}}`, "spec.channel.resourceClaimTemplate.name"},
-		"an allocation mode not known": {"{numNodes: 1, channel: {allocationMode: Most, resourceClaimTemplate: {name: x}}}", "spec.channel.allocationMode"},
+		"a negative number of nodes": {"{numNodes: -1, channel: {resourceClaimTemplate: {name: x}}}", "spec.numNodes"},
+		"a template without a name": {`{numNodes: 1, channel: {resourceClaimTemplate: {name: ""}}}`,
+			"spec.channel.resourceClaimTemplate.name"},
+		"an allocation mode not known": {"{numNodes: 1, channel: {allocationMode: Most, resourceClaimTemplate: {name: x}}}",
+			"spec.channel.allocationMode"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := n.TryApply("{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: wrong}, spec: %s}", test.spec)

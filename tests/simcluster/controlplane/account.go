@@ -15,7 +15,8 @@ import (
 // AwaitDefaultAccount waits until a namespace has its default service account, without which no pod can be made in it. The
 // controller manager makes it, some time after the API server serves.
 func AwaitDefaultAccount(ctx context.Context, client kubernetes.Interface, namespace string) error {
-	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "serviceaccounts", namespace, fields.OneTermEqualSelector("metadata.name", "default"))
+	list := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "serviceaccounts", namespace,
+		fields.OneTermEqualSelector("metadata.name", "default"))
 	if _, err := watchtools.UntilWithSync(ctx, list, &corev1.ServiceAccount{}, nil, func(event watch.Event) (bool, error) {
 		return event.Type != watch.Deleted, nil
 	}); err != nil {

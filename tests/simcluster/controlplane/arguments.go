@@ -21,7 +21,8 @@ const (
 	clientBurst = 2000
 )
 
-// auditPolicy keeps what the given namespaces' service accounts do, and the administrator where that is asked for; all else would be most of the log.
+// auditPolicy keeps what the given namespaces' service accounts do, and the administrator where that is asked for; all else would be most
+// of the log.
 func auditPolicy(namespaces []string, admin bool) string {
 	groups := []string{}
 	for _, namespace := range namespaces {
@@ -114,7 +115,8 @@ egressSelections:
 			return fmt.Errorf("write the audit policy: %w", err)
 		}
 		c.arguments["kube-apiserver"] = append(c.arguments["kube-apiserver"],
-			"--audit-policy-file="+dir("audit-policy.yaml"), "--audit-log-path="+AuditLog(c.options.Dir), "--audit-log-mode=batch", "--audit-log-batch-max-wait=1s")
+			"--audit-policy-file="+dir("audit-policy.yaml"), "--audit-log-path="+AuditLog(c.options.Dir), "--audit-log-mode=batch",
+			"--audit-log-batch-max-wait=1s")
 	}
 	c.arguments["kube-controller-manager"] = append([]string{
 		"--kubeconfig=" + dir("controller-manager.kubeconfig"),
@@ -137,10 +139,13 @@ clientConnection: {kubeconfig: %q, qps: %d, burst: %d}
 	if err := os.WriteFile(dir("scheduler.yaml"), []byte(scheduler), 0o600); err != nil {
 		return fmt.Errorf("write the scheduler's configuration: %w", err)
 	}
-	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=" + strconv.Itoa(c.scheduler)}, c.gates()...)
+	c.arguments["kube-scheduler"] = append([]string{"--config=" + dir("scheduler.yaml"), "--secure-port=" + strconv.Itoa(c.scheduler)},
+		c.gates()...)
 	if c.scheduler > 0 {
-		c.arguments["kube-scheduler"] = append(c.arguments["kube-scheduler"], "--bind-address=127.0.0.1", "--cert-dir="+dir("scheduler-certificate"),
-			"--client-ca-file="+c.authority.CertFile(), "--authentication-kubeconfig="+dir("scheduler.kubeconfig"), "--authorization-kubeconfig="+dir("scheduler.kubeconfig"))
+		c.arguments["kube-scheduler"] = append(c.arguments["kube-scheduler"], "--bind-address=127.0.0.1",
+			"--cert-dir="+dir("scheduler-certificate"),
+			"--client-ca-file="+c.authority.CertFile(), "--authentication-kubeconfig="+dir("scheduler.kubeconfig"),
+			"--authorization-kubeconfig="+dir("scheduler.kubeconfig"))
 	}
 	return nil
 }

@@ -76,7 +76,8 @@ func (d *Demo) Run(ctx context.Context) error {
 	if _, err := exec.LookPath(kubectl); err != nil { // nothing before this needed one
 		kubectl = "$(go run ./build/cmd/toolchain kubectl)"
 	}
-	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
+	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster "+
+		"devices --dir %s rack-0\nand remove it all with `make demo-down`.\n",
 		time.Since(begin).Seconds(), d.kubeconfig(), kubectl, d.Dir)
 	return nil
 }

@@ -92,7 +92,8 @@ func (d *Demo) oneChannel(ctx context.Context, objects []*unstructured.Unstructu
 	if err := d.manifest.Delete(ctx, "default", objects...); err != nil {
 		return "", err
 	}
-	if err := d.awaitPod(ctx, pod, func(event watch.Event) bool { return event.Type == watch.Deleted }); err != nil && !errors.Is(err, errNotThere) {
+	if err := d.awaitPod(ctx, pod, func(event watch.Event) bool { return event.Type == watch.Deleted }); err != nil &&
+		!errors.Is(err, errNotThere) {
 		return "", err
 	}
 	return "its pod ran with " + strings.Join(devices, ", ") + "; removed again", nil

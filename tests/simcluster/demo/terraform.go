@@ -32,7 +32,8 @@ func (t terraform) apply(ctx context.Context, configuration string, args ...stri
 		"-state=" + filepath.Join(t.dir, "terraform.tfstate"),
 	}, args...)
 	cmd := exec.CommandContext(ctx, t.program, args...)
-	cmd.Env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+settings, "TF_DATA_DIR="+filepath.Join(t.dir, "terraform"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
+	cmd.Env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+settings, "TF_DATA_DIR="+filepath.Join(t.dir, "terraform"), "TF_IN_AUTOMATION=1",
+		"CHECKPOINT_DISABLE=1")
 	log, err := os.Create(filepath.Join(t.dir, "logs", "terraform.log"))
 	if err != nil {
 		return fmt.Errorf("open terraform's log: %w", err)

@@ -55,12 +55,14 @@ func schedule(ctx context.Context, n *fixture.Namespace, name, node, devices str
 		return fmt.Errorf("schedule %s: %w", name, err)
 	}
 	pod.Annotations = map[string]string{
-		"volcano.sh/vgpu-node": node, "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices, "volcano.sh/bind-phase": "allocating",
+		"volcano.sh/vgpu-node": node, "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices,
+		"volcano.sh/bind-phase": "allocating",
 	}
 	if _, err := pods.Update(ctx, pod, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("schedule %s: %w", name, err)
 	}
-	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node}}
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Target: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node}}
 	if err := pods.Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("schedule %s: %w", name, err)
 	}

@@ -52,7 +52,8 @@ func Read(object *unstructured.Unstructured) Domain {
 		if !ok {
 			continue
 		}
-		n := Node{Name: text(fields, "name"), Address: text(fields, "ipAddress"), Clique: text(fields, "cliqueID"), Status: text(fields, "status")}
+		n := Node{Name: text(fields, "name"), Address: text(fields, "ipAddress"), Clique: text(fields, "cliqueID"),
+			Status: text(fields, "status")}
 		n.Index, _, _ = unstructured.NestedInt64(fields, "index")
 		if n.Status == Ready {
 			d.Ready++
@@ -98,16 +99,18 @@ func List(ctx context.Context, objects dynamic.Interface) ([]Domain, error) {
 // Await watches a domain until done says so, and returns it as it then is. The error tells how far it was.
 func Await(ctx context.Context, objects dynamic.Interface, namespace, name string, done func(Domain) bool) (Domain, error) {
 	var last Domain
-	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
-		object, ok := event.Object.(*unstructured.Unstructured)
-		if !ok || event.Type == watch.Deleted {
-			return false, nil
-		}
-		last = Read(object)
-		return done(last), nil
-	})
+	_, err := watchtools.UntilWithSync(ctx, one(objects, namespace, name), &unstructured.Unstructured{}, nil,
+		func(event watch.Event) (bool, error) {
+			object, ok := event.Object.(*unstructured.Unstructured)
+			if !ok || event.Type == watch.Deleted {
+				return false, nil
+			}
+			last = Read(object)
+			return done(last), nil
+		})
 	if err != nil {
-		return last, fmt.Errorf("wait for compute domain %s/%s: %w; it is %q with %d of %d nodes ready %v", namespace, name, context.Cause(ctx), last.Status, last.Ready, last.Wanted, last.Conditions)
+		return last, fmt.Errorf("wait for compute domain %s/%s: %w; it is %q with %d of %d nodes ready %v", namespace, name, context.Cause(ctx),
+			last.Status, last.Ready, last.Wanted, last.Conditions)
 	}
 	return last, nil
 }
@@ -124,7 +127,8 @@ func AwaitGone(ctx context.Context, objects dynamic.Interface, namespace, name s
 			return event.Type == watch.Deleted, nil
 		})
 	if err != nil {
-		return fmt.Errorf("wait for the end of compute domain %s/%s: %w; it is %q %v", namespace, name, context.Cause(ctx), last.Status, last.Conditions)
+		return fmt.Errorf("wait for the end of compute domain %s/%s: %w; it is %q %v", namespace, name, context.Cause(ctx), last.Status,
+			last.Conditions)
 	}
 	return nil
 }

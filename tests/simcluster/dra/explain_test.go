@@ -63,7 +63,8 @@ func TestExplainSaysWhatTheNodesPluginReports(t *testing.T) {
 	n.Pool("b", `{resourceName: ours, rdmaHcaMax: 4, selectors: {vendors: ["15b3"]}}`)
 	n.Pool("c", `{resourceName: whole, mode: Exclusive, selectors: {isRdma: true}}`)
 	n.Pool("d", `{resourceName: none, rdmaHcaMax: 1, selectors: {deviceIDs: ["ffff"]}}`)
-	n.Pool("e", `{resourceName: elsewhere, rdmaHcaMax: 1, selectors: {isRdma: true}, nodeSelector: {matchLabels: {kubernetes.io/hostname: another}}}`)
+	n.Pool("e", `{resourceName: elsewhere, rdmaHcaMax: 1, selectors: {isRdma: true}, nodeSelector: {matchLabels: {kubernetes.io/hostname: `+
+		`another}}}`)
 	reports := map[string]v1alpha1.RDMAPoolNode{
 		"a": reported(t, n, "a", node, func(r v1alpha1.RDMAPoolNode) bool {
 			all := strings.Join(r.Conflicts, "\n")
@@ -75,7 +76,8 @@ func TestExplainSaysWhatTheNodesPluginReports(t *testing.T) {
 	}
 
 	var out bytes.Buffer
-	command := explain.Command(host.Host{Stdout: &out, Getenv: func(string) string { return "" }, RESTConfig: func() (*rest.Config, error) { return shared.Config, nil }})
+	command := explain.Command(host.Host{Stdout: &out, Getenv: func(string) string { return "" },
+		RESTConfig: func() (*rest.Config, error) { return shared.Config, nil }})
 	command.SetArgs([]string{"--json", "--node-name", node, "--config", filepath.Join(t.TempDir(), "none.json"),
 		"--sysfs-root", filepath.Join(fabric.HardwareOf(cluster.NodeDir(shared.Dir, 0)), "sys")})
 	if err := command.ExecuteContext(t.Context()); err != nil {

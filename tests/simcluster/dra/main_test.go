@@ -29,7 +29,8 @@ func run(m *testing.M) int {
 		"computeDomains": map[string]any{"enabled": false},
 		"gpus":           map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
 		// The seed's ConfigMap stands in kube-system, and its pods ask for an extended resource.
-		"rdma": map[string]any{"enabled": true, "namespace": "kube-system", "devicePlugin": false, "extendedResources": []any{"rdma/hca_shared_devices_a"}},
+		"rdma": map[string]any{"enabled": true, "namespace": "kube-system", "devicePlugin": false,
+			"extendedResources": []any{"rdma/hca_shared_devices_a"}},
 	}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)

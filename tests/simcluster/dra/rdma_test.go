@@ -115,10 +115,12 @@ func TestTheSeedsRDMAPodsGetTheirSharesByDRA(t *testing.T) {
 			t.Errorf("%s lacks /dev/infiniband/rdma_cm", name)
 		}
 		// The manifest says nothing of claims: the scheduler made one of the limit, by the DeviceClass of that name.
-		if status := pod.Status.ExtendedResourceClaimStatus; status == nil || len(status.RequestMappings) != 1 || status.RequestMappings[0].ResourceName != resource {
+		if status := pod.Status.ExtendedResourceClaimStatus; status == nil || len(status.RequestMappings) != 1 ||
+			status.RequestMappings[0].ResourceName != resource {
 			t.Errorf("%s has no claim for %s but %+v: something else than DRA gave it the NIC", name, resource, status)
 		}
-		if results := n.Allocated(name); len(results) != 1 || results[0].Driver != "rdma.gpufabric.io" || value(n.Attributes(results[0])["pool"]) != resource {
+		if results := n.Allocated(name); len(results) != 1 || results[0].Driver != "rdma.gpufabric.io" ||
+			value(n.Attributes(results[0])["pool"]) != resource {
 			t.Errorf("%s was allocated %+v; want a device of %s", name, results, resource)
 		}
 	}
@@ -145,7 +147,8 @@ func TestAGPUComesWithTheNICNearestToIt(t *testing.T) {
 	var rung string
 	for _, result := range n.Allocated("gpu-with-nic") {
 		attributes := n.Attributes(result)
-		attribute := map[string]resourceapi.QualifiedName{"switch": "gpufabric.io/pcieSwitch", "root": "resource.kubernetes.io/pcieRoot", "numa": "resource.kubernetes.io/numaNode"}
+		attribute := map[string]resourceapi.QualifiedName{"switch": "gpufabric.io/pcieSwitch", "root": "resource.kubernetes.io/pcieRoot",
+			"numa": "resource.kubernetes.io/numaNode"}
 		if _, alternative, ok := strings.Cut(result.Request, "/"); ok {
 			rung = alternative
 		}

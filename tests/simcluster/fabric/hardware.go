@@ -42,7 +42,8 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 	return func(ctx context.Context, index int, dir string) ([]simnode.Mapping, map[string]string, error) {
 		root := HardwareOf(dir)
 		if _, err := tree.ReadRendered(root); err != nil { // a node that only reboots keeps its hardware
-			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir, Tools: files.tools}); err != nil {
+			if err := tree.Render(ctx, tree.Options{Profile: p, Node: index, Nodes: nodes, Root: root, LibraryDir: files.libraryDir,
+				Tools: files.tools}); err != nil {
 				return nil, nil, err
 			}
 			if files.tools == "" {
@@ -59,7 +60,8 @@ func hardware(name string, nodes int, files built) (cluster.Hardware, error) {
 	}, nil
 }
 
-// placeholders stand where a driver has IMEX's programs, which run as goroutines here: a driver without them is one with which no domain forms.
+// placeholders stand where a driver has IMEX's programs, which run as goroutines here: a driver without them is one with which no domain
+// forms.
 func placeholders(root string) error {
 	for _, name := range []string{"nvidia-imex", "nvidia-imex-ctl", "../lib64/libnvidia-ml.so.1"} {
 		path := filepath.Join(root, "driver/usr/bin", name)

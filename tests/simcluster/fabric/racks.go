@@ -6,8 +6,8 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// Racks says in a sentence how many nodes of a profile (a name or a file) are laid out. A profile is one machine and the size of its rack; where more
-// nodes are asked for than a rack has, the rack is repeated, each time as an NVLink clique and with identities of its own.
+// Racks says in a sentence how many nodes of a profile (a name or a file) are laid out. A profile is one machine and the size of its rack;
+// where more nodes are asked for than a rack has, the rack is repeated, each time as an NVLink clique and with identities of its own.
 func Racks(profileName string, nodes int) (string, error) {
 	p, err := profile.Load(profileName)
 	if err != nil {
@@ -31,6 +31,7 @@ func Racks(profileName string, nodes int) (string, error) {
 	case nodes%size == 0:
 		return fmt.Sprintf("%d nodes of %s, whose rack has %d: it is repeated, %d NVLink cliques in all", nodes, p.Name, size, racks), nil
 	default:
-		return fmt.Sprintf("%d nodes of %s, whose rack has %d: it is repeated, %d NVLink cliques in all, the last of %d nodes", nodes, p.Name, size, racks, nodes%size), nil
+		return fmt.Sprintf("%d nodes of %s, whose rack has %d: it is repeated, %d NVLink cliques in all, the last of %d nodes", nodes, p.Name,
+			size, racks, nodes%size), nil
 	}
 }

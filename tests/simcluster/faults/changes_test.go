@@ -23,7 +23,8 @@ type changes struct {
 func openChanges() (*changes, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, fmt.Errorf("watch the plugins' files: %w (this takes one of the user's inotify instances: see fs.inotify.max_user_instances)", err)
+		return nil, fmt.Errorf("watch the plugins' files: %w (this takes one of the user's inotify instances: see fs.inotify.max_user_instances)",
+			err)
 	}
 	return &changes{watcher: watcher, tell: map[string]func(){}}, nil
 }

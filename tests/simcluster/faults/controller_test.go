@@ -61,7 +61,8 @@ func (s *steps) strike(w apiproxy.Write, times int) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !strings.Contains(w.Path, "/"+s.namespace+"/") && !bytes.Contains(w.Body, []byte(s.namespace)) && (s.uid == "" || !strings.Contains(w.Path, s.uid)) {
+	if !strings.Contains(w.Path, "/"+s.namespace+"/") && !bytes.Contains(w.Body, []byte(s.namespace)) &&
+		(s.uid == "" || !strings.Contains(w.Path, s.uid)) {
 		return false
 	}
 	key := w.Method + " " + w.Path

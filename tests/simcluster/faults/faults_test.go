@@ -130,7 +130,8 @@ func outages() []fault {
 	const long = 30 * time.Second
 	still := fault{"the API server stands still for 30 s", func(s *scenario) { s.pauseAPIServer(long) }}
 	crash := fault{"the API server is killed and starts again", func(s *scenario) { s.killAPIServer(0) }}
-	return []fault{{"the API server is killed and starts again after 30 s", func(s *scenario) { s.killAPIServer(long) }}, still, crash, still, crash}
+	return []fault{{"the API server is killed and starts again after 30 s", func(s *scenario) { s.killAPIServer(long) }}, still, crash, still,
+		crash}
 }
 
 // play runs one fault on its nodes; what is random in it depends on the seed and the fault alone.

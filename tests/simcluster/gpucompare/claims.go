@@ -162,7 +162,8 @@ func letters(r rune) rune {
 }
 
 func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	answer, err := drapb.NewDRAPluginClient(d.kubelet).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+	answer, err := drapb.NewDRAPluginClient(d.kubelet).NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 	if err != nil {
 		return fmt.Errorf("prepare claim %s: %w", claim.Name, err)
 	}
@@ -173,7 +174,8 @@ func (d *driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 }
 
 func (d *driver) unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	answer, err := drapb.NewDRAPluginClient(d.kubelet).NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
+	answer, err := drapb.NewDRAPluginClient(d.kubelet).NodeUnprepareResources(ctx,
+		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{reference(claim)}})
 	if err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", claim.Name, err)
 	}
@@ -196,7 +198,9 @@ func (d *driver) writeChannels() error {
 	var spec strings.Builder
 	spec.WriteString("cdiVersion: 0.5.0\nkind: k8s.compute-domain.nvidia.com/channel\ndevices:\n")
 	for i := range channels {
-		fmt.Fprintf(&spec, "- name: channel%[1]d\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia-caps-imex-channels/channel%[1]d\n      type: c\n      major: %[2]d\n      minor: %[1]d\n      fileMode: 438\n      permissions: rw\n", i, major)
+		fmt.Fprintf(&spec, "- name: channel%[1]d\n  containerEdits:\n    deviceNodes:\n    - path: "+
+			"/dev/nvidia-caps-imex-channels/channel%[1]d\n      type: c\n      major: %[2]d\n      minor: %[1]d\n      fileMode: 438\n      "+
+			"permissions: rw\n", i, major)
 	}
 	if err := os.WriteFile(filepath.Join(d.cdi, channelsSpec), []byte(spec.String()), 0o644); err != nil {
 		return fmt.Errorf("write a CDI spec of channels: %w", err)

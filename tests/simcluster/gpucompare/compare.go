@@ -216,7 +216,8 @@ func measureBesideMIG(ctx context.Context, drivers []*driver) error {
 		if _, err := d.restart(ctx, true); err != nil {
 			return err
 		}
-		if err := d.inject(ctx, "delay", "function=nvmlDeviceCreateGpuInstanceWithPlacement", fmt.Sprintf("ms=%d", migDelay.Milliseconds())); err != nil {
+		if err := d.inject(ctx, "delay", "function=nvmlDeviceCreateGpuInstanceWithPlacement",
+			fmt.Sprintf("ms=%d", migDelay.Milliseconds())); err != nil {
 			return err
 		}
 		if d.mig == "" || d.gpus[0] == d.migParent {

@@ -51,7 +51,8 @@ type driver struct {
 func newDriver(options Options, client kubernetes.Interface, name, program string) *driver {
 	return &driver{
 		options: options, client: client, program: program, node: name,
-		dir: filepath.Join(options.Dir, name[:1]), cdi: filepath.Join(options.Dir, name[:1], "cdi"), result: Result{Driver: name, Times: map[string][]time.Duration{}, Memory: map[string]memory{}, Requests: map[string]float64{}},
+		dir: filepath.Join(options.Dir, name[:1]), cdi: filepath.Join(options.Dir, name[:1], "cdi"),
+		result: Result{Driver: name, Times: map[string][]time.Duration{}, Memory: map[string]memory{}, Requests: map[string]float64{}},
 	}
 }
 
@@ -59,7 +60,8 @@ func ours(options Options, kubeconfig string, client kubernetes.Interface) *driv
 	d := newDriver(options, client, "ours", options.Ours)
 	d.arguments = func(d *driver, _ bool) ([]string, []string) { // cutting is always on
 		return []string{
-			"gpu-plugin", "--node-name=" + d.node, "--driver-root=" + d.path("n/driver"), "--sysfs-root=" + d.path("n/sys"), "--dev-root=" + d.path("n/dev"),
+			"gpu-plugin", "--node-name=" + d.node, "--driver-root=" + d.path("n/driver"), "--sysfs-root=" + d.path("n/sys"),
+			"--dev-root=" + d.path("n/dev"),
 			"--proc-devices=" + d.path("n/proc/devices"), "--cdi-root=" + d.cdi, "--kubelet-root=" + d.path("k"), "--state-dir=" + d.path("state"),
 			"--mps-dir=" + d.path("mps"), "--handover-dir=" + d.path("handover"),
 		}, []string{"KUBECONFIG=" + kubeconfig}
@@ -101,12 +103,14 @@ func (d *driver) render(ctx context.Context) error {
 
 // renderTree makes the node's hardware and the directories that a driver needs.
 func (d *driver) renderTree(ctx context.Context) error {
-	for _, dir := range []string{d.cdi, d.path("k/plugins"), d.path("k/plugins_registry"), d.path("state"), d.path("mps"), d.path("handover")} {
+	for _, dir := range []string{d.cdi, d.path("k/plugins"), d.path("k/plugins_registry"), d.path("state"), d.path("mps"),
+		d.path("handover")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make the node's directories: %w", err)
 		}
 	}
-	if err := d.fakeFabric(ctx, "render", "--profile", profileName, "--node", "0", "--nodes", "1", "--root", d.path("n"), "--library-dir", d.options.Libraries); err != nil {
+	if err := d.fakeFabric(ctx, "render", "--profile", profileName, "--node", "0", "--nodes", "1", "--root", d.path("n"), "--library-dir",
+		d.options.Libraries); err != nil {
 		return err
 	}
 	// The other driver looks for device nodes under the driver root.
@@ -135,7 +139,8 @@ func (d *driver) restart(ctx context.Context, mig bool) (time.Duration, error) {
 	if err := slices.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.node}); err != nil {
 		return 0, fmt.Errorf("delete the ResourceSlices of %s: %w", d.node, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("nothing was published in %s; the log is %s", startLimit, d.path("log")))
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("nothing was published in %s; the log is %s", startLimit,
+		d.path("log")))
 	defer cancel()
 	published, err := d.awaitPublished(ctx)
 	if err != nil {

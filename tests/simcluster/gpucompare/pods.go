@@ -34,8 +34,8 @@ const (
 	auditDelay = 3 * time.Second
 )
 
-// measurePods runs pods on a simulated cluster with a node for each driver. No container of theirs is more than its devices: what is measured is the
-// control plane's time, the kubelet's and the driver's.
+// measurePods runs pods on a simulated cluster with a node for each driver. No container of theirs is more than its devices: what is
+// measured is the control plane's time, the kubelet's and the driver's.
 func measurePods(ctx context.Context, options Options, binaries map[string]string, results []*Result) error {
 	dir := filepath.Join(options.Dir, "p")
 	drivers := []*driver{ours(options, "", nil), theirs(options, "", nil)}
@@ -121,9 +121,11 @@ func (p pods) prepare(ctx context.Context) error {
 	for _, count := range []int64{1, gpus - 1} {
 		_, err := p.client.ResourceV1().ResourceClaimTemplates("default").Create(ctx, &resourceapi.ResourceClaimTemplate{
 			ObjectMeta: metav1.ObjectMeta{Name: template(count)},
-			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
-				{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driverName, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}},
-			}}}},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+				Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+					{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: driverName,
+						AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}},
+				}}}},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("make a claim template: %w", err)

@@ -15,7 +15,8 @@ func Report(w io.Writer, results []*Result) error {
 	}
 	a, b := results[0], results[1]
 	var table strings.Builder
-	fmt.Fprintf(&table, "| | n | %s, median (max) | %s, median (max) | %s / %s |\n|---|---:|---:|---:|---:|\n", a.Driver, b.Driver, b.Driver, a.Driver)
+	fmt.Fprintf(&table, "| | n | %s, median (max) | %s, median (max) | %s / %s |\n|---|---:|---:|---:|---:|\n", a.Driver, b.Driver, b.Driver,
+		a.Driver)
 	line := func(name string, n int, format string, ours, ourMax, theirs, theirMax float64) {
 		values := fmt.Sprintf("| %s | %d | %s (%s) | %s (%s) | %%.1f |\n", name, n, format, format, format, format)
 		fmt.Fprintf(&table, values, ours, ourMax, theirs, theirMax, theirs/ours)
@@ -34,7 +35,8 @@ func Report(w io.Writer, results []*Result) error {
 			name         string
 			ours, theirs int
 		}{{"anonymous memory", x.anonymous, y.anonymous}, {"all resident memory", x.resident, y.resident}} {
-			fmt.Fprintf(&table, "| %s, %s (MiB) | 1 | %.1f | %.1f | %.1f |\n", m.name, when, float64(m.ours)/mib, float64(m.theirs)/mib, float64(m.theirs)/float64(m.ours))
+			fmt.Fprintf(&table, "| %s, %s (MiB) | 1 | %.1f | %.1f | %.1f |\n", m.name, when, float64(m.ours)/mib, float64(m.theirs)/mib,
+				float64(m.theirs)/float64(m.ours))
 		}
 	}
 	_, err := io.WriteString(w, table.String())

@@ -122,7 +122,8 @@ func (c *Client) Delete(ctx context.Context, namespace string, objects ...*unstr
 		if err != nil {
 			return err
 		}
-		if err := resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil && !apierrors.IsNotFound(err) {
+		if err := resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 	}

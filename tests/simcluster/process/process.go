@@ -135,7 +135,8 @@ func (p *Process) Await(ctx context.Context, interval time.Duration, ready func(
 		case <-p.exited:
 			return p.Err()
 		case <-ctx.Done():
-			return fmt.Errorf("%s did not become ready: %w (last: %w)\nits log %s ends:\n%s", p.spec.Name, context.Cause(ctx), err, p.LogFile(), p.logTail())
+			return fmt.Errorf("%s did not become ready: %w (last: %w)\nits log %s ends:\n%s", p.spec.Name, context.Cause(ctx), err, p.LogFile(),
+				p.logTail())
 		case <-ticker.C:
 		}
 	}

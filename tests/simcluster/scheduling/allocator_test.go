@@ -26,11 +26,13 @@ func (classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
 // features are those of Kubernetes 1.36.3 by default.
 var features = structured.Features{
-	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true,
+	ConsumableCapacity: true,
 }
 
-// BenchmarkAPodOnEveryNode is what the allocator alone does for one pod that is tried on each of 64 nodes: the part of a scheduler's work that depends on what is
-// published. The rest of a scheduler, and its API server, are not in it: it is as steady as the machine, and tells two layouts apart that differ by a hundredth.
+// BenchmarkAPodOnEveryNode is what the allocator alone does for one pod that is tried on each of 64 nodes: the part of a scheduler's work
+// that depends on what is published. The rest of a scheduler, and its API server, are not in it: it is as steady as the machine, and tells
+// two layouts apart that differ by a hundredth.
 func BenchmarkAPodOnEveryNode(b *testing.B) {
 	m, err := NewMachine(b.Context(), "h100-hgx")
 	if err != nil {
@@ -52,8 +54,8 @@ func BenchmarkAPodOnEveryNode(b *testing.B) {
 	}
 }
 
-// TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes compares what the allocator makes on its heap for a pod: unlike times, it is the same on a busy machine.
-// The driver may cost a twentieth more than the public one, since it publishes three attributes more a GPU.
+// TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes compares what the allocator makes on its heap for a pod: unlike times, it is the
+// same on a busy machine. The driver may cost a twentieth more than the public one, since it publishes three attributes more a GPU.
 //
 //shows:gpu-scheduling
 func TestAWholeGPUCostsTheAllocatorWhatThePublicDriversDoes(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package scheduling measures how fast Kubernetes' own scheduler places pods, by what a cluster's nodes publish about their GPUs.
 //
-// A control plane runs as processes; nodes are objects without a kubelet, and nothing but the scheduler works on the pods: claims are made before them, and the
-// controller manager is stopped.
+// A control plane runs as processes; nodes are objects without a kubelet, and nothing but the scheduler works on the pods: claims are made
+// before them, and the controller manager is stopped.
 package scheduling
 
 import (
@@ -23,14 +23,16 @@ type Options struct {
 	Rows  []string
 	// Profile is the fake machine that every node is.
 	Profile string
-	// Pods is how many pods are bound in a measurement. They are made at once where as many devices are free, else in batches of as many as there are: a batch is
-	// deleted before the next is made.
+	// Pods is how many pods are bound in a measurement. They are made at once where as many devices are free, else in batches of as many as
+	// there are: a batch is deleted before the next is made.
 	Pods int
-	// Rounds is how often everything is measured; the median counts. What bound fewer than a third of its pods within Limit is measured once. 0 is once.
+	// Rounds is how often everything is measured; the median counts. What bound fewer than a third of its pods within Limit is measured once.
+	// 0 is once.
 	Rounds int
 	// Limit is how long a measurement goes on.
 	Limit time.Duration
-	// CountersNodes is the largest cluster in which rows are measured that publish counters on every node: their pods take seconds each. 0 is any size.
+	// CountersNodes is the largest cluster in which rows are measured that publish counters on every node: their pods take seconds each. 0 is
+	// any size.
 	CountersNodes int
 	// Dir is where control planes run, one after another.
 	Dir string
@@ -50,7 +52,8 @@ type Result struct {
 	// Slices, Devices and Bytes are all ResourceSlices of the cluster, in the API server's own encoding.
 	Slices, Devices int
 	Bytes           int
-	// Pods were made in Batches, Bound of them were bound before the limit. Seconds is the time from a batch's first pod to its last binding, over all batches.
+	// Pods were made in Batches, Bound of them were bound before the limit. Seconds is the time from a batch's first pod to its last binding,
+	// over all batches.
 	Pods, Bound, Batches int
 	Seconds              float64
 	// P50 and P99 are from a pod's creation to its binding, in seconds, over the bound ones.
@@ -60,8 +63,8 @@ type Result struct {
 	// Taken is when the measurement began, Load the machine's load average of a minute then.
 	Taken time.Time
 	Load  float64
-	// Rounds is how many rounds this is the median of. Ratio is the median, over the rounds, of its pods a second to the baseline's in the same round, CPURatio
-	// that of the processor time a pod; 0 where the baseline was not measured.
+	// Rounds is how many rounds this is the median of. Ratio is the median, over the rounds, of its pods a second to the baseline's in the
+	// same round, CPURatio that of the processor time a pod; 0 where the baseline was not measured.
 	Rounds          int
 	Ratio, CPURatio float64
 }
@@ -168,9 +171,10 @@ func medians(all []Result) []Result {
 	return out
 }
 
-// oneRound measures every row once, in an order that turns with each round: what else the machine does is so not always the same row's. Rows that took all their
-// time in a round before are left out.
-func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row, nodes, round int, before []Result) (results []Result, err error) {
+// oneRound measures every row once, in an order that turns with each round: what else the machine does is so not always the same row's.
+// Rows that took all their time in a round before are left out.
+func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row, nodes, round int, before []Result) (results []Result,
+	err error) {
 	var fast []Row
 	for _, row := range rows {
 		slow := slices.ContainsFunc(before, func(r Result) bool { return r.Row == row.Name && 3*r.Bound < r.Pods })
@@ -189,9 +193,11 @@ func oneRound(ctx context.Context, o Options, c *cluster, m *Machine, rows []Row
 				return results, fmt.Errorf("row %s, %.0f %% full: %w", row.Name, 100*fill, err)
 			}
 			results = append(results, r)
-			o.Progress("%5d nodes, %3.0f %% full, %-14s %6.1f pods/s (%d of %d bound in %d batches), p50 %.2f s, p99 %.2f s, %.1f ms CPU a pod, %.0f MiB; "+
+			o.Progress("%5d nodes, %3.0f %% full, %-14s %6.1f pods/s (%d of %d bound in %d batches), p50 %.2f s, p99 %.2f s, %.1f ms CPU a pod, "+
+				"%.0f MiB; "+
 				"%d slices, %d devices, %.2f MB; load %.1f",
-				nodes, 100*fill, row.Name, r.PodsPerSecond(), r.Bound, r.Pods, r.Batches, r.P50, r.P99, 1000*r.CPU, r.Memory, r.Slices, r.Devices, float64(r.Bytes)/1e6, r.Load)
+				nodes, 100*fill, row.Name, r.PodsPerSecond(), r.Bound, r.Pods, r.Batches, r.P50, r.P99, 1000*r.CPU, r.Memory, r.Slices, r.Devices,
+				float64(r.Bytes)/1e6, r.Load)
 			if row.class == "" {
 				break // no device is given away
 			}

@@ -75,7 +75,8 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 	// It would hold the nodes for dead, and take back claims whose pods it does not know.
 	c.plane.Process("kube-controller-manager").Stop(2 * time.Second)
 	plenty := corev1.ResourceList{
-		corev1.ResourcePods: resource.MustParse("5000"), corev1.ResourceCPU: resource.MustParse("1000"), corev1.ResourceMemory: resource.MustParse("4Ti"),
+		corev1.ResourcePods: resource.MustParse("5000"), corev1.ResourceCPU: resource.MustParse("1000"),
+		corev1.ResourceMemory: resource.MustParse("4Ti"),
 	}
 	for i := range nodes {
 		c.nodes = append(c.nodes, fmt.Sprintf("node-%04d", i))
@@ -90,7 +91,8 @@ func start(ctx context.Context, o Options, binaries map[string]string, nodes int
 		if made, err = c.client.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
-		made.Status = corev1.NodeStatus{Capacity: plenty, Allocatable: plenty, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
+		made.Status = corev1.NodeStatus{Capacity: plenty, Allocatable: plenty,
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
 		_, err = c.client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{})
 		return err
 	}); err != nil {
@@ -255,12 +257,15 @@ func indices(n int) []int {
 }
 
 func newClaim(name, class, memory string, count int64) *resourceapi.ResourceClaim {
-	request := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	request := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+		Count: count}
 	if memory != "" {
-		request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+		request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+			"memory": resource.MustParse(memory)}}
 	}
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r", Exactly: request}}}}}
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "r",
+			Exactly: request}}}}}
 }
 
 func newPod(name, claim string) *corev1.Pod {
@@ -282,7 +287,8 @@ func (c *cluster) make(ctx context.Context, row Row, n int, there func(name stri
 	if row.class != "" {
 		claim = func(pod string) string { return pod }
 		if err := each(indices(n), func(i int) error {
-			_, err := c.client.ResourceV1().ResourceClaims(namespace).Create(ctx, newClaim(name(i), row.class, row.memory, 1), metav1.CreateOptions{})
+			_, err := c.client.ResourceV1().ResourceClaims(namespace).Create(ctx, newClaim(name(i), row.class, row.memory, 1),
+				metav1.CreateOptions{})
 			return err
 		}); err != nil {
 			return err
@@ -479,7 +485,8 @@ func (c *cluster) clean(ctx context.Context, from, to string) error {
 		// The controller manager would take the finalizer off.
 		if len(claim.Finalizers) > 0 {
 			none := []byte(`{"metadata":{"finalizers":null}}`)
-			if _, err := c.client.ResourceV1().ResourceClaims(namespace).Patch(ctx, claim.Name, types.MergePatchType, none, metav1.PatchOptions{}); gone(err) != nil {
+			if _, err := c.client.ResourceV1().ResourceClaims(namespace).Patch(ctx, claim.Name, types.MergePatchType, none,
+				metav1.PatchOptions{}); gone(err) != nil {
 				return err
 			}
 		}

@@ -60,9 +60,11 @@ func Report(results []Result) string {
 			}
 			lowest, highest = min(lowest, r.Load), max(highest, r.Load)
 		}
-		fmt.Fprintf(&b, "\n## %d nodes, %d GPUs, %.0f %% given away\n\n%s to %s UTC, load average %.1f to %.1f.\n\n", g.nodes, 8*g.nodes, 100*g.fill,
+		fmt.Fprintf(&b, "\n## %d nodes, %d GPUs, %.0f %% given away\n\n%s to %s UTC, load average %.1f to %.1f.\n\n", g.nodes, 8*g.nodes,
+			100*g.fill,
 			began.Taken.Format(time.DateTime), ended.Taken.Format(time.TimeOnly), lowest, highest)
-		b.WriteString("| what is published, and asked for | slices, devices | MB | pods/s | of the public driver's whole GPUs | rounds | bound of made | p50, p99 (s) | CPU a pod (ms) | of the public driver's whole GPUs | scheduler (MiB) |\n")
+		b.WriteString("| what is published, and asked for | slices, devices | MB | pods/s | of the public driver's whole GPUs | rounds | " +
+			"bound of made | p50, p99 (s) | CPU a pod (ms) | of the public driver's whole GPUs | scheduler (MiB) |\n")
 		b.WriteString("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 		slices.SortFunc(groups[g], func(x, y Result) int { return place[x.Row] - place[y.Row] })
 		for _, r := range groups[g] {
@@ -70,7 +72,8 @@ func Report(results []Result) string {
 			if r.Ratio > 0 {
 				ratio, processor = fmt.Sprintf("%.2f", r.Ratio), fmt.Sprintf("%.2f", r.CPURatio)
 			}
-			fmt.Fprintf(&b, "| %s | %d, %d | %.2f | %.1f | %s | %d | %d of %d | %.2f, %.2f | %.1f | %s | %.0f |\n", titles[r.Row], r.Slices, r.Devices, float64(r.Bytes)/1e6,
+			fmt.Fprintf(&b, "| %s | %d, %d | %.2f | %.1f | %s | %d | %d of %d | %.2f, %.2f | %.1f | %s | %.0f |\n", titles[r.Row], r.Slices,
+				r.Devices, float64(r.Bytes)/1e6,
 				r.PodsPerSecond(), ratio, r.Rounds, r.Bound, r.Pods, r.P50, r.P99, 1000*r.CPU, processor, r.Memory)
 		}
 	}
@@ -117,8 +120,12 @@ func Plot(path string, results []Result) error {
 
 // colors of the lines.
 var colors = []color.Color{
-	color.RGBA{R: 0x7f, G: 0x7f, B: 0x7f, A: 0xff}, color.RGBA{A: 0xff}, color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}, color.RGBA{R: 0x2c, G: 0xa0, B: 0x2c, A: 0xff},
-	color.RGBA{R: 0x98, G: 0xdf, B: 0x8a, A: 0xff}, color.RGBA{R: 0xff, G: 0x7f, B: 0x0e, A: 0xff}, color.RGBA{R: 0xff, G: 0xbb, B: 0x78, A: 0xff},
-	color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff}, color.RGBA{R: 0x94, G: 0x67, B: 0xbd, A: 0xff}, color.RGBA{R: 0x8c, G: 0x56, B: 0x4b, A: 0xff},
-	color.RGBA{R: 0xe3, G: 0x77, B: 0xc2, A: 0xff}, color.RGBA{R: 0xbc, G: 0xbd, B: 0x22, A: 0xff}, color.RGBA{R: 0x17, G: 0xbe, B: 0xcf, A: 0xff},
+	color.RGBA{R: 0x7f, G: 0x7f, B: 0x7f, A: 0xff}, color.RGBA{A: 0xff}, color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff},
+	color.RGBA{R: 0x2c, G: 0xa0, B: 0x2c, A: 0xff},
+	color.RGBA{R: 0x98, G: 0xdf, B: 0x8a, A: 0xff}, color.RGBA{R: 0xff, G: 0x7f, B: 0x0e, A: 0xff},
+	color.RGBA{R: 0xff, G: 0xbb, B: 0x78, A: 0xff},
+	color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff}, color.RGBA{R: 0x94, G: 0x67, B: 0xbd, A: 0xff},
+	color.RGBA{R: 0x8c, G: 0x56, B: 0x4b, A: 0xff},
+	color.RGBA{R: 0xe3, G: 0x77, B: 0xc2, A: 0xff}, color.RGBA{R: 0xbc, G: 0xbd, B: 0x22, A: 0xff},
+	color.RGBA{R: 0x17, G: 0xbe, B: 0xcf, A: 0xff},
 }

@@ -39,7 +39,8 @@ func deviceClass(name string) *resourceapi.DeviceClass {
 	expression := map[string]string{
 		classWhole: `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'`,
 		classMIG:   `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`,
-		classShare: `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in device.attributes['gpu.nvidia.com'])`,
+		classShare: `device.driver == 'gpu.nvidia.com' && device.allowMultipleAllocations == true && !('vgpuProfile' in ` +
+			`device.attributes['gpu.nvidia.com'])`,
 		classOther: `device.driver == '` + other + `'`,
 	}[name]
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -82,23 +83,30 @@ func Rows() []Row {
 			publish: func(m *Machine, _ int) []pool { return m.public(false) }},
 		{Name: "whole", Title: "`whole`, the default", class: classWhole, unit: devices.Whole, publish: forms("whole")},
 		{Name: "shareable", Title: "`shareable`, a plain claim a pod", class: classWhole, unit: devices.Whole, publish: forms("shareable")},
-		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole, publish: forms("shareable")},
+		{Name: "shares", Title: "`shareable`, a share of 10Gi a pod", class: classShare, memory: "10Gi", unit: devices.Whole,
+			publish: forms("shareable")},
 		{Name: "mig", Title: "`mig` of 1g.10gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb")},
-		{Name: "mig-two", counters: true, Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG, publish: forms("mig_1g.10gb_3g.40gb")},
-		{Name: "flexible", counters: true, Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole, publish: forms("flexible")},
-		{Name: "public-mig", counters: true, Title: "the public driver's with dynamic MIG, a whole GPU a pod", class: classWhole, unit: devices.Whole,
+		{Name: "mig-two", counters: true, Title: "`mig` of 1g.10gb and 3g.40gb", class: classMIG, unit: devices.MIG,
+			publish: forms("mig_1g.10gb_3g.40gb")},
+		{Name: "flexible", counters: true, Title: "`flexible`, a whole GPU a pod", class: classWhole, unit: devices.Whole,
+			publish: forms("flexible")},
+		{Name: "public-mig", counters: true, Title: "the public driver's with dynamic MIG, a whole GPU a pod", class: classWhole,
+			unit:    devices.Whole,
 			publish: func(m *Machine, _ int) []pool { return m.public(true) }},
-		{Name: "one-flexible", Title: "`whole`, and one node `flexible`", class: classWhole, unit: devices.Whole, publish: func(m *Machine, node int) []pool {
-			if node == 0 {
-				return m.ours("flexible")
-			}
-			return m.ours("whole")
-		}},
+		{Name: "one-flexible", Title: "`whole`, and one node `flexible`", class: classWhole, unit: devices.Whole,
+			publish: func(m *Machine, node int) []pool {
+				if node == 0 {
+					return m.ours("flexible")
+				}
+				return m.ours("whole")
+			}},
 		{Name: "other", Title: "another driver's devices, no GPUs published", class: classOther, unit: "other", publish: beside(none)},
 		{Name: "other-public", Title: "another driver's devices beside the public driver's whole GPUs", class: classOther, unit: "other",
 			publish: beside(func(m *Machine, _ int) []pool { return m.public(false) })},
-		{Name: "other-whole", Title: "another driver's devices beside `whole`", class: classOther, unit: "other", publish: beside(forms("whole"))},
-		{Name: "other-flexible", counters: true, Title: "another driver's devices beside `flexible`", class: classOther, unit: "other", publish: beside(forms("flexible"))},
+		{Name: "other-whole", Title: "another driver's devices beside `whole`", class: classOther, unit: "other",
+			publish: beside(forms("whole"))},
+		{Name: "other-flexible", counters: true, Title: "another driver's devices beside `flexible`", class: classOther, unit: "other",
+			publish: beside(forms("flexible"))},
 	}
 }
 
@@ -168,9 +176,10 @@ func (m *Machine) others() pool {
 	})[0]
 }
 
-// public has the shape of what the public driver (kubernetes-sigs/dra-driver-nvidia-gpu) publishes on Kubernetes 1.35 and later: whole GPUs in one slice, or with
-// DynamicMIG a slice of counter sets and a slice for each GPU, whose devices all draw on a counter for every capacity and every memory slice (its
-// cmd/gpu-kubelet-plugin/driver.go, generateSplitResourceSlices, and partitions.go). The driver itself is not run: its start takes seconds a node.
+// public has the shape of what the public driver (kubernetes-sigs/dra-driver-nvidia-gpu) publishes on Kubernetes 1.35 and later: whole GPUs
+// in one slice, or with DynamicMIG a slice of counter sets and a slice for each GPU, whose devices all draw on a counter for every capacity
+// and every memory slice (its cmd/gpu-kubelet-plugin/driver.go, generateSplitResourceSlices, and partitions.go). The driver itself is not
+// run: its start takes seconds a node.
 func (m *Machine) public(dynamicMIG bool) []pool {
 	return m.once(fmt.Sprint("public", dynamicMIG), func() []pool {
 		all := devices.NewPool(m.node, devices.Options{Forms: devices.Forms{Mode: devices.ModeFlexible}}).Devices()
@@ -183,7 +192,8 @@ func (m *Machine) public(dynamicMIG bool) []pool {
 			gpu := devices.WholeName(d.GPU)
 			api := *d.API.DeepCopy()
 			api.ConsumesCounters = nil
-			for _, ours := range []resourceapi.QualifiedName{devices.AttrPCIeSwitch, devices.AttrNUMANode, devices.AttrCliqueID, devices.AttrNVLinkDomain} {
+			for _, ours := range []resourceapi.QualifiedName{devices.AttrPCIeSwitch, devices.AttrNUMANode, devices.AttrCliqueID,
+				devices.AttrNVLinkDomain} {
 				delete(api.Attributes, ours)
 			}
 			if dynamicMIG && d.Form == devices.MIG {
@@ -235,7 +245,8 @@ func compare(a, b string) int {
 func publicDraw(d *devices.Device) map[string]resourceapi.Counter {
 	out := map[string]resourceapi.Counter{}
 	for name, counter := range map[resourceapi.QualifiedName]string{
-		devices.CapMemory: "memory", devices.CapMultiprocessors: "multiprocessors", devices.CapCopyEngines: "copy-engines", devices.CapDecoders: "decoders",
+		devices.CapMemory: "memory", devices.CapMultiprocessors: "multiprocessors", devices.CapCopyEngines: "copy-engines",
+		devices.CapDecoders: "decoders",
 		devices.CapEncoders: "encoders", devices.CapJPEGEngines: "jpeg-engines", devices.CapOFAEngines: "ofa-engines",
 	} {
 		out[counter] = resourceapi.Counter{Value: d.API.Capacity[name].Value}

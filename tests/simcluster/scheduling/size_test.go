@@ -7,10 +7,12 @@ import (
 	"gpufabric.io/fakes/profile"
 )
 
-// mostBytes is what a node of eight GPUs may keep in the API server as it ships, in the API server's encoding and with the object's own fields.
+// mostBytes is what a node of eight GPUs may keep in the API server as it ships, in the API server's encoding and with the object's own
+// fields.
 const mostBytes = 8_000
 
-// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs as it ships, and where they are shareable.
+// TestANodeOfEightGPUsPublishesUnderEightKilobytes bounds what each fake machine publishes of its GPUs as it ships, and where they are
+// shareable.
 //
 //shows:gpu-scheduling
 func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {
@@ -29,7 +31,8 @@ func TestANodeOfEightGPUsPublishesUnderEightKilobytes(t *testing.T) {
 				}
 				t.Logf("%d GPUs: %d slices, %d devices, %d bytes", len(m.node.GPUs), len(published), devices, bytes)
 				if len(published) != min(1, len(m.node.GPUs)) || devices != len(m.node.GPUs) || bytes > mostBytes*max(len(m.node.GPUs), 8)/8 {
-					t.Errorf("%d slices, %d devices, %d bytes: want one slice, a device a GPU, and at most %d bytes for eight", len(published), devices, bytes, mostBytes)
+					t.Errorf("%d slices, %d devices, %d bytes: want one slice, a device a GPU, and at most %d bytes for eight", len(published), devices,
+						bytes, mostBytes)
 				}
 			})
 		}

@@ -111,7 +111,8 @@ func TakeBlock() (*Block, error) {
 			return &Block{Number: number, holder: holder}, nil
 		}
 	}
-	return nil, fmt.Errorf("all %d address blocks are taken: that many simulated clusters run on this machine; end one with `simcluster down`", blocks)
+	return nil, fmt.Errorf("all %d address blocks are taken: that many simulated clusters run on this machine; end one with `simcluster down`",
+		blocks)
 }
 
 // File is the hold on the block as a file: whoever has it open holds the block.

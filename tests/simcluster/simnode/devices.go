@@ -27,7 +27,8 @@ import (
 // /var/lib/kubelet/device-plugins/kubelet.sock of this machine.
 //
 //go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(logger klog.Logger, socketPath string, topology []cadvisorapi.Node, store topologymanager.Store) (*devicemanager.ManagerImpl, error)
+func newManagerImpl(logger klog.Logger, socketPath string, topology []cadvisorapi.Node,
+	store topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
 // capacityPeriod is how often a change of the plugins' devices is looked for; the kubelet does it every 10 s.
 const capacityPeriod = time.Second
@@ -41,7 +42,8 @@ type deviceManager struct {
 }
 
 func newDeviceManager(n *Node) (*deviceManager, error) {
-	manager, err := newManagerImpl(klog.Background(), n.dir(kubeletDir, "device-plugins", "kubelet.sock"), nil, topologymanager.NewFakeManager())
+	manager, err := newManagerImpl(klog.Background(), n.dir(kubeletDir, "device-plugins", "kubelet.sock"), nil,
+		topologymanager.NewFakeManager())
 	if err != nil {
 		return nil, fmt.Errorf("start the device manager of node %s: %w", n.config.Name, err)
 	}

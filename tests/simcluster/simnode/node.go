@@ -134,7 +134,8 @@ func New(config Config) (*Node, error) {
 		config.MaxRestartBackoff = maxRestartBackoff
 	}
 	n := &Node{config: config, rest: restConfig, client: client, bootID: uuid.NewString(), workers: map[types.UID]*worker{}}
-	for _, dir := range []string{n.dir(kubeletDir, "plugins_registry"), n.dir(kubeletDir, "device-plugins"), n.dir(containersDir), n.dir(rootDir)} {
+	for _, dir := range []string{n.dir(kubeletDir, "plugins_registry"), n.dir(kubeletDir, "device-plugins"), n.dir(containersDir),
+		n.dir(rootDir)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make node %s: %w", config.Name, err)
 		}

@@ -32,7 +32,8 @@ func TestContainersNameWhatIsMountedAndTheKernelsFiles(t *testing.T) {
 			Mapping{Path: "/var/lib/kubelet/plugins", Real: "/sim/k/plugins"},
 			Mapping{Path: "/imexd", Real: "/sim/r/run/imexd/d1"},
 		),
-		node: NewPaths(Mapping{Path: "/", Real: "/sim/r"}, Mapping{Path: "/var/lib/kubelet", Real: "/sim/k"}, Mapping{Path: "/proc", Real: "/sim/f/proc"}),
+		node: NewPaths(Mapping{Path: "/", Real: "/sim/r"}, Mapping{Path: "/var/lib/kubelet", Real: "/sim/k"},
+			Mapping{Path: "/proc", Real: "/sim/f/proc"}),
 	}
 	for name, test := range map[string]struct{ in, want string }{
 		"a flag with a mounted directory":             {"--driver-root=/host", "--driver-root=/sim/r"},

@@ -76,7 +76,8 @@ func (widgetRuntime) Run(ctx context.Context, container simnode.Container) error
 
 type widgets struct{ cdiRoot, node string }
 
-func (w widgets) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (w widgets) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult,
+	error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		var devices []kubeletplugin.Device
@@ -88,7 +89,8 @@ func (w widgets) PrepareResourceClaims(_ context.Context, claims []*resourceapi.
 				results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 				continue
 			}
-			devices = append(devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device, CDIDeviceIDs: []string{"example.test/widget=" + name}})
+			devices = append(devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device,
+				CDIDeviceIDs: []string{"example.test/widget=" + name}})
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices}
 	}
@@ -124,7 +126,8 @@ func gadgets(ctx context.Context, container simnode.Container) error {
 		for _, r := range request.ContainerRequests {
 			answer := &deviceapi.ContainerAllocateResponse{Envs: map[string]string{"GADGETS": strings.Join(r.DevicesIds, ",")}}
 			for _, id := range r.DevicesIds {
-				answer.Devices = append(answer.Devices, &deviceapi.DeviceSpec{ContainerPath: "/dev/gadget-" + id, HostPath: "/dev/null", Permissions: "rw"})
+				answer.Devices = append(answer.Devices, &deviceapi.DeviceSpec{ContainerPath: "/dev/gadget-" + id, HostPath: "/dev/null",
+					Permissions: "rw"})
 			}
 			response.ContainerResponses = append(response.ContainerResponses, answer)
 		}

@@ -43,9 +43,10 @@ func (n *Node) servePods(ctx context.Context) error {
 		w.update(pod)
 	}
 	selector := fields.OneTermEqualSelector("spec.nodeName", n.config.Name).String()
-	pods := cache.NewFilteredListWatchFromClient(n.client.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, func(options *metav1.ListOptions) {
-		options.FieldSelector = selector
-	})
+	pods := cache.NewFilteredListWatchFromClient(n.client.CoreV1().RESTClient(), "pods", metav1.NamespaceAll,
+		func(options *metav1.ListOptions) {
+			options.FieldSelector = selector
+		})
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: pods, ObjectType: &corev1.Pod{},
 		Handler: cache.ResourceEventHandlerFuncs{

@@ -99,7 +99,8 @@ func (n *Node) heartbeat(ctx context.Context) {
 						Name: n.config.Name, Namespace: corev1.NamespaceNodeLease,
 						OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.config.Name, UID: n.Object().UID}},
 					},
-					Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(n.config.Name), LeaseDurationSeconds: ptr.To(int32(leaseDuration / time.Second)), RenewTime: &now},
+					Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(n.config.Name), LeaseDurationSeconds: ptr.To(int32(leaseDuration / time.Second)),
+						RenewTime: &now},
 				}, metav1.CreateOptions{})
 				if err == nil {
 					return

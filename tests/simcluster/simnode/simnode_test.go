@@ -162,7 +162,8 @@ func start(ctx context.Context, t *testing.T, count int) fixture {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := objects.Resource(mapping.Resource).Namespace(object.GetNamespace()).Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			if _, err := objects.Resource(mapping.Resource).Namespace(object.GetNamespace()).Create(ctx, object,
+				metav1.CreateOptions{}); err != nil {
 				t.Fatalf("create %s %s: %v", kind.Kind, object.GetName(), err)
 			}
 		}

@@ -34,7 +34,8 @@ type SocketWatcher struct {
 func NewSocketWatcher() (*SocketWatcher, error) {
 	events, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, fmt.Errorf("watch for plugin sockets: %w (this takes one of the user's inotify instances: see fs.inotify.max_user_instances)", err)
+		return nil, fmt.Errorf("watch for plugin sockets: %w (this takes one of the user's inotify instances: see fs.inotify.max_user_instances)",
+			err)
 	}
 	return &SocketWatcher{events: events, desired: map[string]cache.DesiredStateOfWorld{}}, nil
 }
@@ -71,7 +72,8 @@ func (w *SocketWatcher) handle(ctx context.Context, event fsnotify.Event) {
 // serve registers the plugins whose sockets are in dir with the handlers, until ctx is done.
 func (w *SocketWatcher) serve(ctx context.Context, dir string, handlers map[string]cache.PluginHandler) error {
 	desired, actual := cache.NewDesiredStateOfWorld(), cache.NewActualStateOfWorld()
-	loop := reconciler.NewReconciler(operationexecutor.NewOperationExecutor(operationexecutor.NewOperationGenerator(nil)), registrationPeriod, desired, actual)
+	loop := reconciler.NewReconciler(operationexecutor.NewOperationExecutor(operationexecutor.NewOperationGenerator(nil)), registrationPeriod,
+		desired, actual)
 	for kind, handler := range handlers {
 		loop.AddHandler(kind, handler)
 	}

@@ -46,7 +46,8 @@ func (w *worker) newContainer(ctx context.Context, spec *corev1.Container, volum
 		}
 	}
 	if !pod.Spec.HostNetwork {
-		bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: "/etc/hosts", Source: w.hostsFile(), Type: "bind", Options: []string{"rbind", "rw"}})
+		bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: "/etc/hosts", Source: w.hostsFile(), Type: "bind",
+			Options: []string{"rbind", "rw"}})
 	}
 	if err := w.addDevices(ctx, bundle, spec); err != nil {
 		return nil, fmt.Errorf("container %s: %w", spec.Name, err)
@@ -101,7 +102,8 @@ func (w *worker) addDevices(ctx context.Context, bundle *oci.Spec, spec *corev1.
 			bundle.Process.Env = append(bundle.Process.Env, variable.Name+"="+variable.Value)
 		}
 		for _, mount := range options.Mounts {
-			bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: mount.ContainerPath, Source: mount.HostPath, Type: "bind", Options: []string{"rbind"}})
+			bundle.Mounts = append(bundle.Mounts, oci.Mount{Destination: mount.ContainerPath, Source: mount.HostPath, Type: "bind",
+				Options: []string{"rbind"}})
 		}
 		for _, device := range options.Devices {
 			bundle.Linux.Devices = append(bundle.Linux.Devices, deviceNode(device.PathOnHost, device.PathInContainer))

@@ -32,7 +32,8 @@ func (w *worker) status() corev1.PodStatus {
 		status.ContainerStatuses = nil
 		for _, c := range pod.Spec.Containers {
 			status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{
-				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating", Message: message}},
+				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating",
+					Message: message}},
 			})
 		}
 		setConditions(&status, false, false, message)
@@ -93,7 +94,8 @@ func setConditions(status *corev1.PodStatus, initialized, ready bool, message st
 				return
 			}
 		}
-		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: kind, Status: wanted, LastTransitionTime: metav1.Now(), Message: message})
+		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: kind, Status: wanted, LastTransitionTime: metav1.Now(),
+			Message: message})
 	}
 	set(corev1.PodReadyToStartContainers, initialized)
 	set(corev1.PodInitialized, initialized)

@@ -89,7 +89,8 @@ func (w *worker) refresh(ctx context.Context) {
 			continue
 		}
 		if _, err := w.volume(ctx, &pod.Spec.Volumes[i]); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Reading a mounted ConfigMap again failed and is tried again", "volume", pod.Spec.Volumes[i].Name, "err", err)
+			klog.FromContext(ctx).V(2).Info("Reading a mounted ConfigMap again failed and is tried again", "volume", pod.Spec.Volumes[i].Name, "err",
+				err)
 		}
 	}
 }
@@ -112,7 +113,8 @@ func (w *worker) volume(ctx context.Context, volume *corev1.Volume) (string, err
 		return dir, w.project(ctx, dir, corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: volume.DownwardAPI.Items}})
 	case volume.Secret != nil:
 		return dir, w.project(ctx, dir, corev1.VolumeProjection{Secret: &corev1.SecretProjection{
-			LocalObjectReference: corev1.LocalObjectReference{Name: volume.Secret.SecretName}, Items: volume.Secret.Items, Optional: volume.Secret.Optional,
+			LocalObjectReference: corev1.LocalObjectReference{Name: volume.Secret.SecretName}, Items: volume.Secret.Items,
+			Optional: volume.Secret.Optional,
 		}})
 	case volume.Projected != nil:
 		for _, source := range volume.Projected.Sources {
@@ -225,7 +227,8 @@ func (w *worker) token(ctx context.Context, path string, source *corev1.ServiceA
 	if source.Audience != "" {
 		request.Spec.Audiences = []string{source.Audience}
 	}
-	answer, err := w.node.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+	answer, err := w.node.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request,
+		metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("token of service account %s: %w", pod.Spec.ServiceAccountName, err)
 	}

@@ -1,5 +1,5 @@
-// Package vgpumemory measures what vgpu-plugin has resident while pods come and go: the program, a process of its own, against a real API server and with
-// the container runtime's side of NRI and the kubelet's of the device plugin API as doubles.
+// Package vgpumemory measures what vgpu-plugin has resident while pods come and go: the program, a process of its own, against a real API
+// server and with the container runtime's side of NRI and the kubelet's of the device plugin API as doubles.
 //
 //shows:vgpu-shares
 package vgpumemory
@@ -41,8 +41,8 @@ const (
 	patience = 60 * time.Second
 	// rest is when the plugin has started: it gives back what only its start needed after 10 s.
 	rest = 15 * time.Second
-	// most is how much of its own the plugin may have, in MiB: it has 12, and had 35 when its heap could double. The goal, 40 MiB of all that is resident, has the
-	// clean pages of the program's file in it, and how many of those a touch maps is the kernel's affair.
+	// most is how much of its own the plugin may have, in MiB: it has 12, and had 35 when its heap could double. The goal, 40 MiB of all that
+	// is resident, has the clean pages of the program's file in it, and how many of those a touch maps is the kernel's affair.
 	most = 20
 )
 
@@ -95,7 +95,8 @@ func start(t *testing.T) *node {
 	n.serveNRI(dir)
 	machine := filepath.Join(dir, "n")
 	fakes := filepath.Join(root, "fakes/build")
-	out, err := exec.CommandContext(t.Context(), filepath.Join(fakes, "fakefabric"), "render", "--profile", profile, "--node", "0", "--nodes", "1", "--root", machine,
+	out, err := exec.CommandContext(t.Context(), filepath.Join(fakes, "fakefabric"), "render", "--profile", profile, "--node", "0", "--nodes",
+		"1", "--root", machine,
 		"--library-dir", filepath.Join(fakes, "lib")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("render the machine: %v: %s (make fakes builds what it needs)", err, out)
@@ -129,7 +130,8 @@ func (n *node) serveNRI(dir string) {
 	}, func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
 		return nil, nil
 	},
-		adaptation.WithSocketPath(filepath.Join(dir, "nri.sock")), adaptation.WithPluginPath(filepath.Join(dir, "none")), adaptation.WithPluginConfigPath(filepath.Join(dir, "none")))
+		adaptation.WithSocketPath(filepath.Join(dir, "nri.sock")), adaptation.WithPluginPath(filepath.Join(dir, "none")),
+		adaptation.WithPluginConfigPath(filepath.Join(dir, "none")))
 	must(n.t, err)
 	must(n.t, n.runtime.Start())
 	n.t.Cleanup(n.runtime.Stop)
@@ -140,9 +142,12 @@ func (n *node) run(program, kubeconfig, dir, machine string) {
 	n.t.Helper()
 	log, err := os.Create(filepath.Join(dir, "log"))
 	must(n.t, err)
-	command := exec.Command(program, "vgpu-plugin", "--node-name="+nodeName, "--driver-root="+machine+"/driver", "--sysfs-root="+machine+"/sys",
-		"--dev-root="+machine+"/dev", "--proc-devices="+machine+"/proc/devices", "--cdi-root="+dir+"/cdi", "--state-dir="+dir+"/state", "--handover-dir=",
-		"--kubelet-root="+n.kubelet.Root(), "--nri-socket="+dir+"/nri.sock", "--metrics-address="+n.metrics, "--gpu-memory-factor=10", "--device-split-count=10")
+	command := exec.Command(program, "vgpu-plugin", "--node-name="+nodeName, "--driver-root="+machine+"/driver",
+		"--sysfs-root="+machine+"/sys",
+		"--dev-root="+machine+"/dev", "--proc-devices="+machine+"/proc/devices", "--cdi-root="+dir+"/cdi", "--state-dir="+dir+"/state",
+		"--handover-dir=",
+		"--kubelet-root="+n.kubelet.Root(), "--nri-socket="+dir+"/nri.sock", "--metrics-address="+n.metrics, "--gpu-memory-factor=10",
+		"--device-split-count=10")
 	command.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -171,7 +176,8 @@ func (n *node) churn(batch int) {
 	for _, end := range ended {
 		end()
 	}
-	must(n.t, n.client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}))
+	must(n.t, n.client.CoreV1().Pods("default").DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)},
+		metav1.ListOptions{}))
 	n.awaitHeld(0)
 }
 
@@ -180,7 +186,8 @@ func (n *node) schedule(name, devices string) *corev1.Pod {
 	n.t.Helper()
 	pod, err := n.client.CoreV1().Pods("default").Create(n.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"churn": "vgpu"}, Annotations: map[string]string{
-			"volcano.sh/vgpu-node": nodeName, "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices, "volcano.sh/bind-phase": "allocating",
+			"volcano.sh/vgpu-node": nodeName, "volcano.sh/vgpu-ids-new": devices, "volcano.sh/devices-to-allocate": devices,
+			"volcano.sh/bind-phase": "allocating",
 		}},
 		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{
 			Name: "main", Image: "ubuntu:22.04", Command: []string{"sleep", "infinity"},
@@ -203,7 +210,8 @@ func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 	}
 	uid := string(pod.UID)
 	sandbox := &adaptation.PodSandbox{Id: "sandbox-" + uid, Name: pod.Name, Uid: uid, Namespace: pod.Namespace, Annotations: pod.Annotations}
-	container := &adaptation.Container{Id: "container-" + uid, PodSandboxId: sandbox.Id, Name: "main", Args: []string{"sleep", "infinity"}, Env: []string{"PATH=/usr/bin:/bin"}}
+	container := &adaptation.Container{Id: "container-" + uid, PodSandboxId: sandbox.Id, Name: "main", Args: []string{"sleep", "infinity"},
+		Env: []string{"PATH=/usr/bin:/bin"}}
 	must(n.t, n.runtime.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: sandbox}))
 	made, err := n.runtime.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: sandbox, Container: container})
 	must(n.t, err)
@@ -217,7 +225,8 @@ func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 		n.t.Fatalf("%s was given nothing", pod.Name)
 	}
 	now := time.Now().UTC().Format(time.RFC3339)
-	_, err = n.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, fmt.Appendf(nil, `{"status": {"phase": "Running", "startTime": %q, "podIP": "10.1.2.3",
+	_, err = n.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType,
+		fmt.Appendf(nil, `{"status": {"phase": "Running", "startTime": %q, "podIP": "10.1.2.3",
 		"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}],
 		"containerStatuses": [{"name": "main", "ready": true, "image": "ubuntu:22.04", "imageID": "", "restartCount": 0, "state": {"running": {"startedAt": %q}}}]}}`, now, now),
 		metav1.PatchOptions{}, "status")

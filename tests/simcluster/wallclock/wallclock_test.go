@@ -66,7 +66,8 @@ func TestOneProcessesClockIsSteppedAndItsTimersAreNot(t *testing.T) {
 		}
 	}
 	offBy(0)
-	for _, step := range []struct{ by, sum time.Duration }{{2 * time.Hour, 2 * time.Hour}, {-5 * time.Hour, -3 * time.Hour}, {3 * time.Hour, 0}} {
+	for _, step := range []struct{ by, sum time.Duration }{{2 * time.Hour, 2 * time.Hour}, {-5 * time.Hour, -3 * time.Hour},
+		{3 * time.Hour, 0}} {
 		if err := wallclock.Step(cmd.Process.Pid, step.by); err != nil {
 			t.Skipf("no process can be given a clock here: %v", err)
 		}

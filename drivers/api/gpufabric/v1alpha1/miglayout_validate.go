@@ -19,11 +19,13 @@ var (
 // maxGPUs bounds indices: no machine has more GPUs.
 const maxGPUs = 256
 
-// Validate returns every mistake in the spec; path is the field that holds it. Whether a GPU has a profile, and room for it, only its node knows.
+// Validate returns every mistake in the spec; path is the field that holds it. Whether a GPU has a profile, and room for it, only its node
+// knows.
 func (s *MIGLayoutSpec) Validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.NodeSelector != nil {
-		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{}, path.Child("nodeSelector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{},
+			path.Child("nodeSelector"))...)
 	}
 	at := path.Child("config")
 	if s.Config.Version != "v1" {
@@ -47,7 +49,8 @@ func (e *MIGPartedEntry) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, id := range e.DeviceFilter {
 		if !pciDeviceID.MatchString(id) {
-			errs = append(errs, field.Invalid(path.Child("device-filter").Index(i), id, "must be a PCI device and vendor ID in eight hexadecimal digits, such as 0x20B010DE"))
+			errs = append(errs, field.Invalid(path.Child("device-filter").Index(i), id,
+				"must be a PCI device and vendor ID in eight hexadecimal digits, such as 0x20B010DE"))
 		}
 	}
 	if !e.Devices.All && len(e.Devices.Indices) == 0 {

@@ -27,7 +27,8 @@ type RDMAEnvironment string
 const (
 	// RDMAEnvironmentNCCL sets NCCL_IB_HCA to the claim's ports.
 	RDMAEnvironmentNCCL RDMAEnvironment = "NCCL"
-	// RDMAEnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others' ports.
+	// RDMAEnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others'
+	// ports.
 	RDMAEnvironmentNone RDMAEnvironment = "None"
 )
 
@@ -56,7 +57,8 @@ func (c *RDMAConfig) Default() {
 func (c *RDMAConfig) Validate() field.ErrorList {
 	var errs field.ErrorList
 	if c.Environment != RDMAEnvironmentNCCL && c.Environment != RDMAEnvironmentNone {
-		errs = append(errs, field.NotSupported(field.NewPath("environment"), c.Environment, []RDMAEnvironment{RDMAEnvironmentNCCL, RDMAEnvironmentNone}))
+		errs = append(errs, field.NotSupported(field.NewPath("environment"), c.Environment,
+			[]RDMAEnvironment{RDMAEnvironmentNCCL, RDMAEnvironmentNone}))
 	}
 	if c.Network != RDMANetworkShared && c.Network != RDMANetworkExclusive {
 		errs = append(errs, field.NotSupported(field.NewPath("network"), c.Network, []RDMANetwork{RDMANetworkShared, RDMANetworkExclusive}))

@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// RDMAPool hands out the RDMA devices of some nodes under one resource name. It says what an entry of the RDMA plugin's config.json says, per
-// node selector; a node serves both the pools of its file and those that select it.
+// RDMAPool hands out the RDMA devices of some nodes under one resource name. It says what an entry of the RDMA plugin's config.json says,
+// per node selector; a node serves both the pools of its file and those that select it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -159,9 +159,8 @@ type RDMASelectors struct {
 	// NUMANodes are NUMA nodes: 0.
 	// +optional
 	NUMANodes []int32 `json:"numaNodes,omitempty"`
-	// IsRDMA selects devices that have RDMA. A pool has no others, so that true takes every device that the other selectors leave, and false is
-	// as good as absent.
-	// +optional
+	// IsRDMA selects devices that have RDMA. A pool has no others, so that true takes every device that the other selectors leave, and false
+	// is as good as absent. +optional
 	IsRDMA bool `json:"isRdma,omitempty"`
 	// MinRateGbps is the least rate of a port, in Gb/s.
 	// +kubebuilder:validation:Minimum=0

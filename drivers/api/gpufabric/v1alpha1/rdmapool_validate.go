@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// MaxRDMAUnits bounds rdmaHcaMax. The kubelet takes lists of at most 4 MiB from a device plugin and a unit needs up to 28 bytes of it, so that
-// much more would reach it as no list at all.
+// MaxRDMAUnits bounds rdmaHcaMax. The kubelet takes lists of at most 4 MiB from a device plugin and a unit needs up to 28 bytes of it, so
+// that much more would reach it as no list at all.
 const MaxRDMAUnits = 100_000
 
 // DefaultRDMAPrefix is the resource prefix of a pool that names none.
@@ -45,7 +45,8 @@ func (c *RDMAPoolConfig) Exclusive() bool { return c.Mode == RDMAExclusive }
 func (s *RDMAPoolSpec) Validate(path *field.Path) field.ErrorList {
 	errs := s.RDMAPoolConfig.Validate(path)
 	if s.NodeSelector != nil {
-		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{}, path.Child("nodeSelector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{},
+			path.Child("nodeSelector"))...)
 	}
 	return errs
 }
@@ -68,9 +69,11 @@ func (c *RDMAPoolConfig) Validate(path *field.Path) field.ErrorList {
 	case c.RDMAHCAMax < 0:
 		errs = append(errs, field.Invalid(at, c.RDMAHCAMax, "must not be negative"))
 	case c.RDMAHCAMax > MaxRDMAUnits:
-		errs = append(errs, field.Invalid(at, c.RDMAHCAMax, fmt.Sprintf("must be at most %d: the kubelet takes no longer list of devices", MaxRDMAUnits)))
+		errs = append(errs, field.Invalid(at, c.RDMAHCAMax, fmt.Sprintf("must be at most %d: the kubelet takes no longer list of devices",
+			MaxRDMAUnits)))
 	case c.RDMAHCAMax != 0 && c.Exclusive():
-		errs = append(errs, field.Invalid(at, c.RDMAHCAMax, "must be 0 or absent with mode Exclusive: there a unit is a whole HCA, and the node has as many as HCAs"))
+		errs = append(errs, field.Invalid(at, c.RDMAHCAMax,
+			"must be 0 or absent with mode Exclusive: there a unit is a whole HCA, and the node has as many as HCAs"))
 	}
 	if c.Mode != "" && c.Mode != RDMAShared && c.Mode != RDMAExclusive {
 		errs = append(errs, field.NotSupported(path.Child("mode"), c.Mode, []RDMAPoolMode{RDMAShared, RDMAExclusive}))
@@ -79,7 +82,8 @@ func (c *RDMAPoolConfig) Validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.NotSupported(path.Child("deviceNodes"), c.DeviceNodes, []RDMADeviceNodes{RDMANodesAllocated, RDMANodesAll}))
 	}
 	if c.DeviceNodes == RDMANodesAll && c.Exclusive() {
-		errs = append(errs, field.Invalid(path.Child("deviceNodes"), c.DeviceNodes, "must be Allocated with mode Exclusive: a pod must not see other pods' HCAs"))
+		errs = append(errs, field.Invalid(path.Child("deviceNodes"), c.DeviceNodes,
+			"must be Allocated with mode Exclusive: a pod must not see other pods' HCAs"))
 	}
 	selects := c.Selectors != nil && !c.Selectors.empty()
 	switch {
@@ -113,15 +117,18 @@ func (c *RDMAPoolConfig) validateName(path *field.Path) field.ErrorList {
 		for _, message := range validation.IsDNS1123Subdomain(c.ResourcePrefix) {
 			errs = append(errs, field.Invalid(at, c.ResourcePrefix, message))
 		}
-		if c.ResourcePrefix == "kubernetes.io" || strings.HasSuffix(c.ResourcePrefix, ".kubernetes.io") || strings.HasPrefix(c.ResourcePrefix, "requests.") {
-			errs = append(errs, field.Invalid(at, c.ResourcePrefix, "must be a domain of your own: Kubernetes keeps kubernetes.io and requests. for itself"))
+		if c.ResourcePrefix == "kubernetes.io" || strings.HasSuffix(c.ResourcePrefix, ".kubernetes.io") ||
+			strings.HasPrefix(c.ResourcePrefix, "requests.") {
+			errs = append(errs, field.Invalid(at, c.ResourcePrefix,
+				"must be a domain of your own: Kubernetes keeps kubernetes.io and requests. for itself"))
 		}
 	}
 	return errs
 }
 
 func (s *RDMASelectors) empty() bool {
-	return len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.IfNames)+len(s.LinkTypes)+len(s.PCIAddresses)+len(s.PFNames)+len(s.RootDevices)+
+	return len(s.Vendors)+len(s.DeviceIDs)+len(s.Drivers)+len(s.IfNames)+len(s.LinkTypes)+len(s.PCIAddresses)+len(s.PFNames)+len(
+		s.RootDevices)+
 		len(s.ACPIIndexes)+len(s.PKeys)+len(s.LinkLayers)+len(s.NUMANodes) == 0 && s.MinRateGbps == 0 && !s.IsRDMA
 }
 
@@ -136,18 +143,21 @@ func (s *RDMASelectors) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, each(path.Child("vendors"), s.Vendors, pciID.MatchString, idRule)...)
 	errs = append(errs, each(path.Child("deviceIDs"), s.DeviceIDs, pciID.MatchString, idRule)...)
-	errs = append(errs, each(path.Child("drivers"), s.Drivers, driverName.MatchString, "must be the name of a kernel driver, such as mlx5_core")...)
+	errs = append(errs, each(path.Child("drivers"), s.Drivers, driverName.MatchString,
+		"must be the name of a kernel driver, such as mlx5_core")...)
 	errs = append(errs, each(path.Child("ifNames"), s.IfNames, ifName.MatchString, ifNameRule)...)
 	errs = append(errs, oneOf(path.Child("linkTypes"), s.LinkTypes, "ether", "infiniband")...)
 	errs = append(errs, each(path.Child("pciAddresses"), s.PCIAddresses, pciAddress.MatchString, addressRule)...)
-	errs = append(errs, each(path.Child("acpiIndexes"), s.ACPIIndexes, isACPIIndex, "must be a decimal number from 1 without leading zeros, as a function's acpi_index says, such as 101")...)
+	errs = append(errs, each(path.Child("acpiIndexes"), s.ACPIIndexes, isACPIIndex,
+		"must be a decimal number from 1 without leading zeros, as a function's acpi_index says, such as 101")...)
 	errs = append(errs, each(path.Child("pfNames"), s.PFNames, ranged(ifName), ifNameRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("rootDevices"), s.RootDevices, ranged(pciAddress), addressRule+"; it "+rangeRule)...)
 	errs = append(errs, each(path.Child("pKeys"), s.PKeys, isPKey, "must be a partition key, 0x0001 to 0xffff")...)
 	errs = append(errs, oneOf(path.Child("linkLayers"), s.LinkLayers, "InfiniBand", "Ethernet")...)
 	for i, node := range s.NUMANodes {
 		if node < 0 {
-			errs = append(errs, field.Invalid(path.Child("numaNodes").Index(i), node, "must not be negative; a device whose NUMA node is unknown matches none"))
+			errs = append(errs, field.Invalid(path.Child("numaNodes").Index(i), node,
+				"must not be negative; a device whose NUMA node is unknown matches none"))
 		}
 	}
 	if s.MinRateGbps < 0 {

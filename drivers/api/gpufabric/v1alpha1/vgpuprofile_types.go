@@ -54,7 +54,8 @@ const (
 	VGPUExclusive VGPUMode = "Exclusive"
 )
 
-// VGPUPolicyAnnotation on a DeviceClass is the policy of the VGPUProfile that made it, by which gpufabric-scheduler chooses nodes and GPUs for its slices.
+// VGPUPolicyAnnotation on a DeviceClass is the policy of the VGPUProfile that made it, by which gpufabric-scheduler chooses nodes and GPUs
+// for its slices.
 const VGPUPolicyAnnotation = GroupName + "/vgpu-policy"
 
 // VGPUPolicy says how slices are spread over nodes and GPUs by a scheduler that knows it.
@@ -99,8 +100,8 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +optional
 	ProductNames []string `json:"productNames,omitempty"`
-	// Policy says how slices are spread over nodes and over a node's GPUs, for pods of gpufabric-scheduler; without one its own default holds, and
-	// a pod's annotations come before both. The stock scheduler does not read it: it takes the first GPU that fits.
+	// Policy says how slices are spread over nodes and over a node's GPUs, for pods of gpufabric-scheduler; without one its own default holds,
+	// and a pod's annotations come before both. The stock scheduler does not read it: it takes the first GPU that fits.
 	//
 	// +optional
 	Policy VGPUPolicy `json:"policy,omitempty"`
@@ -131,8 +132,8 @@ type VGPUProfileStatus struct {
 	// Fits is how many slices fit on empty GPUs of all selected nodes.
 	// +optional
 	Fits int32 `json:"fits,omitempty"`
-	// Free is how many slices fit beside what ResourceClaims have now. GPUs that are tainted (unhealthy, or given to a device plugin) have none.
-	// +optional
+	// Free is how many slices fit beside what ResourceClaims have now. GPUs that are tainted (unhealthy, or given to a device plugin) have
+	// none. +optional
 	Free int32 `json:"free"`
 	// Nodes says how many fit on each node.
 	// +listType=map

@@ -31,7 +31,8 @@ func (s *VGPUProfileSpec) Validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Forbidden(path.Child("split"), "only allowed with mode Software"))
 	}
 	if s.Mode != VGPUSoftware && s.NodeSelector != nil {
-		errs = append(errs, field.Forbidden(path.Child("nodeSelector"), "only allowed with mode Software: the other modes choose among devices that are there anyway; use the pod's nodeSelector"))
+		errs = append(errs, field.Forbidden(path.Child("nodeSelector"),
+			"only allowed with mode Software: the other modes choose among devices that are there anyway; use the pod's nodeSelector"))
 	}
 	if m := s.Memory; m != nil {
 		switch {
@@ -53,11 +54,13 @@ func (s *VGPUProfileSpec) Validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.NotSupported(path.Child("policy"), s.Policy, []VGPUPolicy{VGPUBinpack, VGPUSpread}))
 	}
 	if s.NodeSelector != nil {
-		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{}, path.Child("nodeSelector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(s.NodeSelector, metavalidation.LabelSelectorValidationOptions{},
+			path.Child("nodeSelector"))...)
 	}
 	for i, name := range s.ProductNames {
 		if name == "" || len(name) > 64 {
-			errs = append(errs, field.Invalid(path.Child("productNames").Index(i), name, "must have 1 to 64 characters, as NVML writes a GPU's name"))
+			errs = append(errs, field.Invalid(path.Child("productNames").Index(i), name,
+				"must have 1 to 64 characters, as NVML writes a GPU's name"))
 		}
 	}
 	seen := map[string]bool{}

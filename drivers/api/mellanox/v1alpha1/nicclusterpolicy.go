@@ -1,5 +1,5 @@
-// Package v1alpha1 is mellanox.com/v1alpha1 as existing manifests write it: NicClusterPolicy with the sections of the network operator's first
-// release, and what is served of later ones.
+// Package v1alpha1 is mellanox.com/v1alpha1 as existing manifests write it: NicClusterPolicy with the sections of the network operator's
+// first release, and what is served of later ones.
 //
 // +kubebuilder:object:generate=true
 // +groupName=mellanox.com
@@ -115,9 +115,8 @@ type OFEDDriverSpec struct {
 	// LivenessProbe asks whether the module mlx5_core is loaded.
 	// +optional
 	LivenessProbe *ProbeSpec `json:"livenessProbe,omitempty"`
-	// ReadinessProbe asks the same. Where it is absent and pods are replaced by themselves there is one of 10 s and then 30 s: without any, one node's driver
-	// would be taken for loaded while it is built, and the next node's would follow.
-	// +optional
+	// ReadinessProbe asks the same. Where it is absent and pods are replaced by themselves there is one of 10 s and then 30 s: without any,
+	// one node's driver would be taken for loaded while it is built, and the next node's would follow. +optional
 	ReadinessProbe *ProbeSpec `json:"readinessProbe,omitempty"`
 	// Env is the environment of the driver's container.
 	// +optional
@@ -154,8 +153,8 @@ type UpgradePolicySpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	MaxParallelUpgrades *int32 `json:"maxParallelUpgrades,omitempty"`
-	// Drain moves other pods away from a node before its driver is replaced. It is not served: where it is enabled no pod is replaced by itself.
-	// +optional
+	// Drain moves other pods away from a node before its driver is replaced. It is not served: where it is enabled no pod is replaced by
+	// itself. +optional
 	Drain *DrainSpec `json:"drain,omitempty"`
 	// WaitForCompletion waits for pods to end before. It is not served: where it has a podSelector no pod is replaced by itself.
 	// +optional

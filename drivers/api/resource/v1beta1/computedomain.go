@@ -19,7 +19,8 @@ type ComputeDomain struct {
 
 	// Spec says what the domain is. It cannot be changed.
 	//
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: delete the ComputeDomain and create it again"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: delete the ComputeDomain
+	// and create it again"
 	Spec ComputeDomainSpec `json:"spec"`
 
 	// Status says what has become of it.
@@ -90,7 +91,8 @@ const (
 const (
 	// ConditionReady says whether the domain is Ready, and if not what it waits for.
 	ConditionReady = "Ready"
-	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made before.
+	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
+	// before.
 	ConditionDaemonsCurrent = "DaemonsCurrent"
 )
 
@@ -138,9 +140,9 @@ type ComputeDomainClique struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Slots int `json:"slots"`
-	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain which got a
-	// node's address is refused. It is absent of a clique that was formed by a version that named the nodes of all domains alike, for as long as the
-	// domain lives.
+	// Names says how these lists name the nodes. Domain: with the identity of the domain and clique, so that a daemon of another domain which
+	// got a node's address is refused. It is absent of a clique that was formed by a version that named the nodes of all domains alike, for as
+	// long as the domain lives.
 	//
 	// +kubebuilder:validation:Enum=Domain
 	// +optional

@@ -8,17 +8,20 @@ import (
 )
 
 func TestADomainsSpecIsRefusedByField(t *testing.T) {
-	right := ComputeDomainSpec{NumNodes: 2, Channel: ComputeDomainChannelSpec{ResourceClaimTemplate: ComputeDomainResourceClaimTemplate{Name: "rack-channel"}}}
+	right := ComputeDomainSpec{NumNodes: 2, Channel: ComputeDomainChannelSpec{
+		ResourceClaimTemplate: ComputeDomainResourceClaimTemplate{Name: "rack-channel"}}}
 	for name, test := range map[string]struct {
 		spoil func(*ComputeDomainSpec)
 		want  string // the field; empty: nothing is refused
 	}{
-		"as it should be":        {func(*ComputeDomainSpec) {}, ""},
-		"no nodes":               {func(s *ComputeDomainSpec) { s.NumNodes = 0 }, ""},
-		"every channel":          {func(s *ComputeDomainSpec) { s.Channel.AllocationMode = AllocationModeAll }, ""},
-		"fewer than no nodes":    {func(s *ComputeDomainSpec) { s.NumNodes = -1 }, "spec.numNodes"},
-		"no template":            {func(s *ComputeDomainSpec) { s.Channel.ResourceClaimTemplate.Name = "" }, "spec.channel.resourceClaimTemplate.name"},
-		"two dots in a row":      {func(s *ComputeDomainSpec) { s.Channel.ResourceClaimTemplate.Name = "a..b" }, "spec.channel.resourceClaimTemplate.name"},
+		"as it should be":     {func(*ComputeDomainSpec) {}, ""},
+		"no nodes":            {func(s *ComputeDomainSpec) { s.NumNodes = 0 }, ""},
+		"every channel":       {func(s *ComputeDomainSpec) { s.Channel.AllocationMode = AllocationModeAll }, ""},
+		"fewer than no nodes": {func(s *ComputeDomainSpec) { s.NumNodes = -1 }, "spec.numNodes"},
+		"no template": {func(s *ComputeDomainSpec) { s.Channel.ResourceClaimTemplate.Name = "" },
+			"spec.channel.resourceClaimTemplate.name"},
+		"two dots in a row": {func(s *ComputeDomainSpec) { s.Channel.ResourceClaimTemplate.Name = "a..b" },
+			"spec.channel.resourceClaimTemplate.name"},
 		"a mode that is unknown": {func(s *ComputeDomainSpec) { s.Channel.AllocationMode = "Some" }, "spec.channel.allocationMode"},
 	} {
 		spec := right

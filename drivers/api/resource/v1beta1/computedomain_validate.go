@@ -23,7 +23,8 @@ func (s *ComputeDomainSpec) Validate(path *field.Path) field.ErrorList {
 	switch s.Channel.AllocationMode {
 	case "", AllocationModeSingle, AllocationModeAll:
 	default:
-		errs = append(errs, field.NotSupported(channel.Child("allocationMode"), s.Channel.AllocationMode, []AllocationMode{AllocationModeSingle, AllocationModeAll}))
+		errs = append(errs, field.NotSupported(channel.Child("allocationMode"), s.Channel.AllocationMode,
+			[]AllocationMode{AllocationModeSingle, AllocationModeAll}))
 	}
 	return errs
 }

@@ -89,7 +89,8 @@ type MpsConfig struct {
 	DefaultPinnedDeviceMemoryLimit *resource.Quantity `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	// DefaultPerDevicePinnedMemoryLimit is the same for single devices, by UUID or by index in the claim; it wins.
 	DefaultPerDevicePinnedMemoryLimit map[string]resource.Quantity `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
-	// MultiUser lets clients of several Linux users share the GPU at the same time, by one MPS server. Without it the clients of a second user wait until those
-	// of the first have ended. A fault of one client ends the work of all. It needs a driver whose control daemon knows -multiuser-server.
+	// MultiUser lets clients of several Linux users share the GPU at the same time, by one MPS server. Without it the clients of a second user
+	// wait until those of the first have ended. A fault of one client ends the work of all. It needs a driver whose control daemon knows
+	// -multiuser-server.
 	MultiUser *bool `json:"multiUser,omitempty"`
 }

@@ -27,7 +27,8 @@ func (c *ComputeDomainChannelConfig) Default() {
 func (c *ComputeDomainChannelConfig) Validate() field.ErrorList {
 	errs := validateDomainID(c.DomainID)
 	if c.AllocationMode != AllocationModeSingle && c.AllocationMode != AllocationModeAll {
-		errs = append(errs, field.NotSupported(field.NewPath("allocationMode"), c.AllocationMode, []AllocationMode{AllocationModeSingle, AllocationModeAll}))
+		errs = append(errs, field.NotSupported(field.NewPath("allocationMode"), c.AllocationMode,
+			[]AllocationMode{AllocationModeSingle, AllocationModeAll}))
 	}
 	return errs
 }

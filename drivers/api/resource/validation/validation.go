@@ -1,5 +1,5 @@
-// Package validation checks the configurations that claims and device classes hand to this project's drivers. The webhook and the node plugins
-// use it alike, so that what the API lets pass is what a node can do.
+// Package validation checks the configurations that claims and device classes hand to this project's drivers. The webhook and the node
+// plugins use it alike, so that what the API lets pass is what a node can do.
 package validation
 
 import (
@@ -53,7 +53,8 @@ func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 	}
 	kind := kindOf(config)
 	if kind == "VfioDeviceConfig" && driver == GPUDriver {
-		return nil, fmt.Errorf("kind: %q asks for a GPU to be passed through to a virtual machine, which %s does not do: use %s, or the device class of a driver for virtual machines", kind, driver, strings.Join(allowed, " or "))
+		return nil, fmt.Errorf("kind: %q asks for a GPU to be passed through to a virtual machine, which %s does not do: use %s, or the "+
+			"device class of a driver for virtual machines", kind, driver, strings.Join(allowed, " or "))
 	}
 	if !slices.Contains(allowed, kind) {
 		return nil, fmt.Errorf("kind: %q configures another driver; %s takes %s", kind, driver, strings.Join(allowed, " and "))
@@ -110,8 +111,9 @@ func DeviceClass(spec *resourceapi.DeviceClassSpec, path *field.Path) field.Erro
 	return errs
 }
 
-// Claim returns every mistake in the configurations of a claim. Two configurations that apply to one request are no mistake: the later wins, as with
-// NVIDIA's DRA driver and as the order of status.allocation.devices.config in Kubernetes has it, where a claim's come after its class's.
+// Claim returns every mistake in the configurations of a claim. Two configurations that apply to one request are no mistake: the later
+// wins, as with NVIDIA's DRA driver and as the order of status.allocation.devices.config in Kubernetes has it, where a claim's come after
+// its class's.
 func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, c := range spec.Devices.Config {

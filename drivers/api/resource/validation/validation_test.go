@@ -56,20 +56,27 @@ var wrong = []struct {
 	{"YAML", GPUDriver, "kind: GpuConfig", []string{"not a JSON object"}},
 	{"text that is not UTF-8", GPUDriver, gpu("{\"strategy\":\"\xff\xfe\"}"), []string{"not UTF-8"}},
 	{"more than 10 KiB", GPUDriver, gpu(`{"strategy":"` + strings.Repeat("x", 11<<10) + `"}`), []string{"bytes", "10240"}},
-	{"a thousand nested lists", GPUDriver, gpu(strings.Repeat("[", 1000) + strings.Repeat("]", 1000)), []string{`sharing: Invalid value: [[[[`, `an object`}},
+	{"a thousand nested lists", GPUDriver, gpu(strings.Repeat("[", 1000) + strings.Repeat("]", 1000)),
+		[]string{`sharing: Invalid value: [[[[`, `an object`}},
 
 	// Kinds and versions.
 	{"no kind", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1"}`, []string{"kind", "GpuConfig", "MigDeviceConfig"}},
-	{"an unknown kind", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"TpuConfig"}`, []string{"kind", `"TpuConfig"`, "GpuConfig"}},
-	{"a kind in lower case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"gpuconfig"}`, []string{`"gpuconfig"`, "GpuConfig"}},
-	{"an unknown version", GPUDriver, `{"apiVersion":"resource.nvidia.com/v9","kind":"GpuConfig"}`, []string{`"resource.nvidia.com/v9"`, "v1beta1"}},
-	{"another group", GPUDriver, `{"apiVersion":"gpu.example.com/v1beta1","kind":"GpuConfig"}`, []string{"gpu.example.com", "resource.nvidia.com/v1beta1"}},
+	{"an unknown kind", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"TpuConfig"}`,
+		[]string{"kind", `"TpuConfig"`, "GpuConfig"}},
+	{"a kind in lower case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"gpuconfig"}`,
+		[]string{`"gpuconfig"`, "GpuConfig"}},
+	{"an unknown version", GPUDriver, `{"apiVersion":"resource.nvidia.com/v9","kind":"GpuConfig"}`,
+		[]string{`"resource.nvidia.com/v9"`, "v1beta1"}},
+	{"another group", GPUDriver, `{"apiVersion":"gpu.example.com/v1beta1","kind":"GpuConfig"}`,
+		[]string{"gpu.example.com", "resource.nvidia.com/v1beta1"}},
 	{"a version without a group", GPUDriver, `{"apiVersion":"v1beta1","kind":"GpuConfig"}`, []string{`"v1beta1"`}},
-	{"a kind that is a number", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`, []string{`kind: Invalid value: 7`, `a word`}},
+	{"a kind that is a number", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`,
+		[]string{`kind: Invalid value: 7`, `a word`}},
 	{"a channel for a GPU", GPUDriver, channel(domain), []string{"ComputeDomainChannelConfig", "GpuConfig and MigDeviceConfig"}},
 	{"a daemon for a GPU", GPUDriver, daemon(domain), []string{"ComputeDomainDaemonConfig", "GpuConfig and MigDeviceConfig"}},
 	{"a GPU for a channel", ComputeDomainDriver, gpu(`{"strategy":"MPS"}`), []string{"GpuConfig", "ComputeDomainChannelConfig"}},
-	{"passthrough", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`, []string{"virtual machine", "GpuConfig"}},
+	{"passthrough", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`,
+		[]string{"virtual machine", "GpuConfig"}},
 	{"a GPU's configuration for RDMA", RDMADriver, gpu(`{"strategy":"MPS"}`), []string{"apiVersion", `"gpufabric.io/v1alpha1"`}},
 	{"an RDMA environment of another name", RDMADriver, rdma(`"environment":"MPI"`), []string{"environment", `"MPI"`, `"NCCL", "None"`}},
 	{"an RDMA network of another name", RDMADriver, rdma(`"network":"host"`), []string{"network", `"host"`, `"Shared", "Exclusive"`}},
@@ -77,14 +84,18 @@ var wrong = []struct {
 	{"an unknown field for RDMA", RDMADriver, rdma(`"bandwidth":7`), []string{"bandwidth"}},
 
 	// Fields that do not exist, or not like that.
-	{"an unknown field", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","share":{}}`, []string{`unknown field "share"`}},
+	{"an unknown field", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","share":{}}`,
+		[]string{`unknown field "share"`}},
 	{"an unknown field within", GPUDriver, gpu(`{"strategy":"MPS","mpsconfig":{}}`), []string{`unknown field "sharing.mpsconfig"`}},
-	{"a field in another case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","Sharing":{"strategy":"MPS"}}`, []string{`"Sharing"`}},
+	{"a field in another case", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","Sharing":{"strategy":"MPS"}}`,
+		[]string{`"Sharing"`}},
 	{"a field twice", GPUDriver, gpu(`{"strategy":"MPS","strategy":"TimeSlicing"}`), []string{"duplicate field", "strategy"}},
-	{"metadata", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","metadata":{"name":"x"}}`, []string{`unknown field "metadata"`}},
+	{"metadata", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","metadata":{"name":"x"}}`,
+		[]string{`unknown field "metadata"`}},
 	{"sharing that is a word", GPUDriver, gpu(`"MPS"`), []string{`sharing: Invalid value: "MPS"`, `an object`}},
 	{"sharing that is a list", GPUDriver, gpu(`[{"strategy":"MPS"}]`), []string{`sharing: Invalid value: [{"strategy":"MPS"}]`, `an object`}},
-	{"MIG devices with an interval", GPUDriver, mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), []string{`unknown field "sharing.timeSlicingConfig"`}},
+	{"MIG devices with an interval", GPUDriver, mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
+		[]string{`unknown field "sharing.timeSlicingConfig"`}},
 
 	// Strategies.
 	{"sharing without a strategy", GPUDriver, gpu(`{}`), []string{"sharing.strategy", "TimeSlicing and MPS"}},
@@ -94,45 +105,69 @@ var wrong = []struct {
 	{"a strategy that is a number", GPUDriver, gpu(`{"strategy":1}`), []string{`sharing.strategy: Invalid value: 1`, `a word`}},
 	{"a MIG device's unknown strategy", GPUDriver, mig(`{"strategy":"None"}`), []string{"sharing.strategy", `"None"`}},
 	{"a MIG device's sharing without a strategy", GPUDriver, mig(`{}`), []string{`sharing.strategy`, `TimeSlicing and MPS`}},
-	{"MPS with time slices", GPUDriver, gpu(`{"strategy":"MPS","timeSlicingConfig":{"interval":"Long"}}`), []string{"sharing.timeSlicingConfig", "TimeSlicing"}},
-	{"time slices with MPS", GPUDriver, gpu(`{"strategy":"TimeSlicing","mpsConfig":{"defaultActiveThreadPercentage":10}}`), []string{"sharing.mpsConfig", "MPS"}},
+	{"MPS with time slices", GPUDriver, gpu(`{"strategy":"MPS","timeSlicingConfig":{"interval":"Long"}}`),
+		[]string{"sharing.timeSlicingConfig", "TimeSlicing"}},
+	{"time slices with MPS", GPUDriver, gpu(`{"strategy":"TimeSlicing","mpsConfig":{"defaultActiveThreadPercentage":10}}`),
+		[]string{"sharing.mpsConfig", "MPS"}},
 	{"a MIG device's time slices with MPS", GPUDriver, mig(`{"strategy":"TimeSlicing","mpsConfig":{}}`), []string{"sharing.mpsConfig", "MPS"}},
 
 	// Time slices.
-	{"an unknown interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Eternal"}}`), []string{"sharing.timeSlicingConfig.interval", `"Eternal"`, "Short"}},
-	{"an empty interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":""}}`), []string{"sharing.timeSlicingConfig.interval", "Default"}},
-	{"an interval in milliseconds", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":30}}`), []string{`sharing.timeSlicingConfig.interval: Invalid value: 30`, `a word`}},
-	{"time slices that are a word", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":"Long"}`), []string{`sharing.timeSlicingConfig: Invalid value: "Long"`, `an object`}},
+	{"an unknown interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Eternal"}}`),
+		[]string{"sharing.timeSlicingConfig.interval", `"Eternal"`, "Short"}},
+	{"an empty interval", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":""}}`),
+		[]string{"sharing.timeSlicingConfig.interval", "Default"}},
+	{"an interval in milliseconds", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":30}}`),
+		[]string{`sharing.timeSlicingConfig.interval: Invalid value: 30`, `a word`}},
+	{"time slices that are a word", GPUDriver, gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":"Long"}`),
+		[]string{`sharing.timeSlicingConfig: Invalid value: "Long"`, `an object`}},
 
 	// MPS.
-	{"more than all threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":101}`), []string{"defaultActiveThreadPercentage", "101", "between 0 and 100"}},
-	{"fewer than no threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":-1}`), []string{"defaultActiveThreadPercentage", "-1", "between 0 and 100"}},
-	{"half a percent", GPUDriver, mps(`{"defaultActiveThreadPercentage":0.5}`), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0.5`, `a whole number`}},
-	{"threads in words", GPUDriver, mps(`{"defaultActiveThreadPercentage":"50"}`), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: "50"`, `a whole number`}},
-	{"threads beyond any number", GPUDriver, mps(`{"defaultActiveThreadPercentage":99999999999999999999}`), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 100000000000000000000`, `a whole number`}},
-	{"a negative memory limit", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"-1Gi"}`), []string{"defaultPinnedDeviceMemoryLimit", "-1Gi", "1Mi"}},
+	{"more than all threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":101}`),
+		[]string{"defaultActiveThreadPercentage", "101", "between 0 and 100"}},
+	{"fewer than no threads", GPUDriver, mps(`{"defaultActiveThreadPercentage":-1}`),
+		[]string{"defaultActiveThreadPercentage", "-1", "between 0 and 100"}},
+	{"half a percent", GPUDriver, mps(`{"defaultActiveThreadPercentage":0.5}`),
+		[]string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0.5`, `a whole number`}},
+	{"threads in words", GPUDriver, mps(`{"defaultActiveThreadPercentage":"50"}`),
+		[]string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: "50"`, `a whole number`}},
+	{"threads beyond any number", GPUDriver, mps(`{"defaultActiveThreadPercentage":99999999999999999999}`),
+		[]string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 100000000000000000000`, `a whole number`}},
+	{"a negative memory limit", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"-1Gi"}`),
+		[]string{"defaultPinnedDeviceMemoryLimit", "-1Gi", "1Mi"}},
 	{"no memory", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"0"}`), []string{`defaultPinnedDeviceMemoryLimit`, `"0"`, `1Mi`}},
 	{"a byte of memory", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"1"}`), []string{`defaultPinnedDeviceMemoryLimit`, `"1"`, `1Mi`}},
-	{"memory that is no quantity", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"lots"}`), []string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "lots", "10Gi"}},
-	{"memory that is an object", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":{}}`), []string{"sharing.mpsConfig", "defaultPinnedDeviceMemoryLimit"}},
-	{"a limit for a negative index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"-1":"1Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[-1]", "index"}},
-	{"a limit for a device by name", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"gpu-0":"1Gi"}}`), []string{"defaultPerDevicePinnedMemoryLimit[gpu-0]", "UUID"}},
-	{"a limit for half a UUID", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"GPU-4404041a":"1Gi"}}`), []string{"GPU-4404041a", "UUID"}},
-	{"an index twice in two spellings", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","00":"2Gi"}}`), []string{`defaultPerDevicePinnedMemoryLimit[00]`, `"00"`, `from 0`}},
+	{"memory that is no quantity", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":"lots"}`),
+		[]string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "lots", "10Gi"}},
+	{"memory that is an object", GPUDriver, mps(`{"defaultPinnedDeviceMemoryLimit":{}}`),
+		[]string{"sharing.mpsConfig", "defaultPinnedDeviceMemoryLimit"}},
+	{"a limit for a negative index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"-1":"1Gi"}}`),
+		[]string{"defaultPerDevicePinnedMemoryLimit[-1]", "index"}},
+	{"a limit for a device by name", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"gpu-0":"1Gi"}}`),
+		[]string{"defaultPerDevicePinnedMemoryLimit[gpu-0]", "UUID"}},
+	{"a limit for half a UUID", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"GPU-4404041a":"1Gi"}}`),
+		[]string{"GPU-4404041a", "UUID"}},
+	{"an index twice in two spellings", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","00":"2Gi"}}`),
+		[]string{`defaultPerDevicePinnedMemoryLimit[00]`, `"00"`, `from 0`}},
 	{"an index twice", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}}`), []string{"duplicate field"}},
-	{"an index with a sign", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"+1":"1Gi"}}`), []string{`defaultPerDevicePinnedMemoryLimit[+1]`, `"+1"`, `from 0`}},
-	{"a negative limit for an index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"-5Mi"}}`), []string{`defaultPerDevicePinnedMemoryLimit[0]`, `-5Mi`, `1Mi`}},
-	{"limits that are a list", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":["1Gi"]}`), []string{`sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit: Invalid value: ["1Gi"]`, `an object`}},
+	{"an index with a sign", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"+1":"1Gi"}}`),
+		[]string{`defaultPerDevicePinnedMemoryLimit[+1]`, `"+1"`, `from 0`}},
+	{"a negative limit for an index", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":{"0":"-5Mi"}}`),
+		[]string{`defaultPerDevicePinnedMemoryLimit[0]`, `-5Mi`, `1Mi`}},
+	{"limits that are a list", GPUDriver, mps(`{"defaultPerDevicePinnedMemoryLimit":["1Gi"]}`),
+		[]string{`sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit: Invalid value: ["1Gi"]`, `an object`}},
 	{"MPS that is a word", GPUDriver, mps(`"yes"`), []string{`sharing.mpsConfig: Invalid value: "yes"`, `an object`}},
-	{"a MIG device's threads", GPUDriver, mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":500}}`), []string{"defaultActiveThreadPercentage", "500"}},
+	{"a MIG device's threads", GPUDriver, mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":500}}`),
+		[]string{"defaultActiveThreadPercentage", "500"}},
 
 	// Compute domains.
 	{"a channel of no domain", ComputeDomainDriver, channel(``), []string{"domainID", "Required"}},
 	{"a channel of an empty domain", ComputeDomainDriver, channel(`,"domainID":""`), []string{"domainID", "Required"}},
 	{"a channel of a domain by name", ComputeDomainDriver, channel(`,"domainID":"my-domain"`), []string{"domainID", `"my-domain"`, "UID"}},
 	{"a domain that leaves its directory", ComputeDomainDriver, daemon(`,"domainID":"../../etc"`), []string{`domainID`, `"../../etc"`, `UID`}},
-	{"an unknown allocation mode", ComputeDomainDriver, channel(domain + `,"allocationMode":"Some"`), []string{"allocationMode", `"Some"`, "Single", "All"}},
-	{"a daemon with an allocation mode", ComputeDomainDriver, daemon(domain + `,"allocationMode":"All"`), []string{`unknown field "allocationMode"`}},
+	{"an unknown allocation mode", ComputeDomainDriver, channel(domain + `,"allocationMode":"Some"`),
+		[]string{"allocationMode", `"Some"`, "Single", "All"}},
+	{"a daemon with an allocation mode", ComputeDomainDriver, daemon(domain + `,"allocationMode":"All"`),
+		[]string{`unknown field "allocationMode"`}},
 	{"a domain that is a number", ComputeDomainDriver, channel(`,"domainID":7`), []string{`domainID: Invalid value: 7`, `a word`}},
 }
 
@@ -190,7 +225,8 @@ func TestAnRDMAConfigurationIsAcceptedAndDefaulted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &v1alpha1.RDMAConfig{APIVersion: "gpufabric.io/v1alpha1", Kind: "RDMAConfig", Environment: v1alpha1.RDMAEnvironmentNCCL, Network: v1alpha1.RDMANetworkExclusive}
+	want := &v1alpha1.RDMAConfig{APIVersion: "gpufabric.io/v1alpha1", Kind: "RDMAConfig", Environment: v1alpha1.RDMAEnvironmentNCCL,
+		Network: v1alpha1.RDMANetworkExclusive}
 	if diff := cmp.Diff(want, config); diff != "" {
 		t.Error(diff)
 	}
@@ -206,9 +242,11 @@ func config(driver, raw string, requests ...string) resourceapi.DeviceClaimConfi
 	}}
 }
 
-// A claim may say something for every request and something else for one: the later wins when it is prepared, as NVIDIA's DRA driver and Kubernetes have it.
+// A claim may say something for every request and something else for one: the later wins when it is prepared, as NVIDIA's DRA driver and
+// Kubernetes have it.
 func TestConfigurationsOfOneClaimMayOverlap(t *testing.T) {
-	long, short := gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`)
+	long, short := gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
+		gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`)
 	for name, spec := range map[string]*resourceapi.ResourceClaimSpec{
 		"two ways for every request":        claim(config(GPUDriver, long), config(GPUDriver, short)),
 		"two ways for one request":          claim(config(GPUDriver, long, "a"), config(GPUDriver, short, "b", "a")),
@@ -229,9 +267,11 @@ func TestConfigurationsOfOneClaimMayOverlap(t *testing.T) {
 }
 
 func TestADeviceClassIsCheckedToo(t *testing.T) {
-	spec := &resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: config(GPUDriver, gpu(`{}`)).DeviceConfiguration}}}
+	spec := &resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: config(GPUDriver,
+		gpu(`{}`)).DeviceConfiguration}}}
 	errs := DeviceClass(spec, field.NewPath("spec"))
-	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "spec.config[0].opaque.parameters") || !strings.Contains(errs[0].Error(), "sharing.strategy") {
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "spec.config[0].opaque.parameters") ||
+		!strings.Contains(errs[0].Error(), "sharing.strategy") {
 		t.Errorf("got %v", errs)
 	}
 }
@@ -240,7 +280,8 @@ func TestWhatIsWrongIsRefusedInClaimsAndClassesAlikeAtItsField(t *testing.T) {
 	for _, c := range wrong {
 		t.Run(c.name, func(t *testing.T) {
 			one := config(c.driver, c.raw)
-			right := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: config(GPUDriver, right["MPS"]).DeviceConfiguration, Requests: []string{"other"}}
+			right := resourceapi.DeviceClaimConfiguration{DeviceConfiguration: config(GPUDriver, right["MPS"]).DeviceConfiguration,
+				Requests: []string{"other"}}
 			one.Requests = []string{"this"}
 			for path, errs := range map[string]field.ErrorList{
 				"spec.devices.config[1].opaque.parameters": Claim(claim(right, one), field.NewPath("spec")),

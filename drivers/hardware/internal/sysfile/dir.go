@@ -1,8 +1,8 @@
 // Package sysfile reads attributes of sysfs directories.
 //
-// A scan of a node with 512 virtual functions reads some eight thousand one-line files. os.ReadFile spends five system calls and a buffer on
-// each; a Dir spends three, relative to an open directory, and reuses its buffer. Four fifths of a scan's time are
-// the kernel's, so what counts is to ask for nothing that nobody uses.
+// A scan of a node with 512 virtual functions reads some eight thousand one-line files. os.ReadFile spends five system calls and a buffer
+// on each; a Dir spends three, relative to an open directory, and reuses its buffer. Four fifths of a scan's time are the kernel's, so what
+// counts is to ask for nothing that nobody uses.
 package sysfile
 
 import (
@@ -54,8 +54,8 @@ func (d *Dir) Reopen(path string) error {
 	return nil
 }
 
-// Below returns d's subdirectory name without opening it, which costs less than it would save for a few attributes. It shares d's buffer, lives
-// as long as d is open, and is neither closed nor opened again.
+// Below returns d's subdirectory name without opening it, which costs less than it would save for a few attributes. It shares d's buffer,
+// lives as long as d is open, and is neither closed nor opened again.
 func (d *Dir) Below(name string) *Dir {
 	return &Dir{path: d.path, fd: d.fd, below: d.below + name + "/", buf: d.buf}
 }

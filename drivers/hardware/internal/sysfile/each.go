@@ -7,7 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// maxWorkers bounds the goroutines of Each. Reading sysfs is work of the kernel's on this CPU, not waiting, so more than a few only contend.
+// maxWorkers bounds the goroutines of Each. Reading sysfs is work of the kernel's on this CPU, not waiting, so more than a few only
+// contend.
 const maxWorkers = 8
 
 // Each calls visit(dir, i) for every i in [0, n), from at most maxWorkers goroutines, each with a Dir of its own that is not open yet. It

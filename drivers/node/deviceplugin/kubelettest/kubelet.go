@@ -1,5 +1,5 @@
-// Package kubelettest is the kubelet's side of the device plugin API, for tests: it takes registrations, watches the devices and allocates them
-// as the kubelet's device manager does, over real sockets.
+// Package kubelettest is the kubelet's side of the device plugin API, for tests: it takes registrations, watches the devices and allocates
+// them as the kubelet's device manager does, over real sockets.
 package kubelettest
 
 import (
@@ -130,7 +130,8 @@ func (k *Kubelet) Register(_ context.Context, request *pluginapi.RegisterRequest
 	if request.GetVersion() != pluginapi.Version {
 		return nil, fmt.Errorf("version %q is not supported", request.GetVersion())
 	}
-	connection, err := grpc.NewClient("unix:"+filepath.Join(k.dir, request.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix:"+filepath.Join(k.dir, request.GetEndpoint()),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +238,8 @@ func (k *Kubelet) AwaitAllocatable(name string, n int) Resource {
 	return k.Await(name, fmt.Sprintf("%d allocatable", n), func(r Resource) bool { return r.Lists > 0 && r.Allocatable == n })
 }
 
-// Allocate gives one container n free healthy devices, preferring those that the plugin prefers, and returns their IDs and the plugin's answer.
+// Allocate gives one container n free healthy devices, preferring those that the plugin prefers, and returns their IDs and the plugin's
+// answer.
 func (k *Kubelet) Allocate(ctx context.Context, name string, n int) ([]string, *pluginapi.ContainerAllocateResponse, error) {
 	k.mu.Lock()
 	r := k.resources[name]
@@ -258,9 +260,10 @@ func (k *Kubelet) Allocate(ctx context.Context, name string, n int) ([]string, *
 	}
 	ids := free[:n]
 	if options.GetGetPreferredAllocationAvailable() {
-		response, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: free, AllocationSize: int32(n)},
-		}})
+		response, err := client.GetPreferredAllocation(ctx,
+			&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: free, AllocationSize: int32(n)},
+			}})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -282,7 +285,8 @@ func (k *Kubelet) AllocateIDs(ctx context.Context, name string, ids ...string) (
 	}
 	client := r.client
 	k.mu.Unlock()
-	response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return nil, err
 	}

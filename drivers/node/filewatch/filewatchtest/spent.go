@@ -20,8 +20,8 @@ const inside = "GPUFABRIC_TEST_WITHOUT_INOTIFY"
 // limit is the sysctl by which a user namespace may have fewer inotify instances than the user outside (namespaces(7), /proc/sys/user).
 const limit = "/proc/sys/user/max_inotify_instances"
 
-// Spent runs the rest of the calling test in a process of its own, in a user namespace whose inotify instances are all spent: no other process of the
-// machine notices. It returns true there; false where that process has run, and the test is to return.
+// Spent runs the rest of the calling test in a process of its own, in a user namespace whose inotify instances are all spent: no other
+// process of the machine notices. It returns true there; false where that process has run, and the test is to return.
 func Spent(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inside) != "" {

@@ -1,7 +1,7 @@
 //go:build ignore
 
-// This program runs k8s-rdma-shared-dev-plugin to be measured: `discover CONFIG` times its discovery, `serve CONFIG` serves as its own main does until it
-// is ended. compare.sh builds it inside that plugin's module, which pins libraries that this one cannot have beside its own.
+// This program runs k8s-rdma-shared-dev-plugin to be measured: `discover CONFIG` times its discovery, `serve CONFIG` serves as its own main
+// does until it is ended. compare.sh builds it inside that plugin's module, which pins libraries that this one cannot have beside its own.
 package main
 
 import (
@@ -43,7 +43,8 @@ func main() {
 	fmt.Printf("theirs: %d devices, median %v, fastest %v\n", devices, took[rounds/2], took[0])
 }
 
-// serve takes the steps of the plugin's main, but for the question in which mode the kernel's RDMA subsystem is: on a kernel without one it ends there.
+// serve takes the steps of the plugin's main, but for the question in which mode the kernel's RDMA subsystem is: on a kernel without one it
+// ends there.
 func serve(config string) {
 	manager := resources.NewResourceManager(config, false)
 	for _, step := range []func() error{

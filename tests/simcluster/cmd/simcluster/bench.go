@@ -71,7 +71,8 @@ func benchCommand(dir *string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&sizes, "nodes", "18 72 288 1008", "numbers of nodes, in whole racks of 18")
 	cmd.Flags().BoolVar(&roles, "roles", false, "measure all roles on every node instead of compute domains, and write OUT/scale-roles.md")
-	cmd.Flags().BoolVar(&brief, "brief", false, "with --roles: leave out the roll of all plugins node by node, and wait seconds where it else waits a minute")
+	cmd.Flags().BoolVar(&brief, "brief", false,
+		"with --roles: leave out the roll of all plugins node by node, and wait seconds where it else waits a minute")
 	cmd.Flags().StringVar(&out, "out", ".", "directory of what is written")
 	return cmd
 }
@@ -87,8 +88,10 @@ func machineNow() (string, error) {
 		return "", fmt.Errorf("describe the machine: %w", err)
 	}
 	const gib = 1 << 30
-	return fmt.Sprintf("Taken on %s with %d CPUs and %.0f GiB; the load average was %s before it began (anything above 0.5 is other work on the same machine).",
-		time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), float64(info.Totalram)*float64(info.Unit)/gib, strings.Join(strings.Fields(string(load))[:3], ", ")), nil
+	return fmt.Sprintf("Taken on %s with %d CPUs and %.0f GiB; the load average was %s before it began (anything above 0.5 is other work "+
+		"on the same machine).",
+		time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), float64(info.Totalram)*float64(info.Unit)/gib,
+		strings.Join(strings.Fields(string(load))[:3], ", ")), nil
 }
 
 // writeBench writes the report; failed is what kept a size from being measured, if something did.
@@ -104,9 +107,12 @@ func writeBench(cmd *cobra.Command, out, machine string, results []bench.Result,
 		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
-	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one machine: a real\n" +
-		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes. All racks'\n" +
-		"domains are formed at once. Growth is the exponent e of the least-squares fit of nodes^e.\n\n" + machine + "\n\n![Seconds by nodes](scale.svg)\n\n"
+	header := "# Scale\n\nWritten by `make bench-scale`; do not edit. Each size is a simulated cluster of GB200 racks of 18 nodes on one " +
+		"machine: a real\n" +
+		"control plane, the kubelet's own managers, and the drivers as goroutines, but the controller and the first node's as processes. All " +
+		"racks'\n" +
+		"domains are formed at once. Growth is the exponent e of the least-squares fit of nodes^e.\n\n" + machine +
+		"\n\n![Seconds by nodes](scale.svg)\n\n"
 	if err := os.WriteFile(filepath.Join(out, "scale.md"), []byte(header+table.String()), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
@@ -133,8 +139,10 @@ func writeRoles(cmd *cobra.Command, out, machine string, results []bench.RolesRe
 		fmt.Fprintf(&table, "\nNot measured: %v.\n", failed)
 	}
 	fmt.Fprint(cmd.OutOrStdout(), table.String())
-	header := "# Scale, all roles\n\nWritten by `make bench-scale`; do not edit. compute-domain-plugin, gpu-plugin, rdma-plugin and vgpu-plugin on every node of a\n" +
-		"simulated cluster of GB200 racks (4 GPUs and 4 NICs a node, all GPUs handed to vgpu-plugin) on one machine: the drivers as goroutines, but\n" +
+	header := "# Scale, all roles\n\nWritten by `make bench-scale`; do not edit. compute-domain-plugin, gpu-plugin, rdma-plugin and " +
+		"vgpu-plugin on every node of a\n" +
+		"simulated cluster of GB200 racks (4 GPUs and 4 NICs a node, all GPUs handed to vgpu-plugin) on one machine: the drivers as " +
+		"goroutines, but\n" +
 		"the controller and the first node's as processes, which is where the memory is read.\n\n" + machine + "\n\n"
 	if err := os.WriteFile(filepath.Join(out, "scale-roles.md"), []byte(header+table.String()), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)

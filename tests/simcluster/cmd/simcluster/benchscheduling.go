@@ -81,7 +81,8 @@ func writeScheduling(cmd *cobra.Command, out, machine string, found []scheduling
 	}
 	results := scheduling.Merge(before, found)
 	fmt.Fprint(cmd.OutOrStdout(), scheduling.Report(found))
-	header := "# Scheduling by what nodes publish: the table\n\nWritten by `make bench-scheduling`; do not edit. [scheduling.md](scheduling.md) says what it means.\n\n" +
+	header := "# Scheduling by what nodes publish: the table\n\nWritten by `make bench-scheduling`; do not edit. " +
+		"[scheduling.md](scheduling.md) says what it means.\n\n" +
 		machine + "\n\n![Pods a second by nodes](scheduling.svg)\n\n"
 	if err := os.WriteFile(filepath.Join(out, "scheduling-table.md"), []byte(header+scheduling.Report(results)), 0o644); err != nil {
 		return fmt.Errorf("write the report: %w", err)

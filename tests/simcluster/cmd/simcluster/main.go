@@ -26,7 +26,8 @@ func main() {
 	}
 	var dir string
 	root.PersistentFlags().StringVar(&dir, "dir", defaultDir, "the cluster's directory; at most 25 bytes, because of unix sockets below it")
-	root.AddCommand(upCommand(&dir), downCommand(&dir), statusCommand(&dir), devicesCommand(&dir), nodesCommand(&dir), demoCommand(&dir), benchCommand(&dir),
+	root.AddCommand(upCommand(&dir), downCommand(&dir), statusCommand(&dir), devicesCommand(&dir), nodesCommand(&dir), demoCommand(&dir),
+		benchCommand(&dir),
 		benchSchedulingCommand(&dir), compareGPUCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "simcluster:", err)

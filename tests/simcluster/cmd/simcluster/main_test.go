@@ -118,7 +118,8 @@ func TestUpRefusesMistakesBeforeItStartsAnything(t *testing.T) {
 func serving(t *testing.T, dir string) {
 	t.Helper()
 	const patience = time.Minute
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) { // another's children have no event
+	// another's children have no event
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		running, err := process.Find(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -221,7 +222,8 @@ func TestBenchRefusesMistakesBeforeItStartsAnything(t *testing.T) {
 }
 
 func TestProcessesOfOneNameAreCounted(t *testing.T) {
-	found := []process.Found{{Pid: 1, Name: "etcd"}, {Pid: 2, Name: "gpufabric"}, {Pid: 3, Name: "kube-apiserver"}, {Pid: 4, Name: "gpufabric"}}
+	found := []process.Found{{Pid: 1, Name: "etcd"}, {Pid: 2, Name: "gpufabric"}, {Pid: 3, Name: "kube-apiserver"},
+		{Pid: 4, Name: "gpufabric"}}
 	if got, want := process.List(found), "etcd (pid 1), 2 gpufabric, kube-apiserver (pid 3)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

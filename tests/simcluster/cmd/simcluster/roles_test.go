@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has, comes back when all plugins end in one
-// moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the bus. It takes no figure for fast or slow.
+// TestEveryRoleRunsOnEveryNodeOfARack is the smallest run of `bench --roles`: every role on 18 nodes publishes what it has, comes back when
+// all plugins end in one moment, leaves pods with claims alone meanwhile, and taints a GPU that falls off the bus. It takes no figure for
+// fast or slow.
 //
 //shows:sim-scale-roles
 func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {
@@ -25,7 +26,8 @@ func TestEveryRoleRunsOnEveryNodeOfARack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| gpu.nvidia.com: slices a node | 1.00 |", "| gpu.nvidia.com: devices a node | 4.0 |", "| compute-domain.nvidia.com: slices a node | 1.00 |",
+		"| gpu.nvidia.com: slices a node | 1.00 |", "| gpu.nvidia.com: devices a node | 4.0 |",
+		"| compute-domain.nvidia.com: slices a node | 1.00 |",
 		"| pods with claims during the restarts | 18 |", "| of these touched | 0 |", "| GPUs that failed | 1 |",
 	} {
 		if !strings.Contains(string(text), want) {

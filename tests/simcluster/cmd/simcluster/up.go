@@ -76,7 +76,8 @@ func up(ctx context.Context, dir string, flags upFlags, progress func(string, ..
 		return err
 	}
 	return cluster.UpDetached(ctx, cluster.DetachedOptions{
-		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Mode: flags.mode, Binaries: binaries, Port: flags.port, Audit: flags.audit, Progress: progress,
+		Dir: dir, Nodes: flags.nodes, Profile: flags.profile, Mode: flags.mode, Binaries: binaries, Port: flags.port, Audit: flags.audit,
+		Progress: progress,
 	})
 }
 

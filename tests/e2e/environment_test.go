@@ -23,8 +23,8 @@ const (
 	// keepVariable keeps the cluster after the tests, and takes the one that is up already before them.
 	keepVariable = "GPUFABRIC_KEEP_CLUSTER"
 
-	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a minute while
-	// it goes through a new list of units (docs/limitations.md, shares for Volcano).
+	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a
+	// minute while it goes through a new list of units (docs/limitations.md, shares for Volcano).
 	patience = 4 * time.Minute
 	interval = 500 * time.Millisecond
 )
@@ -78,8 +78,30 @@ func newEnvironmentOf(t *testing.T, clusterName string, workers int, profile str
 func (e *environment) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := e.Kubectl(t.Context(), nil, args...)
+	if err != nil {
+		t.Log(e.state(t))
+	}
 	must(t, err)
 	return out
+}
+
+// state is what the test's objects and the drivers look like just now: a command that waited in vain does not say for what.
+func (e *environment) state(t *testing.T) string {
+	var all strings.Builder
+	for _, args := range [][]string{
+		{"get", "pods,jobs,computedomains,resourceclaims", "--all-namespaces", "--output=wide"},
+		{"describe", "pods"},
+		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
+		{"--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40", "--all-containers"},
+	} {
+		// One that fails leaves the others.
+		out, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...)
+		fmt.Fprintf(&all, "\n$ kubectl %s\n%s", strings.Join(args, " "), out)
+		if err != nil {
+			fmt.Fprintf(&all, "%v\n", err)
+		}
+	}
+	return all.String()
 }
 
 // apply applies a manifest and removes it, if it is still there, when the test ends.

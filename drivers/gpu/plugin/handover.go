@@ -194,7 +194,7 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 				"remove %s.asked in %s", owners[uuid], uuid, uuid, p.given.directory))
 			continue
 		}
-		if err := p.take(ctx, g, owners[uuid]); err != nil {
+		if err := p.take(g, owners[uuid]); err != nil {
 			var conflict *ledger.ConflictError
 			if !errors.As(err, &conflict) {
 				return true, err
@@ -212,11 +212,9 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 func holderID(uuid string) string { return "handover/" + uuid }
 
 // take holds every form of a GPU for a device plugin, or says which claim has it.
-func (p *plugin) take(ctx context.Context, g *inventory.GPU, owner string) error {
-	now, cancel := context.WithCancel(ctx)
-	cancel()
+func (p *plugin) take(g *inventory.GPU, owner string) error {
 	all := &devices.Device{Form: devices.Whole, GPU: g}
-	return p.dra.Ledger().Acquire(now, ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
+	return p.dra.Ledger().TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
 }
 
 // awaitTaints waits until the API server has every form of the GPUs with their taint, or the requests change.

@@ -219,10 +219,8 @@ func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (
 	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {
 		return changed, err
 	}
-	now, cancel := context.WithCancel(ctx)
-	cancel()
 	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
-	if err := p.dra.Ledger().Acquire(now, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
+	if err := p.dra.Ledger().TryAcquire(owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
 		return changed, err
 	}
 	defer p.dra.Ledger().Release(owner.ID)

@@ -262,21 +262,17 @@ func (p *Plugin) put(record claimstate.Record, phase claimstate.Phase, data any)
 // unprepared here: the kubelet may never ask for it.
 func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
 	owner, holds := ownerOf(claim.UID, claim.Namespace, claim.Name), p.holdsOf(claim)
-	done, cancel := context.WithCancel(ctx)
-	cancel()
-	if p.ledger.Acquire(done, owner, holds...) == nil {
-		return nil
+	err := p.ledger.TryAcquire(owner, holds...)
+	var conflict *ledger.ConflictError
+	if !errors.As(err, &conflict) {
+		return err
 	}
-	for _, hold := range holds {
-		for _, holder := range p.ledger.Holders(hold.Key) {
-			if holder.ID != owner.ID {
-				p.releaseIfGone(ctx, types.UID(holder.ID))
-			}
-		}
+	for _, holder := range conflict.Holders() {
+		p.releaseIfGone(ctx, types.UID(holder.ID))
 	}
 	late, cancel := context.WithTimeout(ctx, holdPatience)
 	defer cancel()
-	err := p.ledger.Acquire(late, owner, holds...)
+	err = p.ledger.Acquire(late, owner, holds...)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

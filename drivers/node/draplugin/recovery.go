@@ -60,8 +60,7 @@ func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Reco
 // restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist; if they do, the first
 // keeps it and the second is reported, and prepared again only when the device is free.
 func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
-	now, cancel := context.WithCancel(ctx)
-	cancel()
+	owner := ownerOf(record.UID, record.Namespace, record.Name)
 	for _, device := range record.Devices {
 		if device.AdminAccess {
 			continue
@@ -72,7 +71,7 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 		if device.ShareID != "" {
 			allocated.ShareID = &device.ShareID
 		}
-		if err := p.ledger.Acquire(now, ownerOf(record.UID, record.Namespace, record.Name), p.restoredHolds(ctx, allocated)...); err != nil {
+		if err := p.ledger.TryAcquire(owner, p.restoredHolds(ctx, allocated)...); err != nil {
 			klog.FromContext(ctx).Error(err, "Two recorded claims hold one device", "claim", record.Namespace+"/"+record.Name)
 			p.report.node("DeviceHeldTwice", fmt.Sprintf("claim %s/%s was recorded as holding %s, but %v", record.Namespace, record.Name,
 				device.Device, err))

@@ -1,10 +1,11 @@
 // Package ledger knows which claim holds which device of a node, and is the last line against two holding one.
 //
-// The scheduler keeps claims apart. What slips through is a matter of time (the next pod's prepare comes before the last pod's
-// unprepare) or a mistake elsewhere; the first is waited for, the second is refused with the holder's name.
+// The scheduler keeps claims apart. Two things slip through: the next pod's prepare may come before the last pod's unprepare, which Acquire
+// waits for, and a mistake elsewhere, which is refused with the holder's name.
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,53 +41,96 @@ type entry struct {
 	shared bool
 }
 
-// ConflictError says who holds what was asked for.
-type ConflictError struct {
+// Conflict is one key that was asked for, and another owner's hold on it.
+type Conflict struct {
 	Key    string
 	Holder Owner
 }
 
-func (e *ConflictError) Error() string { return fmt.Sprintf("%s is held by %s", e.Key, e.Holder.Name) }
+func (c Conflict) String() string { return fmt.Sprintf("%s is held by %s", c.Key, c.Holder.Name) }
 
-// Acquire gives owner all of holds, or nothing. While another owner has one of them it waits for the release until ctx ends; the
-// error is then a *ConflictError that names the holder. What owner has already, it keeps: Acquire may be repeated.
+// ConflictError says who holds what was asked for: every conflict, at least one, by the order of the holds and then by the holders' names.
+type ConflictError struct{ Conflicts []Conflict }
+
+// Error names the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all.
+func (e *ConflictError) Error() string { return e.Conflicts[0].String() }
+
+// Holders are the owners in the way, each once, in the order of the conflicts.
+func (e *ConflictError) Holders() []Owner {
+	var owners []Owner
+	for _, c := range e.Conflicts {
+		if !slices.Contains(owners, c.Holder) {
+			owners = append(owners, c.Holder)
+		}
+	}
+	return owners
+}
+
+// TryAcquire gives owner all of holds, or nothing, and does not wait. The error is a *ConflictError that names every holder in the way.
+// What owner has already, it keeps: TryAcquire may be repeated.
+func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
+	conflict, _ := l.try(owner, holds)
+	if conflict == nil {
+		return nil // a nil *ConflictError would be an error that is not nil
+	}
+	return conflict
+}
+
+// Acquire is TryAcquire that waits, while another owner has one of holds, for the release until ctx ends. The error is the last conflict.
 func (l *Ledger) Acquire(ctx context.Context, owner Owner, holds ...Hold) error {
 	for {
-		conflict, changed := l.try(owner, holds)
+		conflict, released := l.try(owner, holds)
 		if conflict == nil {
 			return nil
 		}
 		select {
-		case <-changed:
+		case <-released:
 		case <-ctx.Done():
 			return conflict
 		}
 	}
 }
 
-// try takes every hold, or returns the first conflict and what to wait for.
+// try takes every hold, or returns all conflicts and what to wait for.
 func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.init()
+	var conflicts []Conflict
 	for _, hold := range holds {
-		for id, other := range l.holders[hold.Key] {
-			if id != owner.ID && (!hold.Shared || !other.shared) {
-				return &ConflictError{Key: hold.Key, Holder: other.owner}, l.changed
-			}
-		}
+		conflicts = append(conflicts, l.conflicts(owner.ID, hold)...)
+	}
+	if len(conflicts) > 0 {
+		return &ConflictError{Conflicts: conflicts}, l.changed
 	}
 	for _, hold := range holds {
-		if l.holders[hold.Key] == nil {
-			l.holders[hold.Key] = map[string]entry{}
-		}
-		l.holders[hold.Key][owner.ID] = entry{owner: owner, shared: hold.Shared}
+		l.put(owner, hold)
 	}
 	return nil, nil
 }
 
-// Extend gives every holder of key holds too, since it turned out what key is. Holders of one of them stay: the errors say which two now
-// hold one thing.
+// conflicts are the holds of others that exclude hold, sorted by the holders' names. l.mu is held.
+func (l *Ledger) conflicts(ownerID string, hold Hold) []Conflict {
+	var conflicts []Conflict
+	for id, other := range l.holders[hold.Key] {
+		if id != ownerID && (!hold.Shared || !other.shared) {
+			conflicts = append(conflicts, Conflict{Key: hold.Key, Holder: other.owner})
+		}
+	}
+	slices.SortFunc(conflicts, func(a, b Conflict) int { return byName(a.Holder, b.Holder) })
+	return conflicts
+}
+
+// put notes a hold. l.mu is held.
+func (l *Ledger) put(owner Owner, hold Hold) {
+	if l.holders[hold.Key] == nil {
+		l.holders[hold.Key] = map[string]entry{}
+	}
+	l.holders[hold.Key][owner.ID] = entry{owner: owner, shared: hold.Shared}
+}
+
+// Extend gives every holder of key holds too, once it is known what key is. Other holders of them stay: the errors say which two now hold
+// one thing.
 func (l *Ledger) Extend(key string, holds ...Hold) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,15 +138,10 @@ func (l *Ledger) Extend(key string, holds ...Hold) error {
 	var errs []error
 	for id, e := range l.holders[key] {
 		for _, hold := range holds {
-			for otherID, other := range l.holders[hold.Key] {
-				if otherID != id && (!hold.Shared || !other.shared) {
-					errs = append(errs, fmt.Errorf("%s holds %s: %w", e.owner.Name, key, &ConflictError{Key: hold.Key, Holder: other.owner}))
-				}
+			for _, c := range l.conflicts(id, hold) {
+				errs = append(errs, fmt.Errorf("%s holds %s: %w", e.owner.Name, key, &ConflictError{Conflicts: []Conflict{c}}))
 			}
-			if l.holders[hold.Key] == nil {
-				l.holders[hold.Key] = map[string]entry{}
-			}
-			l.holders[hold.Key][id] = entry{owner: e.owner, shared: hold.Shared}
+			l.put(e.owner, hold)
 		}
 	}
 	return errors.Join(errs...)
@@ -138,9 +177,11 @@ func (l *Ledger) Holders(key string) []Owner {
 	for _, e := range l.holders[key] {
 		owners = append(owners, e.owner)
 	}
-	slices.SortFunc(owners, func(a, b Owner) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
+	slices.SortFunc(owners, byName)
 	return owners
 }
+
+func byName(a, b Owner) int { return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID)) }
 
 func (l *Ledger) init() {
 	if l.changed == nil {

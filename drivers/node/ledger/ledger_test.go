@@ -3,19 +3,15 @@ package ledger
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
 func owner(name string) Owner { return Owner{ID: name, Name: "claim " + name} }
-
-func now(t *testing.T) context.Context {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	return ctx
-}
 
 func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -30,10 +26,10 @@ func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var ledger Ledger
-			if err := ledger.Acquire(now(t), owner("a"), c.first); err != nil {
+			if err := ledger.TryAcquire(owner("a"), c.first); err != nil {
 				t.Fatal(err)
 			}
-			err := ledger.Acquire(now(t), owner("b"), Hold{Key: "other"}, c.second)
+			err := ledger.TryAcquire(owner("b"), Hold{Key: "other"}, c.second)
 			var conflict *ConflictError
 			if (err == nil) != c.allowed || !c.allowed && (!errors.As(err, &conflict) || !strings.Contains(err.Error(), "claim a")) {
 				t.Errorf("error %v, allowed %v", err, c.allowed)
@@ -41,7 +37,7 @@ func TestHoldsExcludeEachOtherUnlessBothAreShared(t *testing.T) {
 			if !c.allowed && len(ledger.Holders("other")) != 0 {
 				t.Error("the part that was free was taken")
 			}
-			if err := ledger.Acquire(now(t), owner("a"), c.first); err != nil {
+			if err := ledger.TryAcquire(owner("a"), c.first); err != nil {
 				t.Errorf("its holder may not hold it again: %v", err)
 			}
 		})
@@ -54,7 +50,7 @@ func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
 		owner string
 		Hold
 	}{{"a", Hold{Key: "name", Shared: true}}, {"b", Hold{Key: "name", Shared: true}}, {"c", Hold{Key: "part 2"}}} {
-		if err := ledger.Acquire(now(t), owner(hold.owner), hold.Hold); err != nil {
+		if err := ledger.TryAcquire(owner(hold.owner), hold.Hold); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,10 +63,10 @@ func TestWhoHoldsSomethingByNameHoldsWhatItTurnsOutToBe(t *testing.T) {
 	if holders := ledger.Holders("part 1"); len(holders) != 2 {
 		t.Errorf("part 1 is held by %v, want a and b", holders)
 	}
-	if err := ledger.Acquire(now(t), owner("d"), Hold{Key: "part 1"}); err == nil {
+	if err := ledger.TryAcquire(owner("d"), Hold{Key: "part 1"}); err == nil {
 		t.Error("what a and b hold was given to d")
 	}
-	if err := ledger.Acquire(now(t), owner("d"), Hold{Key: "part 1", Shared: true}); err != nil {
+	if err := ledger.TryAcquire(owner("d"), Hold{Key: "part 1", Shared: true}); err != nil {
 		t.Error(err)
 	}
 	if err := ledger.Extend("name", Hold{Key: "part 2", Shared: true}); err == nil ||
@@ -102,4 +98,60 @@ func TestAWaiterGetsTheDeviceWhenItIsReleased(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+}
+
+func TestATryThatFailsTakesNothingAndNamesEveryHolder(t *testing.T) {
+	var ledger Ledger
+	for _, held := range []struct {
+		owner string
+		hold  Hold
+	}{{"b", Hold{Key: "g1", Shared: true}}, {"a", Hold{Key: "g1", Shared: true}}, {"c", Hold{Key: "g2"}}, {"a", Hold{Key: "g3"}}} {
+		if err := ledger.TryAcquire(owner(held.owner), held.hold); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := ledger.TryAcquire(owner("d"), Hold{Key: "free"}, Hold{Key: "g3"}, Hold{Key: "g1"}, Hold{Key: "g2", Shared: true})
+	var conflict *ConflictError
+	if !errors.As(err, &conflict) {
+		t.Fatalf("four devices, of which three are held: %v", err)
+	}
+	want := []Conflict{{"g3", owner("a")}, {"g1", owner("a")}, {"g1", owner("b")}, {"g2", owner("c")}}
+	if !slices.Equal(conflict.Conflicts, want) || !slices.Equal(conflict.Holders(), []Owner{owner("a"), owner("b"), owner("c")}) {
+		t.Errorf("conflicts %v, holders %v", conflict.Conflicts, conflict.Holders())
+	}
+	if err.Error() != "g3 is held by claim a" {
+		t.Errorf("the error reads %q", err)
+	}
+	for _, key := range []string{"free", "g1", "g2", "g3"} {
+		if slices.Contains(ledger.Holders(key), owner("d")) {
+			t.Errorf("a try that failed holds %s", key)
+		}
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		ledger.Release(id)
+	}
+	if err := ledger.TryAcquire(owner("d"), Hold{Key: "g1"}, Hold{Key: "g2"}, Hold{Key: "g3"}); err != nil {
+		t.Errorf("after all releases: %v", err)
+	}
+}
+
+// Whoever wants two devices in one order, and whoever wants them in the other, never wait for each other with one each.
+func TestTwoThatWantTheSameDevicesNeverHoldOneEach(t *testing.T) {
+	var ledger Ledger
+	var both sync.WaitGroup
+	for name, keys := range map[string][]Hold{"a": {{Key: "g1"}, {Key: "g2"}}, "b": {{Key: "g2"}, {Key: "g1"}}} {
+		both.Go(func() {
+			for range 1000 {
+				if err := ledger.Acquire(t.Context(), owner(name), keys...); err != nil {
+					t.Error(err)
+					return
+				}
+				if first, second := ledger.Holders("g1"), ledger.Holders("g2"); !slices.Equal(first, second) || len(first) != 1 {
+					t.Errorf("%s holds both devices, but they are held by %v and %v", name, first, second)
+				}
+				ledger.Release(name)
+			}
+		})
+	}
+	both.Wait()
 }

@@ -43,6 +43,12 @@
 {{- if and (ne (.value.form | default "whole") "mig") .value.migProfiles }}
 {{- fail (printf "%s: migProfiles with form %s: only form mig has profiles" .at (.value.form | default "whole")) }}
 {{- end }}
+{{- if and (eq (.value.form | default "whole") "shares") (not .value.shares) }}
+{{- fail (printf "%s: form shares needs shares, the number of them that a GPU has, such as 4" .at) }}
+{{- end }}
+{{- if and (ne (.value.form | default "whole") "shares") .value.shares }}
+{{- fail (printf "%s: shares with form %s: only form shares has a number of them" .at (.value.form | default "whole")) }}
+{{- end }}
 {{- end }}
 
 {{/* One installation a cluster: driver names, DeviceClasses and CRDs are the cluster's. */}}

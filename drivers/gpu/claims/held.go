@@ -20,7 +20,7 @@ func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 		if d.Admin() {
 			continue
 		}
-		held = append(held, devices.Held{Device: d.Device, Shared: d.ShareID != nil})
+		held = append(held, devices.Held{Device: d.Device, Shared: d.ShareID != nil, Counted: devices.Counts(d.ConsumedCapacity)})
 		hidden = hidden || !pool.Published(d.Device)
 	}
 	k.mu.Lock()

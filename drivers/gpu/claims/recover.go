@@ -154,7 +154,7 @@ func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
 	seen := k.Hardware().Pool.Device(device) != nil
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held[claim] = append(k.held[claim], devices.Held{Device: device, Shared: shared})
+	k.held[claim] = append(k.held[claim], devices.Held{Device: device, Shared: shared, Counted: devices.Counts(held.ConsumedCapacity)})
 	if seen {
 		return
 	}

@@ -15,7 +15,8 @@ import (
 // without an index hold.
 func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerEdits {
 	var e specs.ContainerEdits
-	if memory, ok := allocated.ConsumedCapacity[devices.CapMemory]; ok {
+	// A counted share that asked for no memory has no limit.
+	if memory, ok := allocated.ConsumedCapacity[devices.CapMemory]; ok && memory.Sign() > 0 {
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_%d=%dm", index, memory.Value()>>20),
 			fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))
 	}

@@ -65,7 +65,8 @@ func (k *Kind) planSharing(p *preparation) error {
 func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) error {
 	if d.Form == devices.Shared {
 		return draplugin.Refuse("MPSNotForShares",
-			"device %s: sharing.strategy MPS is for whole GPUs and MIG devices; a share has limits of its own by its capacities memory and cores",
+			"device %s: sharing.strategy MPS is for whole GPUs and MIG devices, and this claim has a share; use a node of form whole, or "+
+				"the share's capacities",
 			d.Name())
 	}
 	if p.data.MPS == nil {

@@ -93,6 +93,7 @@ type ask struct {
 	device, form string
 	memory       string
 	cores        string
+	shares       string
 }
 
 func (a ask) selector() string {
@@ -119,13 +120,16 @@ func (s *scheduler) allocate(asks ...ask) ([]resourceapi.DeviceRequestAllocation
 		} else {
 			r.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: a.selector()}}}
 		}
-		if a.memory != "" || a.cores != "" {
+		if a.memory != "" || a.cores != "" || a.shares != "" {
 			r.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
 			if a.memory != "" {
 				r.Exactly.Capacity.Requests["memory"] = resource.MustParse(a.memory)
 			}
 			if a.cores != "" {
 				r.Exactly.Capacity.Requests["cores"] = resource.MustParse(a.cores)
+			}
+			if a.shares != "" {
+				r.Exactly.Capacity.Requests["shares"] = resource.MustParse(a.shares)
 			}
 		}
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, r)

@@ -36,7 +36,7 @@ func TestTheNodesLabelComesBeforeTheChartsRulesAndThoseBeforeItsDefault(t *testi
 		"a label beside such rules": {labels.Set{"pool": "mig", "team": "a", devices.FormsLabel: "whole"}, "whole", "NodeLabel", ""},
 		"a label with profiles":     {labels.Set{devices.FormsLabel: "mig_3g.40gb"}, "mig_3g.40gb", "NodeLabel", ""},
 		"a label that says nothing": {labels.Set{devices.FormsLabel: "both"}, "", "",
-			`form "both": allowed are whole, shareable, mig, profiles, flexible`},
+			`form "both": allowed are whole, shareable, shares, mig, profiles, flexible`},
 		"a label without profiles":   {labels.Set{devices.FormsLabel: "mig"}, "", "", "names no MIG profile"},
 		"a label with too many":      {labels.Set{devices.FormsLabel: "whole_1g.10gb"}, "", "", "only form mig has profiles"},
 		"a label with a profile two": {labels.Set{devices.FormsLabel: "mig_1g.10gb_1g.10gb"}, "", "", "once"},

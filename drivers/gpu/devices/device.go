@@ -3,7 +3,8 @@
 // in two forms.
 //
 // A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its memory and
-// so has it whole; claims that ask for memory share it, as far as memory and cores go.
+// so has it whole; claims that ask for memory share it, as far as memory and cores go. A GPU of ModeShares is such a device too, and its
+// shares are counted.
 //
 // What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the form Shared (read from
 // structured/internal/incubating, and tried in this package's tests): the first allocation takes the device's counters, later ones skip the
@@ -47,10 +48,8 @@ func (d *Device) Describe() string {
 	switch {
 	case d.Form == MIG:
 		return "MIG " + d.Profile.Name
-	case d.Form == Whole && d.multiple():
-		return string(ModeShareable)
 	case d.Form == Whole:
-		return string(ModeWhole)
+		return DescribeWhole(d.API)
 	}
 	if a := d.API.Attributes[AttrVGPUProfile]; a.StringValue != nil {
 		return "shares of " + *a.StringValue
@@ -64,13 +63,14 @@ func (d *Device) multiple() bool {
 }
 
 // As is the device as one claim has it, by what the claim consumes: a GPU of ModeShareable is whole to a claim that consumes all of its
-// memory, and shared to any other. Any other device is what it is.
+// memory, and shared to any other. A claim that consumes counted shares shares the GPU, however many it has: how many there are may change
+// under it. Any other device is what it is.
 func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource.Quantity) *Device {
 	if d.Form != Whole || !shared {
 		return d
 	}
 	memory, known := consumed[CapMemory]
-	if known && memory.Cmp(bytesOf(d.GPU.MemoryBytes&^(shareStep-1))) >= 0 {
+	if known && !Counts(consumed) && memory.Cmp(bytesOf(d.GPU.MemoryBytes&^(shareStep-1))) >= 0 {
 		return d
 	}
 	share := *d
@@ -216,14 +216,7 @@ func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
 	d.API.Name = ProfileName(g, p.Name)
 	attributes(d.API.Attributes).text(AttrVGPUProfile, p.Name)
 	if p.Split > 0 {
-		one, all := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(p.Split, resource.DecimalSI)
-		amounts := &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all}
-		if p.Split > 1 {
-			// A step that leads beyond the capacity would have the API server refuse the slice, and with it the node's other GPUs.
-			amounts.Step = one
-		}
-		d.API.Capacity[CapSlots] = resourceapi.DeviceCapacity{Value: *all,
-			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
+		d.API.Capacity[CapSlots] = numbered(p.Split)
 	}
 	return d
 }

@@ -3,6 +3,7 @@ package devices
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gpufabric.io/drivers/gpu/inventory"
@@ -18,6 +19,9 @@ const (
 	ModeWhole Mode = "whole"
 	// ModeShareable offers one device that a plain claim has whole, and that claims which ask for memory share. It draws on no counters.
 	ModeShareable Mode = "shareable"
+	// ModeShares offers one device in a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's consumableShares
+	// does. A share has no limit, but for the memory that its claim asks for. It draws on no counters.
+	ModeShares Mode = "shares"
 	// ModeMIG offers the placements of named MIG profiles, and nothing else. It draws on counters where placements exclude each other.
 	ModeMIG Mode = "mig"
 	// ModeProfiles offers the shares of the VGPUProfiles that select the node, and nothing else.
@@ -28,7 +32,7 @@ const (
 
 // Modes are all modes, in the order in which messages name them.
 func Modes() []Mode {
-	return []Mode{ModeWhole, ModeShareable, ModeMIG, ModeProfiles, ModeFlexible}
+	return []Mode{ModeWhole, ModeShareable, ModeShares, ModeMIG, ModeProfiles, ModeFlexible}
 }
 
 // Forms say in which forms the GPUs of a node are offered. The zero value is ModeWhole.
@@ -36,15 +40,28 @@ type Forms struct {
 	Mode Mode `json:"form"`
 	// MIGProfiles are the MIG profiles of ModeMIG, as NVML names them ("1g.10gb", "1g.10gb+me"); no other mode has any.
 	MIGProfiles []string `json:"migProfiles,omitempty"`
+	// Shares is the number of shares of a GPU of ModeShares, 1 to MaxShares; no other mode has any.
+	Shares int `json:"shares,omitempty"`
 }
 
-// ParseForms reads Forms as a label's value has them: a mode, and for mig the profiles after it, all joined by "_". A label cannot hold the
-// plus sign of "1g.10gb+me": there a dash stands for it.
+// MaxShares is the most shares of a GPU. It is far above what a GPU has time for: who wants no limit names it.
+const MaxShares = 10_000
+
+// ParseForms reads Forms as a label's value has them: a mode, after mig its profiles, after shares their number, all joined by "_". A label
+// cannot hold the plus sign of "1g.10gb+me": there a dash stands for it.
 func ParseForms(text string) (Forms, error) {
 	words := strings.Split(text, "_")
-	f := Forms{Mode: Mode(words[0]), MIGProfiles: words[1:]}
-	if len(f.MIGProfiles) == 0 {
-		f.MIGProfiles = nil
+	f := Forms{Mode: Mode(words[0])}
+	switch {
+	case len(words) == 1:
+	case f.Mode == ModeShares && len(words) == 2:
+		n, err := strconv.Atoi(words[1])
+		if err != nil {
+			return f, fmt.Errorf("form shares of %q: want a number of shares, such as shares_4", words[1])
+		}
+		f.Shares = n
+	default:
+		f.MIGProfiles = words[1:]
 	}
 	return f, f.Validate()
 }
@@ -58,6 +75,10 @@ func (f Forms) Validate() error {
 		return fmt.Errorf("form mig names no MIG profile: name at least one, such as 1g.10gb (nvidia-smi mig -lgip lists them)")
 	case f.Mode != ModeMIG && len(f.MIGProfiles) > 0:
 		return fmt.Errorf("form %s with the MIG profiles %s: only form mig has profiles", f.mode(), strings.Join(f.MIGProfiles, ", "))
+	case f.Mode == ModeShares && (f.Shares < 1 || f.Shares > MaxShares):
+		return fmt.Errorf("form shares with %d shares: a GPU has 1 to %d", f.Shares, MaxShares)
+	case f.Mode != ModeShares && f.Shares != 0:
+		return fmt.Errorf("form %s with %d shares: only form shares has a number of them", f.mode(), f.Shares)
 	}
 	for i, name := range f.MIGProfiles {
 		if name == "" || slices.Contains(f.MIGProfiles[:i], name) {
@@ -69,12 +90,16 @@ func (f Forms) Validate() error {
 
 // Equal says whether both offer the same.
 func (f Forms) Equal(o Forms) bool {
-	return f.mode() == o.mode() && slices.Equal(f.MIGProfiles, o.MIGProfiles)
+	return f.mode() == o.mode() && f.Shares == o.Shares && slices.Equal(f.MIGProfiles, o.MIGProfiles)
 }
 
 // String writes the forms as ParseForms reads them.
 func (f Forms) String() string {
-	return strings.NewReplacer("+", "-").Replace(strings.Join(append([]string{string(f.mode())}, f.MIGProfiles...), "_"))
+	words := append([]string{string(f.mode())}, f.MIGProfiles...)
+	if f.Shares != 0 {
+		words = append(words, strconv.Itoa(f.Shares))
+	}
+	return plain(strings.Join(words, "_"))
 }
 
 func (f Forms) mode() Mode {

@@ -55,6 +55,7 @@ const (
 
 	CapMemory          resourceapi.QualifiedName = "memory"
 	CapCores           resourceapi.QualifiedName = "cores"
+	CapShares          resourceapi.QualifiedName = "shares"
 	CapSlots           resourceapi.QualifiedName = "slots"
 	CapMultiprocessors resourceapi.QualifiedName = "multiprocessors"
 	CapCopyEngines     resourceapi.QualifiedName = "copyEngines"

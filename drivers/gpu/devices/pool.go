@@ -56,6 +56,8 @@ type Held struct {
 	Device string
 	// Shared says that other claims may hold the device too.
 	Shared bool
+	// Counted says that the claim holds shares that are counted, of a GPU of ModeShares.
+	Counted bool
 }
 
 // Instance is a MIG instance that stands: a GPU instance with one compute instance that fills it.
@@ -138,6 +140,8 @@ func (p *Pool) asked(g *inventory.GPU) []*Device {
 			return slices.Concat([]*Device{shareable(n, g)}, shares)
 		}
 		p.problem("%s is offered whole: form %s, and the driver does not say how much memory it has", g.UUID, ModeShareable)
+	case ModeShares:
+		return slices.Concat([]*Device{counted(n, g, o.Forms.Shares)}, shares)
 	case ModeWhole:
 	}
 	return slices.Concat([]*Device{whole(n, g)}, shares)
@@ -198,19 +202,20 @@ func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device
 	foreign := false
 	for _, h := range p.options.Held {
-		if !of(g, h.Device) || slices.ContainsFunc(kept, func(d *Device) bool { return d.Name() == h.Device }) {
+		if !of(g, h.Device) {
 			continue
 		}
-		if i := slices.IndexFunc(wanted, func(d *Device) bool { return d.Name() == h.Device && (d.multiple() || !h.Shared) }); i >= 0 {
-			kept = append(kept, wanted[i])
+		var d *Device
+		if i := slices.IndexFunc(wanted, func(d *Device) bool { return d.canBe(h) }); i >= 0 {
+			d = wanted[i]
+		} else if d = p.possible(g, h); d == nil {
 			continue
+		} else {
+			foreign = true
 		}
-		d := p.possible(g, h)
-		if d == nil {
-			continue
+		if !slices.ContainsFunc(kept, func(k *Device) bool { return k.Name() == d.Name() }) {
+			kept = append(kept, d)
 		}
-		foreign = true
-		kept = append(kept, d)
 	}
 	if !foreign {
 		return nil
@@ -233,6 +238,8 @@ func of(g *inventory.GPU, device string) bool {
 func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 	n := p.node
 	switch {
+	case h.Device == WholeName(g) && h.Shared && h.Counted:
+		return counted(n, g, max(p.options.Forms.Shares, 1))
 	case h.Device == WholeName(g) && h.Shared && g.MemoryBytes >= shareStep:
 		return shareable(n, g)
 	case h.Device == WholeName(g):

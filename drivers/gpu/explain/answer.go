@@ -36,8 +36,8 @@ type Node struct {
 	Says string `json:"says,omitempty"`
 
 	devices []resourceapi.Device
-	held    map[string]bool // by device
-	busy    map[string]bool // by GPU
+	held    map[string]int64 // the counted shares that claims have, by device; 0 for a device whose shares are not counted
+	busy    map[string]bool  // by GPU
 }
 
 // Claim is a claim that waits.
@@ -51,7 +51,7 @@ type Request struct {
 	Name  string `json:"name"`
 	Class string `json:"class"`
 	Wants string `json:"wants"`
-	// Offered are the GPUs that offer the form, Free those of them of which no claim holds anything.
+	// Offered are the GPUs that offer the form, Free those of them of which no claim holds anything, or not every share of a number.
 	Offered int    `json:"offered"`
 	Free    int    `json:"free"`
 	Answer  string `json:"answer"`
@@ -88,7 +88,7 @@ func nodesOf(c *Cluster) []*Node {
 		}
 		name := *s.Spec.NodeName
 		if byName[name] == nil {
-			byName[name] = &Node{Name: name, Offers: map[string]int{}, held: map[string]bool{}, busy: map[string]bool{}}
+			byName[name] = &Node{Name: name, Offers: map[string]int{}, held: map[string]int64{}, busy: map[string]bool{}}
 		}
 		byName[name].devices = append(byName[name].devices, s.Spec.Devices...)
 		pools[s.Spec.Pool.Name] = byName[name]
@@ -99,7 +99,9 @@ func nodesOf(c *Cluster) []*Node {
 		}
 		for _, r := range c.Claims[i].Status.Allocation.Devices.Results {
 			if n := pools[r.Pool]; r.Driver == devices.Driver && n != nil && (r.AdminAccess == nil || !*r.AdminAccess) {
-				n.held[r.Device], n.busy[devices.GPUOf(r.Device)] = true, true
+				shares := r.ConsumedCapacity[devices.CapShares]
+				n.held[r.Device] += shares.Value()
+				n.busy[devices.GPUOf(r.Device)] = true
 			}
 		}
 	}
@@ -142,14 +144,11 @@ func formOf(d resourceapi.Device) string {
 		}
 		return ""
 	}
-	multiple := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 	switch form := devices.Form(text(devices.AttrType)); {
 	case form == devices.MIG:
 		return "MIG " + text(devices.AttrProfile)
-	case form == devices.Whole && multiple:
-		return string(devices.ModeShareable)
 	case form == devices.Whole:
-		return string(devices.ModeWhole)
+		return devices.DescribeWhole(d)
 	case text(devices.AttrVGPUProfile) != "":
 		return "shares of " + text(devices.AttrVGPUProfile)
 	case form == devices.Shared:
@@ -210,8 +209,8 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	}
 	switch {
 	case r.Free > 0:
-		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold nothing of %d of them: what keeps the pod from them is not the form; "+
-			"see the pod's Events", r.Offered, named(offering), r.Free)
+		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold nothing of %d of them, or not all shares: what keeps the pod from them "+
+			"is not the form; see the pod's Events", r.Offered, named(offering), r.Free)
 		return r
 	case r.Offered > 0:
 		r.Answer = fmt.Sprintf("%d GPUs offer it on %s, and claims hold something of each", r.Offered, named(offering))
@@ -228,14 +227,14 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	return r
 }
 
-// on counts a node's GPUs that offer the form, and those of them of which nothing is held.
+// on counts a node's GPUs that offer the form, and those of them of which nothing is held, or which have counted shares left.
 func (w Want) on(n *Node) (offered, free int) {
 	seen := map[string]bool{}
 	for _, d := range n.devices {
 		if gpu := devices.GPUOf(d.Name); w.matches(d) && !seen[gpu] {
 			seen[gpu] = true
 			offered++
-			if !n.busy[gpu] {
+			if held := n.held[d.Name]; !n.busy[gpu] || 0 < held && held < devices.CountedShares(d) {
 				free++
 			}
 		}

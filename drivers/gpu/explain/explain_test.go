@@ -96,6 +96,21 @@ func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
 	const mig = `device.attributes['gpu.nvidia.com'].profile == '1g.10gb'`
 	taken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0")
 	allTaken := claim("taken", "gpu.nvidia.com", "", "", "whole", "gpu-0", "gpu-1")
+	asksFor := func(capacity resourceapi.QualifiedName, amount string) *resourceapi.ResourceClaim {
+		c := claim("c", "gpu.nvidia.com", "", "1", "")
+		c.Spec.Devices.Requests[0].Exactly.Capacity.Requests = map[resourceapi.QualifiedName]resource.Quantity{
+			capacity: resource.MustParse(amount)}
+		return c
+	}
+	// shares has some shares of the first GPU of the node counted, and two of its second.
+	shares := func(first string) *resourceapi.ResourceClaim {
+		c := claim("taken", "gpu.nvidia.com", "", "", "counted", "gpu-0", "gpu-1")
+		for i, n := range []string{first, "2"} {
+			c.Status.Allocation.Devices.Results[i].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+				"shares": resource.MustParse(n)}
+		}
+		return c
+	}
 	for _, c := range []struct {
 		name   string
 		nodes  map[string]string // forms, by name
@@ -116,7 +131,15 @@ func TestAClaimThatWaitsIsToldWhereItsFormCouldBeHad(t *testing.T) {
 		{"whole where all is held", map[string]string{"whole": "whole"}, []runtime.Object{allTaken}, claim("c", "gpu.nvidia.com", "", "", ""),
 			[]string{"2 GPUs offer it on whole (0 free), and claims hold something of each; no other node has a GPU that no claim holds"}},
 		{"whole where something is free", map[string]string{"whole": "whole"}, []runtime.Object{taken}, claim("c", "gpu.nvidia.com", "", "", ""),
-			[]string{"claims hold nothing of 1 of them: what keeps the pod from them is not the form"}},
+			[]string{"claims hold nothing of 1 of them, or not all shares: what keeps the pod from them is not the form"}},
+		{"counted shares where all is whole", map[string]string{"whole": "whole", "half": "shareable"}, nil, asksFor("shares", "1"),
+			[]string{"asks for shares of a GPU, by their number: no GPU offers it", "node half gpufabric.io/gpu-forms=shares_4"}},
+		{"cores where shares are counted", map[string]string{"counted": "shares_2"}, nil, asksFor("cores", "10"),
+			[]string{"a part of a GPU's memory or cores: no GPU offers it", "node counted gpufabric.io/gpu-forms=shareable"}},
+		{"a counted share where one of two is held", map[string]string{"counted": "shares_2"}, []runtime.Object{shares("1")},
+			asksFor("shares", "1"), []string{"2 GPUs offer it on counted", "claims hold nothing of 1 of them, or not all shares"}},
+		{"a counted share where all are held", map[string]string{"counted": "shares_1"}, []runtime.Object{shares("1")},
+			claim("c", "gpu.nvidia.com", "", "", ""), []string{"2 GPUs offer it on counted (0 free), and claims hold something of each"}},
 		{"a profile's share", map[string]string{"whole": "whole"}, nil, claim("c", "small", "", "", ""),
 			[]string{"a share of the VGPUProfile small: no GPU offers it", "the VGPUProfile small must select node whole"}},
 		{"a class that is not there", map[string]string{"whole": "whole"}, nil, &resourceapi.ResourceClaim{

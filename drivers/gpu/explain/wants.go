@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,8 +20,8 @@ type Want struct {
 	Profiles []string
 	// VGPUProfile is the profile whose shares are asked for.
 	VGPUProfile string
-	// Amounts says that memory or cores are asked for, which a whole GPU alone does not give in part.
-	Amounts bool
+	// Amounts are the capacities that are asked for (memory, cores, shares), which a whole GPU alone does not give in part.
+	Amounts []resourceapi.QualifiedName
 }
 
 var (
@@ -41,7 +42,9 @@ func wantOf(
 		}
 	}
 	all := text.String()
-	w.Amounts = capacity != nil && len(capacity.Requests) > 0
+	if capacity != nil {
+		w.Amounts = slices.Sorted(maps.Keys(capacity.Requests))
+	}
 	profile := vgpuProfile.FindStringSubmatch(all)
 	switch {
 	case migType.MatchString(all):
@@ -72,9 +75,17 @@ func (w Want) matches(d resourceapi.Device) bool {
 	case w.VGPUProfile != "":
 		return text(devices.AttrVGPUProfile) == w.VGPUProfile
 	case w.Form == devices.Shared:
-		return multiple && text(devices.AttrVGPUProfile) == ""
+		return multiple && text(devices.AttrVGPUProfile) == "" && w.counted(d)
 	}
-	return form == devices.Whole && (multiple || !w.Amounts)
+	return form == devices.Whole && (len(w.Amounts) == 0 || multiple && w.counted(d))
+}
+
+// counted says whether a device has all capacities that are asked for.
+func (w Want) counted(d resourceapi.Device) bool {
+	return !slices.ContainsFunc(w.Amounts, func(name resourceapi.QualifiedName) bool {
+		_, has := d.Capacity[name]
+		return !has
+	})
 }
 
 // String names the wanted form.
@@ -86,9 +97,11 @@ func (w Want) String() string {
 		return "a MIG instance"
 	case w.VGPUProfile != "":
 		return "a share of the VGPUProfile " + w.VGPUProfile
+	case slices.Contains(w.Amounts, devices.CapShares):
+		return "shares of a GPU, by their number"
 	case w.Form == devices.Shared:
 		return "a share of a GPU"
-	case w.Amounts:
+	case len(w.Amounts) > 0:
 		return "a part of a GPU's memory or cores"
 	}
 	return "a whole GPU"
@@ -107,7 +120,9 @@ func (w Want) remedy(node string) string {
 		return label("mig_1g.10gb") + " (with a profile of its GPUs: nvidia-smi mig -lgip lists them)"
 	case w.VGPUProfile != "":
 		return fmt.Sprintf("the VGPUProfile %s must select node %s and its GPUs, by nodeSelector and productNames", w.VGPUProfile, node)
-	case w.Form == devices.Shared || w.Amounts:
+	case slices.Contains(w.Amounts, devices.CapShares):
+		return label("shares_4") + " (with as many shares a GPU as you want; they have no cores of their own)"
+	case w.Form == devices.Shared || len(w.Amounts) > 0:
 		return label(string(devices.ModeShareable))
 	}
 	return label(string(devices.ModeWhole))

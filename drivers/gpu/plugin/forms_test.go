@@ -181,6 +181,49 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	}
 }
 
+// TestCountedSharesArePreparedSideBySide runs claims as the scheduler allocates them of a GPU in four shares: a plain one, one that asks for
+// memory, and one that asks for more time beside them.
+//
+//shows:gpu-share
+func TestCountedSharesArePreparedSideBySide(t *testing.T) {
+	b := newBench(t, gputest.New(t, 1), withForms(`{"default": {"form": "shares", "shares": 4}}`))
+	b.awaitPublished("gpu-0")
+	b.awaitCondition(corev1.ConditionTrue, "ChartDefault", "1 GPUs offer shares (4); asked for: shares_4")
+	share := func(uid, memory string, configs ...string) *resourceapi.ResourceClaim {
+		return b.claim(uid, configs, device{name: "gpu-0", share: "s-" + uid, capacity: map[string]string{"memory": memory, "shares": "1"}})
+	}
+	plain := share("plain", "0")
+	if e := b.edits(plain, b.mustPrepare(plain)...); strings.Contains(fmt.Sprint(e.Env), "CUDA_DEVICE") {
+		t.Errorf("a share that asks for nothing is limited: %v", e.Env)
+	}
+	// The memory of the whole GPU beside shares of none is not the GPU alone.
+	some := share("some", "40Gi")
+	if e := b.edits(some, b.mustPrepare(some)...); !slices.Contains(e.Env, "CUDA_DEVICE_MEMORY_LIMIT=40960m") {
+		t.Errorf("a share that asks for memory has the environment %v", e.Env)
+	}
+	b.stop()
+	b.start()
+	long := share("long", "0", gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`))
+	if _, problem := b.prepare(long); !strings.Contains(problem, "one GPU is shared in one way") {
+		t.Errorf("time slices of another length beside ordinary ones: %q", problem)
+	}
+	if _, problem := b.prepare(share("mps", "0", gpuConfig(`{"strategy":"MPS"}`))); !strings.Contains(problem, "whole GPUs and MIG devices") {
+		t.Errorf("MPS for a share: %q", problem)
+	}
+	// Another form waits for the claims; a claim that was allocated its share a moment before is prepared all the same.
+	b.label("shareable")
+	b.awaitPublished("(gpu-0)")
+	late := share("late", "0")
+	b.mustPrepare(late)
+	for _, c := range []*resourceapi.ResourceClaim{plain, some, late} {
+		if problem := b.unprepare(c); problem != "" {
+			t.Fatal(problem)
+		}
+	}
+	b.awaitPublished("gpu-0")
+	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "1 GPUs offer shareable")
+}
+
 // TestAFormThatIsHeldStaysUntilItsClaimsEnd is also the upgrade from the version that offered every form of every GPU.
 //
 //shows:gpu-forms

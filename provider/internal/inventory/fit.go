@@ -18,8 +18,7 @@ type Request struct {
 
 // Free counts, by node, how many claims with the request could be allocated now, on top of what is. It follows the scheduler's rules: a
 // device is taken once unless it allows several allocations, draws on the counters of its pool, and is left out when tainted. Equal
-// placements are taken from the
-// lowest on, which is the best order for equal sizes.
+// placements are taken from the lowest on, which is the best order for equal sizes.
 func (inv *Inventory) Free(r Request) map[string]int64 {
 	left := inv.countersLeft()
 	free := map[string]int64{}
@@ -40,9 +39,6 @@ func (inv *Inventory) Free(r Request) map[string]int64 {
 			continue
 		case shared:
 			n := d.sharesLeft(d.filled(r.Capacity))
-			if len(r.Capacity) == 0 {
-				n = min(n, 1)
-			}
 			if n > 0 && len(d.Claims) == 0 {
 				counters.draw(d.ConsumesCounters)
 			}
@@ -90,12 +86,12 @@ func (d *Device) filled(asked map[resourcev1.QualifiedName]int64) map[resourcev1
 func (d *Device) sharesLeft(size map[resourcev1.QualifiedName]int64) int64 {
 	n := int64(-1)
 	for name, amount := range size {
+		if amount <= 0 {
+			continue
+		}
 		capacity, ok := d.Capacity[name]
 		if !ok {
 			return 0
-		}
-		if amount <= 0 {
-			continue
 		}
 		rest := capacity.Value.Value()
 		for _, c := range d.Claims {

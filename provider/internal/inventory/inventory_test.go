@@ -111,6 +111,35 @@ func TestFree(t *testing.T) {
 	}
 }
 
+// TestCountedSharesAreFreeUntilTheyEnd looks at a GPU of form shares, as gpu-plugin publishes it: a plain claim takes one share and no memory.
+func TestCountedSharesAreFreeUntilTheyEnd(t *testing.T) {
+	several := true
+	of := func(value, byDefault string) resourcev1.DeviceCapacity {
+		least := resource.MustParse(byDefault)
+		return resourcev1.DeviceCapacity{Value: resource.MustParse(value), RequestPolicy: &resourcev1.CapacityRequestPolicy{Default: &least}}
+	}
+	slice := onePool()
+	slice.Spec.SharedCounters, slice.Spec.Devices = nil, []resourcev1.Device{{Name: "gpu-0", AllowMultipleAllocations: &several,
+		Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"type": text("gpu")},
+		Capacity:   map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"memory": of("40Gi", "0"), "shares": of("4", "1")}}}
+	held := []resourcev1.ResourceClaim{claim("gpu-0", map[resourcev1.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"),
+		"memory": resource.MustParse("20Gi")})}
+	for _, c := range []struct {
+		name    string
+		request Request
+		want    int64
+	}{
+		{"plain claims", Request{Driver: GPUDriver, Type: "gpu"}, 3},
+		{"shares of memory", Request{Driver: GPUDriver, Type: "shared", Capacity: map[resourcev1.QualifiedName]int64{"memory": 10 * gib,
+			"cores": 0}}, 2},
+		{"shares of cores", Request{Driver: GPUDriver, Type: "shared", Capacity: map[resourcev1.QualifiedName]int64{"cores": 10}}, 0},
+	} {
+		if got := build([]resourcev1.ResourceSlice{slice}, held).Free(c.request)["n1"]; got != c.want {
+			t.Errorf("%s: %d are free, want %d", c.name, got, c.want)
+		}
+	}
+}
+
 func TestSlicesOfAnOlderGenerationAreLeftOut(t *testing.T) {
 	old := onePool()
 	old.Spec.Pool.Generation = 1

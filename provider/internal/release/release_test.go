@@ -59,6 +59,8 @@ func TestValuesThatTheChartRefusesTogetherAreFoundWithoutACluster(t *testing.T) 
 		"{gpus: {enabled: true, forms: {default: {form: half}}}}": "/gpus/forms/default/form",
 		"{gpus: {enabled: true, forms: {default: {form: mig}}}}": "gpus.forms.default: form mig " +
 			"needs migProfiles",
+		"{gpus: {enabled: true, forms: {default: {form: shares, shares: 4}}}}":                                "",
+		"{gpus: {enabled: true, forms: {default: {form: shares}}}}":                                           "form shares needs shares",
 		"{gpus: {enabled: true, forms: {nodes: [{form: shareable}]}}}":                                        "/gpus/forms/nodes/0",
 		"{gpus: {enabled: true, forms: {nodes: [{nodeSelector: {matchLabels: {a: b}}, form: whole, x: 1}]}}}": "/gpus/forms/nodes/0",
 	} {

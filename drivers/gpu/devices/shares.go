@@ -1,0 +1,73 @@
+package devices
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"gpufabric.io/drivers/gpu/inventory"
+)
+
+// counted is the GPU as ModeShares offers it, under the name and with the type of a whole GPU. Names, defaults and ranges of the capacities
+// are the NVIDIA driver's (sigs.k8s.io/dra-driver-nvidia-gpu v0.5.0, consumableShares with a number): a claim that asks for nothing takes
+// one share and no memory, so that claims divide the GPU's time and trust each other with its memory.
+func counted(n *inventory.Node, g *inventory.GPU, shares int) *Device {
+	d := whole(n, g)
+	d.API.AllowMultipleAllocations = ptr.To(true)
+	if d.API.Capacity == nil {
+		d.API.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+	}
+	if total := g.MemoryBytes &^ (shareStep - 1); total > shareStep {
+		none, step, all := bytesOf(0), bytesOf(shareStep), bytesOf(total)
+		d.API.Capacity[CapMemory] = resourceapi.DeviceCapacity{Value: all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &none,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(none.DeepCopy()), Max: ptr.To(all.DeepCopy()), Step: &step}}}
+	}
+	d.API.Capacity[CapShares] = numbered(int64(shares))
+	return d
+}
+
+// numbered is a capacity of so many, of which a request that names none takes one.
+func numbered(n int64) resourceapi.DeviceCapacity {
+	one, all := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(n, resource.DecimalSI)
+	amounts := &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all}
+	if n > 1 {
+		// A step that leads beyond the capacity would have the API server refuse the slice, and with it the node's other GPUs.
+		amounts.Step = one
+	}
+	return resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
+}
+
+// Counts says whether what a claim consumes of a device are counted shares.
+func Counts(consumed map[resourceapi.QualifiedName]resource.Quantity) bool {
+	_, counts := consumed[CapShares]
+	return counts
+}
+
+// CountedShares is how many shares a published GPU of ModeShares has, 0 for any other device.
+func CountedShares(d resourceapi.Device) int64 {
+	c, counts := d.Capacity[CapShares]
+	if !counts {
+		return 0
+	}
+	return c.Value.Value()
+}
+
+// DescribeWhole names in a word or two how a published device of type gpu is offered.
+func DescribeWhole(d resourceapi.Device) string {
+	switch shares := CountedShares(d); {
+	case shares > 0:
+		return fmt.Sprintf("%s (%d)", ModeShares, shares)
+	case ptr.Deref(d.AllowMultipleAllocations, false):
+		return string(ModeShareable)
+	}
+	return string(ModeWhole)
+}
+
+// canBe says whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
+// ModeShareable are not the same: the scheduler subtracts what a claim consumes from the capacities of those names alone, and would give a
+// GPU whole to one claim that others share by count.
+func (d *Device) canBe(h Held) bool {
+	return d.Name() == h.Device && (!h.Shared || d.multiple() && (CountedShares(d.API) > 0) == h.Counted)
+}

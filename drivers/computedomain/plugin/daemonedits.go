@@ -57,6 +57,10 @@ func (k *kind) domainEdits(domain types.UID) (specs.ContainerEdits, error) {
 // memory that others had mapped is gone with the boot, and nobody is to be waited for.
 func (k *kind) forgetEarlierBoot(dir, persist string) error {
 	path, boot := filepath.Join(dir, bootName), k.bootID()
+	if boot == "" {
+		return errors.New("the node's boot ID (/proc/sys/kernel/random/boot_id) cannot be read, so nobody knows whether what an IMEX daemon kept " +
+			"is of this boot; it is read again when the claim is tried again")
+	}
 	last, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read in which boot the domain's directory was used last: %w", err)

@@ -105,6 +105,19 @@ func TestAfterARebootNobodyIsWaitedFor(t *testing.T) {
 	}
 }
 
+func TestAnUnknownBootKeepsWhatADaemonKeptAndRefusesTheNext(t *testing.T) {
+	n := newTestNode(t, inFabric)
+	kept := filepath.Join(n.dir, "state/domains", string(domainUID), "persist/persist.dat")
+	writeFile(t, kept, "peers that have memory mapped")
+	n.bootID = func() string { return "" }
+	if _, err := n.domainEdits(domainUID); err == nil || !strings.Contains(err.Error(), "boot_id") {
+		t.Errorf("got %v, want a refusal that names the file", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("what the daemon kept is gone: %v", err)
+	}
+}
+
 //shows:cd-daemon
 func TestADaemonThatCannotRunHereIsRefusedInWords(t *testing.T) {
 	for name, c := range map[string]struct {

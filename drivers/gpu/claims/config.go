@@ -35,6 +35,15 @@ func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, erro
 			if d.Form == devices.MIG {
 				continue // for the claim's whole GPUs
 			}
+			if d.Form == devices.Shared && c.Source != resourceapi.AllocationConfigSourceClass {
+				if validation.AsksForInterval(c.Raw) {
+					return result, draplugin.Refuse("IntervalNotForShares", "%s: sharing.timeSlicingConfig.interval for device %s: %s", c.Path,
+						d.Name(), validation.ShareInterval)
+				}
+				if config.Sharing.Strategy == v1beta1.TimeSlicing {
+					continue // the class's interval stands
+				}
+			}
 			s := config.Sharing
 			result = share{strategy: s.Strategy, mps: s.MpsConfig, interval: v1beta1.DefaultTimeSlice}
 			if s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil {

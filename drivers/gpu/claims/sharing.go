@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
@@ -48,8 +49,9 @@ func (k *Kind) planSharing(p *preparation) error {
 		}
 		wanted[d.GPU.UUID] = s
 		if other, holder := k.sharedBy(d.GPU.UUID, p.claim.UID); holder != "" && !other.same(s) {
+			klog.Background().Info("A GPU is shared in another way already", "gpu", d.GPU.UUID, "claim", klog.KObj(p.claim), "holderUID", holder)
 			return draplugin.Refuse("SharingContradicts",
-				"device %s is shared by %s for the claim with UID %s; this claim asks for %s: one GPU is shared in one way", d.Name(), other, holder, s)
+				"device %s is shared by %s for another claim; this claim asks for %s: one GPU is shared in one way", d.Name(), other, s)
 		}
 	}
 	for gpu, s := range wanted {

@@ -191,6 +191,14 @@ type device struct {
 // claim makes an allocated claim in the API.
 func (b *bench) claim(uid string, configs []string, devs ...device) *resourceapi.ResourceClaim {
 	b.Helper()
+	return b.claimFrom(resourceapi.AllocationConfigSourceClaim, uid, configs, devs...)
+}
+
+// claimFrom is claim with configurations of the claim's own, or of its DeviceClass.
+func (b *bench) claimFrom(
+	source resourceapi.AllocationConfigSource, uid string, configs []string, devs ...device,
+) *resourceapi.ResourceClaim {
+	b.Helper()
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim-" + uid, Namespace: "default", UID: types.UID(uid)}}
 	allocation := &resourceapi.AllocationResult{}
 	for _, d := range devs {
@@ -210,7 +218,7 @@ func (b *bench) claim(uid string, configs []string, devs ...device) *resourceapi
 	}
 	for _, raw := range configs {
 		allocation.Devices.Config = append(allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
-			Source: resourceapi.AllocationConfigSourceClaim,
+			Source: source,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: devices.Driver, Parameters: runtime.RawExtension{Raw: []byte(raw)},
 			}},

@@ -69,9 +69,9 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 	share := func(id string) device {
 		return device{name: "gpu-0-shared", share: id, capacity: map[string]string{"memory": "10Gi", "cores": "30"}}
 	}
-	first := b.claim("u1", long, share("s1"))
+	first := b.claimFrom(resourceapi.AllocationConfigSourceClass, "u1", long, share("s1"))
 	b.mustPrepare(first)
-	b.mustPrepare(b.claim("u2", long, share("s2")))
+	b.mustPrepare(b.claimFrom(resourceapi.AllocationConfigSourceClass, "u2", long, share("s2")))
 	b.stop()
 	b.start()
 	other := b.claim("u3", nil, share("s3"))
@@ -84,6 +84,49 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 		}
 	}
 	b.mustPrepare(other)
+}
+
+// A GPU has one time slice for all its shares, which agree about it: whoever chose it would keep everybody else off the GPU.
+//
+//shows:gpu-refusals
+func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
+	m := gputest.New(t, 1)
+	calls := smi(t, m)
+	b := newBench(t, m)
+	share := func(id, memory string) device {
+		return device{name: "gpu-0-shared", share: id, capacity: map[string]string{"memory": memory, "cores": "1"}}
+	}
+	for _, interval := range []string{"Default", "Short", "Medium", "Long"} {
+		//attack:share-time-slice A share of one percent chooses the time slice of its GPU, without a webhook
+		c := b.claim("attack-"+strings.ToLower(interval),
+			[]string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)}, share("a"+interval, "1Gi"))
+		_, problem := b.prepare(c)
+		if !strings.Contains(problem, "DeviceClass") || !strings.Contains(problem, "sharing.timeSlicingConfig.interval") {
+			t.Errorf("interval %s of a share's own claim: %q", interval, problem)
+		}
+		t.Logf("attacker sees: %s", problem)
+	}
+	if got := calls(); got != "" {
+		t.Errorf("an attack called nvidia-smi %s", got)
+	}
+	// The others' shares are as ever: without a word about time slices, and with the class's interval beside a claim's plain configuration.
+	b.mustPrepare(b.claim("plain", nil, share("s1", "1Gi")))
+	if problem := b.unprepare(b.get("plain")); problem != "" {
+		t.Error(problem)
+	}
+	long := gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)
+	c := b.claimFrom(resourceapi.AllocationConfigSourceClass, "class", []string{long}, share("s2", "1Gi"))
+	own := c.Status.Allocation.Devices.Config[0]
+	own.Source, own.Opaque = resourceapi.AllocationConfigSourceClaim, own.Opaque.DeepCopy()
+	own.Opaque.Parameters.Raw = []byte(gpuConfig(`{"strategy":"TimeSlicing"}`))
+	c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, own)
+	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), c, c.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	b.mustPrepare(c)
+	if got := calls(); !strings.HasSuffix(got, "--set-timeslice 3") {
+		t.Errorf("nvidia-smi was called with %q: the class's interval does not hold beside the claim's configuration", got)
+	}
 }
 
 // slowSMI is a stand-in for nvidia-smi that notes how it was called, and does not return from setting a time slice of one GPU back before
@@ -119,7 +162,8 @@ func TestTheLastOfTwoClaimsThatEndAtOnceSetsTheTimeSliceBack(t *testing.T) {
 		share := func(gpu int, id string) device {
 			return device{name: fmt.Sprintf("gpu-%d-shared", gpu), share: id, capacity: map[string]string{"memory": "10Gi", "cores": "30"}}
 		}
-		both, one := b.claim("u1", long, share(0, "s1"), share(1, "s2")), b.claim("u2", long, share(1-slow, "s3"))
+		class := resourceapi.AllocationConfigSourceClass
+		both, one := b.claimFrom(class, "u1", long, share(0, "s1"), share(1, "s2")), b.claimFrom(class, "u2", long, share(1-slow, "s3"))
 		b.mustPrepare(both)
 		b.mustPrepare(one)
 		ended := make(chan string, 1)

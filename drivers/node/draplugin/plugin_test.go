@@ -162,6 +162,36 @@ func TestAWarningIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
 	}
 }
 
+// An Event on a tenant's claim and pods, and the error that the kubelet shows on them, name nobody else's claims.
+func TestAWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		theirs, mine := claimOf("u1", "d0"), claimOf("u2", "d0")
+		theirs.Namespace, theirs.Name = "secret", "payroll"
+		b := newBench(t, t.TempDir(), atomicfile.Writer{}, theirs, mine)
+		b.mustPrepare(t, theirs)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		//attack:claim-names A claim of a device that is held learns whose claim holds it
+		results, err := b.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{mine})
+		if err != nil || results["u2"].Err == nil {
+			t.Fatalf("a device that is held was given: %v, %v", err, results)
+		}
+		seen := []string{results["u2"].Err.Error()}
+		for len(b.events.Events) > 0 {
+			seen = append(seen, <-b.events.Events)
+		}
+		for _, text := range seen {
+			if strings.Contains(text, "secret") || strings.Contains(text, "payroll") || strings.Contains(text, "u1") {
+				t.Errorf("%q names another tenant's claim", text)
+			}
+			if !strings.Contains(text, "a claim of another namespace") {
+				t.Errorf("%q does not say that it is held", text)
+			}
+			t.Logf("attacker sees: %s", text)
+		}
+	})
+}
+
 func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last, next := claimOf("u1", "d0"), claimOf("u2", "d0")
@@ -344,6 +374,18 @@ func TestAnotherBootOrALostSpecPreparesAgain(t *testing.T) {
 			again.recoverFromAPI(t.Context(), again.state.List())
 			if prepared != 1 {
 				t.Errorf("prepared %d times, want it left alone once it is true", prepared)
+			}
+		})
+	}
+}
+
+func TestARecordOfAnUnknownBootIsPreparedAgain(t *testing.T) {
+	for name, boot := range map[string]string{"known then, unknown now": "b1", "unknown then and now": ""} {
+		t.Run(name, func(t *testing.T) {
+			p := &Plugin{}
+			record := claimstate.Record{UID: "u1", Phase: claimstate.Prepared, BootID: boot}
+			if p.current(record) {
+				t.Error("a boot that cannot be read is taken for the one in which the claim was prepared")
 			}
 		})
 	}

@@ -21,6 +21,7 @@ import (
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/options"
 )
 
 const (
@@ -204,7 +205,7 @@ func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, 
 
 // current says whether a record stands for what is there now: prepared, in this boot, with its CDI spec.
 func (p *Plugin) current(record claimstate.Record) bool {
-	if record.Phase != claimstate.Prepared || record.BootID != p.bootID {
+	if record.Phase != claimstate.Prepared || !options.SameBoot(record.BootID, p.bootID) {
 		return false
 	}
 	if renewer, ok := p.config.Kind.(Renewer); ok && renewer.Outdated(record) {
@@ -276,12 +277,16 @@ func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
+	var held *ledger.ConflictError
+	if errors.As(err, &held) {
+		klog.FromContext(ctx).Info("Waiting for a device", "claim", klog.KObj(claim), "held", held.Detail(), "holders", held.Holders())
+	}
 	claim.Waiting("DeviceInUse", fmt.Sprintf("waiting for a device: %v", err))
 	return p.ledger.Acquire(ctx, owner, holds...)
 }
 
 func ownerOf(uid types.UID, namespace, name string) ledger.Owner {
-	return ledger.Owner{ID: string(uid), Name: fmt.Sprintf("claim %s/%s", namespace, name)}
+	return ledger.Owner{ID: string(uid), Name: fmt.Sprintf("claim %s/%s", namespace, name), Namespace: namespace}
 }
 
 func (p *Plugin) holdsOf(claim *Claim) []ledger.Hold {

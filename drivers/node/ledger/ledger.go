@@ -20,6 +20,8 @@ type Owner struct {
 	ID string
 	// Name is for people: "claim default/train-0".
 	Name string
+	// Namespace is the tenant's. Empty for what belongs to no tenant, such as a MIGLayout.
+	Namespace string
 }
 
 // Hold is a hold on one thing: a device, or a part of one that conflicts with other parts.
@@ -50,10 +52,24 @@ type Conflict struct {
 func (c Conflict) String() string { return fmt.Sprintf("%s is held by %s", c.Key, c.Holder.Name) }
 
 // ConflictError says who holds what was asked for: every conflict, at least one, by the order of the holds and then by the holders' names.
-type ConflictError struct{ Conflicts []Conflict }
+type ConflictError struct {
+	Conflicts []Conflict
+	// Asker is who wanted it.
+	Asker Owner
+}
 
-// Error names the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all.
-func (e *ConflictError) Error() string { return e.Conflicts[0].String() }
+// Error tells of the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all. A tenant
+// who asked reads it, in an Event or on the pod: so it names nobody of another namespace to them. Detail is for the node's log.
+func (e *ConflictError) Error() string {
+	c, asker := e.Conflicts[0], e.Asker.Namespace
+	if asker != "" && c.Holder.Namespace != "" && c.Holder.Namespace != asker {
+		return c.Key + " is held by a claim of another namespace (the log of this node's plugin names it)"
+	}
+	return e.Detail()
+}
+
+// Detail names the first conflict's holder, whosever it is.
+func (e *ConflictError) Detail() string { return e.Conflicts[0].String() }
 
 // Holders are the owners in the way, each once, in the order of the conflicts.
 func (e *ConflictError) Holders() []Owner {
@@ -66,7 +82,7 @@ func (e *ConflictError) Holders() []Owner {
 	return owners
 }
 
-// TryAcquire gives owner all of holds, or nothing, and does not wait. The error is a *ConflictError that names every holder in the way.
+// TryAcquire gives owner all of holds, or nothing, and does not wait. The error is a *ConflictError that knows every holder in the way.
 // What owner has already, it keeps: TryAcquire may be repeated.
 func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
 	conflict, _ := l.try(owner, holds)
@@ -101,7 +117,7 @@ func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}
 		conflicts = append(conflicts, l.conflicts(owner.ID, hold)...)
 	}
 	if len(conflicts) > 0 {
-		return &ConflictError{Conflicts: conflicts}, l.changed
+		return &ConflictError{Conflicts: conflicts, Asker: owner}, l.changed
 	}
 	for _, hold := range holds {
 		l.put(owner, hold)
@@ -139,7 +155,7 @@ func (l *Ledger) Extend(key string, holds ...Hold) error {
 	for id, e := range l.holders[key] {
 		for _, hold := range holds {
 			for _, c := range l.conflicts(id, hold) {
-				errs = append(errs, fmt.Errorf("%s holds %s: %w", e.owner.Name, key, &ConflictError{Conflicts: []Conflict{c}}))
+				errs = append(errs, fmt.Errorf("%s holds %s: %s", e.owner.Name, key, c))
 			}
 			l.put(e.owner, hold)
 		}
@@ -181,7 +197,9 @@ func (l *Ledger) Holders(key string) []Owner {
 	return owners
 }
 
-func byName(a, b Owner) int { return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID)) }
+func byName(a, b Owner) int {
+	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))
+}
 
 func (l *Ledger) init() {
 	if l.changed == nil {

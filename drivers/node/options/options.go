@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,12 +131,21 @@ func (n *Node) Drain() drain.Directory {
 // ProcRoot is the directory that stands for /proc.
 func (n *Node) ProcRoot() string { return filepath.Dir(n.ProcDevices) }
 
-// BootID names the node's current boot; empty where it cannot be read, which compares equal to itself and so never looks like a
-// reboot.
+// bootID is the kernel's name of the current boot, below /proc. It is the same in every container.
+const bootID = "sys/kernel/random/boot_id"
+
+// BootID names the node's current boot: that of ProcRoot, or the kernel's own where a tree that stands for /proc has none. It is empty where
+// it cannot be read. Compare boots by SameBoot: what is unknown is no proof that the node was not rebooted.
 func (n *Node) BootID() string {
-	data, err := os.ReadFile(filepath.Join(n.ProcRoot(), "sys/kernel/random/boot_id"))
+	data, err := os.ReadFile(filepath.Join(n.ProcRoot(), bootID))
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = os.ReadFile(filepath.Join("/proc", bootID))
+	}
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(data))
 }
+
+// SameBoot says whether two boots are known to be one.
+func SameBoot(a, b string) bool { return a != "" && a == b }

@@ -46,8 +46,12 @@ func TestEveryFlagThatCannotWorkIsNamed(t *testing.T) {
 func TestTheBootIsReadBesideProcDevices(t *testing.T) {
 	proc := t.TempDir()
 	node := Node{ProcDevices: filepath.Join(proc, "devices")}
-	if id := node.BootID(); id != "" {
-		t.Errorf("without a file: %q", id)
+	kernel, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id := node.BootID(); id != strings.TrimSpace(string(kernel)) {
+		t.Errorf("a tree without a boot has %q, not the kernel's", id)
 	}
 	if err := os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755); err != nil {
 		t.Fatal(err)
@@ -57,5 +61,20 @@ func TestTheBootIsReadBesideProcDevices(t *testing.T) {
 	}
 	if id := node.BootID(); id != "b" {
 		t.Errorf("got %q", id)
+	}
+	unreadable := Node{ProcDevices: filepath.Join(proc, "sys/kernel/random/boot_id", "devices")} // a file is no directory
+	if id := unreadable.BootID(); id != "" {
+		t.Errorf("one that cannot be read: %q", id)
+	}
+}
+
+func TestAnUnknownBootIsNoProofOfNoReboot(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{{"a", "a", true}, {"a", "b", false}, {"", "", false}, {"a", "", false}, {"", "a", false}} {
+		if got := SameBoot(c.a, c.b); got != c.same {
+			t.Errorf("boots %q and %q are one: %t", c.a, c.b, got)
+		}
 	}
 }

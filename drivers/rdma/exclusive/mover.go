@@ -74,7 +74,10 @@ func (m *Mover) free(ctx context.Context, e entry) error {
 			continue
 		}
 		if other.Grants[0].PodUID != e.Grants[0].PodUID {
-			return fmt.Errorf("%s is in the network of pod %s: an RDMA device is in one pod's at a time", other.common(e)[0].RDMA, other.Pod)
+			device := other.common(e)[0].RDMA
+			klog.FromContext(ctx).Info("An RDMA device is in another pod's network", "device", device, "pod", e.Pod, "holder", other.Pod)
+			return fmt.Errorf("%s is in the network of another pod (the log of this node's rdma-plugin names it): an RDMA device is in one pod's at "+
+				"a time", device)
 		}
 		if err := m.takeAll(ctx, other); err != nil {
 			return err

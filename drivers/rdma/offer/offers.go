@@ -10,6 +10,7 @@ import (
 
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
+	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 	"gpufabric.io/drivers/rdma/pool"
@@ -80,7 +81,7 @@ func (o *Offers) resume(ctx context.Context, name string) *Offer {
 		klog.FromContext(ctx).Error(err, "The units of a pool are divided again", "resource", name)
 	}
 	made := New(o.node.Nodes, kept.Units, o.node.Specs)
-	if kept.Boot == o.node.Boot {
+	if options.SameBoot(kept.Boot, o.node.Boot) {
 		made.Resume(kept.Pool)
 	}
 	return made

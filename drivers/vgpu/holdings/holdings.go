@@ -1,5 +1,5 @@
 // Package holdings is the node's own account of which container holds which share of which GPU. The scheduler decides; this refuses what
-// cannot be, with the holders named, when a decision was made on stale figures or by somebody else.
+// cannot be, and says how much is taken, when a decision was made on stale figures or by somebody else.
 package holdings
 
 import (
@@ -19,6 +19,8 @@ type Holder struct {
 	ID string
 	// Name is for people: "default/train-0, container main".
 	Name string
+	// Namespace is the pod's: nobody of another one reads its name.
+	Namespace string
 
 	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then
 	// is the most that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends
@@ -74,7 +76,7 @@ func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) 
 	}
 	for _, share := range shares {
 		card := deck.ByUUID(share.UUID)
-		if err := fits(card, b.use(card, holder.group()), peak(card, together), deck.Factor); err != nil {
+		if err := b.fits(card, b.use(card, holder.group()), peak(card, together), deck.Factor, holder); err != nil {
 			return fmt.Errorf("%s: %w", holder.Name, err)
 		}
 	}
@@ -148,7 +150,28 @@ func peak(card *decks.Card, together []entry) Use {
 	return most
 }
 
-func fits(card *decks.Card, held, more Use, factor int) error {
+// FullError says that a share does not fit a GPU. Who asked reads it on the pod, so its text names holders of the same namespace and counts
+// the others. Holders are for the node's log.
+type FullError struct {
+	GPU     string // its UUID
+	Lacks   []string
+	Holders []string
+	// Near are the holders of the namespace that asked.
+	Near []string
+}
+
+func (e *FullError) Error() string {
+	held := slices.Clone(e.Near)
+	if others := len(e.Holders) - len(e.Near); others > 0 {
+		held = append(held, fmt.Sprintf("%d of other namespaces", others))
+	}
+	if len(held) == 0 {
+		held = []string{"nobody"}
+	}
+	return fmt.Sprintf("%s has no room: %s; held by %s", e.GPU, strings.Join(e.Lacks, "; "), strings.Join(held, ", "))
+}
+
+func (b *Book) fits(card *decks.Card, held, more Use, factor int, asker Holder) error {
 	var lacks []string
 	if free := card.Slots - held.Slots; more.Slots > free {
 		lacks = append(lacks, fmt.Sprintf("%d of its %d slots are free and %d are asked for", free, card.Slots, more.Slots))
@@ -166,14 +189,15 @@ func fits(card *decks.Card, held, more Use, factor int) error {
 	if len(lacks) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has no room: %s; held by %s", card.GPU.UUID, strings.Join(lacks, "; "), names(held.Holders))
-}
-
-func names(holders []string) string {
-	if len(holders) == 0 {
-		return "nobody"
+	full := &FullError{GPU: card.GPU.UUID, Lacks: lacks, Holders: held.Holders}
+	for _, e := range b.holds {
+		if e.holder.Namespace == asker.Namespace && slices.Contains(held.Holders, e.holder.Name) {
+			full.Near = append(full.Near, e.holder.Name)
+		}
 	}
-	return strings.Join(holders, ", ")
+	slices.Sort(full.Near)
+	full.Near = slices.Compact(full.Near)
+	return full
 }
 
 // Release gives back what a container held.

@@ -2,6 +2,7 @@
 package holdings
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -20,6 +21,31 @@ func deck() *decks.Deck {
 
 func share(memory int64, cores int) []annotation.Share {
 	return []annotation.Share{{UUID: uuid, Memory: memory, Cores: cores}}
+}
+
+// Names of a namespace are its own: an error reaches the pod that asked.
+func TestARefusalNamesNoHolderOfAnotherNamespace(t *testing.T) {
+	var book Book
+	for i, holder := range []string{"secret/payroll", "secret/merger", "mine/earlier"} {
+		namespace, _, _ := strings.Cut(holder, "/")
+		h := Holder{ID: fmt.Sprint(i), Name: holder + ", container main", Namespace: namespace}
+		if err := book.Take(deck(), h, share(300, 10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	//attack:share-names A pod learns the names of other tenants' pods from the refusal of its share
+	err := book.Take(deck(), Holder{ID: "x", Name: "mine/attacker, container main", Namespace: "mine"}, share(500, 0))
+	if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "payroll") {
+		t.Fatalf("the attacker reads %v", err)
+	}
+	if !strings.Contains(err.Error(), "held by mine/earlier, container main, 2 of other namespaces") {
+		t.Errorf("%v does not say how many hold the GPU, and which of its own namespace", err)
+	}
+	var full *FullError
+	if !errors.As(err, &full) || len(full.Holders) != 3 {
+		t.Errorf("the node's log has the holders %+v, want all three", full)
+	}
+	t.Logf("attacker sees: %v", err)
 }
 
 func TestTakeRefusesWhatDoesNotFitAndNamesTheHolders(t *testing.T) {

@@ -2,10 +2,12 @@ package hook
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -37,6 +39,7 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 		return h.partition(ctx, deck, pod, container, who, shares)
 	}
 	if err := h.Book.Take(deck, who, shares); err != nil {
+		logHolders(ctx, who, err)
 		return Given{}, err
 	}
 	identity := injection.Container{PodUID: string(pod.UID), Name: container}
@@ -49,6 +52,14 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 		return Given{}, err
 	}
 	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares}, nil
+}
+
+// logHolders tells the node's log who holds what a container was refused. The pod's own error does not.
+func logHolders(ctx context.Context, who holdings.Holder, err error) {
+	var full *holdings.FullError
+	if errors.As(err, &full) {
+		klog.FromContext(ctx).Info("A share is refused", "asker", who.Name, "gpu", full.GPU, "lacks", full.Lacks, "holders", full.Holders)
+	}
 }
 
 // mode says whether a container's shares are MIG instances. All of them are or none: CUDA sees one kind of device in a process.
@@ -97,6 +108,7 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 		out.Edits.DeviceNodes = append(out.Edits.DeviceNodes, nodes...)
 	}
 	if err := h.Book.Take(deck, who, booked); err != nil {
+		logHolders(ctx, who, err)
 		return Given{}, err
 	}
 	h.Outcome.Partitioned(pod, container, given)

@@ -107,6 +107,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		live[container.GetId()] = true
 		if err := h.Book.Hold(h.Deck(), holder(sandbox, container), shares); err != nil {
 			// It runs, whatever the book says; the drift is for a person to see.
+			logHolders(ctx, holder(sandbox, container), err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
 		// The plugin may have died before it told; where it had, nothing is written.
@@ -338,7 +339,7 @@ func (h *Hook) Disconnected() { h.connected.Store(false) }
 
 func holder(sandbox *api.PodSandbox, container *api.Container) holdings.Holder {
 	return holdings.Holder{
-		ID:   container.GetId(),
+		ID: container.GetId(), Namespace: sandbox.GetNamespace(),
 		Name: fmt.Sprintf("%s/%s, container %s", sandbox.GetNamespace(), sandbox.GetName(), container.GetName()),
 	}
 }

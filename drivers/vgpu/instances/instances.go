@@ -214,10 +214,10 @@ func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 		if err != nil {
 			return nil, err
 		}
-		holders := m.holders(ask.GPU, owner.id())
+		holders := m.holders(ask.GPU, owner)
 		for _, chosen := range out {
 			if chosen.GPU == ask.GPU.UUID {
-				holders = append(holders, holder{chosen.placement(), "the same container"})
+				holders = append(holders, holder{placement: chosen.placement(), name: "the same container"})
 			}
 		}
 		where, err := m.seat(ask, standing, holders)
@@ -240,19 +240,26 @@ func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 // holder is a placement that is not free.
 type holder struct {
 	placement inventory.Placement
-	name      string
+	// name is for the one who asks: it names nobody of another namespace.
+	name string
+	// detail is for the node's log; empty: name.
+	detail string
 }
 
 // holders are the placements of a GPU that others have, and those that must not be given.
-func (m *Manager) holders(g *inventory.GPU, except types.UID) []holder {
+func (m *Manager) holders(g *inventory.GPU, asker Owner) []holder {
 	var out []holder
 	for _, record := range m.store.List() {
-		if record.UID == except {
+		if record.UID == asker.id() {
 			continue
 		}
 		for _, i := range instancesOf(record) {
 			if i.GPU == g.UUID {
-				out = append(out, holder{i.placement(), record.Namespace + "/" + record.Name})
+				h := holder{placement: i.placement(), name: "a pod of another namespace", detail: record.Namespace + "/" + record.Name}
+				if record.Namespace == asker.Namespace {
+					h.name = h.detail
+				}
+				out = append(out, h)
 			}
 		}
 	}
@@ -262,7 +269,7 @@ func (m *Manager) holders(g *inventory.GPU, except types.UID) []holder {
 	for start := range g.MIG.MemorySlices {
 		one := inventory.Placement{Start: start, Size: 1}
 		if err := m.options.Faulty(g.UUID, one); err != nil {
-			out = append(out, holder{one, "a fault: " + err.Error()})
+			out = append(out, holder{placement: one, name: "a fault: " + err.Error()})
 		}
 	}
 	return out
@@ -288,6 +295,9 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 	}
 	for _, h := range holders {
 		if overlap(h.placement, where.placement) {
+			if h.detail != "" {
+				klog.Background().Info("A MIG slot is held", "gpu", ask.GPU.UUID, "slot", ask.Slot, "holder", h.detail)
+			}
 			return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is %s at memory slice %d, which %s holds", ask.GPU.UUID, ask.Slot.Group, ask.Slot.Position,
 				where.profile.Name, where.placement.Start, h.name)
 		}

@@ -188,6 +188,20 @@ func TestAGeometryThatTheGPUHasNotIsRefusedInWords(t *testing.T) {
 	}
 }
 
+func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
+	n := start(t, groups[:2]...)
+	if _, err := n.Give(t.Context(), Owner{PodUID: "u1", Container: "main", Namespace: "secret", Pod: "payroll"},
+		[]Ask{n.slot(0, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	//attack:slot-names A pod that is given a MIG slot of another tenant's learns whose it is
+	_, err := n.give("attacker", n.slot(0, 0))
+	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "which a pod of another namespace holds") {
+		t.Errorf("the attacker reads %v", err)
+	}
+	t.Logf("attacker sees: %v", err)
+}
+
 func TestASlotIsNeverTwoPods(t *testing.T) {
 	n := start(t, groups[:2]...)
 	if _, err := n.give("first", n.slot(0, 0)); err != nil {

@@ -188,7 +188,7 @@ func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, s
 // beside those of sidecars before it, and not beside what starts when it has ended.
 func held(pod *corev1.Pod, container string) holdings.Holder {
 	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container,
-		Pod: string(pod.UID)}
+		Namespace: pod.Namespace, Pod: string(pod.UID)}
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	h.Step = slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == container })
 	if h.Step < len(pod.Spec.InitContainers) {

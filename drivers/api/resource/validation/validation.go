@@ -118,7 +118,11 @@ func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorLis
 	var errs field.ErrorList
 	for i, c := range spec.Devices.Config {
 		at := path.Child("devices", "config").Index(i).Child("opaque", "parameters")
-		errs = append(errs, opaque(c.Opaque, at)...)
+		mistakes := opaque(c.Opaque, at)
+		if len(mistakes) == 0 && sliceOfAShare(spec, c) {
+			mistakes = append(mistakes, field.Forbidden(at.Child("sharing", "timeSlicingConfig", "interval"), ShareInterval))
+		}
+		errs = append(errs, mistakes...)
 	}
 	return errs
 }

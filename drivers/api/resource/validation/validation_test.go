@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -317,4 +318,64 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("accepted, but not valid: %v", errs)
 		}
 	})
+}
+
+// Nobody may choose the time slice for all who share a GPU but the author of a DeviceClass.
+func TestAShareClaimsNoTimeSlice(t *testing.T) {
+	amount := func(names ...resourceapi.QualifiedName) *resourceapi.CapacityRequirements {
+		c := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		for _, name := range names {
+			c.Requests[name] = resource.MustParse("1")
+		}
+		return c
+	}
+	exactly := func(class string, c *resourceapi.CapacityRequirements) resourceapi.DeviceRequest {
+		return resourceapi.DeviceRequest{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: c}}
+	}
+	whole := resourceapi.DeviceRequest{Name: "w", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}
+	const long = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`
+	for _, test := range []struct {
+		name     string
+		requests []resourceapi.DeviceRequest
+		applies  []string
+		sharing  string
+		refused  bool
+	}{
+		//attack:interval-by-class A claim of the class of shares chooses the GPU's time slice
+		{"of the class of shares", []resourceapi.DeviceRequest{exactly("gpu-share.gpufabric.io", nil)}, nil, long, true},
+		//attack:interval-by-memory A claim of some memory of a GPU chooses its time slice
+		{"of some memory", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("memory"))}, nil, long, true},
+		//attack:interval-by-cores A claim of one percent of a GPU's cores, by the driver's full name of it, chooses its time slice
+		{"of some cores by their full name", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("gpu.nvidia.com/cores"))}, []string{"r"},
+			long, true},
+		//attack:interval-by-alternative A share as one of several alternatives chooses the GPU's time slice
+		{"as an alternative", []resourceapi.DeviceRequest{{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{
+			{Name: "big", DeviceClassName: "gpu.nvidia.com"}, {Name: "small", DeviceClassName: "gpu-share.gpufabric.io"}}}},
+			[]string{"r/small"}, long, true},
+		{"with the default by name", []resourceapi.DeviceRequest{exactly("gpu-share.gpufabric.io", nil)}, nil,
+			`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`, true},
+		{"of a whole GPU", []resourceapi.DeviceRequest{whole}, nil, long, false},
+		{"of a whole GPU beside a share", []resourceapi.DeviceRequest{whole, exactly("gpu-share.gpufabric.io", nil)}, []string{"w"}, long, false},
+		{"without an interval", []resourceapi.DeviceRequest{exactly("gpu-share.gpufabric.io", nil)}, nil, `{"strategy":"TimeSlicing"}`, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			spec := &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: test.requests,
+				Config: []resourceapi.DeviceClaimConfiguration{{Requests: test.applies, DeviceConfiguration: resourceapi.DeviceConfiguration{
+					Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: GPUDriver,
+						Parameters: runtime.RawExtension{Raw: []byte(gpu(test.sharing))}}}}}}}
+			errs := Claim(spec, field.NewPath("spec"))
+			if refused := len(errs) > 0; refused != test.refused {
+				t.Fatalf("refused %t, want %t: %v", refused, test.refused, errs)
+			}
+			if !test.refused {
+				return
+			}
+			said := errs.ToAggregate().Error()
+			if want := "spec.devices.config[0].opaque.parameters.sharing.timeSlicingConfig.interval"; !strings.Contains(said, want) ||
+				!strings.Contains(said, "DeviceClass") {
+				t.Errorf("%q does not name %s and the remedy", said, want)
+			}
+			t.Logf("attacker sees: %s", said)
+		})
+	}
 }

@@ -23,17 +23,20 @@ type Setup struct {
 type Setter struct {
 	setup Setup
 	want  chan []string // holds the newest names
-	// Changed is called after each round; Failures then has what is new.
-	Changed func()
+	// changed holds a token when failures came or went.
+	changed chan struct{}
 
 	mu       sync.Mutex
 	failures map[string]string // by interface
 }
 
 // NewSetter makes a setter; Run does its work.
-func NewSetter(setup Setup, changed func()) *Setter {
-	return &Setter{setup: setup, want: make(chan []string, 1), Changed: changed}
+func NewSetter(setup Setup) *Setter {
+	return &Setter{setup: setup, want: make(chan []string, 1), changed: make(chan struct{}, 1)}
 }
+
+// Changed tells when Failure has something new.
+func (s *Setter) Changed() <-chan struct{} { return s.changed }
 
 // Set replaces the interfaces. It does not wait: bringing an interface up asks its firmware, which may take seconds.
 func (s *Setter) Set(names []string) {
@@ -77,7 +80,10 @@ func (s *Setter) Run(ctx context.Context) {
 				for name, failure := range failures {
 					klog.FromContext(ctx).Error(nil, "An interface is not set up", "interface", name, "reason", failure)
 				}
-				s.Changed()
+				select {
+				case s.changed <- struct{}{}:
+				default: // the last change was not looked at yet
+				}
 			}
 		}
 	}

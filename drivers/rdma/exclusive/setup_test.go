@@ -20,7 +20,7 @@ func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 		}
 		return link.Attrs().Flags&unix.IFF_UP != 0, link.Attrs().MTU
 	}
-	s, done := NewSetter(Setup{Up: true, MTU: 1400}, nil), map[string]int{}
+	s, done := NewSetter(Setup{Up: true, MTU: 1400}), map[string]int{}
 	for range 2 {
 		if err := s.setUp("gf0", done); err != nil {
 			t.Fatal(err)
@@ -55,27 +55,26 @@ func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	if up, mtu := state(); !up || mtu != 1400 {
 		t.Errorf("after it came again: up %v, MTU %d", up, mtu)
 	}
-	if err := NewSetter(Setup{MTU: 1 << 20}, nil).setUp("gf0", map[string]int{}); err == nil ||
+	if err := NewSetter(Setup{MTU: 1 << 20}).setUp("gf0", map[string]int{}); err == nil ||
 		!strings.Contains(err.Error(), "set the MTU of gf0 from 1400 to 1048576 bytes") {
 		t.Errorf("an MTU that the kernel refuses: %v", err)
 	}
 }
 
 func TestAFailureToSetUpIsReportedUntilItEnds(t *testing.T) {
-	changed := make(chan struct{})
-	s := NewSetter(Setup{Up: true}, func() { changed <- struct{}{} })
+	s := NewSetter(Setup{Up: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { s.Run(ctx) })
 	defer group.Wait()
 	defer cancel()
 	s.Set([]string{"gf-not-there"})
-	<-changed
+	<-s.Changed()
 	if failure := s.Failure("gf-not-there"); !strings.Contains(failure, "look for the network interface gf-not-there") {
 		t.Errorf("failure %q", failure)
 	}
 	s.Set(nil)
-	<-changed
+	<-s.Changed()
 	if failure := s.Failure("gf-not-there"); failure != "" {
 		t.Errorf("failure %q", failure)
 	}

@@ -403,7 +403,7 @@ func TestInterfacesAreSetUpInSharedModeAndInPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, _ := discover(t, "mlx5_0")
-	setter := exclusive.NewSetter(exclusive.Setup{Up: true, MTU: 1400}, func() {})
+	setter := exclusive.NewSetter(exclusive.Setup{Up: true, MTU: 1400})
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { setter.Run(ctx) })

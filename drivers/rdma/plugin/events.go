@@ -3,21 +3,38 @@ package plugin
 import (
 	"context"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/rdma/health"
 )
 
-// settle is how long to wait after the first of several events: a driver that loads makes many devices.
-const settle = 200 * time.Millisecond
+// events asks for discoveries, and has ports read at once, when the kernel says that something changed.
+type events struct {
+	files   *filewatch.Watcher
+	dev     string // the node's device nodes
+	ports   *health.Watcher
+	scanner *scanner
+}
+
+// Run listens until ctx ends.
+func (e *events) Run(ctx context.Context) {
+	var both sync.WaitGroup
+	both.Go(func() { e.watchDevices(ctx) })
+	both.Go(func() { e.watchLinks(ctx) })
+	both.Wait()
+}
 
 // watchDevices asks for a discovery when device nodes of RDMA devices come and go.
-func (p *plugin) watchDevices(ctx context.Context) {
+func (e *events) watchDevices(ctx context.Context) {
 	const directory = "infiniband"
 	// /dev/infiniband comes with the first RDMA device; it is watched as soon as its parent, which is watched too, has it.
-	came := p.Files.Entries(ctx, p.Dev().Path, directory)
-	changed := p.Files.Entries(ctx, filepath.Join(p.Dev().Path, directory))
+	came := e.files.Entries(ctx, e.dev, directory)
+	changed := e.files.Entries(ctx, filepath.Join(e.dev, directory))
 	for {
 		select {
 		case <-ctx.Done():
@@ -25,12 +42,12 @@ func (p *plugin) watchDevices(ctx context.Context) {
 		case <-came:
 		case <-changed:
 		}
-		p.askSoon()
+		e.scanner.AskSoon()
 	}
 }
 
 // watchLinks has the ports read again when a link changes, and asks for a discovery when network devices come and go.
-func (p *plugin) watchLinks(ctx context.Context) error {
+func (e *events) watchLinks(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	for ctx.Err() == nil {
 		updates := make(chan netlink.LinkUpdate)
@@ -41,17 +58,16 @@ func (p *plugin) watchLinks(ctx context.Context) error {
 		if err != nil {
 			close(done)
 			log.Error(err, "rtnetlink cannot be listened to; ports are read every 400 ms and no sooner")
-			return nil
+			return
 		}
-		p.takeLinks(ctx, updates)
+		e.takeLinks(ctx, updates)
 		close(done)
 		wait(ctx, settle)
 	}
-	return nil
 }
 
 // takeLinks acts on each change of a link until updates is closed, which is when rtnetlink ended, or ctx ends.
-func (p *plugin) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdate) {
+func (e *events) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdate) {
 	known := make(map[int]string) // interface names by index
 	for {
 		select {
@@ -64,7 +80,7 @@ func (p *plugin) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdat
 			if !hardware(update.Link) {
 				continue
 			}
-			p.ports.Nudge()
+			e.ports.Nudge()
 			index, name := int(update.Index), update.Link.Attrs().Name
 			deleted := update.Header.Type == rtmDelLink
 			if !deleted && known[index] == name {
@@ -75,7 +91,7 @@ func (p *plugin) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdat
 			} else {
 				known[index] = name
 			}
-			p.askSoon()
+			e.scanner.AskSoon()
 		}
 	}
 }
@@ -86,16 +102,6 @@ const rtmDelLink = 17
 // hardware reports whether a link may be an HCA's. Every pod's veth comes and goes on the same socket.
 func hardware(link netlink.Link) bool {
 	return link.Type() == "device" || link.Type() == "ipoib"
-}
-
-// askSoon asks for a discovery after a moment, in which the events that belong together come.
-func (p *plugin) askSoon() {
-	if p.asking.CompareAndSwap(false, true) {
-		time.AfterFunc(settle, func() {
-			p.asking.Store(false)
-			p.ask()
-		})
-	}
 }
 
 func wait(ctx context.Context, d time.Duration) {

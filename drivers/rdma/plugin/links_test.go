@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/inventory"
 )
 
 // network makes a network namespace whose only link, lo, is the test's to change.
@@ -55,7 +56,8 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 //shows:rdma-discovery
 func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 	namespace, links := network(t)
-	p := &plugin{ports: health.New(t.TempDir(), clock.RealClock{}), discover: make(chan struct{}, 1)}
+	scanner := newScanner(inventory.Roots{}, nil)
+	e := &events{ports: health.New(t.TempDir(), clock.RealClock{}), scanner: scanner}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -64,7 +66,8 @@ func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 			ended <- err
 			return
 		}
-		ended <- p.watchLinks(ctx)
+		e.watchLinks(ctx)
+		ended <- nil
 	}()
 	defer func() {
 		cancel()
@@ -89,7 +92,7 @@ func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case <-p.discover:
+		case <-scanner.asked:
 			return
 		case <-flap.C:
 		case <-patience:

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 
 	"k8s.io/utils/clock"
 
+	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/sysfstest"
 	"gpufabric.io/drivers/hardware/uverbs"
 	"gpufabric.io/drivers/rdma/health"
@@ -44,21 +46,23 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		h := told{ctx, make(chan uverbs.Event)}
-		p := &plugin{ports: health.New(tree.Sys, clock.RealClock{})}
-		p.DevRoot, p.SysfsRoot = tree.Dev, tree.Sys
-		p.OpenVerbs = func(path, driver string) (VerbsDevice, error) {
+		ports := health.New(tree.Sys, clock.RealClock{})
+		open := func(path, driver string) (VerbsDevice, error) {
 			if filepath.Base(path) != "uverbs0" || driver != "mlx5_core" {
 				return nil, errors.New("operation not permitted")
 			}
 			return h, nil
 		}
-		p.verbs = p.hearVerbs()
-		p.verbs.set(ctx, devices)
-		p.ports.Set(watchedPorts(devices))
-		go p.ports.Run(ctx)
+		nodes := inventory.DeviceNodes{Dev: driver.Here(tree.Dev), Sysfs: tree.Sys}
+		verbs := newVerbsEvents(nodes, open, ports, newScanner(inventory.Roots{}, nil))
+		verbs.Set(devices)
+		ports.Set(watchedPorts(devices))
+		var running sync.WaitGroup
+		running.Go(func() { verbs.Run(ctx) })
+		running.Go(func() { ports.Run(ctx) })
 		phase := func() health.Phase {
 			synctest.Wait() // Every reading that was asked for is over.
-			return p.ports.State(health.Key{Device: "mlx5_0", Port: 1}).Phase
+			return ports.State(health.Key{Device: "mlx5_0", Port: 1}).Phase
 		}
 		if got := phase(); got != health.Up {
 			t.Fatalf("the port is %s, want Up", got)
@@ -72,6 +76,6 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 			t.Errorf("the port is %s, want Failing: its event was not heard", got)
 		}
 		cancel()
-		p.verbs.wait()
+		running.Wait()
 	})
 }

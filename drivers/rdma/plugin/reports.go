@@ -11,7 +11,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/rdma/exclusive"
+	"gpufabric.io/drivers/rdma/health"
+	"gpufabric.io/drivers/rdma/offer"
 	"gpufabric.io/drivers/rdma/pool"
 )
 
@@ -33,50 +36,64 @@ const (
 	maxMessage = 640
 )
 
-// entries are the node's reports on the RDMAPools that select it.
-func (p *plugin) entries() map[string]v1alpha1.RDMAPoolNode {
-	entries := make(map[string]v1alpha1.RDMAPoolNode, len(p.objects))
-	for _, o := range p.objects {
-		entry := v1alpha1.RDMAPoolNode{Name: p.NodeName, ObservedGeneration: o.Generation}
+// reporter writes the node's reports on the RDMAPools that select it. Set belongs to the loop's goroutine, as the offers do.
+type reporter struct {
+	pools      Pools // nil: nobody is reported to
+	node       string
+	ports      *health.Watcher
+	offers     *offer.Offers
+	interfaces *exclusive.Setter
+
+	entries observed.Value[map[string]v1alpha1.RDMAPoolNode] // the newest reports, by RDMAPool; nil: nothing is known yet
+}
+
+// Set works the reports out; Run writes those that changed.
+func (r *reporter) Set(now picture) {
+	if r.pools == nil || now.selection == nil {
+		return
+	}
+	entries := make(map[string]v1alpha1.RDMAPoolNode, len(now.objects))
+	for _, o := range now.objects {
+		entry := v1alpha1.RDMAPoolNode{Name: r.node, ObservedGeneration: o.Generation}
 		if o.Mistake != nil {
 			entry.Message = o.Mistake.Error()
-		} else if reason := p.selection.Refused[o.Source()]; reason != "" {
+		} else if reason := now.selection.Refused[o.Source()]; reason != "" {
 			entry.Message = reason
 			entry.Conflicts = []string{reason}
 		}
 		entries[o.Name] = entry
 	}
-	for i := range p.selection.Pools {
-		if selected := &p.selection.Pools[i]; selected.Object != "" {
-			entries[selected.Object] = p.entry(selected)
+	for i := range now.selection.Pools {
+		if selected := &now.selection.Pools[i]; selected.Object != "" {
+			entries[selected.Object] = r.entry(now, selected)
 		}
 	}
-	return entries
+	r.entries.Set(entries)
 }
 
-func (p *plugin) entry(selected *pool.Pool) v1alpha1.RDMAPoolNode {
-	entry := v1alpha1.RDMAPoolNode{Name: p.NodeName, ObservedGeneration: selected.Generation, Devices: int32(len(selected.Members))}
+func (r *reporter) entry(now picture, selected *pool.Pool) v1alpha1.RDMAPoolNode {
+	entry := v1alpha1.RDMAPoolNode{Name: r.node, ObservedGeneration: selected.Generation, Devices: int32(len(selected.Members))}
 	entry.Conflicts = append(entry.Conflicts, selected.Conflicts[:min(len(selected.Conflicts), maxReported)]...)
 	var troubles []string
 	for _, m := range selected.Members {
-		if reason := m.Trouble(p.ports.State); reason != "" {
+		if reason := m.Trouble(r.ports.State); reason != "" {
 			troubles = append(troubles, m.HCA.Name+": "+reason)
 		} else {
 			entry.HealthyDevices++
 		}
 	}
-	entry.Units = p.offers.Healthy(selected.Resource(), p.ports.State)
+	entry.Units = r.offers.Healthy(selected.Resource(), r.ports.State)
 	for _, m := range selected.Members {
 		for _, net := range m.HCA.Nets() {
-			if failure := p.interfaces.Failure(net); failure != "" {
+			if failure := r.interfaces.Failure(net); failure != "" {
 				troubles = append(troubles, m.HCA.Name+": "+failure)
 			}
 		}
 	}
 	if len(selected.Members) == 0 {
-		troubles = p.refusals(selected.Resource())
+		troubles = refusals(now.selection, selected.Resource())
 	}
-	if p.exclusive && selected.Closed(p.DevicePlugin) {
+	if now.closed(selected) {
 		entry.Closed = !selected.Exclusive()
 		troubles = slices.Insert(troubles, 0, exclusive.NotOpened)
 	}
@@ -101,9 +118,9 @@ func joined(texts []string) string {
 }
 
 // refusals say why a pool has no device.
-func (p *plugin) refusals(resource string) []string {
+func refusals(selection *pool.Selection, resource string) []string {
 	var reasons []string
-	for _, v := range p.selection.Verdicts {
+	for _, v := range selection.Verdicts {
 		if reason := v.Refusals[resource]; reason != "" {
 			reasons = append(reasons, v.Device+": "+reason)
 		}
@@ -114,37 +131,18 @@ func (p *plugin) refusals(resource string) []string {
 	return reasons
 }
 
-// report hands the reports to the reporter, which writes what changed.
-func (p *plugin) report() {
-	if p.Pools == nil || p.selection == nil {
-		return
-	}
-	entries := p.entries()
-	select {
-	case <-p.reports: // The reporter did not come to the last ones; these stand for them too.
-	default:
-	}
-	p.reports <- entries
-}
-
-// reporter writes reports until ctx ends. It is a goroutine of its own, since the API server may be slow or away.
-func (p *plugin) reporter(ctx context.Context) {
+// Run writes reports until ctx ends. It has a goroutine of its own, since the API server may be slow or away.
+func (r *reporter) Run(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	written := make(map[string]v1alpha1.RDMAPoolNode)
-	var entries map[string]v1alpha1.RDMAPoolNode
 	var retry <-chan time.Time
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case entries = <-p.reports:
-		case <-retry:
-		}
+		entries, changed := r.entries.Get()
 		retry = nil
 		write := func(name string, entry *v1alpha1.RDMAPoolNode) {
 			ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 			defer cancel()
-			if err := p.Pools.Report(ctx, name, entry); err != nil {
+			if err := r.pools.Report(ctx, name, entry); err != nil {
 				log.Error(err, "Reporting on a pool failed; trying again", "after", reportRetry)
 				retry = time.After(reportRetry)
 				return
@@ -164,6 +162,12 @@ func (p *plugin) reporter(ctx context.Context) {
 			if _, found := entries[name]; !found {
 				write(name, nil)
 			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-retry:
 		}
 	}
 }

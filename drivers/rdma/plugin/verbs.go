@@ -7,6 +7,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/hardware/uverbs"
+	"gpufabric.io/drivers/node/observed"
+	"gpufabric.io/drivers/rdma/health"
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
@@ -26,34 +28,50 @@ func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(pa
 // verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or
 // not: they need access to the device nodes, and some drivers refuse.
 type verbsEvents struct {
-	dev      inventory.DeviceNodes
-	open     OpenVerbs
-	happened func(uverbs.Event)
-	ended    func() // an HCA went
+	dev     inventory.DeviceNodes
+	open    OpenVerbs
+	ports   *health.Watcher
+	scanner *scanner
 
-	group  sync.WaitGroup
-	mu     sync.Mutex
-	heard  map[string]bool // by the HCA's place and device node: being heard, or refused
-	closed bool
+	devices observed.Value[*inventory.Inventory] // nil: nothing was discovered yet
+
+	mu    sync.Mutex
+	heard map[string]bool // by the HCA's place and device node: being heard, or refused
 }
 
-// hearVerbs makes the hearing of this role's events.
-func (p *plugin) hearVerbs() *verbsEvents {
-	open := p.OpenVerbs
+// newVerbsEvents hears HCAs whose device nodes are in dev; a nil open opens the real ones.
+func newVerbsEvents(dev inventory.DeviceNodes, open OpenVerbs, ports *health.Watcher, scanner *scanner) *verbsEvents {
 	if open == nil {
 		open = openVerbs
 	}
-	return &verbsEvents{dev: p.deviceNodes(), open: open, happened: p.portEvent, ended: p.askSoon, heard: make(map[string]bool)}
+	return &verbsEvents{dev: dev, open: open, ports: ports, scanner: scanner, heard: make(map[string]bool)}
 }
 
-// set hears the HCAs of the node, those that are not heard yet. A virtual function is not opened where its physical one is: its port
+// Set replaces the HCAs of the node.
+func (v *verbsEvents) Set(devices *inventory.Inventory) { v.devices.Set(devices) }
+
+// Run hears the HCAs until ctx ends. No device is open when it returns.
+func (v *verbsEvents) Run(ctx context.Context) {
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	for {
+		devices, changed := v.devices.Get()
+		if devices != nil {
+			v.hearNew(ctx, &hearing, devices)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// hearNew hears those of the HCAs that are not heard yet. A virtual function is not opened where its physical one is: its port
 // follows that one's, and hundreds of contexts are hundreds of pages of doorbells.
-func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {
+func (v *verbsEvents) hearNew(ctx context.Context, hearing *sync.WaitGroup, devices *inventory.Inventory) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.closed {
-		return
-	}
 	physical := make(map[string]bool)
 	for i := range devices.HCAs {
 		physical[string(devices.HCAs[i].PCI)] = true
@@ -69,7 +87,7 @@ func (v *verbsEvents) set(ctx context.Context, devices *inventory.Inventory) {
 		if !v.heard[key] {
 			v.heard[key] = true
 			name, path, driver := h.Name, v.dev.Path(h.Verbs), h.Function.Driver
-			v.group.Go(func() { v.hear(ctx, key, name, path, driver) })
+			hearing.Go(func() { v.hear(ctx, key, name, path, driver) })
 		}
 	}
 	for key := range v.heard {
@@ -99,26 +117,18 @@ func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) 
 			v.mu.Lock()
 			delete(v.heard, key)
 			v.mu.Unlock()
-			v.ended()
+			v.scanner.AskSoon() // the HCA went
 			return
 		}
 		log.V(4).Info("An HCA tells of an event", "device", name, "kind", event.Kind, "port", event.Port)
-		v.happened(event)
+		v.take(event)
 	}
 }
 
-// wait waits, after the context that set was given has ended, until no device is open.
-func (v *verbsEvents) wait() {
-	v.mu.Lock()
-	v.closed = true
-	v.mu.Unlock()
-	v.group.Wait()
-}
-
-// portEvent has the ports read at once, and the devices discovered again where more than a port's health may have changed.
-func (p *plugin) portEvent(event uverbs.Event) {
-	p.ports.Nudge()
+// take has the ports read at once, and the devices discovered again where more than a port's health may have changed.
+func (v *verbsEvents) take(event uverbs.Event) {
+	v.ports.Nudge()
 	if event.Kind != uverbs.PortActive && event.Kind != uverbs.PortError {
-		p.askSoon()
+		v.scanner.AskSoon()
 	}
 }

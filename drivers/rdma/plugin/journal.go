@@ -1,0 +1,58 @@
+package plugin
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/rdma/exclusive"
+)
+
+// journal logs which devices the pools have, and what is wrong with others, whenever that is not what was logged last.
+type journal struct{ written string }
+
+func (j *journal) write(log klog.Logger, now picture) {
+	var lines []func()
+	var text strings.Builder
+	say := func(failure bool, message string, values ...any) {
+		fmt.Fprintln(&text, message, values)
+		lines = append(lines, func() {
+			if failure {
+				log.Error(nil, message, values...)
+			} else {
+				log.Info(message, values...)
+			}
+		})
+	}
+	for _, selected := range now.selection.Pools {
+		names := make([]string, len(selected.Members))
+		for i, m := range selected.Members {
+			names[i] = m.HCA.Name
+		}
+		say(false, "Pool", "resource", selected.Resource(), "source", selected.Source, "devices", names)
+		if now.closed(&selected) {
+			say(true, "A pool's units cannot be opened", "resource", selected.Resource(), "reason", exclusive.NotOpened)
+		}
+		for _, conflict := range selected.Conflicts {
+			say(false, "Two pools claim one device", "pool", selected.Source, "device", conflict)
+		}
+	}
+	for _, source := range slices.Sorted(maps.Keys(now.selection.Refused)) {
+		say(true, "A pool is not served", "pool", source, "reason", now.selection.Refused[source])
+	}
+	for _, s := range now.devices.Skipped {
+		if s.Damaged {
+			say(true, "A device is skipped", "device", s.Name, "reason", s.Reason)
+		}
+	}
+	if text.String() == j.written {
+		return
+	}
+	j.written = text.String()
+	for _, line := range lines {
+		line()
+	}
+}

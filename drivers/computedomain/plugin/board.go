@@ -11,8 +11,8 @@ import (
 
 // board is what PCI shows of a node's GPUs, which it does with and without a driver.
 type board struct {
-	// gpus is how many NVIDIA GPUs there are.
-	gpus int
+	// gpus is how many NVIDIA GPUs there are, bound how many of them NVIDIA's kernel driver has taken.
+	gpus, bound int
 	// multiNode says that the GPUs are of a kind whose NVLink leaves the node. A board with NVSwitches of its own (HGX, DGX) has NVLink among
 	// its own GPUs alone, whatever its GPUs say of their fabric: with FABRIC_MODE=1 they say "in progress" for ever (#1263, #1264 of NVIDIA's
 	// DRA driver).
@@ -57,6 +57,9 @@ func readBoard(ctx context.Context, sysfs pci.FS) (board, error) {
 			switches++
 		default:
 			b.gpus++
+			if f.Driver == "nvidia" {
+				b.bound++
+			}
 			if multiNodeGPU(f.Device) {
 				outward++
 			}

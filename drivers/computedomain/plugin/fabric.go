@@ -102,6 +102,15 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 		r.close(ctx)
 		return troubled(err)
 	}
+	if missing := r.missing(ctx, len(gpus.GPUs)); missing > 0 {
+		// NVML lists GPUs when it starts. Where it was started between two device nodes of a driver that is being installed, it lacks some for good.
+		r.close(ctx)
+		if len(gpus.GPUs) == 0 {
+			return fabric{known: true, state: nvml.NoFabric, problemKind: problemNoDriver, problem: fmt.Sprintf(
+				"the NVIDIA driver has taken %d GPUs of the node, and its library shows none of them: are their device nodes (/dev/nvidia0 and so on) there?",
+				missing)}
+		}
+	}
 	clique, state, err := gpus.Clique()
 	if err != nil {
 		return troubled(err)
@@ -113,6 +122,16 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 		klog.FromContext(ctx).Error(err, "The node's place in the fabric is not remembered over a reboot")
 	}
 	return r.usable(fabric{known: true, state: state, clique: clique})
+}
+
+// missing is how many GPUs the kernel's driver has taken and its library does not show.
+func (r *fabricReader) missing(ctx context.Context, shown int) int {
+	found, err := r.board(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("It is not known whether the driver's library shows every GPU", "reason", err.Error())
+		return 0
+	}
+	return max(0, found.bound-shown)
 }
 
 // withoutDriver tells a node without GPUs from one whose driver is not there, or not there yet.

@@ -62,11 +62,11 @@ func TestNoDriverNotJoinedAndNoFabricAreThreeThings(t *testing.T) {
 			state: nvml.NoFabric, kind: problemNoDriver, says: "last in NVLink clique " + clique},
 		"a bus that cannot be read": {start: nvmllib.ERROR_DRIVER_NOT_LOADED, boardErr: errors.New("no sysfs"),
 			state: nvml.NoFabric, kind: problemNoDriver},
-		"a rack's node that has joined": {version: good, info: joined, board: board{4, true}, state: nvml.Joined,
+		"a rack's node that has joined": {version: good, info: joined, board: board{gpus: 4, multiNode: true}, state: nvml.Joined,
 			remembered: clique},
-		"a rack's node that is joining":          {version: good, info: inProgress, board: board{4, true}, state: nvml.Joining},
-		"a board that says in progress for ever": {version: good, info: inProgress, board: board{8, false}, state: nvml.NoFabric},
-		"GPUs nobody knows, on a node that was in a rack": {version: good, info: inProgress, board: board{4, false}, last: clique,
+		"a rack's node that is joining":          {version: good, info: inProgress, board: board{gpus: 4, multiNode: true}, state: nvml.Joining},
+		"a board that says in progress for ever": {version: good, info: inProgress, board: board{gpus: 8}, state: nvml.NoFabric},
+		"GPUs nobody knows, on a node that was in a rack": {version: good, info: inProgress, board: board{gpus: 4}, last: clique,
 			remembered: clique, state: nvml.Joining},
 		"joining, on a bus that cannot be read": {version: good, info: inProgress, boardErr: errors.New("no sysfs"),
 			state: nvml.Joining},
@@ -119,13 +119,47 @@ func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
 	}
 }
 
+// NVML lists GPUs when it starts. A driver container makes /dev/nvidiactl and the GPUs' nodes one after another, and a role that starts NVML
+// between two of them would see a node without GPUs, which is a node without fabric, for as long as it runs.
+//
+//shows:cd-fabric
+func TestAFabricIsReadAgainWhenNVMLWasStartedBeforeTheGPUsCame(t *testing.T) {
+	joined := nvmllib.GpuFabricInfo{ClusterUuid: [16]uint8{1}, CliqueId: 7, State: nvmllib.GPU_FABRIC_STATE_COMPLETED}
+	library := libraryWith(nvmllib.SUCCESS, "580.95.05", joined, nvmllib.SUCCESS).(*mock.Interface)
+	there, listed := 0, 0
+	library.InitFunc = func() nvmllib.Return { listed = there; return nvmllib.SUCCESS }
+	library.DeviceGetCountFunc = func() (int, nvmllib.Return) { return listed, nvmllib.SUCCESS }
+	reader := &fabricReader{
+		library: library, last: newLastFabric(t.TempDir()), hostDaemon: func() bool { return false },
+		board: func(context.Context) (board, error) { return board{gpus: 4, bound: 4, multiNode: true}, nil },
+	}
+	got := reader.read(t.Context())
+	if !got.passing() || got.problemKind != problemNoDriver || !strings.Contains(got.problem, "taken 4 GPUs of the node") {
+		t.Errorf("without a GPU in NVML: %+v", got)
+	}
+	there = 3
+	if got = reader.read(t.Context()); got.state != nvml.Joined {
+		t.Errorf("with three of four GPUs: %+v", got)
+	}
+	there = 4
+	if got = reader.read(t.Context()); got.state != nvml.Joined || listed != 4 {
+		t.Errorf("with four GPUs: %+v, %d listed", got, listed)
+	}
+	if starts := len(library.InitCalls()); starts != 3 {
+		t.Errorf("NVML was started %d times, want 3", starts)
+	}
+	if got = reader.read(t.Context()); got.state != nvml.Joined || len(library.InitCalls()) != 3 {
+		t.Errorf("after that it is started again, though every GPU is there: %+v, %d starts", got, len(library.InitCalls()))
+	}
+}
+
 //shows:cd-fabric
 func TestPCIShowsWhetherNVLinkLeavesTheNode(t *testing.T) {
 	for name, want := range map[string]board{
-		"gb200-nvl72": {gpus: 4, multiNode: true},
-		"b200-hgx":    {gpus: 8},
-		"h100-hgx":    {gpus: 8},
-		"l40s-8":      {gpus: 8},
+		"gb200-nvl72": {gpus: 4, bound: 4, multiNode: true},
+		"b200-hgx":    {gpus: 8, bound: 8},
+		"h100-hgx":    {gpus: 8, bound: 8},
+		"l40s-8":      {gpus: 8, bound: 8},
 	} {
 		p, err := profile.Load(name)
 		if err != nil {

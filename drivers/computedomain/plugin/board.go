@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/hardware/pci"
 )
 
@@ -57,7 +58,7 @@ func readBoard(ctx context.Context, sysfs pci.FS) (board, error) {
 			switches++
 		default:
 			b.gpus++
-			if f.Driver == "nvidia" {
+			if f.Driver == nvml.KernelDriver {
 				b.bound++
 			}
 			if multiNodeGPU(f.Device) {

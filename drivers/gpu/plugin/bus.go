@@ -2,9 +2,10 @@ package plugin
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
+
+	nvidia "gpufabric.io/drivers/hardware/nvml"
+	"gpufabric.io/drivers/hardware/pci"
 )
 
 // errPluggedIn ends a run of the plugin that starts again.
@@ -13,7 +14,7 @@ var errPluggedIn = errors.New("a GPU was plugged in")
 // bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs tells of no change, so it is looked at now
 // and then: one directory, read whole. Only one goroutine uses it at a time.
 type bus struct {
-	directory string
+	sysfs pci.FS
 	// known were there when the role started, or had it start again.
 	known map[string]bool
 	// fresh came since the last look.
@@ -21,7 +22,7 @@ type bus struct {
 }
 
 func newBus(sysfsRoot string) *bus {
-	b := &bus{directory: filepath.Join(sysfsRoot, "bus/pci/drivers/nvidia")}
+	b := &bus{sysfs: pci.NewFS(sysfsRoot)}
 	b.settle()
 	return b
 }
@@ -31,16 +32,9 @@ func (b *bus) settle() { b.known, b.fresh = b.bound(), nil }
 
 // bound are the functions that the driver has; none where it is not loaded.
 func (b *bus) bound() map[string]bool {
-	entries, err := os.ReadDir(b.directory)
-	if err != nil {
-		return nil
-	}
 	out := map[string]bool{}
-	for _, e := range entries {
-		// Beside links to functions there are the driver's own files: bind, new_id, module.
-		if e.Type()&os.ModeSymlink != 0 && e.Name() != "module" {
-			out[e.Name()] = true
-		}
+	for _, name := range b.sysfs.Bound(nvidia.KernelDriver) {
+		out[name] = true
 	}
 	return out
 }

@@ -256,7 +256,7 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 		return errDrained // while this run was started
 	}
 	waited := false
-	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, func(reason, message string) {
+	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, nvidia.Bound(s.options.SysfsRoot), func(reason, message string) {
 		klog.FromContext(ctx).Info(message, "reason", reason)
 		p.report("WaitingForDriver", message)
 		s.driver.say(troubleStart, reason, message)

@@ -8,19 +8,51 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/hardware/pci"
 )
 
 // awaitPause is how long Await waits before it looks for the driver again: nothing tells when a driver is installed.
 const awaitPause = 10 * time.Second
 
-// Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. told gets in a word and
-// in words what is waited for, once for each. The error is that of ctx.
-func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func(reason, message string)) error {
+// KernelDriver is the name of NVIDIA's kernel driver in sysfs.
+const KernelDriver = "nvidia"
+
+// Bound counts the GPUs that NVIDIA's kernel driver has taken, as Await asks for it.
+func Bound(sysfsRoot string) func() int {
+	sysfs := pci.NewFS(sysfsRoot)
+	return func() int { return len(sysfs.Bound(KernelDriver)) }
+}
+
+// awaitLooks is how often Await looks for the last GPUs before it goes on without them: one may be broken for good.
+const awaitLooks = 3
+
+// Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. NVML lists GPUs when it
+// starts, so it is started again while it shows none of those that bound says the kernel's driver has, and a few times while it lacks some:
+// a driver container makes their device nodes one after another. told gets in a word and in words what is waited for, once for each. The
+// error is that of ctx.
+func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound func() int, told func(reason, message string)) error {
 	last := ""
-	for {
+	for lacking := 0; ; {
 		code := lib.Init()
 		if code == nvml.SUCCESS {
-			return nil
+			shown, has := 0, bound()
+			if shown, code = lib.DeviceGetCount(); code != nvml.SUCCESS || shown >= has {
+				return nil // what NVML says of a GPU is for those who ask it
+			}
+			if lacking++; shown > 0 && lacking >= awaitLooks {
+				return nil
+			}
+			_ = lib.Shutdown()
+			message := fmt.Sprintf("waiting for the GPUs' device nodes: the NVIDIA driver has taken %d GPUs, and NVML under %s shows %d of them",
+				has, driverRoot, shown)
+			if message != last {
+				told(Incomplete, message)
+				last = message
+			}
+			if !pause(ctx) {
+				return context.Cause(ctx)
+			}
+			continue
 		}
 		reason := reasonOf(code)
 		message := fmt.Sprintf("waiting for the NVIDIA driver: starting NVML under %s: %s (is the driver installed there, and its kernel "+
@@ -32,11 +64,19 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func
 			told(reason, message)
 			last = message
 		}
-		select {
-		case <-time.After(awaitPause):
-		case <-ctx.Done():
+		if !pause(ctx) {
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// pause is the time between two looks; false: ctx has ended.
+func pause(ctx context.Context) bool {
+	select {
+	case <-time.After(awaitPause):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -44,6 +84,8 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, told func
 const (
 	// TooOld: the library lacks functions that the roles call.
 	TooOld = "DriverTooOld"
+	// Incomplete: the library lists fewer GPUs than the kernel's driver has.
+	Incomplete = "GPUsIncomplete"
 	// Failed: the library does not start, for another reason.
 	Failed = "DriverFailed"
 )

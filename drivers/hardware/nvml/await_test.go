@@ -28,11 +28,68 @@ func (l *late) Init() nvml.Return {
 	return code
 }
 
+func (l *late) DeviceGetCount() (int, nvml.Return) { return 0, nvml.SUCCESS }
+
+func noGPUs() int { return 0 }
+
+// coming is a library that lists as many GPUs as there are device nodes when it starts.
+type coming struct {
+	nvml.Interface
+	nodes, listed, running int
+	begins                 func(c *coming)
+}
+
+func (c *coming) Init() nvml.Return {
+	c.begins(c)
+	c.listed = c.nodes
+	c.running++
+	return nvml.SUCCESS
+}
+
+func (c *coming) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
+
+func (c *coming) DeviceGetCount() (int, nvml.Return) { return c.listed, nvml.SUCCESS }
+
+// A driver container makes the GPUs' device nodes one after another, and NVML lists GPUs when it starts.
+//
+//shows:gpu-driver-trouble
+func TestNVMLIsStartedAgainUntilItShowsTheDriversGPUs(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes  []int // at each start; the last stays
+		listed int
+		looks  time.Duration
+		told   int
+	}{
+		"all are there":             {[]int{4}, 4, 0, 0},
+		"none, then some, then all": {[]int{0, 2, 4}, 4, 2, 2},
+		"none for a minute":         {[]int{0, 0, 0, 0, 0, 0, 4}, 4, 6, 1},
+		"one that is broken":        {[]int{3}, 3, 2, 1},
+		"more than the bus shows":   {[]int{5}, 5, 0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			starts := 0
+			lib := &coming{begins: func(l *coming) { l.nodes = c.nodes[min(starts, len(c.nodes)-1)]; starts++ }}
+			begun, told := time.Now(), 0
+			if err := Await(t.Context(), lib, "/", func() int { return 4 }, func(reason, _ string) {
+				told++
+				if reason != Incomplete {
+					t.Errorf("%s: %s", name, reason)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if lib.listed != c.listed || lib.running != 1 || time.Since(begun) != c.looks*awaitPause || told != c.told {
+				t.Errorf("%s: %d GPUs, %d libraries run, after %s, told %d times", name, lib.listed, lib.running, time.Since(begun), told)
+			}
+		})
+	}
+}
+
 func TestADriverThatIsInstalledLaterIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED, nvml.SUCCESS}}
 		var told []string
-		if err := Await(t.Context(), lib, "/run/nvidia/driver", func(_, message string) { told = append(told, message) }); err != nil {
+		if err := Await(t.Context(), lib, "/run/nvidia/driver", noGPUs, func(_, message string) { told = append(told, message) }); err != nil {
 			t.Fatal(err)
 		}
 		if len(told) != 2 || !strings.Contains(told[0], "under /run/nvidia/driver") || !strings.Contains(told[0], "not found") ||
@@ -46,7 +103,7 @@ func TestAwaitingADriverEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := Await(ctx, &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND}}, "/", func(string, string) {})
+		err := Await(ctx, &late{codes: []nvml.Return{nvml.ERROR_LIBRARY_NOT_FOUND}}, "/", noGPUs, func(string, string) {})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v, want that of the context", err)
 		}
@@ -88,6 +145,8 @@ type counted struct {
 func (c *counted) Init() nvml.Return     { c.running++; return nvml.SUCCESS }
 func (c *counted) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
 
+func (c *counted) DeviceGetCount() (int, nvml.Return) { return 0, nvml.SUCCESS }
+
 // Extensions is what symbols are looked up by.
 func (c *counted) Extensions() nvml.ExtendedInterface { return symbols{lacking: c.lacking} }
 
@@ -116,7 +175,7 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var told []string
-		if err := Await(ctx, lib, "/", func(_, message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := Await(ctx, lib, "/", noGPUs, func(_, message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) ||
@@ -127,7 +186,7 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 			t.Errorf("started %d times more than stopped", old.running)
 		}
 		old.lacking = "" // another driver was installed
-		if err := Await(t.Context(), lib, "/", func(string, string) {}); err != nil {
+		if err := Await(t.Context(), lib, "/", noGPUs, func(string, string) {}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -126,7 +126,9 @@ var errGPUCame = errors.New("a GPU answers that did not")
 func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
 	waiting, stop := s.Interrupted(ctx)
 	defer stop()
-	err := nvidia.Await(waiting, lib, o.DriverRoot, func(reason, message string) { klog.FromContext(ctx).Info(message, "reason", reason) })
+	err := nvidia.Await(waiting, lib, o.DriverRoot, nvidia.Bound(o.SysfsRoot), func(reason, message string) {
+		klog.FromContext(ctx).Info(message, "reason", reason)
+	})
 	switch {
 	case errors.Is(err, drain.ErrLetGo):
 		return err

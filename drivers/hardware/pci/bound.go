@@ -1,0 +1,23 @@
+package pci
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Bound lists the names (PCI addresses) of the functions that a kernel driver has taken, from /sys/bus/pci/drivers; none where the driver is
+// not loaded.
+func (f FS) Bound(driver string) []string {
+	entries, err := os.ReadDir(filepath.Join(f.root, "bus/pci/drivers", driver))
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		// Beside links to functions there are the driver's own files: bind, new_id, module.
+		if e.Type()&os.ModeSymlink != 0 && e.Name() != "module" {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}

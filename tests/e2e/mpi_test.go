@@ -37,7 +37,9 @@ func testMPIJob(t *testing.T, e *environment) {
 		t.Errorf("%d ranks spoke of %d GPUs, want 8 of 8:\n%s", len(ranks), len(gpus), said)
 	}
 	uid := e.domain(t, "nvbandwidth-test-compute-domain").Metadata.UID
-	e.kubectl(t, "delete", "mpijob/nvbandwidth-test", "computedomain/nvbandwidth-test-compute-domain", "--timeout=120s")
+	// With all that is its own: the next job of this name would find its launcher, and be refused.
+	e.kubectl(t, "delete", "mpijob/nvbandwidth-test", "--cascade=foreground", "--timeout=120s")
+	e.kubectl(t, "delete", "computedomain/nvbandwidth-test-compute-domain", "--timeout=120s")
 	e.nothingLeft(t, uid)
 }
 

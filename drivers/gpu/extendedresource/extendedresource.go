@@ -1,4 +1,4 @@
-// Package legacy hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want
+// Package extendedresource hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want
 // GPUs counted on the node. Its GPUs are tainted in DRA before they are counted here.
 package extendedresource
 
@@ -31,12 +31,14 @@ const kind = "k8s.gpu.nvidia.com/gpu"
 // Plugin knows the GPUs that it hands out.
 type Plugin struct {
 	gpus []*inventory.GPU
+	spec string
 	lock func(ctx context.Context, uuids ...string) (unlock func(), err error)
 }
 
 var (
 	_ deviceplugin.Backend   = (*Plugin)(nil)
 	_ deviceplugin.Preferrer = (*Plugin)(nil)
+	_ deviceplugin.Specified = (*Plugin)(nil)
 )
 
 // Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on
@@ -67,11 +69,12 @@ func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx co
 	if err != nil {
 		return nil, fmt.Errorf("CDI spec of the GPUs of %s: %w", Resource, err)
 	}
-	if err := (atomicfile.Writer{}).Write(filepath.Join(cdiRoot, "k8s.gpu.nvidia.com-gpu.json"), raw, 0o644); err != nil {
-		return nil, err
-	}
-	return &Plugin{gpus: gpus, lock: lock}, nil
+	p := &Plugin{gpus: gpus, spec: filepath.Join(cdiRoot, "k8s.gpu.nvidia.com-gpu.json"), lock: lock}
+	return p, atomicfile.Writer{}.Write(p.spec, raw, 0o644)
 }
+
+// Spec is the file of the CDI spec.
+func (p *Plugin) Spec() string { return p.spec }
 
 // Devices are the GPUs as the kubelet is told of them. healthy says whether one may be given to new pods.
 func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Device {

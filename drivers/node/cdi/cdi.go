@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -126,24 +125,19 @@ func (d *Dir) List() ([]types.UID, error) {
 	return claims, nil
 }
 
-// Unread returns the claims whose specs were written before a time and that no process has read since. A runtime with CDI reads a spec when
-// it appears, or at the latest when a container asks for one of its devices; nobody else has a reason to. A file system that keeps no
-// access times is an error.
+// Unread returns the claims whose specs were written before a time and that no process has read since. A file system that keeps no access
+// times is an error.
 func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
-	var about unix.Statfs_t
-	if err := unix.Statfs(d.root, &about); err != nil {
-		return nil, fmt.Errorf("look at the file system of %s: %w", d.root, err)
-	}
-	if about.Flags&unix.ST_NOATIME != 0 {
-		return nil, fmt.Errorf("whether a container runtime reads %s cannot be told: its file system is mounted noatime", d.root)
+	if err := timed(d.root); err != nil {
+		return nil, err
 	}
 	claims, err := d.List()
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(claims, func(claim types.UID) bool {
-		info, err := os.Stat(d.Path(claim))
-		return err != nil || !info.ModTime().Before(before) || !atomicfile.IsUnread(info) // one that is gone was given back meanwhile
+		read, written, err := Read(d.Path(claim))
+		return err != nil || read || !written.Before(before) // one that is gone was given back meanwhile
 	}), nil
 }
 

@@ -8,11 +8,14 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/filewatch"
 )
 
@@ -25,6 +28,9 @@ type Host struct {
 	dir     string
 	files   *filewatch.Watcher
 	metrics *Metrics
+	// Trouble reports trouble with the node as a whole, such as by an Event; nil: it is not reported. Set it before Run. reason is a CamelCase
+	// word.
+	Trouble func(reason, message string)
 
 	mu        sync.Mutex
 	resources map[string]*Resource
@@ -79,8 +85,28 @@ func (h *Host) Run(ctx context.Context) error {
 		h.start = nil
 		h.mu.Unlock()
 	}()
+	if h.Trouble != nil {
+		group.Go(func() { (&cdi.Watch{Unread: h.unread, Tell: h.Trouble}).Run(ctx) })
+	}
 	h.watch(ctx, sockets)
 	return nil
+}
+
+// unread names the resources whose CDI spec containers have waited for since before a time, and nobody has read.
+func (h *Host) unread(before time.Time) ([]string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(h.resources)) {
+		unread, err := h.resources[name].unread(before)
+		if err != nil {
+			return nil, err
+		}
+		if unread {
+			names = append(names, "resource "+name)
+		}
+	}
+	return names, nil
 }
 
 // watch tells the resources when sockets in the kubelet's directory come and go.

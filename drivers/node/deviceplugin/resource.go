@@ -36,6 +36,7 @@ type Resource struct {
 	host    *Host
 	socket  string
 	list    *list
+	waiting wait
 
 	wakeup   chan struct{} // something in the kubelet's directory changed, or a stream ended
 	stopOnce sync.Once

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -179,6 +180,9 @@ func (s *server) allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 	allocated, err := s.resource.backend.Allocate(ctx, ids)
 	if err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.resource.name, err)
+	}
+	if len(allocated.GetCdiDevices()) > 0 {
+		s.resource.asked(time.Now())
 	}
 	return allocated, nil
 }

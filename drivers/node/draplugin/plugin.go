@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -125,8 +126,20 @@ func (p *Plugin) start() error {
 	p.published.send = helper.PublishResources
 	p.wg.Go(func() { p.published.keep(p.ctx, republishInterval) })
 	p.wg.Go(func() { p.recoverFromAPI(p.ctx, left) })
-	p.wg.Go(func() { p.watchRuntime(p.ctx) })
+	p.wg.Go(func() { (&cdi.Watch{Unread: p.unread, Tell: p.report.node}).Run(p.ctx) })
 	return nil
+}
+
+// unread names the claims whose CDI specs were written before a time, and that nobody has read.
+func (p *Plugin) unread(before time.Time) ([]string, error) {
+	claims, err := p.cdi.Unread(before)
+	var names []string
+	for _, uid := range claims {
+		if record, ok := p.state.Get(uid); ok {
+			names = append(names, "claim "+record.Namespace+"/"+record.Name)
+		}
+	}
+	return names, err
 }
 
 // open opens the state and the CDI directory, and reports what was unreadable.

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -47,3 +48,15 @@ func Recorder(ctx context.Context, client kubernetes.Interface, role, node strin
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: role, Host: node}), broadcaster.Shutdown
 }
+
+// NodeTrouble reports trouble with a node as a whole, by an Event of type Warning. The Event names the node as the kubelet's own do: with the
+// name for a UID, which is what kubectl describe looks for.
+func NodeTrouble(recorder record.EventRecorder, node string) func(reason, message string) {
+	about := &corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}
+	return func(reason, message string) {
+		recorder.Event(about, corev1.EventTypeWarning, reason, message[:min(len(message), maxEventMessage)])
+	}
+}
+
+// maxEventMessage is what the API server takes of an Event's message, in bytes.
+const maxEventMessage = 1024

@@ -15,6 +15,14 @@ func (o *Offer) SpecName() types.UID {
 	return o.specName()
 }
 
+// Spec is the file of the pool's CDI spec, empty where its units are not handed out by CDI. It implements deviceplugin.Specified.
+func (o *Offer) Spec() string {
+	if o.cdi == nil {
+		return ""
+	}
+	return o.cdi.Path(o.SpecName())
+}
+
 func (o *Offer) specName() types.UID {
 	// A resource's prefix is a domain, which has no underscore: two resources never have one name.
 	return types.UID("pool-" + strings.ReplaceAll(o.pool.Resource(), "/", "_"))

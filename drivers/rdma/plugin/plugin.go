@@ -13,6 +13,7 @@ import (
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/exclusive"
@@ -69,6 +70,11 @@ func Run(ctx context.Context, o Options) error {
 	registry := metrics.New(dra.Driver)
 	served := deviceplugin.NewMetrics()
 	kubelet := deviceplugin.NewHost(o.KubeletRoot, o.Files, served)
+	if o.Client != nil {
+		recorder, stop := host.Recorder(ctx, o.Client, Role, o.NodeName)
+		defer stop()
+		kubelet.Trouble = host.NodeTrouble(recorder, o.NodeName)
+	}
 	networks, err := newPodNetworks(o)
 	if err != nil {
 		return err

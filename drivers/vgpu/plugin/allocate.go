@@ -38,7 +38,12 @@ type number struct {
 	nri bool
 	// refused are the pods of which a container got nothing.
 	refused *refusals
+	// spec is the file of the CDI spec that containers get the GPUs' device nodes by.
+	spec string
 }
+
+// Spec implements deviceplugin.Specified.
+func (n number) Spec() string { return n.spec }
 
 // refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods
 // may go on to show them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.

@@ -187,13 +187,16 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		return err
 	}
 	h.Pods, told.ended = running, running.Ended
-	shares := number{hook: h, pods: running, nri: nri, refused: &refusals{}}
+	shares := number{hook: h, pods: running, nri: nri, refused: &refusals{}, spec: files.directory.Path(spec)}
 	if !shares.nri {
 		if err := shares.recover(ctx); err != nil {
 			return err
 		}
 	}
 	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
+	recorder, stop := host.Recorder(ctx, client, Role, o.NodeName)
+	defer stop()
+	plugins.Trouble = host.NodeTrouble(recorder, o.NodeName)
 	if err := t.serve(plugins, shares); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package draplugin
+package cdi
 
 import (
 	"errors"
@@ -11,15 +11,15 @@ import (
 func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 	var unread, told []string
 	var trouble error
-	r := reader{
-		look: func() ([]string, error) { return unread, trouble },
-		tell: func(reason, message string) { told = append(told, reason+": "+message) },
+	w := Watch{
+		Unread: func(time.Time) ([]string, error) { return unread, trouble },
+		Tell:   func(reason, message string) { told = append(told, reason+": "+message) },
 	}
 	now := time.Unix(1e9, 0)
 	check := func(after time.Duration, wantTold int) {
 		t.Helper()
 		now = now.Add(after)
-		r.check(t.Context(), now)
+		w.check(t.Context(), now)
 		if len(told) != wantTold {
 			t.Fatalf("after %s it was reported %d times, want %d: %q", after, len(told), wantTold, told)
 		}
@@ -32,8 +32,8 @@ func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 			t.Errorf("it says %q, want %s in it", told[0], want)
 		}
 	}
-	if len(told[0]) > maxEventMessage {
-		t.Errorf("the message has %d bytes, an Event takes %d", len(told[0]), maxEventMessage)
+	if len(told[0]) > 1024 {
+		t.Errorf("the message has %d bytes, an Event takes 1024", len(told[0]))
 	}
 	check(runtimeLook, 1)
 	check(runtimeRepeat, 2) // Events of an hour ago are gone
@@ -42,5 +42,10 @@ func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 	unread = []string{"default/training"}
 	check(runtimeLook, 3) // again is news
 	trouble = errors.New("mounted noatime")
-	check(runtimeRepeat, 3)
+	check(runtimeLook, 4)
+	if !strings.HasPrefix(told[3], "ContainerRuntimeNotWatched: mounted noatime") {
+		t.Errorf("where access times are not kept it says %q", told[3])
+	}
+	check(runtimeLook, 4)
+	check(runtimeRepeat, 5)
 }

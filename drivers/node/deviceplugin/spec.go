@@ -1,0 +1,55 @@
+package deviceplugin
+
+import (
+	"errors"
+	"io/fs"
+	"sync"
+	"time"
+
+	"gpufabric.io/drivers/node/cdi"
+)
+
+// Specified is a Backend whose answers name devices of a CDI spec.
+type Specified interface {
+	// Spec is the spec's file; empty: there is none now.
+	Spec() string
+}
+
+// wait is since when containers wait for a resource's CDI spec to be read. A spec that was written again begins from the start.
+type wait struct {
+	mu    sync.Mutex
+	since time.Time
+}
+
+// asked notes that a container was given a device of the resource's CDI spec.
+func (r *Resource) asked(now time.Time) {
+	specified, ok := r.backend.(Specified)
+	if !ok || specified.Spec() == "" {
+		return
+	}
+	_, written, err := cdi.Read(specified.Spec())
+	r.waiting.mu.Lock()
+	defer r.waiting.mu.Unlock()
+	if err == nil && r.waiting.since.Before(written) {
+		r.waiting.since = now
+	}
+}
+
+// unread says whether a container has waited since before a time for the resource's CDI spec, and nobody has read it. The error says that
+// this cannot be known.
+func (r *Resource) unread(before time.Time) (bool, error) {
+	specified, ok := r.backend.(Specified)
+	if !ok || specified.Spec() == "" {
+		return false, nil
+	}
+	read, written, err := cdi.Read(specified.Spec())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // it is about to be written
+	}
+	if err != nil {
+		return false, err
+	}
+	r.waiting.mu.Lock()
+	defer r.waiting.mu.Unlock()
+	return !read && !r.waiting.since.Before(written) && r.waiting.since.Before(before), nil
+}

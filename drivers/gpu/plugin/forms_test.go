@@ -204,8 +204,8 @@ func TestCountedSharesArePreparedSideBySide(t *testing.T) {
 	b.stop()
 	b.start()
 	long := share("long", "0", gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`))
-	if _, problem := b.prepare(long); !strings.Contains(problem, "one GPU is shared in one way") {
-		t.Errorf("time slices of another length beside ordinary ones: %q", problem)
+	if _, problem := b.prepare(long); !strings.Contains(problem, "only a DeviceClass sets it") {
+		t.Errorf("time slices of another length for one share: %q", problem)
 	}
 	if _, problem := b.prepare(share("mps", "0", gpuConfig(`{"strategy":"MPS"}`))); !strings.Contains(problem, "whole GPUs and MIG devices") {
 		t.Errorf("MPS for a share: %q", problem)

@@ -89,6 +89,11 @@ test-modules: fakes toolchain-sim ## Run the tests of the four modules in go.wor
 test-sim: build toolchain-sim ## Run the tests on the simulated cluster.
 	@echo "== go test tests/simcluster"; cd tests/simcluster && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
+#shows:tenants
+.PHONY: test-tenants
+test-tenants: fakes toolchain-sim ## Attack as a tenant, and with every role's own token, and print what the attacker sees (a minute or two).
+	@$(GO) run ./tests/cmd/attacks
+
 .PHONY: test-scheduler
 test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 	@echo "== go test drivers/scheduler"; cd drivers/scheduler && GOWORK=off $(GO) test $(TESTFLAGS) ./...
@@ -174,7 +179,7 @@ lint: prerequisites pages ## Run golangci-lint over every module, and check the 
 # A few seconds: no program of others is built for it.
 .PHONY: pages
 pages: prerequisites ## Check every Markdown page: links, anchors, commands, walks, reasons, the matrix and its evidence.
-	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/ ./tests/reference/
+	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/ ./tests/attacks/ ./tests/reference/
 	$(GO) run ./tests/cmd/pages --check
 
 ##@ Building

@@ -207,6 +207,7 @@ func TestEventsAreTakenOnLoopbackAlone(t *testing.T) {
 }
 
 //shows:fakes-agent
+//attack:fake-agent Fake hardware is started beside real GPUs to have them reported broken
 func TestAnAgentRefusesAMachineWithRealGPUs(t *testing.T) {
 	sysfs := t.TempDir()
 	add := func(address, vendor, class string) {

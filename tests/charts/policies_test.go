@@ -113,6 +113,18 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 }
 
 //shows:chart-rights chart-tenants gpu-refusals vgpu-limits
+//attack:foreign-slice A stolen token of a plugin publishes or deletes devices of another node
+//attack:foreign-driver A stolen token of a plugin publishes devices of another driver
+//attack:token-of-no-node A stolen token that says no node publishes devices
+//attack:foreign-node-label A stolen token of the compute domain plugin labels another node, or gives its own the role of a control plane
+//attack:node-capacity A stolen token of the GPU plugin writes its node's capacity or another node's conditions
+//attack:controller-domain A stolen token of the controller moves a node into a compute domain
+//attack:pool-status A stolen token of the RDMA plugin writes another node's entry in a pool's status
+//attack:scheduler-registers A stolen token of the scheduler registers, labels or taints nodes
+//attack:foreign-pod A stolen token of the vGPU plugin changes a pod of another node, or the image of one of its own
+//attack:limits-off A tenant switches the limits of its shares off by its environment, in any of its containers
+//attack:daemon-class A tenant claims a node's one IMEX daemon, also as a second choice
+//attack:channel-of-no-domain A tenant claims an IMEX channel of no compute domain
 func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")

@@ -40,6 +40,7 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 }
 
 //shows:cd-daemon
+//attack:imex-pod A tenant breaks into an IMEX daemon's pod and finds privilege, or files of the node
 func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {
 	set, err := daemonSet(newDomain("d", 1), Settings{Namespace: namespace, Image: "i"})
 	if err != nil {

@@ -278,6 +278,7 @@ func TestANodeWithoutFabricGetsNoChannelAndSucceeds(t *testing.T) {
 	}
 }
 
+//attack:domain-claims A tenant claims a daemon or a channel with another domain's configuration, or none
 func TestWrongClaimsAreRefusedWithTheReason(t *testing.T) {
 	foreign := strings.Replace(string(domainUID), "0f", "1f", 1)
 	unannotated := daemonClaim(system)
@@ -364,6 +365,7 @@ func TestAWaitThatEndsSaysWhatWasMissing(t *testing.T) {
 	}
 }
 
+//attack:domain-label A claim of one domain takes a node out of another tenant's domain
 func TestAnotherDomainsLabelIsLeftAlone(t *testing.T) {
 	n := newTestNode(t, inFabric)
 	n.daemonIs(true)

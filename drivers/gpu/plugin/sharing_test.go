@@ -232,6 +232,7 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 }
 
 //shows:gpu-refusals
+//attack:gpu-claims A tenant hands the GPU plugin configurations that no GPU can have, to stop it
 func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 	b := newBench(t, gputest.New(t, 2))
 	for name, c := range map[string]struct {

@@ -215,6 +215,8 @@ func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
 
 // Somebody who writes into a shared directory may put a link to /proc/PID/root there, through which the files of another container are
 // reached.
+//
+//attack:mps-processes A tenant who controls an MPS daemon looks at processes of others
 func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	out := strings.Fields(enclosed(t, Share{Unprivileged: true}, "cd /proc; echo $$; ls -d [0-9]*"))
 	if len(out) == 0 || out[0] != "1" {
@@ -230,6 +232,7 @@ func TestAProgramSeesNoProcessOfOthers(t *testing.T) {
 	}
 }
 
+//attack:mps-links A tenant puts a link in the place of a file that the MPS daemon writes
 func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
 	shared, shm := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shared, "target"), "kept")
@@ -251,6 +254,7 @@ func TestAProgramFollowsNoLinkInADirectoryThatOthersWrite(t *testing.T) {
 }
 
 //shows:gpu-programs
+//attack:mps-root A tenant who controls an MPS daemon reads the files of the node, or opens another GPU
 func TestAProgramsRootHoldsTheNodesThatItWasGivenAndNothingElse(t *testing.T) {
 	shm, pipe := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(shm, "mark"), "")
@@ -286,6 +290,7 @@ func TestAProgramGetsEveryNodeOfTheDriverWhereNoneAreNamed(t *testing.T) {
 	}
 }
 
+//attack:mps-rights A tenant who controls an MPS daemon uses its rights over the node
 func TestAnUnprivilegedProgramKeepsNoRightsOverTheNode(t *testing.T) {
 	out := enclosed(t, Share{Unprivileged: true}, "cat /proc/self/status")
 	status := map[string]string{}

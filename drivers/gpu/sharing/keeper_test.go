@@ -97,6 +97,7 @@ func TestAClaimEndsThoughItsKeeperIsAway(t *testing.T) {
 	}
 }
 
+//attack:keeper-names A stolen socket of the MPS keeper is asked for a claim whose name is a path
 func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 	m, _ := newMPS(t, "")
 	end := keep(t, m)
@@ -118,6 +119,7 @@ func TestAKeeperTakesNoNameThatLeadsElsewhere(t *testing.T) {
 // A container whose processes are root can put anything into its pipe directory.
 //
 //shows:gpu-mps
+//attack:mps-control A tenant puts a link, a socket of its own or a file in the place of the MPS daemon's control
 func TestWhatATenantPutIntoTheControlDirectoryIsNotFollowed(t *testing.T) {
 	m, told := newMPS(t, "")
 	outside := t.TempDir()

@@ -52,6 +52,7 @@ func TestALibraryIsFoundWhereDistributionsPutIt(t *testing.T) {
 	}
 }
 
+//attack:driver-link A link in a driver container's root has a file of the node started as a program of the driver
 func TestALinkOutOfTheRootIsNotFollowed(t *testing.T) {
 	outside := tree(t, map[string]string{"libnvidia-ml.so.1": ""})
 	root := tree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": "-> " + outside + "/libnvidia-ml.so.1",

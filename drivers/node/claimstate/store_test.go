@@ -212,6 +212,7 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 	}
 }
 
+//attack:claim-uid A claim whose UID is a path leads the plugin out of its state directory
 func TestAUIDThatIsNoFileNameIsRefused(t *testing.T) {
 	store, _ := open(t, t.TempDir())
 	for _, uid := range []string{"", "../x", "a/b", ".hidden"} {

@@ -338,6 +338,7 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 	}
 }
 
+//attack:sandbox-id A sandbox whose ID is a path leads the RDMA plugin out of its state directory
 func TestASandboxIDThatIsNoFileNameIsRefused(t *testing.T) {
 	m := newMover(t, t.TempDir(), newMachine("mlx5_0", "ens1"))
 	for _, id := range []string{"", "../a", "a/b", ".a", strings.Repeat("a", 200)} {

@@ -221,6 +221,7 @@ func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
 	}
 }
 
+//attack:scheduler-slots A tenant writes MIG slots on its pod that keep other pods off a GPU
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
 	p := &Plugin{ledger: newLedger(always), topology: newTopology(),
 		resources: annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}

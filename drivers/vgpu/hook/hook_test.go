@@ -273,6 +273,7 @@ func TestAPodKeepsWhatItHasWhileASecondSandboxStands(t *testing.T) {
 	}
 }
 
+//attack:limiter-off A container switches its limiter off by a variable that admission did not see
 func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *testing.T) {
 	p := pod("train", uuid+",NVIDIA,1024,30:;", "main")
 	for _, test := range []struct {

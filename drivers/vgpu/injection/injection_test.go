@@ -69,6 +69,7 @@ func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
 	}
 }
 
+//attack:injection-names A pod or container whose name is a path leads the plugin to a directory of the node
 func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	l := limiter(t)
 	for _, c := range []Container{{"../../etc", "main"}, {"uid", "../x"}, {"", "main"}, {"uid", ""}, {"a/b", "c"}, {"uid", "A"}} {
@@ -84,6 +85,7 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	}
 }
 
+//attack:injection-links A tenant puts links into its directory to have files of the node removed with it
 func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	l := limiter(t)
 	for _, c := range []Container{{"uid-1", "main"}, {"uid-1", "side"}, {"uid-10", "main"}} {

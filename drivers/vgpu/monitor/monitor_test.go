@@ -114,6 +114,7 @@ func TestByteCountsAreLabelsOnlyWhereAskedFor(t *testing.T) {
 	}
 }
 
+//attack:monitor-directory A tenant fills its accounting directory with files, links and pipes to stop the monitor
 func TestAHostileDirectoryCostsOneContainersUseAndNoMore(t *testing.T) {
 	directory := t.TempDir()
 	hostile, good := pod("hostile", 1024), pod("good", 1024)

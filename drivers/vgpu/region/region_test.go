@@ -88,6 +88,7 @@ func TestReadUnderstandsEveryLayout(t *testing.T) {
 	}
 }
 
+//attack:region-garbage A tenant writes an accounting file that is none, too short, or of another version
 func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
 	changed := func(change func(b []byte)) []byte {
 		b := write(layoutV12())
@@ -112,6 +113,7 @@ func TestDecodeRefusesWhatIsNoRegion(t *testing.T) {
 	}
 }
 
+//attack:region-counts A tenant writes counts into its accounting file that lie far behind its end
 func TestDecodeBoundsWhatATenantWrites(t *testing.T) {
 	l := layoutV12()
 	b := write(l)
@@ -129,6 +131,7 @@ func TestDecodeBoundsWhatATenantWrites(t *testing.T) {
 	}
 }
 
+//attack:region-spin A tenant leaves a slot of its accounting file locked to have the monitor spin
 func TestDecodeLeavesOutASlotThatStaysLocked(t *testing.T) {
 	l := layoutV12()
 	b := write(l)
@@ -149,6 +152,7 @@ func TestUsedSaturates(t *testing.T) {
 	}
 }
 
+//attack:region-link A tenant puts a link to a file of the node, or a pipe, in the place of its accounting file
 func TestReadRefusesLinksAndPipes(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "real")

@@ -1,4 +1,4 @@
-// Command pages writes the pages that are made of the code: docs/evidence.md from the directives beside the tests, and the
+// Command pages writes the pages that are made of the code: docs/evidence.md and docs/attacks.md from the directives beside the tests, and the
 // fields in docs/resources from the CRDs. With --check it only says which pages are not as they would be written.
 package main
 
@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"gpufabric.io/build/repository"
+	"gpufabric.io/tests/attacks"
 	"gpufabric.io/tests/evidence"
 	"gpufabric.io/tests/reference"
 )
@@ -38,6 +39,9 @@ func run(check bool) error {
 		return err
 	}
 	pages[evidence.Page] = shown
+	if pages[attacks.Page], err = attacks.Render(root); err != nil {
+		return err
+	}
 	var stale []error
 	var paths []string
 	for path := range pages {

@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/tests/simcluster/domain"
 )
 
+//attack:domain-namespace A tenant claims a channel of another namespace's compute domain
 func TestAClaimOfAnotherNamespaceNeverGetsAChannelAndIsToldWhy(t *testing.T) {
 	owner := shared.Namespace(t)
 	owner.Domain("d", 1)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -22,6 +23,7 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/store"
 )
 
 // Hardware is what the plugin knows of the node at one moment. It is replaced as a whole when the hardware changes.
@@ -53,6 +55,8 @@ type Kind struct {
 	unseen map[string]map[types.UID]bool
 	// left are the GPUs that could not be shared in the ordinary way again, by UUID.
 	left map[string]sharingData
+	// leftFile keeps left; nil: nothing does.
+	leftFile *store.File[[]sharingData]
 	// held are the devices that claims have, so that they stay published whatever forms are wanted.
 	held map[types.UID][]devices.Held
 	// modes are the MIG modes that claims switched.
@@ -79,7 +83,7 @@ type Options struct {
 	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
 	LeftFile string
 	Writer   atomicfile.Writer
-	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where the file is not there and
+	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where there never was a file and
 	// AdoptModes is set (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
 	ModesFile  string
 	AdoptModes bool
@@ -108,11 +112,23 @@ func New(h *Hardware, o Options) *Kind {
 		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
 	k.hardware.Store(h)
 	k.readLeft()
-	k.modes = openModes(o.ModesFile, o.Writer)
-	if err := k.modes.read(h.Node.GPUs, o.AdoptModes); err != nil {
+	var err error
+	if k.modes, err = openModes(o.ModesFile, o.Writer, h.Node.GPUs, o.AdoptModes); err != nil {
 		o.Report("StateUnreadable", err.Error())
 	}
 	return k
+}
+
+// Collectors are the metrics of the files that the Kind keeps.
+func (k *Kind) Collectors() []prometheus.Collector {
+	var out []prometheus.Collector
+	if k.leftFile != nil {
+		out = append(out, k.leftFile)
+	}
+	if k.modes.file != nil {
+		out = append(out, k.modes.file)
+	}
+	return out
 }
 
 // Hardware is the current one.

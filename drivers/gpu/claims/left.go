@@ -2,15 +2,16 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"maps"
+	"slices"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/store"
 )
 
 // A GPU that cannot be shared in the ordinary way again (nvidia-smi fails, or waits for ever) holds no claim and no pod: it is reported and
@@ -68,44 +69,46 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 	return nil
 }
 
+// leftKind is how left is kept: as earlier versions kept it, with a checksum added. Those write back what they read of that, an entry
+// without a GPU.
+func leftKind() store.Kind[[]sharingData] {
+	return store.Kind[[]sharingData]{Name: "gpufabric-sharing-left", Version: 1, Form: store.Objects}
+}
+
 // writeLeft keeps left on disk. k.mu is held.
 func (k *Kind) writeLeft() {
-	if k.options.LeftFile == "" {
+	if k.leftFile == nil {
 		return
 	}
 	list := make([]sharingData, 0, len(k.left))
-	for _, s := range k.left {
-		list = append(list, s)
+	for _, gpu := range slices.Sorted(maps.Keys(k.left)) {
+		list = append(list, k.left[gpu])
 	}
-	text, err := json.Marshal(list)
-	if err == nil {
-		err = k.options.Writer.Write(k.options.LeftFile, text, 0o600)
-	}
-	if err != nil {
+	if err := k.leftFile.Put(list); err != nil {
 		k.options.Report("StateNotKept", fmt.Sprintf("which GPUs are still shared in the way of claims that ended is forgotten at the next "+
 			"restart: %v", err))
 	}
 }
 
-// readLeft reads what the last run kept. What cannot be read is reported and forgotten: the GPUs then keep what they have until somebody
-// sets it.
+// readLeft reads what the last run kept. What cannot be read is reported: the GPUs then keep what they have until somebody sets it.
 func (k *Kind) readLeft() {
 	if k.options.LeftFile == "" {
 		return
 	}
-	text, err := os.ReadFile(k.options.LeftFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var list []sharingData
-	if err == nil {
-		err = json.Unmarshal(text, &list)
-	}
+	const subject = "which GPUs are still shared in the way of claims that ended"
+	file, unreadable, err := store.OpenFile(k.options.LeftFile, leftKind(), 0, k.options.Writer)
 	if err != nil {
-		k.options.Report("StateUnreadable", fmt.Sprintf("which GPUs are still shared in the way of claims that ended: %v", err))
+		k.options.Report("StateUnreadable", fmt.Sprintf("%s: %v", subject, err))
 		return
 	}
+	for _, u := range unreadable {
+		k.options.Report("StateUnreadable", fmt.Sprintf("%s: %s", subject, u))
+	}
+	k.leftFile = file
+	list, _ := file.Get()
 	for _, s := range list {
-		k.left[s.GPU] = s
+		if s.GPU != "" {
+			k.left[s.GPU] = s
+		}
 	}
 }

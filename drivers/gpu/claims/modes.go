@@ -1,12 +1,9 @@
 package claims
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 
@@ -15,6 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 // From Hopper on the MIG mode changes at once, so claims switch it: a MIG device's on, a whole GPU's off. A GPU that an administrator
@@ -23,47 +21,46 @@ import (
 
 // modes are the GPUs that claims brought into MIG mode, by UUID.
 type modes struct {
-	file   string // empty: kept in memory alone
-	writer atomicfile.Writer
+	file *store.File[[]string] // nil: kept in memory alone
 
 	mu  sync.Mutex
 	own map[string]bool
 }
 
-func openModes(file string, writer atomicfile.Writer) *modes {
-	return &modes{file: file, writer: writer, own: map[string]bool{}}
+// modesKind is how modes are kept: as earlier versions kept them, with a checksum added, which is no GPU of theirs.
+func modesKind() store.Kind[[]string] {
+	return store.Kind[[]string]{Name: "gpufabric-mig-modes", Version: 1, Form: store.Strings}
 }
 
-// read reads what the last run kept. GPUs that are out of MIG mode by now are not this driver's to bring out of it any more.
-func (m *modes) read(gpus []*inventory.GPU, adopt bool) error {
-	if m.file == "" {
-		return nil
+// openModes reads what the last run kept in a file; without a path nothing is kept. GPUs that are out of MIG mode by now are not this
+// driver's to bring out of it any more. The modes are good with an error, too.
+func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, adopt bool) (*modes, error) {
+	m := &modes{own: map[string]bool{}}
+	if path == "" {
+		return m, nil
 	}
-	var kept []string
-	text, err := os.ReadFile(m.file)
-	switch {
-	case err == nil:
-		err = json.Unmarshal(text, &kept)
-	case errors.Is(err, fs.ErrNotExist):
-		err = nil
-		if adopt {
-			for _, g := range gpus {
-				kept = append(kept, g.UUID)
-			}
+	const subject = "which GPUs claims brought into MIG mode: %v: those that are in it now count as brought there by an administrator"
+	file, unreadable, err := store.OpenFile(path, modesKind(), 0, writer)
+	if err != nil {
+		return m, fmt.Errorf(subject, err)
+	}
+	m.file = file
+	var errs []error
+	for _, u := range unreadable {
+		errs = append(errs, fmt.Errorf(subject, u))
+	}
+	kept, found := file.Get()
+	if !found && !file.Aside() && adopt {
+		for _, g := range gpus {
+			kept = append(kept, g.UUID)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("which GPUs claims brought into MIG mode: %s: %w: those that are in it now count as brought there by an administrator",
-			m.file, err)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, g := range gpus {
 		if slices.Contains(kept, g.UUID) && divided(g) {
 			m.own[g.UUID] = true
 		}
 	}
-	return m.keep()
+	return m, errors.Join(append(errs, m.keep())...)
 }
 
 // divided says whether a GPU, whose MIG mode changes at once, is in MIG mode.
@@ -106,14 +103,12 @@ func (m *modes) set(uuid string, own bool) error {
 
 // keep writes the file. m.mu is held.
 func (m *modes) keep() error {
-	if m.file == "" {
+	if m.file == nil {
 		return nil
 	}
-	text, err := json.Marshal(slices.Sorted(maps.Keys(m.own)))
-	if err == nil {
-		err = m.writer.Write(m.file, text, 0o600)
-	}
-	if err != nil {
+	list := slices.AppendSeq([]string{}, maps.Keys(m.own))
+	slices.Sort(list)
+	if err := m.file.Put(list); err != nil {
 		return fmt.Errorf("which GPUs claims brought into MIG mode is not kept: %w", err)
 	}
 	return nil

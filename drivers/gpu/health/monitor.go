@@ -16,6 +16,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 const (
@@ -59,7 +60,7 @@ type Options struct {
 // Monitor follows the health of GPUs. Make it with New.
 type Monitor struct {
 	options Options
-	record  *record
+	record  *store.File[kept]
 
 	mu     sync.Mutex
 	faults []Fault
@@ -86,7 +87,7 @@ func New(o Options) (*Monitor, error) {
 		return nil, err
 	}
 	m := &Monitor{options: o, record: r, faults: faults, up: links{}, registered: map[string]bool{}}
-	if r.unread() {
+	if r.Aside() {
 		m.unread = o.Now()
 	}
 	return m, err
@@ -108,7 +109,7 @@ func (m *Monitor) unknown() []Fault {
 	for _, g := range m.options.Node().GPUs {
 		out = append(out, Fault{
 			GPU: g.UUID, Kind: Record, Fatal: true, Since: m.unread, Last: m.unread, Boot: m.options.Boot,
-			Message: "which faults the GPU had is not known, since their record cannot be read: it lies in " + m.record.store.AsideDirectory() +
+			Message: "which faults the GPU had is not known, since their record cannot be read: it lies in " + m.record.AsideDirectory() +
 				"; delete it when the GPUs were looked at",
 		})
 	}
@@ -117,17 +118,17 @@ func (m *Monitor) unknown() []Fault {
 
 // Describe and Collect implement prometheus.Collector: whether faults on disk cannot be read.
 func (m *Monitor) Describe(descriptions chan<- *prometheus.Desc) {
-	m.record.store.Describe(descriptions)
+	m.record.Describe(descriptions)
 }
 
 // Collect implements prometheus.Collector.
-func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.store.Collect(collected) }
+func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.Collect(collected) }
 
 // readAgain notices that somebody deleted the file that could not be read.
 func (m *Monitor) readAgain() {
 	m.mu.Lock()
 	var gone []Fault
-	if !m.unread.IsZero() && !m.record.unread() {
+	if !m.unread.IsZero() && !m.record.Aside() {
 		gone = m.unknown()
 		m.unread = time.Time{}
 	}
@@ -327,7 +328,7 @@ func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
 
 // keep writes the faults; the caller holds mu.
 func (m *Monitor) keep(ctx context.Context) {
-	if err := m.record.save(m.faults); err != nil {
+	if err := m.record.Put(kept{Faults: m.faults}); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults are not kept on disk; a restart would forget them")
 	}
 }

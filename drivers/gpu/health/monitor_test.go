@@ -207,7 +207,7 @@ func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
 	if err != nil || len(faults) != 2 || faults[0].Code != 79 || faults[1].Placement == nil || faults[1].Placement.Size != 4 {
 		t.Fatalf("faults %v, %v", faults, err)
 	}
-	if err := r.save(faults[:1]); err != nil {
+	if err := r.Put(kept{Faults: faults[:1]}); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := os.ReadFile(path)
@@ -285,7 +285,7 @@ func FuzzOpen(f *testing.F) {
 		path := filepath.Join(t.TempDir(), "faults.json")
 		write(t, path, raw)
 		r, faults, err := open(path, atomicfile.Writer{})
-		if err != nil && (len(faults) > 0 || !r.unread()) {
+		if err != nil && (len(faults) > 0 || !r.Aside()) {
 			t.Fatalf("%v and %v", faults, err)
 		}
 		for _, fault := range faults {

@@ -95,7 +95,7 @@ func run(ctx context.Context, mps *sharing.MPS, metricsAddress string) error {
 			cancel(err)
 		}
 	})
-	if err := (sharing.Keeper{MPS: mps}).Run(ctx); err != nil {
+	if err := (sharing.Keeper{MPS: mps, Metrics: registry}).Run(ctx); err != nil {
 		return err
 	}
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {

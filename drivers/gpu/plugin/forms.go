@@ -1,13 +1,10 @@
 package plugin
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 // FormsCondition is the condition of a Node that says in which forms its GPUs are offered, by whose word, and what keeps one from its form.
@@ -68,41 +66,43 @@ func (w *wish) now() (devices.Chosen, string) {
 	return w.answer, w.trouble
 }
 
+// formsKind is how forms are kept: as earlier versions kept them, with a checksum added, which those pass over.
+func formsKind() store.Kind[devices.Forms] {
+	return store.Kind[devices.Forms]{Name: "gpufabric-gpu-forms", Version: 1, Form: store.Object,
+		Check: func(_ string, f devices.Forms) error { return f.Validate() }}
+}
+
 // lastForms are the forms that the role offered when it last ran.
 func (p *plugin) lastForms() (f devices.Forms, ok bool) {
-	raw, err := os.ReadFile(p.stateFile(formsFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return f, false
-	}
-	if err == nil {
-		if err = json.Unmarshal(raw, &f); err == nil {
-			err = f.Validate()
-		}
+	file, unreadable, err := store.OpenFile(p.stateFile(formsFile), formsKind(), 0, atomicfile.Writer{})
+	for _, u := range unreadable {
+		err = errors.Join(err, errors.New(u.String()))
 	}
 	if err != nil {
-		p.report("GPUFormsUnreadable", fmt.Sprintf("%s: %v: which forms the GPUs were offered in is worked out again", p.stateFile(formsFile),
-			err))
+		p.report("GPUFormsUnreadable", fmt.Sprintf("%v: which forms the GPUs were offered in is worked out again", err))
+	}
+	if p.forms = file; file == nil {
 		return devices.Forms{}, false
 	}
-	return f, true
+	p.metrics.Registry.MustRegister(file)
+	return file.Get()
 }
 
 // ranBefore says whether an earlier run offered GPUs here.
 func (p *plugin) ranBefore() bool {
-	_, err := os.Lstat(p.stateFile(formsFile))
-	return err == nil
+	if p.forms == nil {
+		return false
+	}
+	_, kept := p.forms.Get()
+	return kept || p.forms.Aside()
 }
 
 // keepForms writes the forms down for the next start.
 func (p *plugin) keepForms(f devices.Forms) error {
-	raw, err := json.Marshal(f)
-	if err != nil {
-		return err
+	if p.forms == nil {
+		return nil // which lastForms reported
 	}
-	if old, err := os.ReadFile(p.stateFile(formsFile)); err == nil && bytes.Equal(old, raw) {
-		return nil
-	}
-	return atomicfile.Writer{}.Write(p.stateFile(formsFile), raw, 0o600)
+	return p.forms.Put(f)
 }
 
 // followForms offers the GPUs in the forms that the node's labels and the chart ask for, until ctx ends.

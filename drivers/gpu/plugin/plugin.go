@@ -62,6 +62,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
+	"gpufabric.io/drivers/node/store"
 )
 
 // role is the subcommand's name.
@@ -126,7 +127,9 @@ type plugin struct {
 	given   given
 	// wish says which forms the GPUs are to be offered in, self is the node as the API has it.
 	wish wish
-	self cache.SharedIndexInformer
+	// forms keeps those that were offered last; nil: nothing does.
+	forms *store.File[devices.Forms]
+	self  cache.SharedIndexInformer
 	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
 	awaited nameSet
 	waiters sync.WaitGroup
@@ -341,6 +344,7 @@ func (p *plugin) run(ctx context.Context) error {
 		Report:        p.report,
 		Note:          p.note,
 	})
+	p.metrics.Registry.MustRegister(p.kind.Collectors()...)
 	p.dra, err = draplugin.Start(ctx, draplugin.Config{
 		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics,
 		Recorder: p.recorder, Writer: p.writer,

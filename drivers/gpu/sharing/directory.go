@@ -18,6 +18,7 @@ import (
 //	log    its logs
 //	shm    /dev/shm of the daemon and of the claim's containers
 //	root   what its root directory is mounted on, for it alone
+//	settings.json   what a Keeper was asked for
 //
 // Containers whose processes are root can write whatever they like into pipe and shm, links to elsewhere among it. The daemon follows those
 // (it opens its lock and its process number's file without O_NOFOLLOW, as version 550.163.01 does): they lead nowhere in its own root.

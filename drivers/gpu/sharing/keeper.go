@@ -14,11 +14,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 // lockPause is the time between two tries to take a lock that another process has.
@@ -31,14 +33,20 @@ const lockPause = 300 * time.Millisecond
 type Keeper struct {
 	MPS    *MPS
 	Writer atomicfile.Writer
+	// Metrics gets the metric of the settings that cannot be read; nil: nobody does.
+	Metrics prometheus.Registerer
 }
 
 // What lies in the directory of all claims, which no container has mounted.
 func socketIn(dir string) string { return filepath.Join(dir, "keeper.sock") }
 func lockIn(dir string) string   { return filepath.Join(dir, "keeper.lock") }
 
-// settingsFile is a claim's settings as the keeper was given them.
-const settingsFile = "settings.json"
+// settingsKind is how a claim's Settings are kept, byte for byte as the keeper was given them, in the directory of the claim's daemon: a
+// keeper keeps fields that it does not know. Earlier versions kept no checksum, and pass over it.
+func settingsKind() store.Kind[json.RawMessage] {
+	return store.Kind[json.RawMessage]{Name: "gpufabric-mps-settings", Version: 1, Form: store.Object,
+		Check: func(_ string, text json.RawMessage) error { return json.Unmarshal(text, &Settings{}) }}
+}
 
 // claimPattern is what a claim's UID may be: it becomes a directory's name.
 var claimPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
@@ -65,11 +73,24 @@ func (k Keeper) Run(ctx context.Context) error {
 	if err := os.Chmod(socketIn(k.MPS.Dir), 0o600); err != nil {
 		return errors.Join(fmt.Errorf("closing the socket to others: %w", err), listener.Close())
 	}
+	settings, unreadable, err := store.Open(store.Options{Directory: k.MPS.Dir, Extension: "/settings.json", Writer: k.Writer}, settingsKind())
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	for _, u := range unreadable {
+		klog.FromContext(ctx).Error(nil, "A claim's MPS control daemon is not started before gpu-plugin starts again", "claimUID", u.Name,
+			"reason", u.String())
+	}
+	if k.Metrics != nil {
+		if err := k.Metrics.Register(settings); err != nil {
+			return errors.Join(err, listener.Close())
+		}
+	}
 	var resuming sync.WaitGroup
 	defer resuming.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r := requests{Keeper: k, last: map[types.UID]Moment{}}
+	r := requests{Keeper: k, settings: settings, last: map[types.UID]Moment{}}
 	resuming.Go(func() { r.resume(ctx) })
 	server := &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
@@ -82,18 +103,12 @@ func (k Keeper) Run(ctx context.Context) error {
 	return nil
 }
 
-// resume starts what an earlier run was asked for.
+// resume starts what an earlier run was asked for. A claim whose daemon cannot start keeps no other from its own.
 func (r *requests) resume(ctx context.Context) {
-	log := klog.FromContext(ctx)
-	files, err := filepath.Glob(filepath.Join(r.MPS.Dir, "*", settingsFile))
-	if err != nil {
-		log.Error(err, "Claims of an earlier run not found")
-	}
-	// A claim whose daemon cannot start keeps no other from its own.
 	var claims sync.WaitGroup
 	defer claims.Wait()
-	for _, file := range files {
-		claims.Go(func() { r.resumeClaim(ctx, file) })
+	for _, name := range r.settings.Names() {
+		claims.Go(func() { r.resumeClaim(ctx, types.UID(name)) })
 	}
 }
 
@@ -101,13 +116,12 @@ func (r *requests) resume(ctx context.Context) {
 // there.
 const resumePause = 10 * time.Second
 
-// resumeClaim starts the daemon that a file of settings stands for, again and again until it runs or nobody wants it any more.
-func (r *requests) resumeClaim(ctx context.Context, file string) {
-	log := klog.FromContext(ctx).WithValues("file", file)
-	claim := types.UID(filepath.Base(filepath.Dir(file)))
+// resumeClaim starts the daemon of a claim whose settings are kept. It tries again until the daemon runs or nobody wants it any more.
+func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
+	log := klog.FromContext(ctx).WithValues("claimUID", claim)
 	for {
-		d, err := r.beginAgain(ctx, claim, file)
-		if errors.Is(err, fs.ErrNotExist) && d == nil && gone(file) {
+		d, err := r.beginAgain(ctx, claim)
+		if d == nil && err == nil {
 			return // the claim was given back
 		}
 		if err == nil {
@@ -128,21 +142,16 @@ func (r *requests) resumeClaim(ctx context.Context, file string) {
 	}
 }
 
-func gone(file string) bool {
-	_, err := os.Lstat(file)
-	return errors.Is(err, fs.ErrNotExist)
-}
-
-// beginAgain begins to keep a daemon of an earlier run, if its claim was not given back meanwhile.
-func (r *requests) beginAgain(ctx context.Context, claim types.UID, file string) (*daemon, error) {
+// beginAgain begins to keep a daemon of an earlier run. It returns nil where its claim was given back meanwhile.
+func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, error) {
 	unlock, err := r.locks.Lock(ctx, string(claim))
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
+	text, kept := r.settings.Get(string(claim))
+	if !kept {
+		return nil, nil
 	}
 	var s Settings
 	if err := json.Unmarshal(text, &s); err != nil {

@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -13,8 +14,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 // keep runs a keeper, and returns what ends it as a kill of its pod's container does and as its deletion does.
@@ -241,5 +247,119 @@ func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
 	end()
 	if err := plugin.Alive(t.Context()); err == nil {
 		t.Error("after its end")
+	}
+}
+
+// settingsOfU1 writes the settings of the claim u1 as something else than this program left them.
+func settingsOfU1(t *testing.T, m *MPS, text string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Join(m.Dir, "u1"), 0o755),
+		os.WriteFile(filepath.Join(m.Dir, "u1/settings.json"), []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// before is the file of the version before checksums, byte for byte. What is written now is read by that version.
+func TestSettingsOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
+	const before = `{"devices":["gpu"],"config":{"defaultActiveThreadPercentage":50}}`
+	m, told := newMPS(t, "")
+	settingsOfU1(t, m, before)
+	end := keep(t, m)
+	defer end()
+	if err := (Kept{Dir: m.Dir}).Resume(t.Context(), "u1", limited("another")); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(told(), "percentage 50"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("told %q", told())
+		}
+	}
+	if err := (Kept{Dir: m.Dir}).Start(t.Context(), "u1", limited("gpu")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(m.Dir, "u1/settings.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s Settings
+	if err := json.Unmarshal(text, &s); err != nil || !equality.Semantic.DeepEqual(s, limited("gpu")) {
+		t.Errorf("the version before reads %s as %v, %v", text, s, err)
+	}
+}
+
+func TestSettingsThatCannotBeReadStartNothingAndKeepNothingBack(t *testing.T) {
+	for name, text := range map[string]string{
+		"cut": `{"devices":["gpu"`, "empty": "", "changed": `{"version":1,"devices":["gpu"],"sha256":"0"}`, "newer": `{"version":2,"devices":["gpu"]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := newMPS(t, "")
+			settingsOfU1(t, m, text)
+			metrics := prometheus.NewRegistry()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- Keeper{MPS: m, Metrics: metrics}.Run(ctx) }()
+			plugin := Kept{Dir: m.Dir}
+			if err := plugin.Resume(t.Context(), "u2", limited("gpu")); err != nil {
+				t.Fatal(err)
+			}
+			want := `# HELP gpufabric_state_files_set_aside State files that could not be read and that nobody has deleted since, by kind of state.
+# TYPE gpufabric_state_files_set_aside gauge
+gpufabric_state_files_set_aside{kind="gpufabric-mps-settings"} 1
+`
+			if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
+				t.Error(err)
+			}
+			if daemons := m.states(); len(daemons) != 1 || !daemons["u2"] {
+				t.Errorf("daemons run for %v, want u2 alone", daemons)
+			}
+			if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
+				t.Errorf("gpu-plugin's own start: %v", err)
+			}
+			// Set aside is no claim: what says so stays until a person deletes it.
+			if err := plugin.Retain(t.Context(), Now(), nil); err != nil {
+				t.Error(err)
+			}
+			if kept, err := os.ReadFile(filepath.Join(m.Dir, "unreadable/u1.settings.json")); err != nil || string(kept) != text {
+				t.Errorf("set aside is %q, %v", kept, err)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAKeeperKilledAtAnyWriteHasTheOldSettingsOrTheNew(t *testing.T) {
+	for _, step := range atomicfile.Steps() {
+		t.Run(string(step), func(t *testing.T) {
+			m, _ := newMPS(t, "")
+			const old = `{"devices":["old"]}`
+			settingsOfU1(t, m, old)
+			options := store.Options{Directory: m.Dir, Extension: "/settings.json", Writer: atomicfile.Writer{
+				Before: func(at atomicfile.Step, _ string) error {
+					if at == step {
+						return atomicfile.Crash()
+					}
+					return nil
+				},
+			}}
+			settings, _, err := store.Open(options, settingsKind())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := settings.Put("u1", json.RawMessage(`{"devices":["new"]}`)); err == nil {
+				t.Fatal("the kill was not noticed")
+			}
+			settings, unreadable, err := store.Open(store.Options{Directory: m.Dir, Extension: "/settings.json"}, settingsKind())
+			if err != nil || len(unreadable) > 0 {
+				t.Fatal(unreadable, err)
+			}
+			text, _ := settings.Get("u1")
+			var s Settings
+			if err := json.Unmarshal(text, &s); err != nil || !slices.Equal(s.Devices, []string{"old"}) && !slices.Equal(s.Devices, []string{"new"}) {
+				t.Errorf("the next keeper reads %s, %v", text, err)
+			}
+		})
 	}
 }

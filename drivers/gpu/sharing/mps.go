@@ -20,6 +20,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/node/filewatch"
+	"gpufabric.io/drivers/node/store"
 )
 
 const (
@@ -226,7 +227,7 @@ func (m *MPS) known() ([]types.UID, error) {
 	out := slices.Collect(maps.Keys(m.daemons))
 	m.mu.Unlock()
 	for _, entry := range entries {
-		if entry.IsDir() && claimPattern.MatchString(entry.Name()) {
+		if entry.IsDir() && claimPattern.MatchString(entry.Name()) && entry.Name() != store.AsideName {
 			out = append(out, types.UID(entry.Name()))
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/node/keylock"
+	"gpufabric.io/drivers/node/store"
 )
 
 // requests are what a keeper is asked:
@@ -30,6 +29,7 @@ import (
 type requests struct {
 	Keeper
 
+	settings *store.Store[json.RawMessage]
 	// locks keep a claim's settings and its daemon changed by one at a time.
 	locks keylock.Locks
 
@@ -99,11 +99,7 @@ func (r *requests) begin(request *http.Request, claim types.UID, text []byte, s 
 	if !r.latest(claim, parseMoment(request.URL.Query().Get("at"))) {
 		return nil, nil
 	}
-	file := r.MPS.directory(claim).path(settingsFile)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return nil, err
-	}
-	if err := r.Writer.Write(file, text, 0o600); err != nil {
+	if err := r.settings.Put(string(claim), text); err != nil {
 		return nil, err
 	}
 	return r.MPS.begin(request.Context(), claim, s, request.URL.Query().Has("resume"))
@@ -129,6 +125,9 @@ func (r *requests) stop(ctx context.Context, claim types.UID, at Moment) error {
 	defer unlock()
 	if !r.latest(claim, at) {
 		return nil
+	}
+	if err := r.settings.Delete(string(claim)); err != nil {
+		return err
 	}
 	return r.MPS.Stop(ctx, claim)
 }

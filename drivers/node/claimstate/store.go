@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -67,3 +68,6 @@ func (s *Store) List() []Record { return s.records.All() }
 
 // Len returns how many claims are held.
 func (s *Store) Len() int { return s.records.Len() }
+
+// Collector is the metric of the records that could not be read.
+func (s *Store) Collector() prometheus.Collector { return s.records }

@@ -155,9 +155,9 @@ func (p *Plugin) open() error {
 	}
 	for _, file := range unreadable {
 		logger.Error(file.Err, "Claim state set aside", "file", file.File, "movedTo", file.MovedTo)
-		p.config.Metrics.UnreadableState.Inc()
 		p.report.node("ClaimStateUnreadable", file.String())
 	}
+	p.config.Metrics.Registry.MustRegister(state.Collector())
 	p.cdi, p.state = dir, state
 	p.config.Metrics.Claims.Set(float64(state.Len()))
 	return nil

@@ -30,8 +30,6 @@ type Plugin struct {
 	Claims prometheus.Gauge
 	// Devices is how many devices are published. Label: state (available, tainted).
 	Devices *prometheus.GaugeVec
-	// UnreadableState is how many state files were found unreadable and set aside since the start.
-	UnreadableState prometheus.Counter
 }
 
 // New makes the metrics of the plugin for driver, each with the constant label driver.
@@ -56,11 +54,8 @@ func New(driver string) *Plugin {
 		Devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "gpufabric_devices", Help: "Devices published by this node, by state.", ConstLabels: labels,
 		}, []string{"state"}),
-		UnreadableState: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "gpufabric_state_files_unreadable_total", Help: "State files set aside because they could not be read.", ConstLabels: labels,
-		}),
 	}
-	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Waiting, p.Claims, p.Devices, p.UnreadableState,
+	p.Registry.MustRegister(p.StepSeconds, p.Errors, p.Waiting, p.Claims, p.Devices,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }

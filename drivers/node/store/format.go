@@ -2,14 +2,7 @@
 //
 // # Formats
 //
-// A file holds one value, as JSON. It has one of two forms, so that the program of the version before reads what this one writes:
-//
-//	gpufabric-claim 1 sha256:<hex of the bytes that follow the line>      Kind.Plain is false
-//	{"uid": ...}
-//
-//	{"version":1, ..., "sha256":"<hex of the bytes before this field>"}   Kind.Plain is true
-//
-// A plain file without a checksum is one of a version before there were any. It is read as it is.
+// A file holds one value, as JSON, with a version and a checksum. Form says where those two stand.
 //
 // The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more fields or fewer reads the file all
 // the same. A new version number means that a field changed its meaning, never that a field was added. A program reads its own version and
@@ -42,8 +35,8 @@ type Kind[T any] struct {
 	Name string
 	// Version is the newest version that this program knows.
 	Version int
-	// Plain has files be JSON objects with a field for the version and one for the checksum. T must then encode as an object without either.
-	Plain bool
+	// Form is how its files look.
+	Form Form
 	// VersionOf is the oldest version that can say what a value says; nil: Version. A program from before a version then reads all that it
 	// can.
 	VersionOf func(T) int
@@ -63,25 +56,15 @@ func (k Kind[T]) Encode(value T) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", k.Name, err)
 	}
-	if !k.Plain {
+	if k.Form == Headed {
 		return append([]byte(k.header(version, body)+"\n"), body...), nil
 	}
-	fields, isObject := bytes.CutPrefix(body, []byte("{"))
-	if !isObject {
-		return nil, fmt.Errorf("encode %s: %.40q is no JSON object", k.Name, body)
+	data, err := k.Form.seal(version, body)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", k.Name, err)
 	}
-	out := fmt.Appendf(nil, `{"version":%d`, version)
-	if fields = bytes.TrimSuffix(fields, []byte("}")); len(fields) > 0 {
-		out = append(append(out, ','), fields...)
-	}
-	return fmt.Appendf(out, "%s%s%s", checksumField, digest(out), checksumEnd), nil
+	return data, nil
 }
-
-// The end of a plain file, around the checksum.
-const (
-	checksumField = `,"sha256":"`
-	checksumEnd   = `"}`
-)
 
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
@@ -94,7 +77,11 @@ func (k Kind[T]) header(version int, body []byte) string {
 
 // Read reads the file of a name. Its error says what is wrong with the bytes.
 func (k Kind[T]) Read(name string, data []byte) (value T, err error) {
-	version, body, err := k.open(data)
+	open := k.Form.open
+	if k.Form == Headed {
+		open = k.open
+	}
+	version, body, err := open(data)
 	if err != nil {
 		return value, err
 	}
@@ -115,10 +102,8 @@ func (k Kind[T]) Read(name string, data []byte) (value T, err error) {
 	return value, err
 }
 
+// open reads a file with a header.
 func (k Kind[T]) open(data []byte) (version int, body []byte, err error) {
-	if k.Plain {
-		return k.openPlain(data)
-	}
 	line, body, found := bytes.Cut(data, []byte("\n"))
 	if !found {
 		return 0, nil, fmt.Errorf("no header line in %d bytes", len(data))
@@ -136,29 +121,4 @@ func (k Kind[T]) open(data []byte) (version int, body []byte, err error) {
 		return 0, nil, fmt.Errorf("checksum %.80q does not match the %d bytes that follow", fields[2], len(body))
 	}
 	return version, body, nil
-}
-
-func (k Kind[T]) openPlain(data []byte) (version int, body []byte, err error) {
-	var frame struct {
-		Version *int    `json:"version"`
-		Sum     *string `json:"sha256"`
-	}
-	if err := json.Unmarshal(data, &frame); err != nil {
-		return 0, nil, fmt.Errorf("no JSON object: %w", err)
-	}
-	version = 1
-	if frame.Version != nil {
-		version = *frame.Version
-	}
-	if version < 1 {
-		return 0, nil, fmt.Errorf("version %d is not a positive number", version)
-	}
-	if frame.Sum == nil {
-		return version, data, nil // from before there were checksums
-	}
-	sealed, found := bytes.CutSuffix(bytes.TrimSpace(data), []byte(checksumField+*frame.Sum+checksumEnd))
-	if !found || digest(sealed) != *frame.Sum {
-		return 0, nil, fmt.Errorf("checksum %.80q does not match the %d bytes before it", *frame.Sum, len(sealed))
-	}
-	return version, data, nil
 }

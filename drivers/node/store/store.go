@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// asideDir is the directory, beside the files, of those that could not be read.
-const asideDir = "unreadable"
+// AsideName is the name of the directory, beside the files, of those that could not be read.
+const AsideName = "unreadable"
 
 // Unreadable is a file that could not be read and was set aside.
 type Unreadable struct {
@@ -54,17 +54,20 @@ type Store[T any] struct {
 	only      []string // nil: all
 	writer    atomicfile.Writer
 	mode      fs.FileMode
+	asideDesc *prometheus.Desc
 
 	mu    sync.RWMutex
 	files map[string][]byte // as they lie on disk, by name
 	all   map[string]T
+	stuck map[string]bool // names of files that can neither be read nor set aside
 }
 
 // Options say where a store's files lie.
 type Options struct {
 	// Directory is made if need be.
 	Directory string
-	// Extension ends the files' names, such as .claim. The rest of a file's name is its value's.
+	// Extension ends the files' names, such as .claim. The rest of a file's name is its value's. One that begins with a slash, such as
+	// /settings.json, is the name of a file in a directory of its own for each value; whoever made the directory removes it.
 	Extension string
 	// Only restricts the store to the files of these names, where the directory has others of the same extension.
 	Only []string
@@ -80,37 +83,73 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
 	}
 	s := &Store[T]{kind: kind, dir: o.Directory, extension: o.Extension, only: o.Only, writer: o.Writer, mode: o.Mode,
-		files: map[string][]byte{}, all: map[string]T{}}
+		asideDesc: prometheus.NewDesc("gpufabric_state_files_set_aside",
+			"State files that could not be read and that nobody has deleted since, by kind of state.", nil, prometheus.Labels{"kind": kind.Name}),
+		files: map[string][]byte{}, all: map[string]T{}, stuck: map[string]bool{}}
 	if s.mode == 0 {
 		s.mode = 0o600
 	}
 	if err := os.MkdirAll(s.dir, 0o750); err != nil {
 		return fail(err)
 	}
-	prefixes := []string{""}
-	if o.Only != nil {
-		prefixes = o.Only
+	if _, err := os.ReadDir(s.dir); err != nil { // which a search for names does not tell
+		return fail(err)
 	}
-	for _, prefix := range prefixes {
-		if _, err := atomicfile.Sweep(s.dir, prefix); err != nil {
-			return fail(err)
-		}
-	}
-	entries, err := os.ReadDir(s.dir)
+	names, err := s.names()
 	if err != nil {
 		return fail(err)
 	}
 	var unreadable []Unreadable
-	for _, entry := range entries {
-		name, ours := strings.CutSuffix(entry.Name(), s.extension)
-		if !ours || strings.HasPrefix(name, ".") || entry.IsDir() || !s.has(name) {
-			continue
-		}
+	for _, name := range names {
 		if err := s.read(name); err != nil {
-			unreadable = append(unreadable, s.setAside(name, err))
+			u := s.setAside(name, err)
+			if u.MovedTo == "" {
+				s.stuck[name] = true
+			}
+			unreadable = append(unreadable, u)
 		}
 	}
 	return s, unreadable, nil
+}
+
+// nested says whether each value's file lies in a directory of its own.
+func (s *Store[T]) nested() bool { return strings.HasPrefix(s.extension, "/") }
+
+// names are the values that have a file. What writes that were cut off left is removed.
+func (s *Store[T]) names() ([]string, error) {
+	prefixes := []string{""}
+	if s.only != nil {
+		prefixes = s.only
+	}
+	if s.nested() {
+		prefixes = nil // the temporary files lie in the values' directories
+	}
+	for _, prefix := range prefixes {
+		if _, err := atomicfile.Sweep(s.dir, prefix); err != nil {
+			return nil, err
+		}
+	}
+	files, err := fs.Glob(os.DirFS(s.dir), "*"+s.extension)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, file := range files {
+		name := strings.TrimSuffix(file, s.extension)
+		if strings.HasPrefix(name, ".") || !s.has(name) {
+			continue
+		}
+		if info, err := os.Lstat(s.path(name)); err == nil && info.IsDir() {
+			continue
+		}
+		if s.nested() {
+			if _, err := atomicfile.Sweep(filepath.Dir(s.path(name)), filepath.Base(s.extension)); err != nil {
+				return nil, err
+			}
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }
 
 // has says whether a name is one of the store's.
@@ -134,13 +173,13 @@ func (s *Store[T]) read(name string) error {
 // setAside moves a file out of the way without ever overwriting one that was set aside before.
 func (s *Store[T]) setAside(name string, why error) Unreadable {
 	result := Unreadable{Kind: s.kind.Name, Name: name, File: s.path(name), Err: why}
-	dir := filepath.Join(s.dir, asideDir)
+	dir := filepath.Join(s.dir, AsideName)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		result.Err = errors.Join(why, err)
 		return result
 	}
 	for i := 0; ; i++ {
-		to := filepath.Join(dir, name+s.extension)
+		to := filepath.Join(dir, s.asideName(name))
 		if i > 0 {
 			to = fmt.Sprintf("%s.%d", to, i)
 		}
@@ -156,16 +195,26 @@ func (s *Store[T]) setAside(name string, why error) Unreadable {
 	}
 }
 
+// asideName is what a value's file is called in the directory of files that could not be read.
+func (s *Store[T]) asideName(name string) string {
+	if s.nested() {
+		return name + "." + filepath.Base(s.extension)
+	}
+	return name + s.extension
+}
+
 // Aside are the names of the values whose files could not be read, at this start or one before, and that nobody has deleted since. It looks
-// at the disk.
+// at the disk. A file that could not be set aside is among them.
 func (s *Store[T]) Aside() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(s.dir, asideDir))
+	entries, err := os.ReadDir(filepath.Join(s.dir, AsideName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s state set aside: %w", s.kind.Name, err)
 	}
-	var names []string
+	s.mu.RLock()
+	names := slices.Collect(maps.Keys(s.stuck))
+	s.mu.RUnlock()
 	for _, entry := range entries {
-		if name, _, ours := strings.Cut(entry.Name(), s.extension); ours && s.has(name) {
+		if name, _, ours := strings.Cut(entry.Name(), s.asideName("")); ours && s.has(name) {
 			names = append(names, name)
 		}
 	}
@@ -174,9 +223,10 @@ func (s *Store[T]) Aside() ([]string, error) {
 }
 
 // AsideDirectory is where files lie that could not be read.
-func (s *Store[T]) AsideDirectory() string { return filepath.Join(s.dir, asideDir) }
+func (s *Store[T]) AsideDirectory() string { return filepath.Join(s.dir, AsideName) }
 
-// Put keeps a value durably, under a name that can be a file's. One that is kept as it is already costs no write.
+// Put keeps a value durably, under a name that can be a file's. One that is kept as it is already costs no write. A file that could neither
+// be read nor set aside is not overwritten.
 func (s *Store[T]) Put(name string, value T) error {
 	if err := s.checkName(name); err != nil {
 		return err
@@ -186,9 +236,18 @@ func (s *Store[T]) Put(name string, value T) error {
 		return err
 	}
 	s.mu.RLock()
-	same := bytes.Equal(s.files[name], data)
+	same, stuck := bytes.Equal(s.files[name], data), s.stuck[name]
 	s.mu.RUnlock()
+	if stuck {
+		return fmt.Errorf("keep %s %s: the file %s could not be read and could not be set aside, and is not overwritten: move it away, or "+
+			"delete it, and start this program again", s.kind.Name, name, s.path(name))
+	}
 	if !same {
+		if s.nested() {
+			if err := os.MkdirAll(filepath.Dir(s.path(name)), 0o755); err != nil {
+				return fmt.Errorf("keep %s %s: %w", s.kind.Name, name, err)
+			}
+		}
 		if err := s.writer.Write(s.path(name), data, s.mode); err != nil {
 			return fmt.Errorf("keep %s %s: %w", s.kind.Name, name, err)
 		}
@@ -233,6 +292,13 @@ func (s *Store[T]) All() []T {
 	return out
 }
 
+// Names are the names of all values, sorted.
+func (s *Store[T]) Names() []string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Sorted(maps.Keys(s.all))
+}
+
 // Len is how many values are kept.
 func (s *Store[T]) Len() int {
 	s.mu.RLock()
@@ -248,11 +314,8 @@ func (s *Store[T]) checkName(name string) error {
 	return nil
 }
 
-var asideDesc = prometheus.NewDesc("gpufabric_state_files_set_aside",
-	"State files that could not be read and that nobody has deleted since, by kind of state.", []string{"kind"}, nil)
-
 // Describe implements prometheus.Collector.
-func (s *Store[T]) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- asideDesc }
+func (s *Store[T]) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- s.asideDesc }
 
 // Collect implements prometheus.Collector. A directory that cannot be read counts as one file.
 func (s *Store[T]) Collect(collected chan<- prometheus.Metric) {
@@ -261,5 +324,5 @@ func (s *Store[T]) Collect(collected chan<- prometheus.Metric) {
 	if err != nil {
 		count = 1
 	}
-	collected <- prometheus.MustNewConstMetric(asideDesc, prometheus.GaugeValue, float64(count), s.kind.Name)
+	collected <- prometheus.MustNewConstMetric(s.asideDesc, prometheus.GaugeValue, float64(count))
 }

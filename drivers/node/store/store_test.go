@@ -31,7 +31,7 @@ func kinds() map[string]Kind[thing] {
 	}
 	return map[string]Kind[thing]{
 		"with a header": {Name: "gpufabric-thing", Version: 2, Check: check},
-		"plain":         {Name: "gpufabric-thing", Version: 2, Plain: true, Check: check},
+		"plain":         {Name: "gpufabric-thing", Version: 2, Form: Object, Check: check},
 	}
 }
 
@@ -89,7 +89,7 @@ func TestADamagedFileIsSetAsideAndNamedUntilSomebodyDeletesIt(t *testing.T) {
 				"another's": bytes.ReplaceAll(whole, []byte("thing"), []byte("thong")),
 				"newer":     later, "zeros": make([]byte, len(whole)),
 			} {
-				if what == "another's" && kind.Plain {
+				if what == "another's" && kind.Form == Object {
 					continue // it says nothing of its kind
 				}
 				dir := t.TempDir()
@@ -179,6 +179,111 @@ func TestAPlainFileIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
 	}
 }
 
+// lists are the two forms of an array.
+func lists() (Kind[[]thing], Kind[[]string]) {
+	return Kind[[]thing]{Name: "gpufabric-things", Version: 2, Form: Objects}, Kind[[]string]{Name: "gpufabric-words", Version: 2, Form: Strings}
+}
+
+func checkList[T any](t *testing.T, kind Kind[[]T], before string, values ...T) {
+	t.Helper()
+	text := func(v []T) string { return fmt.Sprintf("%v", v) }
+	for n := range len(values) + 1 {
+		data, err := kind.Encode(values[:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := kind.Read("a", data); err != nil || text(got) != text(values[:n]) {
+			t.Errorf("%s is read as %v, %v", data, got, err)
+		}
+		var old []T // as a program reads it that knows of no seal
+		if err := json.Unmarshal(data, &old); err != nil || len(old) != n+1 || text(old[:n]) != text(values[:n]) {
+			t.Errorf("the version before reads %s as %v, %v", data, old, err)
+		}
+		for i := range data {
+			if got, err := kind.Read("a", data[:i]); err == nil {
+				t.Errorf("%s, cut after %d bytes, is read as %v", data, i, got)
+			}
+		}
+		for _, change := range [][2]string{{"gpu-1", "gpu-2"}, {"ersion\":1", "ersion\":2"}, {"version 1", "version 2"}} {
+			changed := bytes.Replace(data, []byte(change[0]), []byte(change[1]), 1)
+			if got, err := kind.Read("a", changed); err == nil && !bytes.Equal(changed, data) {
+				t.Errorf("%s is read as %v", changed, got)
+			}
+		}
+		newer := kind
+		newer.Version = 3
+		if data, err = newer.Encode(values[:n]); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := kind.Read("a", data); !errors.Is(err, ErrNewer) {
+			t.Errorf("%s is read as %v, %v", data, got, err)
+		}
+	}
+	if got, err := kind.Read("a", []byte(before)); err != nil || text(got) != text(values) {
+		t.Errorf("%s is read as %v, %v", before, got, err)
+	}
+}
+
+func TestAListIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
+	objects, words := lists()
+	checkList(t, objects, `[{"name":"gpu-1"},{"name":"b","holds":["]"]}]`, thing{Name: "gpu-1"}, thing{Name: "b", Holds: []string{"]"}})
+	checkList(t, words, `["gpu-1","a \"sha256\""]`, "gpu-1", `a "sha256"`)
+	if data, err := (Kind[[]string]{Name: "k", Version: 1, Form: Strings}).Encode(nil); err == nil {
+		t.Errorf("null is written as the list %s", data)
+	}
+}
+
+// A claim's MPS settings lie in a directory with its sockets.
+func TestAValueMayLieInADirectoryOfItsOwn(t *testing.T) {
+	dir := t.TempDir()
+	options := Options{Directory: dir, Extension: "/settings.json"}
+	kind := kinds()["plain"]
+	s, _, err := Open(options, kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		if err := s.Put(name, thing{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, text := range map[string]string{"b/settings.json": "{", "c/.tmp-settings.json-1": "{", "other": "x", "d/log": "x"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, filepath.Dir(path)), 0o755),
+			os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, unreadable, err := Open(options, kind)
+	if err != nil || len(unreadable) != 1 || unreadable[0].MovedTo != filepath.Join(dir, "unreadable/b.settings.json") || s.Len() != 2 {
+		t.Errorf("%v, %v, %v", s.All(), unreadable, err)
+	}
+	if names, err := s.Aside(); err != nil || !slices.Equal(names, []string{"b"}) {
+		t.Errorf("set aside are %v, %v", names, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "c/.tmp-settings.json-1")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a write left that was cut off is still there: %v", err)
+	}
+}
+
+// Its owner assumes the worst of what the file said for as long as it lies there.
+func TestAFileThatCannotBeSetAsideIsNotOverwritten(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "faults.json")
+	if err := errors.Join(os.WriteFile(path, []byte("{"), 0o600), os.WriteFile(filepath.Join(dir, "unreadable"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	f, unreadable, err := OpenFile(path, kinds()["plain"], 0, atomicfile.Writer{})
+	if err != nil || len(unreadable) != 1 || unreadable[0].MovedTo != "" {
+		t.Fatal(unreadable, err)
+	}
+	if err := f.Put(thing{Name: "faults"}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("writing: %v", err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "{" || !f.Aside() {
+		t.Errorf("the file holds %q, %v; aside: %v", data, err, f.Aside())
+	}
+}
+
 func TestOnlyItsOwnFilesAreAStores(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"other.thing", ".tmp-other.thing-1", ".tmp-mine-1"} {
@@ -203,7 +308,7 @@ func TestOnlyItsOwnFilesAreAStores(t *testing.T) {
 	}
 }
 
-// FuzzRead is for every kind: whatever lies on the disk is read or refused, and what is read is written so that it is read again.
+// FuzzRead is for every form, and so for every kind: whatever lies on the disk is read or refused, and what is read is written so that it is read again.
 func FuzzRead(f *testing.F) {
 	for _, kind := range kinds() {
 		data, err := kind.Encode(thing{Name: "a", Holds: []string{"b"}})
@@ -214,7 +319,16 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add([]byte(`{"version":1,"sha256":"x"}`))
 	f.Add([]byte("gpufabric-thing 1 sha256:\n"))
+	objects, words := lists()
+	for _, text := range []string{`[{"name":"a"}]`, `["a","version 1 sha256:x"]`, `[]`, `[{"version":1,"sha256":"x"}]`} {
+		f.Add([]byte(text))
+	}
+	if data, err := words.Encode([]string{"a"}); err == nil {
+		f.Add(data)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		rereadList(t, objects, data)
+		rereadList(t, words, data)
 		for what, kind := range kinds() {
 			kind.Check = nil
 			v, err := kind.Read("a", data)
@@ -230,4 +344,18 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+func rereadList[T any](t *testing.T, kind Kind[[]T], data []byte) {
+	v, err := kind.Read("a", data)
+	if err != nil || v == nil {
+		return
+	}
+	again, err := kind.Encode(v)
+	if err != nil {
+		t.Fatalf("%q is read as %v, which cannot be written: %v", data, v, err)
+	}
+	if w, err := kind.Read("a", again); err != nil || fmt.Sprint(v) != fmt.Sprint(w) {
+		t.Fatalf("%q is read as %v, and again as %v, %v", data, v, w, err)
+	}
 }

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/store"
 )
 
 // Mover gives devices to pod sandboxes and takes them back. It is safe for concurrent use.
@@ -19,17 +21,20 @@ type Mover struct {
 	// mu is held while links move, which is quick, and not while a namespace that has ended is waited for. Two sandboxes of one pod must not
 	// race for its devices.
 	mu   sync.Mutex
-	book *book
+	book book
 }
 
-// NewMover makes a mover that keeps its record in dir.
-func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, error) {
-	b, err := openBook(dir, writer)
+// NewMover makes a mover that keeps its record in dir. Files of the record that cannot be read are set aside and returned.
+func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, []store.Unreadable, error) {
+	b, unreadable, err := openBook(dir, writer)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &Mover{links: links, book: b}, nil
+	return &Mover{links: links, book: b}, unreadable, nil
 }
+
+// Collector is the metric of the files of the record that could not be read.
+func (m *Mover) Collector() prometheus.Collector { return m.book }
 
 // Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be given.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
@@ -42,8 +47,10 @@ func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants
 	m.await(ctx, func(other entry) bool { return other.Sandbox != sandbox && other.shares(e) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	old, before, err := m.book.get(sandbox)
-	before = before || err != nil // A record that cannot be read is one, and is written again.
+	old, before := m.book.Get(sandbox)
+	if aside, err := m.book.Aside(); err != nil || slices.Contains(aside, sandbox) {
+		before = true // A record that cannot be read is one, and is written again.
+	}
 	if err := m.free(ctx, e); err != nil {
 		return nil, err
 	}
@@ -65,11 +72,7 @@ func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants
 
 // free refuses devices that another sandbox has. One of the same pod has ended: a pod has one sandbox at a time.
 func (m *Mover) free(ctx context.Context, e entry) error {
-	others, err := m.book.list()
-	if err != nil {
-		return err
-	}
-	for _, other := range others {
+	for _, other := range m.book.All() {
 		if other.Sandbox == e.Sandbox || !other.shares(e) {
 			continue
 		}
@@ -139,9 +142,9 @@ func (m *Mover) Take(ctx context.Context, sandbox string) error {
 	m.await(ctx, func(e entry) bool { return e.Sandbox == sandbox })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e, found, err := m.book.get(sandbox)
-	if err != nil || !found {
-		return err
+	e, found := m.book.Get(sandbox)
+	if !found {
+		return nil
 	}
 	return m.takeAll(ctx, e)
 }
@@ -149,11 +152,8 @@ func (m *Mover) Take(ctx context.Context, sandbox string) error {
 // await waits, without the lock, for the interfaces of all those entries at once: whoever takes them back afterwards finds them on the
 // node.
 func (m *Mover) await(ctx context.Context, which func(entry) bool) {
-	m.mu.Lock()
-	entries := m.book.sound() // What cannot be read is reported by whoever needs it.
-	m.mu.Unlock()
 	var group sync.WaitGroup
-	for _, e := range entries {
+	for _, e := range m.book.All() {
 		if !which(e) {
 			continue
 		}
@@ -183,7 +183,7 @@ func (m *Mover) takeAll(ctx context.Context, e entry) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("take back what pod %s was given: %w", e.Pod, err)
 	}
-	return m.book.remove(e.Sandbox)
+	return m.book.Delete(e.Sandbox)
 }
 
 // Keep takes back what sandboxes other than live ones were given: those that ended while nobody watched.
@@ -202,9 +202,8 @@ func (m *Mover) takeWhere(ctx context.Context, which func(entry) bool) error {
 	m.await(ctx, which)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	entries, err := m.book.list()
-	errs := []error{err}
-	for _, e := range entries {
+	var errs []error
+	for _, e := range m.book.All() {
 		if which(e) {
 			errs = append(errs, m.takeAll(ctx, e))
 		}

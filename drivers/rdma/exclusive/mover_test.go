@@ -2,6 +2,7 @@ package exclusive
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/client-go/tools/record"
 
 	"gpufabric.io/drivers/node/atomicfile"
@@ -109,21 +111,16 @@ func (m *machine) away() map[string]string {
 
 func newMover(t *testing.T, dir string, links Links) *Mover {
 	t.Helper()
-	m, err := NewMover(dir, links, atomicfile.Writer{})
+	m, _, err := NewMover(dir, links, atomicfile.Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func (m *Mover) recorded(t *testing.T) []string {
-	t.Helper()
-	entries, err := m.book.list()
-	if err != nil {
-		t.Fatal(err)
-	}
+func (m *Mover) recorded() []string {
 	var sandboxes []string
-	for _, e := range entries {
+	for _, e := range m.book.All() {
 		sandboxes = append(sandboxes, e.Sandbox)
 	}
 	return sandboxes
@@ -156,8 +153,8 @@ func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
-		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	if away := kernel.away(); len(away) > 0 || len(m.recorded()) > 0 {
+		t.Errorf("away %v, recorded %v", away, m.recorded())
 	}
 	if _, err := m.Give(t.Context(), "b", "default/b", podB, first("uid-b")); err != nil {
 		t.Errorf("the device is free again: %v", err)
@@ -198,8 +195,28 @@ func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newMover(t, dir, kernel)
-	if err := m.Take(t.Context(), "a"); err != nil || len(kernel.away()) > 0 || len(m.recorded(t)) > 0 {
-		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded(t))
+	if err := m.Take(t.Context(), "a"); err != nil || len(kernel.away()) > 0 || len(m.recorded()) > 0 {
+		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded())
+	}
+}
+
+// The version before read a record with json.Unmarshal, and wanted this version in it.
+func TestTheVersionBeforeReadsARecord(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := newMover(t, dir, newMachine("mlx5_0", "ens1")).Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "a.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before struct {
+		Version int     `json:"version"`
+		Sandbox string  `json:"sandbox"`
+		Grants  []Grant `json:"grants"`
+	}
+	if err := json.Unmarshal(data, &before); err != nil || before.Version != 1 || before.Sandbox != "a" || len(before.Grants) != 1 {
+		t.Errorf("%s is read as %v, %v", data, before, err)
 	}
 }
 
@@ -217,8 +234,8 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	if err := m.Take(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
-	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
-		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	if away := kernel.away(); len(away) > 0 || len(m.recorded()) > 0 {
+		t.Errorf("away %v, recorded %v", away, m.recorded())
 	}
 }
 
@@ -244,8 +261,8 @@ func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *tes
 		t.Fatal(err)
 	}
 	// The kernel gives back what has another name when the namespace ends.
-	if diff := cmp.Diff(map[string]string{"net1": podA}, kernel.away()); diff != "" || len(hook.Mover.recorded(t)) > 0 {
-		t.Errorf("%s, recorded %v", diff, hook.Mover.recorded(t))
+	if diff := cmp.Diff(map[string]string{"net1": podA}, kernel.away()); diff != "" || len(hook.Mover.recorded()) > 0 {
+		t.Errorf("%s, recorded %v", diff, hook.Mover.recorded())
 	}
 }
 
@@ -265,11 +282,12 @@ func TestWhatCannotBeTakenBackIsNotForgotten(t *testing.T) {
 	}
 	delete(kernel.broken, "mlx5_0")
 	// The process dies here; the next one finds the sandbox gone.
-	if err := newMover(t, dir, kernel).Keep(t.Context(), map[string]bool{"another": true}); err != nil {
+	next := newMover(t, dir, kernel)
+	if err := next.Keep(t.Context(), map[string]bool{"another": true}); err != nil {
 		t.Fatal(err)
 	}
-	if away := kernel.away(); len(away) > 0 || len(m.recorded(t)) > 0 {
-		t.Errorf("away %v, recorded %v", away, m.recorded(t))
+	if away := kernel.away(); len(away) > 0 || len(next.recorded()) > 0 {
+		t.Errorf("away %v, recorded %v", away, next.recorded())
 	}
 }
 
@@ -278,7 +296,7 @@ func TestACrashAtAnyStepOfTheRecordLosesNoDevice(t *testing.T) {
 		t.Run(string(step), func(t *testing.T) {
 			kernel := newMachine("mlx5_0", "ens1")
 			dir := t.TempDir()
-			m, err := NewMover(dir, kernel, atomicfile.Writer{Before: func(s atomicfile.Step, _ string) error {
+			m, _, err := NewMover(dir, kernel, atomicfile.Writer{Before: func(s atomicfile.Step, _ string) error {
 				if s == step {
 					return atomicfile.Crash()
 				}
@@ -319,8 +337,18 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Keep(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "bad.json") {
-				t.Errorf("got %v", err)
+			m, unreadable, err := NewMover(dir, kernel, atomicfile.Writer{}) // files are read at the start
+			if err != nil || len(unreadable) != 1 || !strings.Contains(unreadable[0].String(), "bad.json") {
+				t.Fatalf("got %v, %v", unreadable, err)
+			}
+			if want := name == "another version"; strings.Contains(unreadable[0].String(), "run the newer version again") != want {
+				t.Errorf("told %s", unreadable[0])
+			}
+			if n := testutil.ToFloat64(m.Collector()); n != 1 {
+				t.Errorf("the metric says %g", n)
+			}
+			if err := m.Keep(t.Context(), nil); err != nil {
+				t.Error(err)
 			}
 			if away := kernel.away(); len(away) > 0 {
 				t.Errorf("away %v", away)
@@ -331,10 +359,29 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 			if err := m.TakeFrom(t.Context(), "default/nic-uid-b", "uid-b"); err != nil || len(kernel.away()) > 0 {
 				t.Errorf("the next pod's end: %v, away %v", err, kernel.away())
 			}
-			if kept, err := os.ReadFile(filepath.Join(dir, "bad.json.unreadable")); err != nil || string(kept) != content {
+			if kept, err := os.ReadFile(filepath.Join(dir, "unreadable/bad.json")); err != nil || string(kept) != content {
 				t.Errorf("the damaged record is now %q, %v", kept, err)
 			}
 		})
+	}
+}
+
+// The pod runs, and its devices are in its namespace: the record is made again of what the claim says.
+func TestARunningPodWhoseRecordIsDamagedGivesBackItsDevices(t *testing.T) {
+	kernel := newMachine("mlx5_0", "ens1")
+	dir := t.TempDir()
+	if _, err := newMover(t, dir, kernel).Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := newMover(t, dir, kernel)
+	if _, err := m.Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
+		t.Error(err)
+	}
+	if err := m.Take(t.Context(), "a"); err != nil || len(kernel.away()) > 0 || len(m.recorded()) > 0 {
+		t.Errorf("%v, away %v, recorded %v", err, kernel.away(), m.recorded())
 	}
 }
 

@@ -34,7 +34,7 @@ type pods struct {
 
 func newPods(t *testing.T, dir string, grants ...exclusive.Grant) pods {
 	t.Helper()
-	mover, err := exclusive.NewMover(dir, exclusive.Netlink{Sysfs: "/sys"}, atomicfile.Writer{})
+	mover, _, err := exclusive.NewMover(dir, exclusive.Netlink{Sysfs: "/sys"}, atomicfile.Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}

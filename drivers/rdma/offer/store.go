@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/node/store"
 	"gpufabric.io/drivers/rdma/pool"
@@ -34,8 +36,9 @@ func kind() store.Kind[Kept] {
 
 // Store keeps the layouts of a node's pools, one file each.
 type Store struct {
-	layouts *store.Store[Kept]
-	// damaged are those that could not be read and that nobody was told of yet.
+	layouts    *store.Store[Kept]
+	unreadable []store.Unreadable
+	// damaged are the unreadable ones whose pool was not asked for yet.
 	damaged map[string]store.Unreadable
 }
 
@@ -45,12 +48,15 @@ func OpenStore(dir string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("directory of unit layouts: %w (it lies in --state-dir)", err)
 	}
-	s := &Store{layouts: layouts, damaged: map[string]store.Unreadable{}}
+	s := &Store{layouts: layouts, unreadable: unreadable, damaged: map[string]store.Unreadable{}}
 	for _, u := range unreadable {
 		s.damaged[u.Name] = u
 	}
 	return s, nil
 }
+
+// Unreadable are the files that could not be read at the start.
+func (s *Store) Unreadable() []store.Unreadable { return s.unreadable }
 
 // Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once: the layout
 // is then made again, which is right but for the names of HCAs that running pods hold.
@@ -70,3 +76,6 @@ func (s *Store) Save(resource string, kept Kept) error {
 }
 
 func fileName(resource string) string { return strings.ReplaceAll(resource, "/", "_") }
+
+// Collector is the metric of the layouts that could not be read.
+func (s *Store) Collector() prometheus.Collector { return s.layouts }

@@ -5,8 +5,10 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -16,6 +18,7 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/node/store"
 	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/health"
 )
@@ -31,6 +34,8 @@ type claims struct {
 	registry *metrics.Plugin
 	kind     *dra.Kind
 	networks *podNetworks
+	// unreadable is state that could not be read at the start; Run reports it.
+	unreadable []store.Unreadable
 
 	wanted observed.Value[*publication] // nil: nothing was discovered yet
 }
@@ -60,6 +65,11 @@ func (c *claims) Set(now picture, state func(health.Key) health.State) {
 func (c *claims) Run(ctx context.Context) error {
 	recorder, stop := host.Recorder(ctx, c.client, Role, c.node.NodeName)
 	defer stop()
+	for _, u := range c.unreadable {
+		// With the name for a UID, as the kubelet's own Events name a node.
+		node := &corev1.ObjectReference{Kind: "Node", Name: c.node.NodeName, UID: types.UID(c.node.NodeName)}
+		recorder.Event(node, corev1.EventTypeWarning, "StateUnreadable", u.String())
+	}
 	served, err := draplugin.Start(ctx, draplugin.Config{
 		Driver: dra.Driver, Node: c.node, Client: c.client, Kind: c.kind, Metrics: c.registry, Recorder: recorder,
 	})

@@ -11,6 +11,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/runtimehook"
+	"gpufabric.io/drivers/node/store"
 	"gpufabric.io/drivers/rdma/dra"
 	"gpufabric.io/drivers/rdma/exclusive"
 )
@@ -20,17 +21,20 @@ type podNetworks struct {
 	socket string
 	mover  *exclusive.Mover
 	hook   *exclusive.Hook
+	// unreadable are the files of what pods were given that cannot be read.
+	unreadable []store.Unreadable
 }
 
 var _ dra.PodNetworks = &podNetworks{}
 
 // newPodNetworks makes it; records are the prepared claims.
 func newPodNetworks(o Options) (*podNetworks, error) {
-	mover, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), o.links(), atomicfile.Writer{})
+	mover, unreadable, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), o.links(), atomicfile.Writer{})
 	if err != nil {
 		return nil, err
 	}
-	return &podNetworks{socket: o.RuntimeSocket, mover: mover, hook: &exclusive.Hook{Mover: mover, Nodes: o.deviceNodes().NRI}}, nil
+	return &podNetworks{socket: o.RuntimeSocket, mover: mover, unreadable: unreadable,
+		hook: &exclusive.Hook{Mover: mover, Nodes: o.deviceNodes().NRI}}, nil
 }
 
 // links are the kernel's.

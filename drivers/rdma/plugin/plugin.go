@@ -79,12 +79,18 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	offers, err := newOffers(o, kubelet)
+	layouts, err := offer.OpenStore(filepath.Join(o.StateDir, "layouts"))
 	if err != nil {
 		return err
 	}
-	p := newPlugin(o, offers, newClaims(o, networks, registry))
-	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files)...)
+	offers, err := newOffers(o, kubelet, layouts)
+	if err != nil {
+		return err
+	}
+	serving := newClaims(o, networks, registry)
+	serving.unreadable = append(layouts.Unreadable(), networks.unreadable...)
+	p := newPlugin(o, offers, serving)
+	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files, layouts.Collector(), networks.mover.Collector())...)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, registry.Registry, nil) })
@@ -109,12 +115,9 @@ func Run(ctx context.Context, o Options) error {
 }
 
 // newOffers are the pools that the kubelet knows.
-func newOffers(o Options, kubelet *deviceplugin.Host) (*offer.Offers, error) {
-	layouts, err := offer.OpenStore(filepath.Join(o.StateDir, "layouts"))
-	if err != nil {
-		return nil, err
-	}
+func newOffers(o Options, kubelet *deviceplugin.Host, layouts *offer.Store) (*offer.Offers, error) {
 	var specs *cdi.Dir
+	var err error
 	if o.DevicePlugin && o.DevicePluginCDI {
 		// Not the DRA driver's name: that one's specs are its claims', and it removes those that it does not know.
 		if specs, err = cdi.Open(o.CDIRoot, "pools."+dra.Driver, atomicfile.Writer{}); err != nil {

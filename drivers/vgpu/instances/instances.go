@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -110,6 +111,9 @@ func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	return &Manager{options: o, store: store, ending: map[types.UID]bool{}, giving: map[types.UID]int{}, wake: make(chan struct{}, 1)},
 		unreadable, nil
 }
+
+// Collector is the metric of the files that could not be read.
+func (m *Manager) Collector() prometheus.Collector { return m.store.Collector() }
 
 // ErrPending is in the chain of Give's error while the instances are still being made.
 var ErrPending = errors.New("MIG instances are still being made; the next try finds them")

@@ -247,6 +247,7 @@ func count(registry *prometheus.Registry, book *holdings.Book, made *instances.M
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers",
 			Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
+		made.Collector(),
 	}
 	registry.MustRegister(gauges...)
 	return func() {

@@ -30,7 +30,7 @@ import (
 	"gpufabric.io/drivers/scheduler/program"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/manifests"
-	"gpufabric.io/tests/simcluster/release"
+	"gpufabric.io/tests/simcluster/chart"
 )
 
 // patience bounds every wait; each ends with the event it waits for.
@@ -94,7 +94,7 @@ func (c *cluster) install(t *testing.T) {
 	_, err := c.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		metav1.CreateOptions{})
 	must(t, err)
-	objects, err := release.Render(c.config, release.Options{Chart: "../../../charts/gpufabric", Name: "gpufabric", Namespace: namespace,
+	objects, err := chart.Render(c.config, chart.Options{Chart: "../../../charts/gpufabric", Name: "gpufabric", Namespace: namespace,
 		Values: map[string]any{"scheduler": map[string]any{"enabled": true, "nodeLock": true}, "webhook": map[string]any{"enabled": false}}})
 	must(t, err)
 	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/leftover"
 	"gpufabric.io/tests/simcluster/manifests"
-	"gpufabric.io/tests/simcluster/release"
+	"gpufabric.io/tests/simcluster/chart"
 )
 
 const (
@@ -71,7 +71,7 @@ func (m *measurement) install(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	if err := release.Install(ctx, m.config, release.Options{
+	if err := chart.Install(ctx, m.config, chart.Options{
 		Chart: filepath.Join(root, "charts/gpufabric"), Name: "gpufabric", Namespace: system, Values: fabric.Values(),
 	}); err != nil {
 		return err

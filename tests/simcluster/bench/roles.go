@@ -25,7 +25,7 @@ import (
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/fabric"
-	"gpufabric.io/tests/simcluster/release"
+	"gpufabric.io/tests/simcluster/chart"
 )
 
 // Drivers are those that publish devices where all roles are installed.
@@ -170,7 +170,7 @@ func (m *rolesMeasurement) installRoles(ctx context.Context) error {
 		"vgpu": map[string]any{"enabled": true, "nriSocket": ""}, // a simulated node has no container runtime
 	})
 	begin := time.Now()
-	if err := release.Install(ctx, m.config, release.Options{
+	if err := chart.Install(ctx, m.config, chart.Options{
 		Chart: filepath.Join(root, "charts/gpufabric"), Name: "gpufabric", Namespace: system, Values: values,
 	}); err != nil {
 		return err

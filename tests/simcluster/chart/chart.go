@@ -1,7 +1,7 @@
-// Package release installs a chart into a simulated cluster: rendered by Helm's own engine, so that what runs there is what
+// Package chart installs a chart into a simulated cluster: rendered by Helm's own engine, so that what runs there is what
 // ships, and applied as it is. Helm's installer itself is tested through the Terraform provider; it is not used here because it
 // links Go's plugin loader, which makes the linker bind every symbol at the program's start, and go-nvml counts on the opposite.
-package release
+package chart
 
 import (
 	"context"

@@ -10,6 +10,7 @@ require (
 	github.com/hashicorp/terraform-plugin-go v0.31.0
 	github.com/hashicorp/terraform-plugin-log v0.10.0
 	github.com/hashicorp/terraform-plugin-testing v1.16.0
+	gpufabric.io/build v0.0.0
 	gpufabric.io/drivers v0.0.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/api v0.36.3
@@ -17,7 +18,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require k8s.io/apiextensions-apiserver v0.36.2 // indirect
+require k8s.io/apiextensions-apiserver v0.36.2
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
@@ -151,3 +152,5 @@ require (
 )
 
 replace gpufabric.io/drivers => ../drivers
+
+replace gpufabric.io/build => ../build

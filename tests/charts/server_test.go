@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
-	"gpufabric.io/tests/charts/apiserver"
+	"gpufabric.io/build/apiserver"
 )
 
 // server gives tests the objects of a running API server by their kinds.
@@ -23,7 +23,8 @@ type server struct {
 
 func startServer(t *testing.T) *server {
 	t.Helper()
-	return serverAs(t, apiserver.Start(t))
+	s := apiserver.StartEnsured(t)
+	return serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}, QPS: -1})
 }
 
 func serverAs(t *testing.T, config *rest.Config) *server {

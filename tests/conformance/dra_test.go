@@ -25,15 +25,16 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"gpufabric.io/build/apiserver"
 	"gpufabric.io/build/repository"
-	"gpufabric.io/tests/charts/apiserver"
 )
 
 // TestNVIDIAsDRADriverPublishesTheNode runs the plugins of NVIDIA's DRA driver on nodes of a real API server, one node a profile, and reads
 // the ResourceSlices that they publish.
 func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 	gpus, domains := peer(t, "gpu-kubelet-plugin"), peer(t, "compute-domain-kubelet-plugin")
-	config := apiserver.Start(t)
+	server := apiserver.StartEnsured(t)
+	config := &rest.Config{Host: server.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}, QPS: -1}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)

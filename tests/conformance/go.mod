@@ -9,7 +9,6 @@ require (
 	google.golang.org/grpc v1.83.1
 	gpufabric.io/build v0.0.0
 	gpufabric.io/fakes v0.0.0
-	gpufabric.io/tests v0.0.0
 	k8s.io/api v0.36.3
 	k8s.io/apimachinery v0.36.3
 	k8s.io/client-go v0.36.3

@@ -1,0 +1,238 @@
+// Package apiserver runs a real kube-apiserver on etcd for tests of what only the API server decides: schemas, admission policies, RBAC,
+// server-side apply. Nothing else runs: no pod is ever made, and no controller acts. tests/simcluster runs a whole control plane.
+//
+// It needs no library of Kubernetes' and serves every module of the repository: a test makes its clients of the URL, a token and the CA.
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Users of the server, by bearer token.
+const (
+	AdminToken  = "token-of-admin"  // in the group system:masters: may do everything
+	ViewerToken = "token-of-viewer" // may do nothing until a test grants the user viewer something
+)
+
+// startPatience bounds the start; 5 s are usual on two idle cores.
+const startPatience = 90 * time.Second
+
+// Server is a running API server. The test's end stops it.
+type Server struct {
+	URL string
+	CA  []byte // PEM; whom to verify the server by
+
+	dir     string
+	path    string
+	args    []string
+	api     *process
+	cleanup func(func()) // of the test that started the server: a server that a part of it resumed outlives the part
+}
+
+// Start runs a server until the test ends. It skips the test, with the reason, where etcd or kube-apiserver is not installed, and with
+// -short.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
+	}
+	programs, missing := Installed()
+	if missing != "" {
+		t.Skip("skipped: " + missing)
+	}
+	return programs.Start(t)
+}
+
+// StartEnsured is Start for a test that is not to be skipped: the toolchain makes what is missing.
+func StartEnsured(t testing.TB) *Server {
+	t.Helper()
+	programs, err := Ensured(t.Context())
+	if err != nil {
+		t.Fatalf("the test needs etcd and kube-apiserver: %v", err)
+	}
+	return programs.Start(t)
+}
+
+// Start runs a server of these programs until the test ends.
+func (p Programs) Start(t testing.TB) *Server {
+	t.Helper()
+	s, err := p.prepare(t)
+	if err != nil {
+		t.Fatalf("start an API server for the test: %v", err)
+	}
+	s.Resume(t)
+	return s
+}
+
+// prepare runs etcd and writes what the API server reads.
+func (p Programs) prepare(t testing.TB) (*Server, error) {
+	dir := t.TempDir()
+	key := filepath.Join(dir, "service-accounts.key")
+	if err := writeKey(key); err != nil {
+		return nil, err
+	}
+	tokens := filepath.Join(dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(AdminToken+",admin,1,system:masters\n"+ViewerToken+",viewer,2\n"), 0o600); err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[0]), fmt.Sprintf("http://127.0.0.1:%d", ports[1])
+	s := &Server{dir: dir, path: p.APIServer, cleanup: t.Cleanup, URL: fmt.Sprintf("https://127.0.0.1:%d", ports[2])}
+	if _, err = s.run(p.Etcd, "--data-dir="+filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=error",
+		"--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer); err != nil {
+		return nil, err
+	}
+	s.args = []string{
+		"--etcd-servers=" + client,
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", ports[2]),
+		"--cert-dir=" + filepath.Join(dir, "certificates"),
+		"--token-auth-file=" + tokens,
+		"--authorization-mode=RBAC",
+		"--allow-privileged",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + key,
+		"--service-account-signing-key-file=" + key,
+		// No controller manager runs to make the service accounts that this plugin would wait for.
+		"--disable-admission-plugins=ServiceAccount",
+	}
+	return s, nil
+}
+
+// Pause stops the API server, as if it had gone away. Etcd keeps its data.
+func (s *Server) Pause() { s.api.stop() }
+
+// Resume starts the API server, at the start and after Pause, and returns when it is ready.
+func (s *Server) Resume(t testing.TB) {
+	t.Helper()
+	var err error
+	if s.api, err = s.run(s.path, s.args...); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), startPatience)
+	defer cancel()
+	again := time.NewTicker(100 * time.Millisecond) // a server that is starting sends no event
+	defer again.Stop()
+	for {
+		err := s.ready(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-s.api.ended:
+			t.Fatalf("kube-apiserver ended: %s", s.api.output)
+		case <-ctx.Done():
+			t.Fatalf("kube-apiserver is not ready after %s: %v", startPatience, err)
+		case <-again.C:
+		}
+	}
+}
+
+// ready asks the server whether it is.
+func (s *Server) ready(ctx context.Context) error {
+	// The server makes its certificate at the first start, with the authority that signed it in the same file.
+	ca, err := os.ReadFile(filepath.Join(s.dir, "certificates", "apiserver.crt"))
+	if err != nil {
+		return err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return errors.New("the server's certificate is not written yet")
+	}
+	s.CA = ca
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "Bearer "+AdminToken)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true}
+	answer, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }() // only read
+	if answer.StatusCode == http.StatusOK {
+		return nil
+	}
+	said, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+	return errors.Join(fmt.Errorf("%s: %s", answer.Status, said), err)
+}
+
+// process is a running program and what it said.
+type process struct {
+	cmd    *exec.Cmd
+	output *bytes.Buffer
+	ended  chan struct{}
+}
+
+func (s *Server) run(path string, args ...string) (*process, error) {
+	p := &process{output: &bytes.Buffer{}, ended: make(chan struct{})}
+	p.cmd = exec.Command(path, args...)
+	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed takes its servers along
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", path, err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // a killed program always ends with an error
+		close(p.ended)
+	}()
+	s.cleanup(p.stop)
+	return p, nil
+}
+
+func (p *process) stop() {
+	_ = p.cmd.Process.Kill() // fails only on one that has ended
+	<-p.ended
+}
+
+// writeKey makes the key that signs service accounts' tokens.
+func writeKey(path string) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
+}
+
+// freePorts finds n TCP ports of 127.0.0.1 that nobody listens on now.
+func freePorts(n int) ([]int, error) {
+	ports := make([]int, 0, n)
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = listener.Close() }()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}

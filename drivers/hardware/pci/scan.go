@@ -32,10 +32,8 @@ type Skipped struct {
 
 // Function returns the function at address, or nil.
 func (b *Bus) Function(address Address) *Function {
-	i, ok := slices.BinarySearchFunc(b.Functions, address, func(f Function,
-		a Address) int {
-		return strings.Compare(string(f.Address), string(a))
-	})
+	byAddress := func(f Function, a Address) int { return strings.Compare(string(f.Address), string(a)) }
+	i, ok := slices.BinarySearchFunc(b.Functions, address, byAddress)
 	if !ok {
 		return nil
 	}

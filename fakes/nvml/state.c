@@ -70,7 +70,10 @@ static bool readable(const char *path)
 
 static bool in_root(const char *root, char *path)
 {
-	return snprintf(path, PATH_MAX, "%s/state/node", root) < PATH_MAX && readable(path);
+	if (snprintf(path, PATH_MAX, "%s/state/node", root) < PATH_MAX && readable(path))
+		return true;
+	path[0] = 0; /* a place that is remembered is not looked for again */
+	return false;
 }
 
 /* A library in ROOT/driver/usr/lib64 (or any directory three below ROOT) belongs to the node at ROOT. */

@@ -64,6 +64,27 @@ func TestOldVersionsStayInTheirStructures(t *testing.T) {
 	}
 }
 
+// A driver may come after the library was loaded and started in vain: where the library has looked is not where the node is for good.
+func TestALibraryThatStartedBeforeItsDriverFindsItLater(t *testing.T) {
+	root, cmd := client(t)
+	elsewhere := filepath.Join(t.TempDir(), "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+	library, err := os.ReadFile(cmd.Args[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(elsewhere), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(elsewhere, library, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Args = []string{cmd.Args[0], elsewhere, "late", root}
+	const notLoaded = 9 // NVML_ERROR_DRIVER_NOT_LOADED
+	if before := numbers(t, cmd); before != notLoaded {
+		t.Errorf("before its driver it starts with %d, want %d", before, notLoaded)
+	}
+}
+
 func TestASignalDoesNotCutADelayShort(t *testing.T) {
 	root, cmd := client(t, "slow")
 	if err := fault.Apply(root, "delay", fault.Arguments{"function": "nvmlDeviceGetName", "ms": "300"}); err != nil {

@@ -1,5 +1,6 @@
 /* A client of libnvidia-ml.so.1: client LIBRARY written FUNCTION SIZE prints how many bytes of its structure the function reached into; client LIBRARY slow
- * prints how many milliseconds nvmlDeviceGetName took while signals came in. */
+ * prints how many milliseconds nvmlDeviceGetName took while signals came in; client LIBRARY late ROOT prints what nvmlInit gives before and after the
+ * node comes to ROOT. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -29,6 +30,13 @@ int main(int argc, char **argv)
 	}
 	int (*init)(void) = (int (*)(void))dlsym(library, "nvmlInit_v2");
 	int (*find)(unsigned, void **) = (int (*)(unsigned, void **))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+	if (strcmp(argv[2], "late") == 0) {
+		int before = init();
+		setenv("FAKEFABRIC_ROOT", argv[3], 1);
+		int after = init();
+		printf("%d %d\n", after, before);
+		return 0;
+	}
 	if (init() != 0 || find(0, &device) != 0)
 		return 3;
 	if (strcmp(argv[2], "written") == 0) {

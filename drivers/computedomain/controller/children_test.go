@@ -4,7 +4,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"gpufabric.io/drivers/computedomain"
 )
@@ -36,6 +41,48 @@ func TestADaemonsContainerHasWhatTheRoleAsksFor(t *testing.T) {
 	}
 	if len(set.Name) > 52 {
 		t.Errorf("the name %s has %d bytes; with more than 52 the controller's hash makes pods' labels too long", set.Name, len(set.Name))
+	}
+}
+
+//shows:cd-daemon
+//attack:imex-port A pod outside a compute domain connects to the port of its IMEX daemons
+func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
+	c := newCluster(t)
+	c.reconciler.settings.NetworkPolicies = true
+	domain := newDomain("d", 1)
+	c.must(c.Create(t.Context(), domain))
+	c.settle(domain.UID)
+	c.settle(domain.UID) // the DaemonSet is there now
+	policy := &networkingv1.NetworkPolicy{}
+	c.must(c.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: daemonName(domain.UID)}, policy))
+	daemons := &appsv1.DaemonSet{}
+	c.must(c.Get(t.Context(), client.ObjectKeyFromObject(policy), daemons))
+	selects := func(selector metav1.LabelSelector) bool {
+		s, err := metav1.LabelSelectorAsSelector(&selector)
+		c.must(err)
+		other := labels.Set(domainLabels("another"))
+		return s.Matches(labels.Set(daemons.Spec.Template.Labels)) && !s.Matches(other)
+	}
+	if !selects(policy.Spec.PodSelector) {
+		t.Errorf("the policy selects %v", policy.Spec.PodSelector)
+	}
+	if !metav1.IsControlledBy(policy, daemons) {
+		t.Errorf("the policy does not go with its daemons: %v", policy.OwnerReferences)
+	}
+	open := map[int32]bool{} // port to whether everybody reaches it
+	for _, rule := range policy.Spec.Ingress {
+		for _, port := range rule.Ports {
+			open[port.Port.IntVal] = len(rule.From) == 0
+		}
+		for _, from := range rule.From {
+			if from.NamespaceSelector != nil || from.IPBlock != nil || !selects(*from.PodSelector) {
+				t.Errorf("the policy lets in %v", from)
+			}
+		}
+	}
+	want := map[int32]bool{computedomain.HealthPort: true, computedomain.ServerPort: false}
+	if diff := cmp.Diff(want, open); diff != "" {
+		t.Errorf("ports (-want +got)\n%s", diff)
 	}
 }
 

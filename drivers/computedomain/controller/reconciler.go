@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -73,7 +74,11 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 	})
 	// Two controllers in one process (a simulation, a test) are none of each other's business.
 	skipNameValidation := true
-	return builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain").
+	building := builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain")
+	if r.settings.NetworkPolicies {
+		building = building.Watches(&networkingv1.NetworkPolicy{}, byLabel) // one that somebody deletes is made again
+	}
+	return building.
 		Watches(&v1beta1.ComputeDomain{}, byUID).
 		Watches(&appsv1.DaemonSet{}, byLabel).
 		Watches(&resourceapi.ResourceClaimTemplate{}, byLabel).
@@ -93,6 +98,8 @@ type pass struct {
 	domain *v1beta1.ComputeDomain
 	// problem, where there is one, is why the domain cannot be Ready.
 	problem *metav1.Condition
+	// daemons is the domain's DaemonSet, nil until it is seen.
+	daemons *appsv1.DaemonSet
 	// template is what the domain's daemon pods are to be made from; empty where that is of no interest.
 	template string
 	// again, where not zero, is when to look once more though nothing may have changed.
@@ -119,6 +126,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 		r.ensureFinalizer,
 		r.ensureDaemonTemplate,
 		r.ensureDaemonSet,
+		r.ensureNetworkPolicy,
 		r.ensureWorkloadTemplate,
 	} {
 		if failed = step(ctx, p); failed != nil {
@@ -187,6 +195,9 @@ func (r *Reconciler) ensureDaemonSet(ctx context.Context, p *pass) error {
 	found := &appsv1.DaemonSet{}
 	if _, err := r.ensure(ctx, p, want, found); err != nil {
 		return err
+	}
+	if found.Name != "" && found.DeletionTimestamp == nil && found.Labels[v1beta1.LabelComputeDomain] == string(p.domain.UID) {
+		p.daemons = found
 	}
 	// The patch comes into view like an object that was made.
 	patched := "template " + p.template

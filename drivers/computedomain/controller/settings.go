@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -37,6 +38,8 @@ type Settings struct {
 	HostMounts []string
 	// DaemonVerbosity is the log level of the daemons.
 	DaemonVerbosity int
+	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
+	NetworkPolicies bool
 }
 
 // Bind adds the flags to a flag set.
@@ -49,6 +52,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&s.DaemonServiceAccount, "daemon-service-account", "gpufabric-imex-daemon",
 		"service account of the IMEX daemons, in the namespace")
 	flags.StringArrayVar(&s.HostMounts, "host-mount", nil, "directory of nodes that IMEX daemons see at the same path (repeatable)")
+	flags.BoolVar(&s.NetworkPolicies, "network-policies", false,
+		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
 	flags.IntVar(&s.DaemonVerbosity, "daemon-v", 0, "log level of the IMEX daemons")
 }
 
@@ -83,12 +88,16 @@ func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 	}
 	labelled := labels.NewSelector().Add(*ours)
 	inNamespace := map[string]cache.Config{s.Namespace: {}}
-	return map[client.Object]cache.ByObject{
+	held := map[client.Object]cache.ByObject{
 		&corev1.Node{}:                       {Label: labelled},
 		&corev1.Pod{}:                        {Label: labelled, Namespaces: inNamespace, Transform: keepDaemonPod},
 		&appsv1.DaemonSet{}:                  {Label: labelled, Namespaces: inNamespace},
 		&resourceapi.ResourceClaimTemplate{}: {Label: labelled},
-	}, nil
+	}
+	if s.NetworkPolicies {
+		held[&networkingv1.NetworkPolicy{}] = cache.ByObject{Label: labelled, Namespaces: inNamespace}
+	}
+	return held, nil
 }
 
 // keepDaemonPod keeps of a pod what the controller looks at.

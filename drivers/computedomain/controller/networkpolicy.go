@@ -1,0 +1,48 @@
+package controller
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex asks its peers for no proof of
+// who they are. The kubelet's probes come from the pod's own node, which no NetworkPolicy closes; /metrics stays open to the cluster.
+func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet) *networkingv1.NetworkPolicy {
+	members := metav1.LabelSelector{MatchLabels: map[string]string{
+		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",
+	}}
+	tcp, health, server := corev1.ProtocolTCP, intstr.FromInt32(computedomain.HealthPort), intstr.FromInt32(computedomain.ServerPort)
+	return &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: daemons.Namespace, Name: daemonName(domain.UID), Labels: domainLabels(domain.UID),
+			// It goes with the daemons, also where the controller was told since to make none.
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(daemons, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
+		},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: members,
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{
+				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &health}}},
+				{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &members}},
+					Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &server}}},
+			},
+		},
+	}
+}
+
+// ensureNetworkPolicy makes the domain's policy once its DaemonSet is there, which owns it.
+func (r *Reconciler) ensureNetworkPolicy(ctx context.Context, p *pass) error {
+	if !r.settings.NetworkPolicies || p.daemons == nil {
+		return nil
+	}
+	_, err := r.ensure(ctx, p, networkPolicy(p.domain, p.daemons), &networkingv1.NetworkPolicy{})
+	return err
+}

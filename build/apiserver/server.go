@@ -61,23 +61,25 @@ func Start(t testing.TB) *Server {
 	return programs.Start(t)
 }
 
-// StartEnsured is Start for a test that is not to be skipped: the toolchain makes what is missing.
-func StartEnsured(t testing.TB) *Server {
+// StartEnsured is Start for a test that is not to be skipped: the toolchain makes what is missing. Flags go to kube-apiserver behind those
+// that it needs here.
+func StartEnsured(t testing.TB, flags ...string) *Server {
 	t.Helper()
 	programs, err := Ensured(t.Context())
 	if err != nil {
 		t.Fatalf("the test needs etcd and kube-apiserver: %v", err)
 	}
-	return programs.Start(t)
+	return programs.Start(t, flags...)
 }
 
-// Start runs a server of these programs until the test ends.
-func (p Programs) Start(t testing.TB) *Server {
+// Start runs a server of these programs, with more flags, until the test ends.
+func (p Programs) Start(t testing.TB, flags ...string) *Server {
 	t.Helper()
 	s, err := p.prepare(t)
 	if err != nil {
 		t.Fatalf("start an API server for the test: %v", err)
 	}
+	s.args = append(s.args, flags...)
 	s.Resume(t)
 	return s
 }

@@ -2,10 +2,12 @@ package charts
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 )
@@ -14,6 +16,66 @@ var (
 	claimResource         = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"}
 	claimTemplateResource = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaimtemplates"}
 )
+
+// allocationsStay has the scheduler allocate the devices of compute domains to claims that came to them by other ways than our classes: no
+// claim's own words need to name the device that it takes.
+func allocationsStay(t *testing.T, live *server) {
+	const opaque = `"opaque": {"driver": "compute-domain.nvidia.com", "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": ` +
+		`"ComputeDomainChannelConfig", "domainID": "3f7c6a0e-0d3e-4a53-8a52-3c8a0f6d6f10"}}`
+	const daemon, channel = `"pool": "node-a-compute-domain", "device": "daemon-0"`, `"pool": "node-a-compute-domain", "device": "channel-0"`
+	const taken = "would take daemon-0 of node-a-compute-domain, which is for the IMEX daemons that gpufabric runs in namespace " + namespace
+	const bare = "would take channel-0 of node-a-compute-domain without saying for which compute domain"
+	class := object(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "anything"},
+		"spec": {"extendedResourceName":
+		"example.com/anything", "selectors": [{"cel": {"expression": "device.driver.endsWith('nvidia.com')"}}]}}`)
+	if _, err := live.client.Resource(classResource).Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const anything = `"exactly": {"deviceClassName": "anything"`
+	number := 0
+	for _, test := range []struct{ name, space, request, config, result, refused string }{
+		{"a daemon by another class", "tenant", anything + `}`, "", daemon, taken},
+		{"a daemon by a selector of the claim's own", "tenant",
+			anything + `, "selectors": [{"cel": {"expression": "device.driver == 'compute-domain.nvidia.com'"}}]}`, "", daemon, taken},
+		{"a daemon as second choice", "tenant",
+			`"firstAvailable": [{"name": "s", "deviceClassName": "anything"}]`, "", daemon, taken},
+		{"a daemon with a channel's configuration", "tenant", anything + `}`, `{` + opaque + `}`, daemon, taken},
+		{"a daemon with an administrator's access", "admins", anything + `, "adminAccess": true}`, "", daemon + `, "adminAccess": true`, taken},
+		{"a channel by another class", "tenant", anything + `}`, "", channel, bare},
+		{"a channel whose configuration is another request's", "tenant",
+			anything + `}`, `{"requests": ["other"], ` + opaque + `}`, channel, bare},
+		{"a channel of a domain", "tenant", anything + `}`, `{"requests": ["r"], ` + opaque + `}`, channel, ""},
+		{"our daemon", namespace, anything + `}`, "", daemon, ""},
+		{"another driver's device", "tenant", anything + `}`, "", `"pool": "p", "device": "daemon-0"`, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			number++
+			name, driver, request := fmt.Sprintf("claim-%d", number), "compute-domain.nvidia.com", "r"
+			if strings.Contains(test.result, `"pool": "p"`) {
+				driver = "dra.net"
+			}
+			if strings.Contains(test.request, "firstAvailable") {
+				request = "r/s"
+			}
+			claims := live.client.Resource(claimResource).Namespace(test.space)
+			claim := object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "` + name + `", "namespace": "` +
+				test.space + `"}, "spec": {"devices": {"requests": [{"name": "r", ` + test.request + `}, {"name": "other", "exactly":
+				{"deviceClassName": "anything"}}], "config": [` + test.config + `]}}}`)
+			if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			config := test.config
+			if config != "" {
+				config = `{"source": "FromClaim", ` + config[1:]
+			}
+			_, err := claims.Patch(t.Context(), name, "application/merge-patch+json", []byte(`{"status": {"allocation": {"devices": {"results": [
+				{"request": "`+request+`", "driver": "`+driver+`", `+test.result+`}], "config": [`+config+`]}}}}`), metav1.PatchOptions{}, "status")
+			if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
+				t.Errorf("got %v, want an error with %q", err, test.refused)
+			}
+		})
+	}
+}
 
 // domainsStay tries claims that would take a node's one IMEX daemon, or its channel, and be refused when they are prepared: by then no
 // domain forms there.
@@ -39,9 +101,13 @@ func domainsStay(t *testing.T, live *server) {
 		return err
 	}
 	space := object(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}}`)
-	if _, err := live.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Create(t.Context(), space,
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	admins := object(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "admins", "labels": {
+		"resource.kubernetes.io/admin-access": "true"}}}`)
+	for _, one := range []*unstructured.Unstructured{space, admins} {
+		if _, err := live.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Create(t.Context(), one,
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	live.awaitPolicies(t, "anybody", func(context.Context, dynamic.Interface) error {
 		return create("tenant", `{"requests": [`+daemon+`]}`, false)

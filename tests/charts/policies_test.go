@@ -143,6 +143,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	}
 	t.Run("no tenant switches the limits of shared GPUs off", func(t *testing.T) { limitsStay(t, live) })
 	t.Run("no tenant keeps compute domains off a node", func(t *testing.T) { domainsStay(t, live) })
+	t.Run("no claim takes a domain's device by another class", func(t *testing.T) { allocationsStay(t, live) })
 	const domain = "compute-domain.nvidia.com"
 	for resource, objects := range map[schema.GroupVersionResource][]*unstructured.Unstructured{
 		nodeResource: {

@@ -75,6 +75,21 @@ func start(t *testing.T, program, kubeconfig string, args ...string) func() *byt
 // kubeconfig writes one with the token that a pod of a service account has on node-a.
 func kubeconfig(t *testing.T, server *rest.Config, admin kubernetes.Interface, account string) string {
 	t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"] = &clientcmdapi.Cluster{Server: server.Host, InsecureSkipTLSVerify: true}
+	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: boundToken(t, admin, account)}
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	config.CurrentContext = "test"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// boundToken is the token that a pod of a service account has on node-a; it makes the pod.
+func boundToken(t *testing.T, admin kubernetes.Interface, account string) string {
+	t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: account, Namespace: namespace},
 		Spec: corev1.PodSpec{ServiceAccountName: account, NodeName: "node-a",
@@ -91,16 +106,7 @@ func kubeconfig(t *testing.T, server *rest.Config, admin kubernetes.Interface, a
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := clientcmdapi.NewConfig()
-	config.Clusters["test"] = &clientcmdapi.Cluster{Server: server.Host, InsecureSkipTLSVerify: true}
-	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: token.Status.Token}
-	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
-	config.CurrentContext = "test"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return token.Status.Token
 }
 
 // shortDir is a temporary directory whose path leaves room for a socket's name (107 bytes in all).

@@ -33,7 +33,9 @@ func TestTheRightsSufficeForTheProgram(t *testing.T) {
 		roles.checkRights(t)
 	})
 	t.Run("with RDMA", func(t *testing.T) {
-		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "rdma": on()}, "controller", "compute-domain-plugin",
+		t.Setenv("NIC_DRIVER_IMAGES", "mellanox/") // as the chart has it for the controller
+		roles := startRoles(t, program, bareMachine(t), map[string]any{"webhook": off(), "rdma": map[string]any{
+			"enabled": true, "nicClusterPolicy": map[string]any{"images": []any{"mellanox/"}}}}, "controller", "compute-domain-plugin",
 			"rdma-plugin")
 		roles.formADomain(t)
 		roles.servePools(t)
@@ -100,13 +102,17 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 		t.Fatal(err)
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a",
-		Labels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true"}}}
+		Labels: map[string]string{"feature.node.kubernetes.io/pci-15b3.present": "true", "kubernetes.io/arch": "amd64",
+			"feature.node.kubernetes.io/system-os_release.ID": "ubuntu", "feature.node.kubernetes.io/system-os_release.VERSION_ID": "24.04",
+			"feature.node.kubernetes.io/kernel-version.full": "6.8.0"}}}
 	if _, err := admin.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// What the chart says: a policy holds the controller to it.
+	image := "ghcr.io/gpufabric/gpufabric:" + load(t, "gpufabric").Metadata.AppVersion
 	out := &roles{server: live, admin: admin, outputs: map[string]func() *bytes.Buffer{}}
 	for _, name := range names {
-		args := []string{name, "--image=registry.example/gpufabric"}
+		args := []string{name, "--image=" + image}
 		if name != "controller" {
 			args = []string{name, "--node-name=node-a", "--driver-root=" + on.driver, "--sysfs-root=" + on.sys, "--dev-root=" + on.dev,
 				"--proc-devices=" + on.procDevices,
@@ -181,6 +187,7 @@ func (r *roles) formADomain(t *testing.T) {
 	ofDomain := metav1.ListOptions{LabelSelector: "resource.nvidia.com/computeDomain"}
 	await(t, "the domain's template", templates.Watch, is(watch.Added), ofDomain)
 	await(t, "the domain's DaemonSet", daemons.Watch, is(watch.Added), ofDomain)
+	r.madePods(t, ofDomain.LabelSelector, false)
 
 	domains := r.server.client.Resource(domainResource).Namespace("default")
 	if err := domains.Delete(t.Context(), "made", metav1.DeleteOptions{}); err != nil {
@@ -226,6 +233,9 @@ func (r *roles) servePools(t *testing.T) {
 	if _, err := policies.Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	await(t, "the policy's driver", r.admin.AppsV1().DaemonSets(namespace).Watch, is(watch.Added),
+		metav1.ListOptions{LabelSelector: "gpufabric.io/nic-cluster-policy"})
+	r.madePods(t, "gpufabric.io/nic-cluster-policy", true)
 	await(t, "the status of the policy's pool", pools.Watch, reported(func(name string) bool { return name != "pool" }), metav1.ListOptions{})
 	await(t, "the policy's status", policies.Watch, func(event watch.Event) bool {
 		object, ok := event.Object.(*unstructured.Unstructured)

@@ -21,9 +21,9 @@ type server struct {
 	mapper meta.RESTMapper
 }
 
-func startServer(t *testing.T) *server {
+func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
-	s := apiserver.StartEnsured(t)
+	s := apiserver.StartEnsured(t, flags...)
 	return serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}, QPS: -1})
 }
 

@@ -129,3 +129,12 @@ spec:
       message: a plugin may write its node's entry in the status, and not what sums the nodes up
       reason: Forbidden
 {{- end }}
+
+{{/*
+Whether the image of container c is one of a list: an image by its whole name, a repository's images by its name without tag or digest, and all
+below a path by one that ends in a slash. Called with the list.
+*/}}
+{{- define "gpufabric.policy.images" -}}
+{{- $images := . | toJson | replace "\"" "'" -}}
+{{ $images }}.exists(i, c.image == i || c.image.startsWith(i.endsWith('/') ? i : i + ':') || !i.endsWith('/') && c.image.startsWith(i + '@'))
+{{- end }}

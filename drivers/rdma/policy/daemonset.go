@@ -149,7 +149,7 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	for _, need := range d.needs {
 		selector[need] = "true"
 	}
-	privileged := true
+	privileged, noToken := true, false
 	name := d.name(on)
 	pod := map[string]string{"app.kubernetes.io/name": d.kind, "app.kubernetes.io/instance": shorten(name)}
 	container := corev1.Container{
@@ -184,7 +184,7 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: pod},
 				Spec: corev1.PodSpec{
-					HostNetwork: true, NodeSelector: selector, PriorityClassName: "system-node-critical",
+					HostNetwork: true, AutomountServiceAccountToken: &noToken, NodeSelector: selector, PriorityClassName: "system-node-critical",
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 					Containers:  []corev1.Container{container}, Volumes: volumes, ImagePullSecrets: secrets, TerminationGracePeriodSeconds: d.grace,
 				},

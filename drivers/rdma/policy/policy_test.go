@@ -55,7 +55,8 @@ func serve(t *testing.T) client.Client {
 		t.Fatal(err)
 	}
 	options := FromEnvironment(func(name string) string {
-		return map[string]string{"POD_NAMESPACE": "default", "NV_PEER_IMAGE": "{image}:{version}"}[name]
+		return map[string]string{"POD_NAMESPACE": "default", "NV_PEER_IMAGE": "{image}:{version}",
+			"NIC_DRIVER_IMAGES": "mellanox/,registry.example/,nv-peer-mem-driver"}[name]
 	})
 	if err := Adder(options)(t.Context(), m); err != nil {
 		t.Fatal(err)
@@ -328,6 +329,24 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			t.Errorf("DaemonSets %v", got)
 		}
 	})
+	t.Run("an image that no list allows is an error, and what runs stays", func(t *testing.T) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"ofedDriver": {"repository": "evil.example/mellanox"}}}`))
+		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
+		await(t, c, name, "error", func(s mellanox.NicClusterPolicyStatus) bool {
+			return s.State == mellanox.StateError && strings.Contains(state(s, sectionOFED).Message,
+				"is not in the chart's value rdma.nicClusterPolicy.images, which has mellanox/, registry.example/, nv-peer-mem-driver")
+		})
+		var sets appsv1.DaemonSetList
+		must(t, c.List(t.Context(), &sets))
+		for _, set := range sets.Items {
+			if image := set.Spec.Template.Spec.Containers[0].Image; strings.HasPrefix(image, "evil") {
+				t.Errorf("DaemonSet %s runs %s", set.Name, image)
+			}
+		}
+		if len(sets.Items) != 2 {
+			t.Errorf("DaemonSets %v", names(t, c))
+		}
+	})
 	t.Run("a second policy is told that it does not count", func(t *testing.T) {
 		must(t, c.Create(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "second"}}))
 		await(t, c, "second", "ignore", func(s mellanox.NicClusterPolicyStatus) bool {
@@ -418,6 +437,32 @@ func TestEveryResourceGetsAPoolOfItsOwn(t *testing.T) {
 	}
 	if diff := cmp.Diff(alike, made("b", "HCA_A", "HCA_a", "hca_a")); diff != "" {
 		t.Errorf("in another order:\n%s", diff)
+	}
+}
+
+func TestOnlyListedImagesRunPrivileged(t *testing.T) {
+	for _, test := range []struct {
+		entry, image string
+		want         bool
+	}{
+		{"mellanox/", "mellanox/ofed-driver:1", true},
+		{"mellanox/", "mellanox.evil/ofed-driver:1", false},
+		{"mellanox/", "evil.example/mellanox/ofed-driver:1", false},
+		{"mellanox/ofed-driver", "mellanox/ofed-driver:1", true},
+		{"mellanox/ofed-driver", "mellanox/ofed-driver@sha256:0", true},
+		{"mellanox/ofed-driver", "mellanox/ofed-driver", true},
+		{"mellanox/ofed-driver", "mellanox/ofed-driver-evil:1", false},
+		{"mellanox/ofed-driver:1", "mellanox/ofed-driver:1", true},
+		{"mellanox/ofed-driver:1", "mellanox/ofed-driver:12", false},
+		{"registry:5000/ofed", "registry:5000/ofed:1", true},
+	} {
+		if got := allows(test.entry, test.image); got != test.want {
+			t.Errorf("entry %s, image %s: got %v", test.entry, test.image, got)
+		}
+	}
+	err := FromEnvironment(func(string) string { return "" }).permit("mellanox/ofed-driver:1")
+	if err == nil || !strings.Contains(err.Error(), "rdma.nicClusterPolicy.images, which is empty") {
+		t.Errorf("without a list: %v", err)
 	}
 }
 

@@ -47,6 +47,9 @@ type Options struct {
 	Namespace string
 	// OFEDImage and PeerImage are the drivers' images, with the placeholders of Image; empty: DefaultImage.
 	OFEDImage, PeerImage string
+	// Images are those that a policy's drivers may run, which are privileged on every node with a NIC. Whoever may write a NicClusterPolicy
+	// names its images, so the list is the administrator's. Empty: none. See allowed for the forms.
+	Images []string
 }
 
 // Adder returns what adds the controller to a manager.
@@ -54,9 +57,11 @@ func Adder(o Options) func(context.Context, ctrl.Manager) error {
 	return func(_ context.Context, m ctrl.Manager) error { return o.add(m) }
 }
 
-// FromEnvironment are the options that the controller's pod sets: POD_NAMESPACE, OFED_IMAGE, NV_PEER_IMAGE.
+// FromEnvironment are the options that the controller's pod sets: POD_NAMESPACE, OFED_IMAGE, NV_PEER_IMAGE, and NIC_DRIVER_IMAGES with
+// commas between images.
 func FromEnvironment(env func(string) string) Options {
-	return Options{Namespace: env("POD_NAMESPACE"), OFEDImage: env("OFED_IMAGE"), PeerImage: env("NV_PEER_IMAGE")}
+	images := strings.FieldsFunc(env("NIC_DRIVER_IMAGES"), func(r rune) bool { return r == ',' })
+	return Options{Namespace: env("POD_NAMESPACE"), OFEDImage: env("OFED_IMAGE"), PeerImage: env("NV_PEER_IMAGE"), Images: images}
 }
 
 func (o Options) add(m ctrl.Manager) error {
@@ -117,6 +122,7 @@ type reconciler struct {
 type section struct {
 	mellanox.AppliedState
 	objects []client.Object // what is to exist
+	stay    []client.Object // what is left as it is, where it exists
 }
 
 // Reconcile brings everything in line with the oldest policy.
@@ -163,6 +169,9 @@ func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) er
 	wanted := make(map[string]bool)
 	for i := range sections {
 		var refused []string
+		for _, object := range sections[i].stay {
+			wanted[key(object)] = true
+		}
 		for _, object := range sections[i].objects {
 			wanted[key(object)] = true
 			if err := r.apply(ctx, p, object); err != nil {

@@ -208,7 +208,18 @@ func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver
 	}
 	var sets, there []*appsv1.DaemonSet
 	for _, on := range sorted(platforms) {
-		sets = append(sets, d.daemonSet(r.Namespace, on))
+		set := d.daemonSet(r.Namespace, on)
+		if err := r.permit(set.Spec.Template.Spec.Containers[0].Image); err != nil {
+			// A driver that runs stays: its end takes the NIC from every pod of the node.
+			for i := range made {
+				if strings.HasPrefix(made[i].Name, d.kind+"-") {
+					s.stay = append(s.stay, &made[i])
+				}
+			}
+			s.State, s.Message = mellanox.StateError, err.Error()
+			return s
+		}
+		sets = append(sets, set)
 	}
 	for i := range made {
 		there = append(there, &made[i])

@@ -1,0 +1,188 @@
+package charts
+
+import "strings"
+
+// controllerAttacks are what the controller's token is used for.
+func controllerAttacks() map[string][]attack {
+	const everywhere, here = "gpufabric-controller everywhere: ", "gpufabric-controller in gpufabric-system: "
+	class := func(name, owner, more, selector string) attempt {
+		return create(classResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "`+name+`"`+
+			owner+`}, "spec": {`+more+`"selectors": [{"cel": {"expression": "`+selector+`"}}]}}`)
+	}
+	const owner = `, "ownerReferences": [{"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "name": "p",
+		"uid": "u", "controller": true}]`
+	const resource, select_ = `"extendedResourceName": "gpufabric.io/p", `, "device.driver == 'gpu.nvidia.com' && true"
+	const foreign = "the controller may write the DeviceClasses of VGPUProfiles only"
+	const shape = "selects devices of gpu.nvidia.com, has no configuration, and is the extended resource gpufabric.io/p"
+	template := func(metadata, request string) attempt {
+		return create(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "tried",
+			"namespace": "default"`+metadata+`}, "spec": {"spec": {"devices": {"requests": [{"name": "x", "exactly": {`+request+`}}]}}}}`)
+	}
+	const ofDomain = `, "labels": {"resource.nvidia.com/computeDomain": "uid"}`
+	const oneDevice = "a template of the controller asks for one device, of its VGPUProfile's class, or for its ComputeDomain's"
+	set := func(pod, container string) attempt {
+		return create(daemonSetResource, text(domainSet(pod, container)))
+	}
+	named := func(name string) attempt {
+		return create(daemonSetResource, strings.ReplaceAll(text(domainSet("", "")), "imex-daemon-", name))
+	}
+	driver := func() attempt {
+		one := domainSet(`"hostNetwork": true`, `"securityContext": {"privileged": true}, "image": "mellanox/ofed-driver:1"`)
+		one.SetName("ofed-driver-amd64")
+		one.SetLabels(map[string]string{"gpufabric.io/nic-cluster-policy": "p"})
+		return create(daemonSetResource, text(one))
+	}
+	const daemon = "an IMEX daemon has no privilege, no capability, no directory of its node"
+	const shares = "share neither the PIDs nor the IPC of their node, and see no Secret, ConfigMap or token"
+	return map[string][]attack{
+		everywhere + "computedomains.resource.nvidia.com": {
+			{"a ComputeDomain's spec", patch(domainResource, "default", "made", `{"spec": {"numNodes": 99}}`), ""},
+			{"a ComputeDomain's labels", patch(domainResource, "default", "made", `{"metadata": {"labels": {"a": "b"}}}`),
+				"change nothing else of it"},
+			{"another's finalizer", patch(domainResource, "default", "made", `{"metadata": {"finalizers": ["a.b/c"]}}`),
+				"change nothing else of it"},
+		},
+		everywhere + "deviceclasses.resource.k8s.io": {
+			{"a class of nobody's", class("tried", "", "", select_), foreign},
+			{"an administrator's class", replace(classResource, "", "gpu.nvidia.com", `{"apiVersion": "resource.k8s.io/v1", "kind":
+				"DeviceClass", "metadata": {"labels": {"a": "b"}}, "spec": {}}`), "and gpu.nvidia.com belongs to none"},
+			{"a profile's class of every device", class("p", owner, resource, "true"), shape},
+			{"a profile's class with a way out", class("p", owner, resource, select_+" || true"), shape},
+			{"a profile's class as every pod's CPUs", class("p", owner, `"extendedResourceName": "nvidia.com/gpu", `, select_), shape},
+			{"a profile's class with a configuration", class("p", owner, resource+`"config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters":
+				{}}}], `, select_), shape},
+		},
+		everywhere + "events": {
+			{"an Event in the kubelet's name", create(eventResource, event("kubelet", "", "ComputeDomain", "made")),
+				"writes Events of component controller only, not of kubelet"},
+			{"an Event about a pod", create(eventResource, event("controller", "", "Pod", "there")),
+				"about ComputeDomains only, not about Pod there"},
+		},
+		everywhere + "miglayouts/status.gpufabric.io": {
+			{"what a node says of a layout", patch(layoutResource, "", "layout", `{"status": {"nodes": [{"name": "node-b", "observedGeneration": 1,
+				"state": "Failed"}]}}`, "status"), "and not write one, which only the node's plugin does"},
+		},
+		everywhere + "rdmapools/status.gpufabric.io": {
+			{"what a node says of a pool", patch(poolResource, "", "pool", `{"status": {"nodes": [`+
+				strings.Replace(preyEntry, "node-b", "node-a", 1)+
+				`]}}`, "status"), "and not write one, which only the node's plugin does"},
+		},
+		everywhere + "nodes": {
+			{"a taint", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}}`), "neither the spec nor"},
+			{"a label", patchNode("node-b", `{"metadata": {"labels": {"zone": "z2"}}}`), "the controller may change no labels of a node but"},
+		},
+		everywhere + "rdmapools.gpufabric.io": {
+			{"a pool of nobody's", create(poolResource, `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "tried"},
+				"spec": {"resourceName": "x", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
+				"the controller may write the RDMAPools of NicClusterPolicies only"},
+			{"an administrator's pool", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "and pool is of none"},
+			{"deleting an administrator's pool", remove(poolResource, "", "pool"), "and pool is of none"},
+		},
+		everywhere + "resourceclaimtemplates.resource.k8s.io": {
+			{"a tenant's template", template("", `"deviceClassName": "gpu.nvidia.com"`), "and default/tried is of none"},
+			{"deleting a tenant's template", remove(claimTemplateResource, "default", "tenants"), "and default/tenants is of none"},
+			{"changing a tenant's template", replace(claimTemplateResource, "default", "tenants", `{"apiVersion":
+				"resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"labels": {"resource.nvidia.com/computeDomain": "uid"}}, "spec":
+				{"spec": {"devices": {}}}}`), "and default/tenants is of none"},
+			{"a domain's template for GPUs", template(ofDomain, `"deviceClassName": "gpu.nvidia.com"`), oneDevice},
+			{"a domain's template with access to all", template(ofDomain,
+				`"deviceClassName": "compute-domain-default-channel.nvidia.com", "adminAccess": true`), ""},
+		},
+		here + "daemonsets.apps": {
+			{"a DaemonSet of its own", named("anything-"), "and anything-3f7c6a0e-0d3e-4a53-8a52-3c8a0f6d6f10 is none of them"},
+			{"the GPU plugin's DaemonSet", patch(daemonSetResource, namespace, "gpufabric-gpu-plugin", `{"metadata": {"labels": {"a": "b"}}}`),
+				"and gpufabric-gpu-plugin is none of them"},
+			{"deleting the GPU plugin", remove(daemonSetResource, namespace, "gpufabric-gpu-plugin"), "and gpufabric-gpu-plugin is none of them"},
+			{"privileged daemons", set("", `"securityContext": {"privileged": true}`), daemon},
+			{"daemons with a capability", set("", `"securityContext": {"privileged": false, "allowPrivilegeEscalation": false, "capabilities":
+				{"drop": ["ALL"], "add": ["SYS_ADMIN"]}}`), daemon},
+			{"daemons with the node's root", set(`"volumes": [{"name": "root", "hostPath": {"path": "/"}}]`, ""), daemon},
+			{"daemons in the node's network", set(`"hostNetwork": true`, ""), daemon},
+			{"daemons as the GPU plugin", set(`"serviceAccountName": "gpufabric-gpu-plugin"`, ""), daemon},
+			{"daemons of another image", set("", `"image": "registry.example/evil"`), "and no other image"},
+			{"daemons among the node's processes", set(`"hostPID": true`, ""), shares},
+			{"daemons with the release's Secrets", set(`"volumes": [{"name": "s", "secret": {"secretName": "sh.helm.release.v1.gpufabric.v1"}}]`,
+				""), shares},
+			{"daemons with a Secret in the environment", set("", `"env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key":
+				"k"}}}]`), shares},
+			{"a NIC's driver that no list allows", driver(), "run only where rdma.nicClusterPolicy.images lists the images that may"},
+		},
+		here + "networkpolicies.networking.k8s.io": {
+			{"a policy that opens the webhook", create(networkPolicyResource, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+				"metadata": {"name": "open", "namespace": "`+namespace+`"}, "spec": {"podSelector": {}, "ingress": [{}]}}`),
+				"may make the NetworkPolicies of compute domains (imex-daemon-UID) only, and open is none of them"},
+		},
+		here + "leases.coordination.k8s.io": {
+			{"the scheduler's lease", create(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
+				"gpufabric-scheduler", "namespace": "`+namespace+`"}}`), "may write the lease gpufabric-system/gpufabric-controller only"},
+		},
+		here + "leases.coordination.k8s.io named gpufabric-controller": {
+			{"kube-scheduler's lease", patch(leaseResource, "kube-system", "kube-scheduler", `{"spec": {"holderIdentity": "x"}}`), "cannot patch"},
+		},
+	}
+}
+
+// nodeAttacks are what tokens of node plugins, of the scheduler and of the uninstall's Job are used for.
+func nodeAttacks() map[string][]attack {
+	const scheduler, vgpu = "gpufabric-scheduler in gpufabric-system: ", "gpufabric-vgpu-plugin in gpufabric-system: "
+	unit := func(name, value string) string {
+		return `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "` + name + `", "namespace": "` + namespace + `"}, "data":
+			{"memoryFactorMiB": "` + value + `"}}`
+	}
+	raise := func(change string) attempt {
+		return replace(configMapResource, namespace, "gpufabric-vgpu-unit", change)
+	}
+	annotation := `{"metadata": {"annotations": {"volcano.sh/vgpu-ids-new": "x"}}}`
+	return map[string][]attack{
+		"gpufabric-compute-domain-plugin everywhere: nodes": {
+			{"another node's clique", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "x"}}}`), "not node-b"},
+		},
+		"gpufabric-gpu-plugin everywhere: miglayouts/status.gpufabric.io": {
+			{"another node's entry", patch(layoutResource, "", "layout", `{"status": {"nodes": []}}`, "status"), "the entry of that node only"},
+		},
+		"gpufabric-gpu-plugin everywhere: nodes/status": {
+			{"another node's readiness", patchNode("node-b", `{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`, "status"),
+				"not node-b"},
+		},
+		"gpufabric-rdma-plugin everywhere: rdmapools/status.gpufabric.io": {
+			{"another node's entry", patch(poolResource, "", "pool", `{"status": {"nodes": []}}`, "status"), "the entry of that node only"},
+		},
+		"gpufabric-scheduler everywhere: nodes": {
+			{"another annotation", patchNode("node-b", `{"metadata": {"annotations": {"a": "b"}}}`), "no annotations of a node but hamivgpu"},
+		},
+		"gpufabric-scheduler everywhere: pods": {
+			{"a pod of another scheduler", patch(podResource, "default", "there", annotation), "may change its own pods only, not those of"},
+			{"another annotation of its pod", patch(podResource, "default", "ours", `{"metadata": {"annotations": {"a": "b"}}}`),
+				"the scheduler may change no annotations of a pod but"},
+			{"the image of its pod", patch(podResource, "default", "ours", `{"spec": {"containers": [{"name": "c", "image": "evil"}]}}`),
+				"neither the spec nor"},
+		},
+		scheduler + "leases.coordination.k8s.io": {
+			{"the controller's lease", create(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
+				"gpufabric-controller", "namespace": "`+namespace+`"}}`), "may write the lease gpufabric-system/gpufabric-scheduler only"},
+		},
+		scheduler + "leases.coordination.k8s.io named gpufabric-scheduler": {
+			{"kube-scheduler's lease", patch(leaseResource, "kube-system", "kube-scheduler", `{"spec": {"holderIdentity": "x"}}`), ""},
+		},
+		"gpufabric-uninstall everywhere: nodes": {
+			{"a label put on", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "x"}}}`), "and puts none on"},
+			{"another label taken off", patchNode("node-b", `{"metadata": {"labels": {"zone": null}}}`), "may change no labels of a node but"},
+			{"a taint", patchNode("node-b", `{"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}}`), "neither the spec nor"},
+		},
+		"gpufabric-vgpu-plugin everywhere: nodes": {
+			{"GPUs on another node", patchNode("node-b", `{"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}`), "not node-b"},
+		},
+		"gpufabric-vgpu-plugin everywhere: pods": {
+			{"a pod on another node", patch(podResource, "default", "there", annotation), "may change pods on that node only"},
+		},
+		vgpu + "configmaps": {
+			{"a plugin's configuration", create(configMapResource, unit("volcano-vgpu-node-config", "4")), "gpufabric-vgpu-unit only"},
+		},
+		vgpu + "configmaps named gpufabric-vgpu-unit": {
+			{"a unit of a terabyte", raise(unit("gpufabric-vgpu-unit", "1048576")), "memoryFactorMiB is one of 1, 2, 4"},
+			{"a unit that no node needs", raise(unit("gpufabric-vgpu-unit", "5")), "not 5"},
+			{"a smaller unit", raise(unit("gpufabric-vgpu-unit", "2")), "the unit of memory grows only: it is 4 MiB"},
+			{"no unit", raise(strings.Replace(unit("gpufabric-vgpu-unit", ""), "memoryFactorMiB", "x", 1)), "memoryFactorMiB is one of"},
+		},
+	}
+}

@@ -6,7 +6,7 @@ import "strings"
 func controllerAttacks() map[string][]attack {
 	const everywhere, here = "gpufabric-controller everywhere: ", "gpufabric-controller in gpufabric-system: "
 	class := func(name, owner, more, selector string) attempt {
-		return create(classResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "`+name+`"`+
+		return tryCreate(classResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "`+name+`"`+
 			owner+`}, "spec": {`+more+`"selectors": [{"cel": {"expression": "`+selector+`"}}]}}`)
 	}
 	const owner = `, "ownerReferences": [{"apiVersion": "gpufabric.io/v1alpha1", "kind": "VGPUProfile", "name": "p",
@@ -15,22 +15,22 @@ func controllerAttacks() map[string][]attack {
 	const foreign = "the controller may write the DeviceClasses of VGPUProfiles only"
 	const shape = "selects devices of gpu.nvidia.com, has no configuration, and is the extended resource gpufabric.io/p"
 	template := func(metadata, request string) attempt {
-		return create(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "tried",
+		return tryCreate(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "tried",
 			"namespace": "default"`+metadata+`}, "spec": {"spec": {"devices": {"requests": [{"name": "x", "exactly": {`+request+`}}]}}}}`)
 	}
 	const ofDomain = `, "labels": {"resource.nvidia.com/computeDomain": "uid"}`
 	const oneDevice = "a template of the controller asks for one device, of its VGPUProfile's class, or for its ComputeDomain's"
 	set := func(pod, container string) attempt {
-		return create(daemonSetResource, text(domainSet(pod, container)))
+		return tryCreate(daemonSetResource, text(domainSet(pod, container)))
 	}
 	named := func(name string) attempt {
-		return create(daemonSetResource, strings.ReplaceAll(text(domainSet("", "")), "imex-daemon-", name))
+		return tryCreate(daemonSetResource, strings.ReplaceAll(text(domainSet("", "")), "imex-daemon-", name))
 	}
 	driver := func() attempt {
 		one := domainSet(`"hostNetwork": true`, `"securityContext": {"privileged": true}, "image": "mellanox/ofed-driver:1"`)
 		one.SetName("ofed-driver-amd64")
 		one.SetLabels(map[string]string{"gpufabric.io/nic-cluster-policy": "p"})
-		return create(daemonSetResource, text(one))
+		return tryCreate(daemonSetResource, text(one))
 	}
 	const daemon = "an IMEX daemon has no privilege, no capability, no directory of its node"
 	const shares = "share neither the PIDs nor the IPC of their node, and see no Secret, ConfigMap or token"
@@ -53,9 +53,9 @@ func controllerAttacks() map[string][]attack {
 				{}}}], `, select_), shape},
 		},
 		everywhere + "events": {
-			{"an Event in the kubelet's name", create(eventResource, event("kubelet", "", "ComputeDomain", "made")),
+			{"an Event in the kubelet's name", tryCreate(eventResource, event("kubelet", "", "ComputeDomain", "made")),
 				"writes Events of component controller only, not of kubelet"},
-			{"an Event about a pod", create(eventResource, event("controller", "", "Pod", "there")),
+			{"an Event about a pod", tryCreate(eventResource, event("controller", "", "Pod", "there")),
 				"about ComputeDomains only, not about Pod there"},
 		},
 		everywhere + "miglayouts/status.gpufabric.io": {
@@ -72,7 +72,7 @@ func controllerAttacks() map[string][]attack {
 			{"a label", patchNode("node-b", `{"metadata": {"labels": {"zone": "z2"}}}`), "the controller may change no labels of a node but"},
 		},
 		everywhere + "rdmapools.gpufabric.io": {
-			{"a pool of nobody's", create(poolResource, `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "tried"},
+			{"a pool of nobody's", tryCreate(poolResource, `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "tried"},
 				"spec": {"resourceName": "x", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
 				"the controller may write the RDMAPools of NicClusterPolicies only"},
 			{"an administrator's pool", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "and pool is of none"},
@@ -108,12 +108,12 @@ func controllerAttacks() map[string][]attack {
 			{"a NIC's driver that no list allows", driver(), "run only where rdma.nicClusterPolicy.images lists the images that may"},
 		},
 		here + "networkpolicies.networking.k8s.io": {
-			{"a policy that opens the webhook", create(networkPolicyResource, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+			{"a policy that opens the webhook", tryCreate(networkPolicyResource, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
 				"metadata": {"name": "open", "namespace": "`+namespace+`"}, "spec": {"podSelector": {}, "ingress": [{}]}}`),
 				"may make the NetworkPolicies of compute domains (imex-daemon-UID) only, and open is none of them"},
 		},
 		here + "leases.coordination.k8s.io": {
-			{"the scheduler's lease", create(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
+			{"the scheduler's lease", tryCreate(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
 				"gpufabric-scheduler", "namespace": "`+namespace+`"}}`), "may write the lease gpufabric-system/gpufabric-controller only"},
 		},
 		here + "leases.coordination.k8s.io named gpufabric-controller": {
@@ -158,7 +158,7 @@ func nodeAttacks() map[string][]attack {
 				"neither the spec nor"},
 		},
 		scheduler + "leases.coordination.k8s.io": {
-			{"the controller's lease", create(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
+			{"the controller's lease", tryCreate(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
 				"gpufabric-controller", "namespace": "`+namespace+`"}}`), "may write the lease gpufabric-system/gpufabric-scheduler only"},
 		},
 		scheduler + "leases.coordination.k8s.io named gpufabric-scheduler": {
@@ -176,7 +176,7 @@ func nodeAttacks() map[string][]attack {
 			{"a pod on another node", patch(podResource, "default", "there", annotation), "may change pods on that node only"},
 		},
 		vgpu + "configmaps": {
-			{"a plugin's configuration", create(configMapResource, unit("volcano-vgpu-node-config", "4")), "gpufabric-vgpu-unit only"},
+			{"a plugin's configuration", tryCreate(configMapResource, unit("volcano-vgpu-node-config", "4")), "gpufabric-vgpu-unit only"},
 		},
 		vgpu + "configmaps named gpufabric-vgpu-unit": {
 			{"a unit of a terabyte", raise(unit("gpufabric-vgpu-unit", "1048576")), "memoryFactorMiB is one of 1, 2, 4"},

@@ -184,9 +184,9 @@ func attacks() map[string][]attack {
 				device+`", "conditions": []}]}}`, "status")
 		}
 		all[line+"events"] = append(eventAttacks(plugin.role),
-			attack{"an Event about another node", create(eventResource, event(plugin.role, "node-a", "Node", "node-b")),
+			attack{"an Event about another node", tryCreate(eventResource, event(plugin.role, "node-a", "Node", "node-b")),
 				"about pods, claims and node node-a only, not about Node node-b"},
-			attack{"an Event about a role of the cluster", create(eventResource, event(plugin.role, "node-a", "ClusterRole", "admin")),
+			attack{"an Event about a role of the cluster", tryCreate(eventResource, event(plugin.role, "node-a", "ClusterRole", "admin")),
 				"not about ClusterRole admin"})
 		all[line+"resourceslices.resource.k8s.io"] = []attack{
 			{"a slice of another node", createSlice(`"nodeName": "node-b"`, plugin.driver, "node-b-"+plugin.pool),
@@ -210,9 +210,9 @@ func attacks() map[string][]attack {
 // eventAttacks are what a role on node-a might say in another's name.
 func eventAttacks(role string) []attack {
 	return []attack{
-		{"an Event in the kubelet's name", create(eventResource, strings.ReplaceAll(event("kubelet", "node-a", "Pod", "there"),
+		{"an Event in the kubelet's name", tryCreate(eventResource, strings.ReplaceAll(event("kubelet", "node-a", "Pod", "there"),
 			`"namespace": "default"`, `"namespace": "`+map[bool]string{true: namespace, false: "default"}[role == "imex-daemon"]+`"`)),
 			"writes Events of component " + role + " only, not of kubelet"},
-		{"an Event in another node's name", create(eventResource, event(role, "node-b", "Pod", "there")), "of that host only, not of node-b"},
+		{"an Event in another node's name", tryCreate(eventResource, event(role, "node-b", "Pod", "there")), "of that host only, not of node-b"},
 	}
 }

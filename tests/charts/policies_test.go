@@ -124,6 +124,8 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 //attack:foreign-pod A stolen token of the vGPU plugin changes a pod of another node, or the image of one of its own
 //attack:limits-off A tenant switches the limits of its shares off by its environment, in any of its containers
 //attack:daemon-class A tenant claims a node's one IMEX daemon, also as a second choice
+//attack:daemon-by-class A tenant takes an IMEX daemon by a class of another name, an extended resource or an administrator's access
+//attack:channel-by-class A tenant takes an IMEX channel of no domain by a class of another name
 //attack:channel-of-no-domain A tenant claims an IMEX channel of no compute domain
 func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	if testing.Short() {

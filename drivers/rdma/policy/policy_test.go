@@ -329,6 +329,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 			t.Errorf("DaemonSets %v", got)
 		}
 	})
+	//attack:nic-image A NicClusterPolicy names an image of its author's, to be run privileged on every node with a NIC
 	t.Run("an image that no list allows is an error, and what runs stays", func(t *testing.T) {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"ofedDriver": {"repository": "evil.example/mellanox"}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))

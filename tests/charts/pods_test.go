@@ -1,6 +1,8 @@
 package charts
 
 import (
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -117,13 +119,13 @@ func TestANodePodSeesTheDirectoriesItNeedsAndNoMore(t *testing.T) {
 }
 
 func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
-	// Why each of these is privileged stands beside it in its template.
+	// Why each of these is privileged stands beside hardware.privileged in the values, and in its template.
 	privileged := map[string][]string{
 		"gpufabric as it comes":             {"gpufabric-compute-domain-plugin"},
 		"gpufabric on fake hardware":        nil,
 		"gpufabric with a driver container": {"gpufabric-compute-domain-plugin"},
 		"gpufabric with everything on": {"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-mps-keeper",
-			"gpufabric-vgpu-monitor", "gpufabric-vgpu-plugin"},
+			"gpufabric-vgpu-plugin"},
 		"fake-hardware as it comes": {"fake-hardware"},
 	}
 	for _, rendering := range renderings(t) {
@@ -146,6 +148,12 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 					if security.Capabilities == nil || !slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 						t.Errorf("%s/%s keeps capabilities", name, container.Name)
 					}
+					if security.SeccompProfile == nil || security.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+						if of := pod.Spec.SecurityContext; of == nil || of.SeccompProfile == nil ||
+							of.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+							t.Errorf("%s/%s has not the runtime's seccomp profile", name, container.Name)
+						}
+					}
 					if security.AllowPrivilegeEscalation == nil || *security.AllowPrivilegeEscalation {
 						t.Errorf("%s/%s may escalate", name, container.Name)
 					}
@@ -156,6 +164,58 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 				t.Errorf("privileged pods (-known +rendered):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestEachPrivilegedRoleHasItsReasonInTheValues counts them, too: the fourth comes with vgpu.enabled.
+//
+//shows:tenants
+func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
+	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name   string
+		values map[string]any
+		most   int
+	}{
+		{"with compute domains, GPUs, MPS and RDMA", map[string]any{"gpus": on(), "rdma": on()}, 3},
+		{"with shares for Volcano besides", everything(), 4},
+	} {
+		count := 0
+		for name, pod := range pods(t, renderValues(t, "gpufabric", test.values)) {
+			for _, container := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
+				if p := container.SecurityContext.Privileged; p == nil || !*p {
+					continue
+				}
+				count++
+				role := strings.TrimPrefix(name, "gpufabric-")
+				if !regexp.MustCompile(`(?m)^  #   ` + role + ` +\S`).Match(content) {
+					t.Errorf("%s: %s is privileged, and the values do not say why", test.name, name)
+				}
+			}
+		}
+		if count > test.most {
+			t.Errorf("%s: %d roles are privileged, want %d at most", test.name, count, test.most)
+		}
+	}
+}
+
+// What parses files of tenants can be taken over by them: it has nothing that is worth it.
+//
+//attack:monitor-taken A tenant takes the monitor over by a file that it parses, and looks for devices, writable files and rights
+//shows:tenants vgpu-monitor
+func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
+	pod := pods(t, renderValues(t, "gpufabric", everything()))["gpufabric-vgpu-monitor"]
+	container := pod.Spec.Containers[0]
+	want := []string{"/var/lib/gpufabric/vgpu-plugin -> /var/lib/gpufabric/vgpu-plugin (ro)"}
+	if diff := cmp.Diff(want, mounts(pod, container)); diff != "" {
+		t.Errorf("mounts (-want +rendered):\n%s", diff)
+	}
+	security := container.SecurityContext
+	if *security.Privileged || len(security.Capabilities.Add) > 0 || pod.Spec.HostNetwork {
+		t.Errorf("its rights: %+v", security)
 	}
 }
 

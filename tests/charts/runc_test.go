@@ -107,7 +107,7 @@ func TestDefaultPathsFitBothLayouts(t *testing.T) {
 	}
 	objects := renderValues(t, "gpufabric", map[string]any{"gpus": map[string]any{"enabled": true}, "vgpu": map[string]any{"enabled": true}})
 	all := pods(t, objects)
-	for _, role := range []string{"compute-domain-plugin", "gpu-plugin", "mps-keeper", "vgpu-plugin", "vgpu-monitor"} {
+	for _, role := range []string{"compute-domain-plugin", "gpu-plugin", "mps-keeper", "vgpu-plugin"} {
 		pod, there := all["gpufabric-"+role]
 		if !there {
 			t.Fatalf("no %s is rendered", role)

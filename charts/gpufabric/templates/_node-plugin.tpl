@@ -14,10 +14,14 @@ A node plugin's DaemonSet. Called with a dict:
   capabilities what a container that is not privileged keeps; may be missing
   namespaces   true: it sees the network namespaces of the node's pods; may be missing
   driver       whether it uses NVIDIA's driver, and so sees the driver's files
+  noHardware   true: it sees neither the driver's files nor /sys nor /dev; may be missing
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
-{{- $hardware := include "gpufabric.hardwareMounts" . | fromJsonArray }}
+{{- $hardware := list }}
+{{- if not .noHardware }}
+{{- $hardware = include "gpufabric.hardwareMounts" . | fromJsonArray }}
+{{- end }}
 {{- $state := printf "%s/%s" $values.stateDir (.stateOf | default .role) }}
 {{- $own := ternary list (list $values.cdi.root $state) (ne .stateOf "") }}
 {{- range .kubelet }}
@@ -82,7 +86,9 @@ spec:
           args:
             - {{ .role }}
             - --node-name=$(NODE_NAME)
+            {{- if not .noHardware }}
             {{- include "gpufabric.hardwareFlags" . | nindent 12 }}
+            {{- end }}
             - --kubelet-root={{ $values.kubelet.root }}
             - --cdi-root={{ $values.cdi.root }}
             - --state-dir={{ $state }}

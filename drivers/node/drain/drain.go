@@ -142,6 +142,25 @@ func (d Directory) Holders() ([]Holder, error) {
 	return out, nil
 }
 
+// Forget takes a role out that takes part in drains no more, unless it runs.
+func (d Directory) Forget(role string) error {
+	path := d.file(role + memberSuffix)
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) || d.Path == "" {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("forget that %s takes part in drains: %w", role, err)
+	}
+	defer func() { _ = file.Close() }() // which gives the lock back, too
+	if err := flock(file, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // it runs
+	} else if err != nil {
+		return fmt.Errorf("forget that %s takes part in drains: lock %s: %w", role, path, err)
+	}
+	return os.Remove(path)
+}
+
 // TakesPart says whether a role of this name has taken part on this node: it lets go by itself.
 func (d Directory) TakesPart(role string) bool {
 	_, err := os.Lstat(d.file(role + memberSuffix))

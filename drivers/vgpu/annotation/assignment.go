@@ -72,8 +72,8 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 			position += inits
 		}
 	case len(lists) == ordinary && isInit:
-		return nil, fmt.Errorf("init container %s asks for %d %s, and the scheduler lists the %d ordinary containers only in %s: it does not "+
-			"serve init containers",
+		return nil, fmt.Errorf("init container %s asks for %d %s, and the scheduler lists the %d ordinary containers only in %s: "+
+			"it does not serve init containers",
 			container, asked, r.Number, ordinary, PodDevices)
 	case len(lists) == ordinary:
 	default:

@@ -15,18 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/region"
 )
-
-// GPU is one GPU of the node, now.
-type GPU struct {
-	Index int
-	UUID  string
-	// MemoryUsed and MemoryTotal are in bytes.
-	MemoryUsed, MemoryTotal uint64
-	// Utilization is the share of time in which a kernel ran, in percent.
-	Utilization uint32
-}
 
 // Container is a container with shares.
 type Container struct {
@@ -36,8 +27,8 @@ type Container struct {
 
 // Source knows the node.
 type Source interface {
-	// GPUs reads the shared GPUs. What cannot be read is left out.
-	GPUs() []GPU
+	// Figures are those of the shared GPUs: what was read last, and whether that is of now. Before the first time the factor is 0.
+	Figures() (known figures.Figures, now bool)
 	// Containers are those of pods on the node that were given shares.
 	Containers() []Container
 }
@@ -47,8 +38,6 @@ type Options struct {
 	Source Source
 	// Directory is where the containers' accounting directories are, POD-UID_CONTAINER each.
 	Directory string
-	// Factor is the size of a unit of memory in MiB, now.
-	Factor func() int
 	// ByteLabels adds Device_memory_desc_of_container as the public monitor has it, with byte counts as labels: each change of use is a new
 	// series.
 	ByteLabels bool
@@ -61,7 +50,7 @@ type Collector struct {
 
 	hostMemory, hostCores                        *prometheus.Desc
 	used, limit, utilization, lastKernel, memory *prometheus.Desc
-	drift, unreadable                            *prometheus.Desc
+	drift, unreadable, answers                   *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*Collector)(nil)
@@ -89,13 +78,15 @@ func New(o Options) *Collector {
 			"Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.", share, nil),
 		unreadable: prometheus.NewDesc("gpufabric_vgpu_regions_unreadable", "Containers whose accounting could not be read at this scrape.", nil,
 			nil),
+		answers: prometheus.NewDesc("gpufabric_vgpu_plugin_answers",
+			"1 where vgpu-plugin gave the GPUs' figures at this scrape, 0 where the node's own series are missing for want of them.", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{c.hostMemory, c.hostCores, c.used, c.limit, c.utilization, c.lastKernel, c.memory, c.drift,
-		c.unreadable} {
+		c.unreadable, c.answers} {
 		out <- desc
 	}
 }
@@ -105,13 +96,21 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
+	known, now := c.options.Source.Figures()
+	gauge(c.answers, map[bool]float64{true: 1}[now])
 	totals := map[string]uint64{}
-	for _, gpu := range c.options.Source.GPUs() {
+	for _, gpu := range known.GPUs {
 		totals[gpu.UUID] = gpu.MemoryTotal
+		if !now {
+			continue
+		}
 		gauge(c.hostMemory, float64(gpu.MemoryUsed), strconv.Itoa(gpu.Index), gpu.UUID)
 		gauge(c.hostCores, float64(gpu.Utilization), strconv.Itoa(gpu.Index), gpu.UUID)
 	}
-	unreadable, factor := 0, uint64(c.options.Factor()) //nolint:gosec // positive
+	unreadable, factor := 0, uint64(known.Factor) //nolint:gosec // not negative
+	if factor == 0 {
+		return // nobody knows yet what a unit of memory is
+	}
 	for _, container := range c.options.Source.Containers() {
 		read, err := c.read(container)
 		if err != nil {

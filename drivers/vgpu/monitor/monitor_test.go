@@ -14,14 +14,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/figures"
 )
 
 const uuid = "GPU-542efc47-39a1-9669-3d17-3b7dec8251ad"
 
-type machine struct{ containers []Container }
+type machine struct {
+	containers []Container
+	away       bool
+}
 
-func (m machine) GPUs() []GPU {
-	return []GPU{{Index: 7, UUID: uuid, MemoryUsed: 514326528, MemoryTotal: 49140 << 20, Utilization: 12}}
+func (m machine) Figures() (figures.Figures, bool) {
+	return figures.Figures{Factor: 10, GPUs: []figures.GPU{{Index: 7, UUID: uuid, MemoryUsed: 514326528, MemoryTotal: 49140 << 20,
+		Utilization: 12}}}, !m.away
 }
 func (m machine) Containers() []Container { return m.containers }
 
@@ -53,7 +58,7 @@ func hamiCore(t testing.TB, directory string, container Container, limit, used u
 
 func collector(directory string, byteLabels bool, containers ...Container) *Collector {
 	return New(Options{
-		Source: machine{containers}, Directory: directory, Factor: func() int { return 10 }, ByteLabels: byteLabels,
+		Source: machine{containers: containers}, Directory: directory, ByteLabels: byteLabels,
 		Now: func() time.Time { return time.Unix(1763000100, 0) },
 	})
 }
@@ -78,6 +83,9 @@ HostGPUMemoryUsage{deviceidx="7",deviceuuid="` + uuid + `",zone="vGPU"} 5.143265
 # HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.
 # TYPE gpufabric_vgpu_memory_limit_drift_bytes gauge
 gpufabric_vgpu_memory_limit_drift_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0"} 0
+# HELP gpufabric_vgpu_plugin_answers 1 where vgpu-plugin gave the GPUs' figures at this scrape, 0 where the node's own series are missing for want of them.
+# TYPE gpufabric_vgpu_plugin_answers gauge
+gpufabric_vgpu_plugin_answers 1
 # HELP gpufabric_vgpu_regions_unreadable Containers whose accounting could not be read at this scrape.
 # TYPE gpufabric_vgpu_regions_unreadable gauge
 gpufabric_vgpu_regions_unreadable 0
@@ -100,6 +108,22 @@ func TestSeriesAreThereFromAllocationOn(t *testing.T) {
 		if got := testutil.CollectAndCount(c, name); got != want {
 			t.Errorf("%d series of %s, want %d", got, name, want)
 		}
+	}
+}
+
+// The plugin is restarted while containers run: their limits and use are known without it.
+func TestWithoutThePluginTheContainersSeriesStay(t *testing.T) {
+	c := New(Options{Source: machine{containers: []Container{pod("running", 1024), pod("whole", 0)}, away: true}, Directory: t.TempDir(),
+		Now: time.Now})
+	for name, want := range map[string]int{"vGPU_device_memory_limit_in_bytes": 2, "HostGPUMemoryUsage": 0, "HostCoreUtilization": 0} {
+		if got := testutil.CollectAndCount(c, name); got != want {
+			t.Errorf("%d series of %s, want %d", got, name, want)
+		}
+	}
+	if err := testutil.CollectAndCompare(c, strings.NewReader(`# HELP gpufabric_vgpu_plugin_answers 1 where vgpu-plugin gave the GPUs' `+
+		"figures at this scrape, 0 where the node's own series are missing for want of them.\n"+
+		"# TYPE gpufabric_vgpu_plugin_answers gauge\ngpufabric_vgpu_plugin_answers 0\n"), "gpufabric_vgpu_plugin_answers"); err != nil {
+		t.Error(err)
 	}
 }
 

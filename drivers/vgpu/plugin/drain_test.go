@@ -3,6 +3,8 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -102,28 +104,30 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 	n.allocate("volcano.sh/vgpu-number", 1)
 }
 
-//shows:gpu-drain
-func TestTheMonitorLetsGoOfADrainedNodesGPUsAndComesBack(t *testing.T) {
+// The monitor reads files of tenants: it has no device and no part of the driver, and holds no GPU of a drained node.
+//
+//shows:gpu-drain vgpu-monitor
+func TestTheMonitorOpensNoGPU(t *testing.T) {
 	address, root := free(t), t.TempDir()
-	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
 	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
-		return RunMonitor(ctx, o, false, nvmlstate.New(root), api)
-	}, "--gpu-memory-factor=10", "--metrics-address="+address, "--drain-dir="+shared.Path)
-	const series = `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`
-	scrape(t, address, series)
-	reset := resetter(root)
-	if err := reset(); err == nil {
-		t.Error("the GPU was reset while the role has NVML open")
+		return RunMonitor(ctx, o, false, api)
+	}, "--metrics-address="+address, "--dev-root="+t.TempDir(), "--driver-root="+t.TempDir())
+	scrape(t, address, "gpufabric_vgpu_plugin_answers 0")
+	if err := resetter(root)(); err != nil {
+		t.Errorf("the GPU could not be reset: %v", err)
 	}
-	if err := shared.Set(drain.Drained); err != nil {
+}
+
+func TestAMonitorOfAnEarlierVersionHoldsUpNoDrain(t *testing.T) {
+	shared := drain.Directory{Path: t.TempDir(), Files: &filewatch.Watcher{}}
+	if err := os.WriteFile(filepath.Join(shared.Path, MonitorRole+".member"), []byte("NVML is open\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if holders, err := shared.Holders(); err != nil || len(holders) != 1 {
+		t.Fatalf("holders %v, %v: is that how a role says that it has NVML open?", holders, err)
+	}
+	if err := shared.Forget(MonitorRole); err != nil {
 		t.Fatal(err)
 	}
 	heldBy(t, shared, "")
-	if err := reset(); err != nil {
-		t.Errorf("the GPU of a drained node could not be reset: %v", err)
-	}
-	if err := shared.Set(drain.None); err != nil {
-		t.Fatal(err)
-	}
-	scrape(t, address, series)
 }

@@ -82,9 +82,15 @@ func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
 
 func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
 	address := free(t)
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
 	api := machine(t, "l40s-8", t.TempDir(), func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
-		return RunMonitor(ctx, o, false, nvmlstate.New(root), api)
-	}, "--gpu-memory-factor=10", "--metrics-address="+address)
+		watches := *o
+		watches.MetricsAddress = address
+		return together(ctx,
+			func(ctx context.Context) error { return Run(ctx, o, nvmlstate.New(root), api) },
+			func(ctx context.Context) error { return RunMonitor(ctx, &watches, false, api) })
+	}, "--kubelet-root="+kubelet.Root(), "--gpu-memory-factor=10")
 	n := &node{t: t, api: api}
 	uuid := scrape(t, address, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`)
 	n.schedule("test1", uuid+",NVIDIA,1024,50:;", "main")

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -14,18 +13,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"gpufabric.io/drivers/node/drain"
-	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/monitor"
 	"gpufabric.io/drivers/vgpu/podwatch"
-	"gpufabric.io/drivers/vgpu/settings"
 )
 
 // MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what
-// serves the kubelet. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
+// serves the kubelet, and has no privilege. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
 const MonitorRole = "vgpu-monitor"
 
 // monitorAddress is where the public monitor serves.
@@ -39,7 +36,7 @@ func MonitorCommand(h host.Host) *cobra.Command {
 		Use:   MonitorRole,
 		Short: "Export what containers may use of shared GPUs, and what they do use",
 		Long: `Export what containers may use of shared GPUs, and what they do use. It takes vgpu-plugin's flags, so that a pod gives both the same, and
-heeds those by which it finds the GPUs, their units and --state-dir, which is vgpu-plugin's.`,
+heeds the files of settings and --state-dir, which is vgpu-plugin's. What it says of the GPUs themselves it hears from vgpu-plugin.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil { // before an API server is looked for
@@ -53,8 +50,7 @@ heeds those by which it finds the GPUs, their units and --state-dir, which is vg
 			if err != nil {
 				return err
 			}
-			o.Files = h.Watcher()
-			return RunMonitor(cmd.Context(), &o, byteLabels, h.Library(o.Driver()), client)
+			return RunMonitor(cmd.Context(), &o, byteLabels, client)
 		},
 	}
 	o.Bind(cmd.Flags(), h.Env)
@@ -64,17 +60,15 @@ heeds those by which it finds the GPUs, their units and --state-dir, which is vg
 	return cmd
 }
 
-// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only.
-func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Interface, client kubernetes.Interface) error {
+// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only. It opens no device and no part of the driver: what NVML
+// says of the GPUs it hears from vgpu-plugin.
+func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kubernetes.Interface) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
 	config, err := o.settings()
 	if err != nil {
 		return err
-	}
-	if o.Files == nil {
-		o.Files = &filewatch.Watcher{}
 	}
 	address := o.MetricsAddress
 	if address == "" {
@@ -84,93 +78,66 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, lib nvml.Inter
 	return together(ctx,
 		func(ctx context.Context) error { return metrics.Serve(ctx, address, registry, nil) },
 		func(ctx context.Context) error {
-			member := drain.Member{Directory: o.Drain(), Role: MonitorRole}
-			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
-				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
-					turn, stop := s.Interrupted(ctx) // it gives nothing, so it lets go at once
-					defer stop()
-					err := export(turn, o, config, byteLabels, lib, client, registry)
-					if errors.Is(context.Cause(turn), drain.ErrLetGo) {
-						return drain.ErrLetGo
-					}
-					return err
-				})
-			})
+			watched, err := podwatch.Watch(ctx, client, o.NodeName, func(*corev1.Pod) {})
+			if err != nil {
+				return err
+			}
+			registry.MustRegister(monitor.New(monitor.Options{
+				Source: &source{
+					ask:       func() (figures.Figures, error) { return figures.Read(ctx, o.stateFile(figures.Socket)) },
+					pods:      watched,
+					resources: annotation.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
+				},
+				Directory: filepath.Join(o.StateDir, "containers"), ByteLabels: byteLabels, Now: time.Now,
+			}))
+			<-ctx.Done()
+			return nil
 		})
-}
-
-// export shows what the containers use until ctx ends.
-func export(ctx context.Context, o *Options, config settings.Settings, byteLabels bool, lib nvml.Interface, client kubernetes.Interface,
-	registry *prometheus.Registry) error {
-	factor := agreement{Client: client, Namespace: o.Namespace}
-	// The plugin agrees with the other nodes; the monitor only follows.
-	t, err := setTable(ctx, o, lib, config, agreement{})
-	if err != nil {
-		return err
-	}
-	watched, err := podwatch.Watch(ctx, client, o.NodeName, func(*corev1.Pod) {})
-	if err != nil {
-		return err
-	}
-	open := &gate{}
-	shown := monitor.New(monitor.Options{
-		Source: source{
-			table: t, pods: watched, nvml: open,
-			resources: annotation.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
-		},
-		Directory: filepath.Join(o.StateDir, "containers"), Factor: func() int { return t.Deck().Factor }, ByteLabels: byteLabels, Now: time.Now,
-	})
-	registry.MustRegister(shown)
-	defer open.close() // before NVML is, which a scrape may be asking
-	defer registry.Unregister(shown)
-	return factor.Follow(ctx, func(factor int) { t.agreed(ctx, factor) })
 }
 
 // source is what the monitor knows of the node.
 type source struct {
-	nvml      *gate
-	table     *table
+	ask       func() (figures.Figures, error)
 	pods      *podwatch.Pods
 	resources annotation.Resources
+
+	mu    sync.Mutex
+	known figures.Figures
 }
 
-// gate keeps NVML from being asked after it was closed: a call of a library that is closed ends the process.
-type gate struct {
-	mu     sync.Mutex
-	closed bool
-}
-
-func (g *gate) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-}
-
-// GPUs implements monitor.Source.
-func (s source) GPUs() []monitor.GPU {
-	s.nvml.mu.Lock()
-	defer s.nvml.mu.Unlock()
-	if s.nvml.closed {
-		return nil
+// Figures implements monitor.Source. While vgpu-plugin is away, what it said last of units and sizes of memory holds.
+func (s *source) Figures() (figures.Figures, bool) {
+	now, err := s.ask()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		return s.known, false
 	}
-	var out []monitor.GPU
-	for _, card := range s.table.Deck().Cards {
+	s.known = now
+	return now, true
+}
+
+// read asks NVML for the figures of the GPUs that are shared. What cannot be read is left out.
+func (t *table) read() figures.Figures {
+	deck := t.Deck()
+	out := figures.Figures{Factor: deck.Factor}
+	for _, card := range deck.Cards {
 		memory, ret := card.GPU.Handle.GetMemoryInfo()
 		if ret != nvml.SUCCESS {
 			continue
 		}
-		gpu := monitor.GPU{Index: card.GPU.Index, UUID: card.GPU.UUID, MemoryUsed: memory.Used, MemoryTotal: memory.Total}
+		gpu := figures.GPU{Index: card.GPU.Index, UUID: card.GPU.UUID, MemoryUsed: memory.Used, MemoryTotal: memory.Total}
 		// A GPU in MIG mode has no utilisation of its own.
 		if rates, ret := card.GPU.Handle.GetUtilizationRates(); ret == nvml.SUCCESS {
 			gpu.Utilization = rates.Gpu
 		}
-		out = append(out, gpu)
+		out.GPUs = append(out.GPUs, gpu)
 	}
 	return out
 }
 
 // Containers implements monitor.Source.
-func (s source) Containers() []monitor.Container {
+func (s *source) Containers() []monitor.Container {
 	all, err := s.pods.All()
 	if err != nil {
 		return nil

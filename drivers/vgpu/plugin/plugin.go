@@ -40,6 +40,7 @@ import (
 	"gpufabric.io/drivers/node/runtimehook"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/figures"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/injection"
@@ -104,6 +105,10 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
 		func(ctx context.Context) error {
+			// Versions before 0.1.0 had the monitor open NVML, and take part in drains.
+			if err := o.Drain().Forget(MonitorRole); err != nil {
+				klog.FromContext(ctx).Error(err, "A drain may wait for a monitor of an earlier version")
+			}
 			member := drain.Member{Directory: o.Drain(), Role: Role}
 			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
 				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
@@ -213,6 +218,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run, files.follow,
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
+		func(ctx context.Context) error { return figures.Serve(ctx, o.stateFile(figures.Socket), t.read) },
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",
 				Without: "no share is given"}, h)

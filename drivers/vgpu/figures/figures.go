@@ -1,0 +1,129 @@
+// Package figures brings the figures of a node's GPUs to the monitor. Reading them opens device nodes, which takes privilege; reading the
+// files of tenants, as the monitor does, should have none. So vgpu-plugin, which has NVML open anyway, gives them away on a Unix socket in
+// its state directory. It reads nothing of who connects.
+package figures
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Socket is the socket's name in vgpu-plugin's state directory.
+const Socket = "figures.sock"
+
+const (
+	// patience bounds a connection on both sides. NVML answers within milliseconds; a scrape is given ten seconds.
+	patience = 5 * time.Second
+	// largest bounds what is read, in bytes. A node of sixteen GPUs has 3 kB.
+	largest = 1 << 20
+)
+
+// GPU is one GPU of the node, now.
+type GPU struct {
+	Index int    `json:"index"`
+	UUID  string `json:"uuid"`
+	// MemoryUsed and MemoryTotal are in bytes.
+	MemoryUsed  uint64 `json:"memoryUsed"`
+	MemoryTotal uint64 `json:"memoryTotal"`
+	// Utilization is the share of time in which a kernel ran, in percent.
+	Utilization uint32 `json:"utilization"`
+}
+
+// Figures are a node's. Fields are only ever added: the two roles may be of different versions.
+type Figures struct {
+	// Factor is the size of a unit of memory in MiB.
+	Factor int   `json:"factor"`
+	GPUs   []GPU `json:"gpus"`
+}
+
+// Serve gives whoever connects to the socket at path what read returns, until ctx ends. When it returns nobody calls read any more.
+func Serve(ctx context.Context, path string, read func() Figures) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("give the GPUs' figures away: %w", err)
+	}
+	near, done, err := short(path)
+	if err != nil {
+		return fmt.Errorf("give the GPUs' figures away: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", near)
+	done()
+	if err != nil {
+		return fmt.Errorf("give the GPUs' figures away: %w", err)
+	}
+	if l, ok := listener.(*net.UnixListener); ok {
+		l.SetUnlinkOnClose(false) // the short name stands for something else by then; the next run removes the socket
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("give the GPUs' figures to root alone: %w", err), listener.Close())
+	}
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	var answers sync.WaitGroup
+	defer answers.Wait()
+	var one sync.Mutex // NVML is asked for one at a time, however many connect
+	for {
+		connection, err := listener.Accept()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("give the GPUs' figures away: %w", err)
+		}
+		answers.Go(func() {
+			defer func() { _ = connection.Close() }()
+			one.Lock()
+			defer one.Unlock()
+			if ctx.Err() != nil || connection.SetDeadline(time.Now().Add(patience)) != nil {
+				return
+			}
+			_ = json.NewEncoder(connection).Encode(read()) // who does not read it asks again
+		})
+	}
+}
+
+// short is a name for a socket that fits the 108 bytes which the kernel has for one, until done is called.
+func short(path string) (near string, done func(), err error) {
+	directory, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), filepath.Base(path)), func() { _ = directory.Close() }, nil
+}
+
+// Read asks for the figures once.
+func Read(ctx context.Context, path string) (Figures, error) {
+	var f Figures
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	near, done, err := short(path)
+	if err != nil {
+		return f, fmt.Errorf("ask vgpu-plugin for the GPUs' figures: %w", err)
+	}
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", near)
+	done()
+	if err != nil {
+		return f, fmt.Errorf("ask vgpu-plugin for the GPUs' figures: %w", err)
+	}
+	defer func() { _ = connection.Close() }() // only read
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := connection.SetDeadline(deadline); err != nil {
+			return f, err
+		}
+	}
+	if err := json.NewDecoder(io.LimitReader(connection, largest)).Decode(&f); err != nil {
+		return f, fmt.Errorf("read the GPUs' figures from %s: %w", path, err)
+	}
+	if f.Factor < 1 {
+		return f, fmt.Errorf("read the GPUs' figures from %s: a unit of %d MiB is none", path, f.Factor)
+	}
+	return f, nil
+}

@@ -233,7 +233,15 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 			p.changed()
 		}
 	}()
-	say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
+	// Without it a claim could be allocated a GPU of the node until the kubelet misses the driver, and its pod would wait for undrain.
+	switch err := p.awaitTaints(ctx, DrainTaint, func(*devices.Device) bool { return true }); {
+	case ctx.Err() != nil:
+		return fmt.Errorf("given up: %w", err)
+	case err != nil:
+		say("taint %s is not published (%v): pods whose claims are allocated a GPU of this node now wait for gpufabric undrain", DrainTaint, err)
+	default:
+		say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
+	}
 	if err := p.free(ctx, d.shared, say); err != nil {
 		return err
 	}

@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
 	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/fakes/nvmlstate"
@@ -87,6 +90,44 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.taints("gpu-1", "")
 	again := b.claim("u3", nil, device{name: "gpu-1"})
 	b.await(func() bool { return b.prepareWithin(time.Second, again) == "" }, "a claim is prepared again")
+}
+
+// TestADrainPublishesItsTaintBeforeItLetsGo has an API server that takes its time: a role that let go first would leave slices without the
+// taint, and the scheduler would give claims GPUs that nobody prepares.
+func TestADrainPublishesItsTaintBeforeItLetsGo(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	b.client.PrependReactor("update", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		time.Sleep(500 * time.Millisecond) // as long as a busy API server takes
+		return false, nil, nil
+	})
+	said := &transcript{}
+	if err := order(t.Context(), b.options.StateDir, "drain", said); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(said.String(), "taint "+DrainTaint+" is published") {
+		t.Errorf("the drain says\n%s", said)
+	}
+	for _, s := range b.slices() {
+		for _, d := range s.Spec.Devices {
+			if describe(d.Taints) != DrainTaint+"=:NoSchedule" {
+				t.Errorf("%s of a drained node has the taints %q", d.Name, describe(d.Taints))
+			}
+		}
+	}
+}
+
+// TestADrainThatIsGivenUpSaysForWhat gives a drain less time than a claim takes.
+func TestADrainThatIsGivenUpSaysForWhat(t *testing.T) {
+	b, _ := drainable(t)
+	b.taints("gpu-0", "")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if err := order(ctx, b.options.StateDir, "drain", io.Discard); err == nil || !strings.Contains(err.Error(), "claim default/claim-u1 has gpu-1") {
+		t.Errorf("it says %v", err)
+	}
+	b.taints("gpu-1", "")
 }
 
 // drainedOn says whether a role that is started on the bench's node would leave NVML closed.

@@ -115,6 +115,7 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	if _, err := fmt.Fprintln(conn, what); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	last := ""
 	for lines := bufio.NewScanner(conn); lines.Scan(); {
 		line := lines.Text()
 		if why, failed := strings.CutPrefix(line, "failed: "); failed {
@@ -126,9 +127,10 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 		if _, err := fmt.Fprintln(out, line); err != nil {
 			return err
 		}
+		last = line
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("%s: given up: %w", what, context.Cause(ctx))
+		return fmt.Errorf("%s: given up: %w; gpu-plugin said last: %s", what, context.Cause(ctx), cmp.Or(last, "nothing"))
 	}
 	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
 }

@@ -179,7 +179,8 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 	}
 	if pool := p.kind.Hardware().Pool; pool != p.given.seenOn || !maps.Equal(owners, p.given.seen) {
 		if len(owners) > 0 {
-			if err := p.awaitTaints(ctx, owners); err != nil {
+			asked := func(d *devices.Device) bool { return owners[d.GPU.UUID] != "" }
+			if err := p.awaitTaints(ctx, handover.Taint, asked); err != nil {
 				return true, err
 			}
 		}
@@ -217,8 +218,8 @@ func (p *plugin) take(g *inventory.GPU, owner string) error {
 	return p.dra.Ledger().TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
 }
 
-// awaitTaints waits until the API server has every form of the GPUs with their taint, or the requests change.
-func (p *plugin) awaitTaints(ctx context.Context, owners map[string]string) error {
+// awaitTaints waits until the API server has all devices of the pool that are wanted with a taint.
+func (p *plugin) awaitTaints(ctx context.Context, taint string, wanted func(*devices.Device) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.options.NodeName + "," +
@@ -229,7 +230,7 @@ func (p *plugin) awaitTaints(ctx context.Context, owners map[string]string) erro
 		if err != nil {
 			return fmt.Errorf("looking whether the taints are published: %w", err)
 		}
-		if p.tainted(list.Items, owners) {
+		if p.tainted(list.Items, taint, wanted) {
 			return nil
 		}
 		own.ResourceVersion = list.ResourceVersion
@@ -248,18 +249,18 @@ func (p *plugin) awaitTaints(ctx context.Context, owners map[string]string) erro
 	}
 }
 
-// tainted says whether the slices are the pool whole, with the taint on every form of the GPUs.
-func (p *plugin) tainted(published []resourceapi.ResourceSlice, owners map[string]string) bool {
+// tainted says whether the slices are the pool whole, with a taint on all devices that are wanted.
+func (p *plugin) tainted(published []resourceapi.ResourceSlice, taint string, wanted func(*devices.Device) bool) bool {
 	seen := map[string]bool{}
 	for _, s := range published {
 		for _, d := range s.Spec.Devices {
-			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == handover.Taint }) {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint }) {
 				seen[d.Name] = true
 			}
 		}
 	}
 	for _, d := range p.kind.Hardware().Pool.Devices() {
-		if _, asked := owners[d.GPU.UUID]; asked && !seen[d.Name()] {
+		if wanted(d) && !seen[d.Name()] {
 			return false
 		}
 	}

@@ -219,6 +219,38 @@ func TestTheMonitorHasNothingOfItsNodeButWhatItReads(t *testing.T) {
 	}
 }
 
+// A mount that reaches the node is refused by the API server in a container without privilege, and is for tenants' directories alone.
+//
+//shows:tenants
+func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
+	keeperless := everything()
+	keeperless["gpus"] = map[string]any{"enabled": true, "mpsKeeper": map[string]any{"enabled": false}}
+	unprivileged := everything()
+	unprivileged["hardware"] = map[string]any{"privileged": false}
+	for _, test := range []struct {
+		name   string
+		values map[string]any
+		want   []string
+	}{
+		{"with the MPS keeper", everything(), []string{"gpufabric-mps-keeper /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
+		{"without it", keeperless, []string{"gpufabric-gpu-plugin /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
+		{"on fake hardware", unprivileged, nil},
+	} {
+		var got []string
+		for name, pod := range pods(t, renderValues(t, "gpufabric", test.values)) {
+			for _, mount := range pod.Spec.Containers[0].VolumeMounts {
+				if p := mount.MountPropagation; p != nil && *p == corev1.MountPropagationBidirectional {
+					got = append(got, name+" "+mount.MountPath)
+				}
+			}
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +rendered):\n%s", test.name, diff)
+		}
+	}
+}
+
 func TestEveryImageIsTheOneOfTheValues(t *testing.T) {
 	for _, test := range []struct{ name, tag, want string }{
 		{"without a tag it is the chart's appVersion", "", "registry.example/gpufabric:" + load(t, "gpufabric").AppVersion()},

@@ -14,6 +14,7 @@ A node plugin's DaemonSet. Called with a dict:
   capabilities what a container that is not privileged keeps; may be missing
   namespaces   true: it sees the network namespaces of the node's pods; may be missing
   driver       whether it uses NVIDIA's driver, and so sees the driver's files
+  bounded      directories of state and shared in which it mounts file systems of bounded size for tenants; may be missing
   noHardware   true: it sees neither the driver's files nor /sys nor /dev; may be missing
 */}}
 {{- define "gpufabric.nodePlugin" }}
@@ -142,11 +143,17 @@ spec:
             {{- range $i, $path := $own }}
             - name: own-{{ $i }}
               mountPath: {{ $path }}
+              {{- if and $.privileged $values.hardware.privileged (has $path ($.bounded | default list)) }}
+              # The container runtime mounts them in tenants' containers, so they are mounted on the node.
+              mountPropagation: Bidirectional
+              {{- end }}
             {{- end }}
             {{- if .stateOf }}
             - name: state
               mountPath: {{ $state }}
               readOnly: true
+              # What is mounted there for tenants later has to show up here.
+              mountPropagation: HostToContainer
             {{- end }}
             {{- range $i, $mount := $hardware }}
             - name: hardware-{{ $i }}

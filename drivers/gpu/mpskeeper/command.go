@@ -37,7 +37,7 @@ const driverProgram = "driver-program"
 
 // Command is the subcommand mps-keeper.
 func Command(h host.Host) *cobra.Command {
-	var driverRoot, devRoot, procDevices, dir, metricsAddress string
+	var driverRoot, devRoot, procDevices, dir, size, metricsAddress string
 	cmd := &cobra.Command{
 		Use:   Role,
 		Short: "Keep a node's MPS control daemons running while gpu-plugin restarts",
@@ -49,8 +49,12 @@ func Command(h host.Host) *cobra.Command {
 			if err := errors.Join(rootErr, devErr); err != nil {
 				return fmt.Errorf("--driver-root, --dev-root: %w", err)
 			}
+			bounds, err := sharing.ParseBounds(size)
+			if err != nil {
+				return err
+			}
 			runner := programs.Runner{Driver: node.Driver().Locate, Enter: programs.Reexec(Role, driverProgram)}
-			return run(cmd.Context(), &sharing.MPS{Dir: dir, Programs: runner}, metricsAddress)
+			return run(cmd.Context(), &sharing.MPS{Dir: dir, Programs: runner, Bounds: bounds}, metricsAddress)
 		},
 	}
 	flags := cmd.Flags()
@@ -62,6 +66,8 @@ func Command(h host.Host) *cobra.Command {
 	text(&devRoot, "dev-root", "/dev", "directory that stands for /dev; PATH=HOST where the node has it at another path")
 	text(&procDevices, "proc-devices", "/proc/devices", "file that stands for /proc/devices; the rest of /proc is read beside it")
 	text(&dir, "mps-dir", "/run/gpufabric/mps", "directory, at the same path on the host, where MPS control daemons and their clients meet")
+	text(&size, "mps-size", "", "how much the containers of a claim with MPS may put into their /dev/shm, which they share with its "+
+		"daemon, such as 1Gi: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&metricsAddress, "metrics-address", "", "address of /metrics and /healthz, such as :8080; empty: none")
 	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	cmd.AddCommand(&cobra.Command{

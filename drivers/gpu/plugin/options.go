@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/options"
 )
 
@@ -32,6 +33,8 @@ type Options struct {
 	ShareMemory string
 	// MPSDir is where MPS control daemons and their clients meet; best on a tmpfs of the host's.
 	MPSDir string
+	// MPSSize bounds the directory of each claim with MPS, as sharing.ParseBounds reads it.
+	MPSSize string
 	// MPSKeeper says that MPS control daemons are asked for at the role mps-keeper, and outlive this one; else they are this process's
 	// children.
 	MPSKeeper bool
@@ -64,6 +67,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
 		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+
 			"can fill it")
+	text(&o.MPSSize, "mps-size", "", "how much the containers of a claim with MPS may put into their /dev/shm, which they share with its "+
+		"daemon, such as 1Gi: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	flags.BoolVar(&o.MPSKeeper, "mps-keeper", false,
 		"ask the role mps-keeper, which has the same --mps-dir, for MPS control daemons: they outlive this role's restarts")
 	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover",
@@ -89,6 +94,9 @@ func (o *Options) Validate() error {
 	var err error
 	if o.formsConfig, err = devices.ParseChoice(o.Forms); err != nil {
 		errs = append(errs, fmt.Errorf("--forms %s: %w", o.Forms, err))
+	}
+	if _, err := sharing.ParseBounds(o.MPSSize); err != nil {
+		errs = append(errs, err)
 	}
 	oneOf("mig", o.MIG, "dynamic", "static")
 	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")

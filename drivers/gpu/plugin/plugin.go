@@ -246,7 +246,8 @@ func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
 	if o.MPSKeeper {
 		return sharing.Kept{Dir: o.MPSDir}, func() {}
 	}
-	own := &sharing.MPS{Dir: o.MPSDir, Programs: runner}
+	bounds, _ := sharing.ParseBounds(o.MPSSize) // Validate has said so
+	own := &sharing.MPS{Dir: o.MPSDir, Programs: runner, Bounds: bounds}
 	return own, own.Close
 }
 

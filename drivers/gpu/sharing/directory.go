@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 // directory holds what belongs to a claim's daemon:
@@ -26,6 +28,8 @@ import (
 type directory struct {
 	dir   string
 	claim types.UID
+	// bounds are how much fits into shm; zero: nothing bounds any part.
+	bounds tmpfs.Bounds
 }
 
 func (d directory) path(name string) string { return filepath.Join(d.dir, string(d.claim), name) }
@@ -37,6 +41,12 @@ func (d directory) control() string { return d.path("pipe/control") }
 // have it mounted.
 func (d directory) prepare() error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o700, "root": 0o700, "shm": os.ModeSticky | 0o777} {
+		if bounds, bounded := d.boundsOf(name); bounded {
+			if err := tmpfs.Make(d.path(name), mode, bounds); err != nil {
+				return fmt.Errorf("MPS directories of a claim: %w; --mps-size=0 does without a bound", err)
+			}
+			continue
+		}
 		if err := errors.Join(os.MkdirAll(d.path(name), 0o755), os.Chmod(d.path(name), mode)); err != nil {
 			return fmt.Errorf("MPS directories of a claim: %w", err)
 		}
@@ -93,4 +103,11 @@ func (d directory) check() error {
 	return nil
 }
 
-func (d directory) remove() error { return os.RemoveAll(filepath.Join(d.dir, string(d.claim))) }
+func (d directory) remove() error {
+	for _, name := range []string{"pipe", "log", "shm"} {
+		if err := tmpfs.Release(d.path(name)); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(filepath.Join(d.dir, string(d.claim)))
+}

@@ -21,6 +21,7 @@ import (
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/store"
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 const (
@@ -51,6 +52,8 @@ type MPS struct {
 	Dir string
 	// Programs runs nvidia-cuda-mps-control.
 	Programs programs.Runner
+	// Bounds are how much fits into the /dev/shm of a claim's containers; zero: nothing bounds that, nor its pipes and logs.
+	Bounds tmpfs.Bounds
 
 	// failures counts daemons that ended by themselves.
 	failures atomic.Int64
@@ -63,7 +66,9 @@ type MPS struct {
 
 var _ Daemons = (*MPS)(nil)
 
-func (m *MPS) directory(claim types.UID) directory { return directory{dir: m.Dir, claim: claim} }
+func (m *MPS) directory(claim types.UID) directory {
+	return directory{dir: m.Dir, claim: claim, bounds: m.Bounds}
+}
 
 // Start implements Daemons.
 func (m *MPS) Start(ctx context.Context, claim types.UID, s Settings) error {

@@ -11,10 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/hardware/driver"
+	"gpufabric.io/drivers/node/tmpfs"
 )
 
 // newMPS makes an MPS whose daemons do something before they listen, and returns what reads what they were told.
@@ -171,4 +174,92 @@ func processState(pid string) string {
 	}
 	_, after, _ := strings.Cut(string(text), ") ")
 	return after[:1]
+}
+
+// The containers of one claim fill neither /run nor what another claim's have.
+//
+//shows:gpu-mps tenants
+func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
+	m, _ := newMPS(t, "")
+	m.Bounds = tmpfs.Bounds{Bytes: 1 << 20, Files: 64}
+	mine, theirs := m.directory("u1"), m.directory("u2")
+	err := mine.prepare()
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("mounting is for root alone: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(mine.remove(), theirs.remove()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(err, theirs.prepare(), mine.prepare()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"shm", "pipe", "log"} {
+		//attack:mps-disk A tenant fills the node through the /dev/shm, the pipes or the log of its MPS daemon
+		err := os.WriteFile(mine.path(name+"/junk"), make([]byte, 17<<20), 0o600)
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("17 MiB in the directory %s: %v", name, err)
+		}
+		t.Logf("attacker sees: %v", err)
+	}
+	if err := os.WriteFile(theirs.path("shm/theirs"), make([]byte, 1<<19), 0o600); err != nil {
+		t.Errorf("another claim's directory is full, too: %v", err)
+	}
+	if err := os.WriteFile(mine.path("settings.json"), []byte("{}"), 0o600); err != nil {
+		t.Errorf("the keeper cannot keep the claim's settings: %v", err)
+	}
+	// After a boot the file systems are gone and their directories stay: they are bounded again.
+	if err := errors.Join(tmpfs.Release(theirs.path("shm")), theirs.prepare()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(theirs.path("shm/junk"), make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("after a boot 2 MiB in a /dev/shm of 1 MiB: %v", err)
+	}
+	if err := mine.remove(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(filepath.Dir(mine.path("shm"))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a claim that ended leaves its directory: %v", err)
+	}
+}
+
+// Containers of before an upgrade have the directories that they have.
+func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
+	m, _ := newMPS(t, "")
+	d := m.directory("u1")
+	if err := d.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.path("shm/theirs"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.Bounds = tmpfs.Bounds{Bytes: 1 << 20, Files: 64}
+	d = m.directory("u1")
+	err := d.prepare()
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("mounting is for root alone: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(d.path("shm/theirs")); err != nil {
+		t.Errorf("a container's /dev/shm is another than its daemon's: %v", err)
+	}
+	if err := d.remove(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASizeThatIsNoneIsNamed(t *testing.T) {
+	for size, want := range map[string]int64{"": 0, "0": 0, "1Gi": 1 << 30} {
+		if got, err := ParseBounds(size); err != nil || got.Bytes != want {
+			t.Errorf("%q is %d bytes, %v", size, got.Bytes, err)
+		}
+	}
+	for _, size := range []string{"much", "-1Gi"} {
+		if _, err := ParseBounds(size); err == nil || !strings.Contains(err.Error(), "--mps-size") {
+			t.Errorf("%q: %v", size, err)
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/instances"
 )
@@ -52,8 +53,11 @@ type Limiter struct {
 	Directory string
 	// Containers is the directory in which each container's accounting directory is made.
 	Containers string
-	// Locks is a directory that all containers of the node share, through which HAMi-core takes turns when it starts.
+	// Locks is the directory in which each container's lock directory is made. HAMi-core takes turns through it when it starts; a lock that
+	// containers shared could be kept by one of them, and filled.
 	Locks string
+	// Bytes is how much a container may put into either of its directories; 0: nothing bounds it.
+	Bytes int64
 	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's for what does not fit.
 	Oversubscribed bool
 }
@@ -108,7 +112,7 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	e.Env = append(e.Env, devicesIn+"="+strings.Join(uuids, ","), "CUDA_DEVICE_MEMORY_SHARED_CACHE="+region)
 	e.Mounts = []*specs.Mount{
 		{HostPath: directory, ContainerPath: cache, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
-		{HostPath: l.Locks, ContainerPath: lock, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: filepath.Join(l.Locks, filepath.Base(directory)), ContainerPath: lock, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 	}
 	if l.Directory != "" {
 		for _, inside := range []string{library, preload} {
@@ -154,12 +158,9 @@ func (l Limiter) Make(c Container) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range []string{directory, l.Locks} {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return fmt.Errorf("make the limiter's directory: %w", err)
-		}
-		if err := os.Chmod(path, os.ModeSticky|0o777); err != nil {
-			return fmt.Errorf("open the limiter's directory to the container: %w", err)
+	for _, path := range []string{directory, filepath.Join(l.Locks, filepath.Base(directory))} {
+		if err := l.open(path); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -184,16 +185,23 @@ func (l Limiter) Remove(uid string) error {
 	var errs []error
 	for _, entry := range entries {
 		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
-			errs = append(errs, l.setAside(entry.Name()))
+			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Containers, entry.Name()))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk.
-func (l Limiter) setAside(name string) error {
-	path := filepath.Join(l.Containers, name)
-	err := os.Rename(path, filepath.Join(l.Containers, gone+name))
+// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk. One of bounded size is
+// gone with its file system.
+func (l Limiter) setAside(in, name string) error {
+	path := filepath.Join(in, name)
+	if err := tmpfs.Release(path); err != nil {
+		return err
+	}
+	err := os.Rename(path, filepath.Join(in, gone+name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // of a container of an earlier version, which had no lock of its own
+	}
 	if errors.Is(err, fs.ErrExist) {
 		// One of that name is there still, since it could not be removed: this one is, without being set aside. RemoveAll does not follow links.
 		return os.RemoveAll(path)
@@ -203,9 +211,13 @@ func (l Limiter) setAside(name string) error {
 
 // Sweep removes what Remove put aside, also before a restart. It takes as long as the tenants' files take.
 func (l Limiter) Sweep() error {
-	aside, err := filepath.Glob(filepath.Join(l.Containers, gone+"*"))
-	if err != nil {
-		return fmt.Errorf("list the limiter's directories that are to be removed: %w", err)
+	var aside []string
+	for _, in := range []string{l.Containers, l.Locks} {
+		found, err := filepath.Glob(filepath.Join(in, gone+"*"))
+		if err != nil {
+			return fmt.Errorf("list the limiter's directories that are to be removed: %w", err)
+		}
+		aside = append(aside, found...)
 	}
 	var errs []error
 	for _, path := range aside {

@@ -6,9 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/vgpu/annotation"
 )
@@ -39,7 +41,7 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 		mounts[m.ContainerPath] = m.HostPath
 	}
 	wantMounts := map[string]string{
-		"/tmp/vgpu": filepath.Join(l.Containers, "uid-1_main"), "/tmp/vgpulock": l.Locks,
+		"/tmp/vgpu": filepath.Join(l.Containers, "uid-1_main"), "/tmp/vgpulock": filepath.Join(l.Locks, "uid-1_main"),
 		"/usr/local/vgpu/libvgpu.so": "/opt/vgpu/libvgpu.so", "/etc/ld.so.preload": "/opt/vgpu/ld.so.preload",
 	}
 	if diff := cmp.Diff(wantMounts, mounts); diff != "" {
@@ -82,6 +84,60 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	}
 	if err := l.Remove("../.."); !errors.Is(err, ErrName) {
 		t.Errorf("Remove: %v, want ErrName", err)
+	}
+}
+
+// Two tenants' containers have nothing in common through their limiters: no lock that one could keep, no file system that one could fill.
+//
+//shows:vgpu-limits tenants
+func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
+	l := limiter(t)
+	a, b := Container{"uid-1", "main"}, Container{"uid-2", "main"}
+	l.Bytes = 4 << 20
+	err := l.Make(a)
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("mounting is for root alone: %v", err)
+	}
+	if err = errors.Join(err, l.Make(b), l.Make(a)); err != nil { // a container that is made again has the same
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(l.Remove("uid-1"), l.Remove("uid-2"), l.Sweep()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, directory := range []string{l.Containers, l.Locks} {
+		//attack:limiter-disk A tenant fills its limiter's directory, or the lock directory, until no other container can start
+		_, err := os.Stat(filepath.Join(directory, "uid-1_main"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(directory, "uid-1_main", "junk"), make([]byte, 5<<20), 0o600)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("5 MiB in a directory of 4 MiB: %v", err)
+		}
+		t.Logf("attacker sees: %v", err)
+		if err := os.WriteFile(filepath.Join(directory, "uid-2_main", "cudevshr.cache"), make([]byte, 2008953), 0o600); err != nil {
+			t.Errorf("another container has no room for its limiter: %v", err)
+		}
+	}
+	//attack:limiter-lock A tenant keeps the lock by which limiters take turns when they start
+	edits, err := l.Edits(a, nil)
+	other, otherErr := l.Edits(b, nil)
+	if err = errors.Join(err, otherErr); err != nil {
+		t.Fatal(err)
+	}
+	for i, mount := range edits.Mounts {
+		if strings.HasPrefix(mount.HostPath, l.Locks) && mount.HostPath == other.Mounts[i].HostPath {
+			t.Errorf("two containers share %s", mount.HostPath)
+		}
+	}
+	if err := errors.Join(l.Remove("uid-1"), l.Sweep()); err != nil {
+		t.Fatal(err)
+	}
+	for _, directory := range []string{l.Containers, l.Locks} {
+		if entries, err := os.ReadDir(directory); err != nil || len(entries) != 1 {
+			t.Errorf("in %s are %v (%v), want the other's alone", directory, entries, err)
+		}
 	}
 }
 

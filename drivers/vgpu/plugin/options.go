@@ -29,6 +29,8 @@ type Options struct {
 	RuntimeSocket string
 	// LimiterDir holds libvgpu.so and ld.so.preload on the host; empty: none is mounted.
 	LimiterDir string
+	// LimiterBytes bounds each directory that a container writes through its limiter, in bytes; 0: nothing does.
+	LimiterBytes int64
 	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
 	Handshake bool
 	// ForbidControlOff refuses containers that switch their limiter off by environment.
@@ -64,6 +66,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")
 	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock",
 		"the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
+	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and into that of its "+
+		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as "+
 		"environment alone")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")

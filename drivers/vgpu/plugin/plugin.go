@@ -180,7 +180,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter: injection.Limiter{
-			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("locks"), Oversubscribed: config.MemoryScaling > 1,
+			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
+			Oversubscribed: config.MemoryScaling > 1,
 		},
 		Deck:      t.Deck,
 		Device:    func(uuid string) string { return files.directory.ID(spec, uuid) },

@@ -1,0 +1,58 @@
+package sharing
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"gpufabric.io/drivers/node/tmpfs"
+)
+
+// mostFiles is how many files the /dev/shm of a claim's containers may have.
+const mostFiles = 16 << 10
+
+// boundsOf are how much fits into a part of a claim's directory, and whether it is to be bounded. Clients and the daemon have each part for
+// itself, so that a full /dev/shm does not stop the daemon.
+func (d directory) boundsOf(name string) (tmpfs.Bounds, bool) {
+	if d.bounds.Bytes == 0 {
+		return tmpfs.Bounds{}, false
+	}
+	switch name {
+	case "shm":
+		return d.bounds, d.ours(name)
+	case "pipe": // sockets and FIFOs: five of the daemon's, and some for each client
+		return tmpfs.Bounds{Bytes: 1 << 20, Files: 4 << 10}, d.ours(name)
+	case "log": // no container sees it, but a client that fails often has the daemon write it
+		return tmpfs.Bounds{Bytes: 16 << 20, Files: 64}, true
+	}
+	return tmpfs.Bounds{}, false
+}
+
+// ours says whether a part was made with bounds, or is still to be made. One that an earlier version made is in containers as it is, so it
+// stays until its claim ends. What a boot took the file system from is found by its mode, which hides what lies below a mount.
+func (d directory) ours(name string) bool {
+	info, err := os.Lstat(d.path(name))
+	if err != nil || info.Mode().Perm() == tmpfs.Below {
+		return true
+	}
+	var here, above unix.Stat_t
+	return unix.Lstat(d.path(name), &here) == nil && unix.Lstat(filepath.Dir(d.path(name)), &above) == nil && here.Dev != above.Dev
+}
+
+// ParseBounds reads the flag --mps-size, which bounds the /dev/shm of a claim's containers: a quantity, such as 1Gi; empty or 0: nothing does.
+func ParseBounds(size string) (tmpfs.Bounds, error) {
+	if size == "" {
+		return tmpfs.Bounds{}, nil
+	}
+	q, err := resource.ParseQuantity(size)
+	if err != nil || q.Sign() < 0 {
+		return tmpfs.Bounds{}, fmt.Errorf("--mps-size %q: a quantity such as 1Gi is wanted, or 0 for no bound", size)
+	}
+	if q.IsZero() {
+		return tmpfs.Bounds{}, nil
+	}
+	return tmpfs.Bounds{Bytes: q.Value(), Files: mostFiles}, nil
+}

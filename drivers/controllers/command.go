@@ -26,6 +26,7 @@ import (
 	"gpufabric.io/drivers/node/host"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
 	"gpufabric.io/drivers/rdma/policy"
+	"gpufabric.io/drivers/webhook/certificates"
 )
 
 const (
@@ -37,6 +38,8 @@ const (
 // settings are the role's flags.
 type settings struct {
 	domains computedomain.Settings
+	// webhook is how the webhook's certificate is kept.
+	webhook certificates.Options
 	// neighbours are the controllers beside that of compute domains.
 	neighbours []func(context.Context, ctrl.Manager) error
 
@@ -56,7 +59,7 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Form compute domains (one a cluster; further ones stand by)",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := s.domains.Validate(); err != nil {
+			if err := errors.Join(s.domains.Validate(), s.webhook.Validate()); err != nil {
 				return err
 			}
 			config, err := h.Kubernetes()
@@ -68,6 +71,8 @@ func Command(h host.Host) *cobra.Command {
 	}
 	flags := command.Flags()
 	s.domains.Bind(flags, h.Env)
+	s.webhook.Bind(flags, h.Env)
+	s.neighbours = append(s.neighbours, certificates.Adder(&s.webhook))
 	flags.StringVar(&s.metricsAddress, "metrics-address", "", "host:port that serves /metrics; empty: nowhere")
 	flags.StringVar(&s.healthAddress, "health-address", "", "host:port that serves /healthz and /readyz; empty: nowhere")
 	flags.StringVar(&s.identity, "identity", h.Env("POD_NAME"), "who holds the lease: the pod, so that its container goes on at once after a "+

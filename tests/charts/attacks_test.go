@@ -20,9 +20,12 @@ var (
 	eventResource         = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	configMapResource     = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 	networkPolicyResource = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}
-	leaseResource         = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
-	classResource         = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "deviceclasses"}
-	layoutResource        = schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}
+	webhookResource       = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1",
+		Resource: "validatingwebhookconfigurations"}
+	secretResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	leaseResource  = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	classResource  = schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "deviceclasses"}
+	layoutResource = schema.GroupVersionResource{Group: "gpufabric.io", Version: "v1alpha1", Resource: "miglayouts"}
 )
 
 // preyClaim is allocated on node-b, by every driver.

@@ -31,16 +31,19 @@ func guards() map[string]guard {
 	all := map[string]guard{
 		"gpufabric-compute-domain-plugin everywhere: nodes": {policy: "compute-domain-nodes"},
 
-		"gpufabric-controller everywhere: computedomains.resource.nvidia.com":                             {policy: "controller-domains"},
-		"gpufabric-controller everywhere: computedomains/status.resource.nvidia.com":                      {reason: summed},
-		"gpufabric-controller everywhere: deviceclasses.resource.k8s.io":                                  {policy: "controller-classes"},
-		"gpufabric-controller everywhere: events":                                                         {policy: "own-events"},
-		"gpufabric-controller everywhere: miglayouts/status.gpufabric.io":                                 {policy: "controller-node-entries"},
-		"gpufabric-controller everywhere: nicclusterpolicies/status.mellanox.com":                         {reason: summed},
-		"gpufabric-controller everywhere: nodes":                                                          {policy: "controller-nodes"},
-		"gpufabric-controller everywhere: rdmapools.gpufabric.io":                                         {policy: "controller-pools"},
-		"gpufabric-controller everywhere: rdmapools/status.gpufabric.io":                                  {policy: "controller-node-entries"},
-		"gpufabric-controller everywhere: resourceclaimtemplates.resource.k8s.io":                         {policy: "controller-templates"},
+		"gpufabric-controller everywhere: computedomains.resource.nvidia.com":        {policy: "controller-domains"},
+		"gpufabric-controller everywhere: computedomains/status.resource.nvidia.com": {reason: summed},
+		"gpufabric-controller everywhere: deviceclasses.resource.k8s.io":             {policy: "controller-classes"},
+		"gpufabric-controller everywhere: events":                                    {policy: "own-events"},
+		"gpufabric-controller everywhere: miglayouts/status.gpufabric.io":            {policy: "controller-node-entries"},
+		"gpufabric-controller everywhere: nicclusterpolicies/status.mellanox.com":    {reason: summed},
+		"gpufabric-controller everywhere: nodes":                                     {policy: "controller-nodes"},
+		"gpufabric-controller everywhere: rdmapools.gpufabric.io":                    {policy: "controller-pools"},
+		"gpufabric-controller everywhere: rdmapools/status.gpufabric.io":             {policy: "controller-node-entries"},
+		"gpufabric-controller everywhere: resourceclaimtemplates.resource.k8s.io":    {policy: "controller-templates"},
+		"gpufabric-controller everywhere: validatingwebhookconfigurations.admissionregistration.k8s.io named gpufabric-webhook": {
+			policy: "controller-webhook"},
+		"gpufabric-controller in gpufabric-system: secrets named gpufabric-webhook-certificate":           {named: true},
 		"gpufabric-controller everywhere: vgpuprofiles/status.gpufabric.io":                               {reason: summed},
 		"gpufabric-controller in gpufabric-system: daemonsets.apps":                                       {policy: "controller-daemonsets"},
 		"gpufabric-controller in gpufabric-system: networkpolicies.networking.k8s.io":                     {policy: "controller-network-policies"},
@@ -242,7 +245,6 @@ func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 			live := startServer(t, "--feature-gates=DRAResourceClaimGranularStatusAuthorization="+gate)
 			values := everything()
 			values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
-			values["webhook"] = off()
 			if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"), values); err != nil {
 				t.Fatal(err)
 			}

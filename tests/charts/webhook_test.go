@@ -5,21 +5,16 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,105 +24,76 @@ import (
 // webhookHost is the name by which the API server calls the webhook, and verifies it.
 const webhookHost = "gpufabric-webhook." + namespace + ".svc"
 
-// certificates are what the chart rendered: the webhook's Secret, and the authority that the API server is told.
-func certificates(t *testing.T, objects []Object) (secret corev1.Secret, authority []byte) {
-	t.Helper()
-	for _, object := range objects {
-		switch object.GetKind() {
-		case "Secret":
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &secret); err != nil {
-				t.Fatal(err)
-			}
-		case "ValidatingWebhookConfiguration":
-			var configuration admissionregistrationv1.ValidatingWebhookConfiguration
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &configuration); err != nil {
-				t.Fatal(err)
-			}
-			authority = configuration.Webhooks[0].ClientConfig.CABundle
-			for _, webhook := range configuration.Webhooks {
-				if !bytes.Equal(webhook.ClientConfig.CABundle, authority) {
-					t.Errorf("webhook %s has an authority of its own", webhook.Name)
+// TestRenderingTwiceGivesTheSame is what a GitOps controller does every few minutes: a difference would be rolled out each time.
+//
+//shows:chart-webhook
+func TestRenderingTwiceGivesTheSame(t *testing.T) {
+	for _, values := range []map[string]any{nil, everything(), {"webhook": map[string]any{"certManager": on()}}} {
+		first, again := renderValues(t, "gpufabric", values), renderValues(t, "gpufabric", values)
+		if diff := cmp.Diff(first, again); diff != "" {
+			t.Errorf("values %v:\n%s", values, diff)
+		}
+		for _, object := range first {
+			for _, secret := range []string{"PRIVATE KEY", "tls.key:", "caBundle:", "LS0tLS1"} { // LS0tLS1 is ----- in base64
+				if strings.Contains(object.YAML, secret) {
+					t.Errorf("%s has %s, which then stands in Helm's history:\n%s", object.Template, secret, object.YAML)
 				}
 			}
 		}
 	}
-	return secret, authority
 }
 
-func TestTheAPIServerCanVerifyTheWebhook(t *testing.T) {
-	secret, authority := certificates(t, renderValues(t, "gpufabric", nil))
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(authority) {
-		t.Fatalf("the API server is told no certificate: %q", authority)
-	}
-	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(pair.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, at := range []time.Time{time.Now(), time.Now().AddDate(9, 11, 0)} {
-		if _, err := leaf.Verify(x509.VerifyOptions{DNSName: webhookHost, Roots: roots, CurrentTime: at}); err != nil {
-			t.Errorf("in %d: %v", at.Year(), err)
-		}
-	}
-}
-
-func TestAnUpgradeKeepsTheWebhooksCertificateWhileItIsYoung(t *testing.T) {
-	const year = 365 * 24 * time.Hour
+func TestCertManagerTakesTheControllersPlaceWhereItIsAsked(t *testing.T) {
 	for _, test := range []struct {
-		name string
-		age  time.Duration
-		kept bool
+		name    string
+		issuer  map[string]any
+		kinds   []string
+		issuers string
 	}{
-		{"a day old", 24 * time.Hour, true},
-		{"four years old", 4 * year, true},
-		{"six years old", 6 * year, false},
+		{"an issuer of its own", nil, []string{"Certificate", "Issuer"}, "gpufabric-webhook"},
+		{"the cluster's issuer", map[string]any{"name": "corporate", "kind": "ClusterIssuer"}, []string{"Certificate"}, "corporate"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			made := strconv.FormatInt(time.Now().Add(-test.age).Unix(), 10)
-			standing := existing("v1", "Secret", namespace, "gpufabric-webhook", nil, map[string]any{"gpufabric.io/made": made})
-			standing.Object["data"] = map[string]any{
-				"ca.crt": base64.StdEncoding.EncodeToString([]byte("authority")), "tls.crt": base64.StdEncoding.EncodeToString([]byte("certificate")),
-				"tls.key": base64.StdEncoding.EncodeToString([]byte("key")),
+			manager := map[string]any{"enabled": true}
+			if test.issuer != nil {
+				manager["issuer"] = test.issuer
 			}
-			objects, err := Render(load(t, "gpufabric"), nil, Cluster{Objects: []unstructured.Unstructured{standing}})
-			if err != nil {
-				t.Fatal(err)
+			var kinds []string
+			for _, object := range renderValues(t, "gpufabric", map[string]any{"webhook": map[string]any{"certManager": manager}}) {
+				switch {
+				case object.GetAPIVersion() == "cert-manager.io/v1":
+					kinds = append(kinds, object.GetKind())
+					if name, _, _ := unstructured.NestedString(object.Object, "spec", "issuerRef", "name"); object.GetKind() == "Certificate" &&
+						name != test.issuers {
+						t.Errorf("the certificate is of issuer %q", name)
+					}
+				case object.GetKind() == "Secret":
+					t.Errorf("the chart makes Secret %s, which is cert-manager's", object.GetName())
+				case object.GetKind() == "ValidatingWebhookConfiguration":
+					if from := object.GetAnnotations()["cert-manager.io/inject-ca-from"]; from != namespace+"/gpufabric-webhook" {
+						t.Errorf("caBundle comes from %q", from)
+					}
+				}
+				if strings.Contains(object.YAML, "--webhook-secret") || strings.Contains(object.YAML, "gpufabric-webhook-certificate]") {
+					t.Errorf("%s: the controller keeps a certificate too", object.Template)
+				}
 			}
-			secret, authority := certificates(t, objects)
-			if kept := string(authority) == "authority" && string(secret.Data["tls.key"]) == "key"; kept != test.kept {
-				t.Errorf("kept: %v, want %v", kept, test.kept)
-			}
-			if sameAge := secret.Annotations["gpufabric.io/made"] == made; sameAge != test.kept {
-				t.Errorf("the certificate's age is told as %s", secret.Annotations["gpufabric.io/made"])
+			slices.Sort(kinds)
+			if diff := cmp.Diff(test.kinds, kinds); diff != "" {
+				t.Error(diff)
 			}
 		})
 	}
 }
 
-// TestTheWebhookAnswersWithTheChartsCertificate runs the program with it, and asks it what the API server would.
-func TestTheWebhookAnswersWithTheChartsCertificate(t *testing.T) {
+// TestTheWebhookAnswersWithACertificate runs the program with one, and asks it what the API server would.
+func TestTheWebhookAnswersWithACertificate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs the program; -short does not")
 	}
-	secret, authority := certificates(t, renderValues(t, "gpufabric", nil))
 	dir := t.TempDir()
-	for name, content := range secret.Data {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	authority := selfSigned(t, dir)
+	port := freePort(t)
 	start(t, buildProgram(t), "/nonexistent", "webhook", "--address=127.0.0.1", fmt.Sprintf("--port=%d", port), "--cert-dir="+dir)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
@@ -187,13 +153,15 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	}
 }
 
-// TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook has the webhook away and its failurePolicy Fail: who waits for it fails.
+// TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook has the webhook away. With failurePolicy Fail, who waits for it fails; with Ignore
+// nobody does.
 func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts etcd and kube-apiserver; -short asks for neither")
 	}
 	live := startServer(t)
-	if _, err := newHelm(t, live.config).install("gpufabric", load(t, "gpufabric"),
+	tool := newHelm(t, live.config)
+	if _, err := tool.install("gpufabric", load(t, "gpufabric"),
 		map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -228,6 +196,20 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 	for _, driver := range []string{"", "dra.example.com"} {
 		if err := create(driver); err != nil {
 			t.Errorf("a claim that configures %q: %v", driver, err)
+		}
+	}
+
+	// With Ignore nobody waits; the plugin checks the claim when it is prepared.
+	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"), map[string]any{"webhook": map[string]any{"failurePolicy": "Ignore"}}); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		err := create("gpu.nvidia.com")
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("with failurePolicy Ignore: %v", err)
 		}
 	}
 }

@@ -67,29 +67,39 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	return now
 }
 
-// Serve serves what a registry gathers on address under /metrics, and /healthz, until ctx ends. An empty address serves nothing. healthy
-// may be nil; its error makes /healthz answer 503 with its text.
-func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error) error {
+// Serve serves what a registry gathers on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves nothing.
+// healthy may be nil; its error makes both answer 503 with its text: a restart would help. The errors of ready are of /readyz alone: the role
+// does not serve yet, or no longer, and a rollout has to wait for it.
+func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error) error {
 	if address == "" {
 		<-ctx.Done()
 		return nil
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if healthy != nil {
-			if err := healthy(); err != nil {
+	mux.Handle("/healthz", probe(healthy))
+	mux.Handle("/readyz", probe(append([]func() error{healthy}, ready...)...))
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics: --metrics-address %q: %w", address, err)
+	}
+	return serve(ctx, listener, mux)
+}
+
+// probe answers 503 with the first error of checks, of which any may be nil.
+func probe(checks ...func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for _, check := range checks {
+			if check == nil {
+				continue
+			}
+			if err := check(); err != nil {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("serve metrics: --metrics-address %q: %w", address, err)
-	}
-	return serve(ctx, listener, mux)
 }
 
 func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {

@@ -1,0 +1,109 @@
+package certificates
+
+import (
+	"crypto/x509"
+	"slices"
+	"time"
+)
+
+// Keys of the Secret. The webhook reads the first two.
+const (
+	keyServed, keyServedKey = "tls.crt", "tls.key"
+	keyNext, keyNextKey     = "next.crt", "next.key"
+	keyBundle               = "ca.crt"
+)
+
+// Annotations of the Secret: when the API server was told of the next certificate, and since when the served one is served.
+const (
+	annotationTold     = "gpufabric.io/next-told"
+	annotationPromoted = "gpufabric.io/served-since"
+)
+
+// state is what the Secret holds. A certificate comes in three steps, so that the API server always knows the one that it meets: it is made
+// and told of (next), it is served (served), and the one before it is forgotten (earlier).
+type state struct {
+	served, next *pair
+	earlier      []*x509.Certificate
+	// told is when the API server was told of next; promoted when served came to be served.
+	told, promoted time.Time
+}
+
+// readState reads the data of a Secret. What cannot be read is missing, and is made again.
+func readState(data map[string][]byte, annotations map[string]string) *state {
+	s := &state{}
+	s.served, _ = parsePair(data[keyServed], data[keyServedKey])
+	s.next, _ = parsePair(data[keyNext], data[keyNextKey])
+	s.told, _ = time.Parse(time.RFC3339Nano, annotations[annotationTold])
+	s.promoted, _ = time.Parse(time.RFC3339Nano, annotations[annotationPromoted])
+	for _, cert := range parseBundle(data[keyBundle]) {
+		if !s.is(s.served, cert) && !s.is(s.next, cert) {
+			s.earlier = append(s.earlier, cert)
+		}
+	}
+	return s
+}
+
+func (s *state) is(p *pair, cert *x509.Certificate) bool { return p != nil && p.leaf.Equal(cert) }
+
+// write gives the Secret's data and annotations.
+func (s *state) write() (data map[string][]byte, annotations map[string]string) {
+	data = map[string][]byte{keyServed: s.served.cert, keyServedKey: s.served.key, keyBundle: s.bundle()}
+	annotations = map[string]string{annotationPromoted: s.promoted.UTC().Format(time.RFC3339Nano)}
+	if s.next != nil {
+		data[keyNext], data[keyNextKey] = s.next.cert, s.next.key
+		if !s.told.IsZero() {
+			annotations[annotationTold] = s.told.UTC().Format(time.RFC3339Nano)
+		}
+	}
+	return data, annotations
+}
+
+// bundle is what the API server is to know the webhook by.
+func (s *state) bundle() []byte {
+	certs := []*x509.Certificate{s.served.leaf}
+	if s.next != nil {
+		certs = append(certs, s.next.leaf)
+	}
+	return formatBundle(append(certs, s.earlier...))
+}
+
+// advance takes the next step that is due. known is what the API server knows the webhook by now, which is kept where everything else is
+// lost: pods serve it until the kubelet brings them the new files.
+func (s *state) advance(o Options, known []*x509.Certificate, now time.Time) (changed bool, err error) {
+	if s.served == nil || s.served.serves(o.Hosts, now) != nil {
+		if s.served != nil {
+			s.earlier = append(s.earlier, s.served.leaf)
+		}
+		if s.served, err = newPair(o.Hosts, now, o.Life); err != nil {
+			return false, err
+		}
+		s.earlier, s.next, s.told, s.promoted, changed = append(s.earlier, known...), nil, time.Time{}, now, true
+	}
+	switch {
+	case s.next == nil && !now.Before(s.served.renewal()):
+		if s.next, err = newPair(o.Hosts, now, o.Life); err != nil {
+			return false, err
+		}
+		s.told, changed = time.Time{}, true
+	case s.next != nil && !s.told.IsZero() && !now.Before(s.told.Add(o.Overlap)):
+		s.earlier = append(s.earlier, s.served.leaf)
+		s.served, s.next, s.told, s.promoted, changed = s.next, nil, time.Time{}, now, true
+	}
+	before := len(s.earlier)
+	s.earlier = slices.DeleteFunc(s.earlier, func(cert *x509.Certificate) bool {
+		return now.After(cert.NotAfter) || !now.Before(s.promoted.Add(o.Keep))
+	})
+	return changed || len(s.earlier) != before, nil
+}
+
+// due is when advance has something to do again.
+func (s *state) due(o Options) time.Time {
+	at := s.served.renewal()
+	if s.next != nil {
+		at = s.told.Add(o.Overlap)
+	}
+	if forget := s.promoted.Add(o.Keep); len(s.earlier) > 0 && forget.Before(at) {
+		at = forget
+	}
+	return at
+}

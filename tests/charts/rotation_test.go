@@ -1,0 +1,228 @@
+package charts
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+)
+
+const webhookSecret = "gpufabric-webhook-certificate"
+
+// selfSigned makes a certificate for webhookHost in dir, and returns it.
+func selfSigned(t *testing.T, dir string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{webhookHost}, NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, content := range map[string][]byte{"tls.crt": cert,
+		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert
+}
+
+// mountSecret brings a Secret's two files to dir as the kubelet does: both at once, by a link that is put in place, some time after they
+// changed. It ends with the test.
+func mountSecret(t *testing.T, admin kubernetes.Interface, dir string, late time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	t.Cleanup(func() { cancel(); group.Wait() })
+	events, err := admin.CoreV1().Secrets(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + webhookSecret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tls.crt", "tls.key"} {
+		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bring := func(number int, secret *corev1.Secret) error {
+		version := fmt.Sprintf("..%d", number)
+		if err := os.Mkdir(filepath.Join(dir, version), 0o700); err != nil {
+			return err
+		}
+		for _, name := range []string{"tls.crt", "tls.key"} {
+			if err := os.WriteFile(filepath.Join(dir, version, name), secret.Data[name], 0o600); err != nil {
+				return err
+			}
+		}
+		if err := os.Symlink(version, filepath.Join(dir, "..new")); err != nil {
+			return err
+		}
+		return os.Rename(filepath.Join(dir, "..new"), filepath.Join(dir, "..data"))
+	}
+	group.Go(func() {
+		defer events.Stop()
+		number, before := 0, []byte(nil)
+		for event := range events.ResultChan() {
+			secret, ok := event.Object.(*corev1.Secret)
+			if !ok || len(secret.Data["tls.crt"]) == 0 || bytes.Equal(secret.Data["tls.crt"], before) {
+				continue
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(late):
+			}
+			number, before = number+1, secret.Data["tls.crt"]
+			if err := bring(number, secret); err != nil {
+				t.Errorf("play the kubelet: %v", err)
+				return
+			}
+		}
+	})
+}
+
+// TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused has the webhook's failurePolicy Fail, and writes all the time while the controller
+// replaces the certificate again and again. Each write is one that waits for the webhook.
+//
+//shows:chart-webhook
+func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts etcd and kube-apiserver and builds the program; -short asks for neither")
+	}
+	const life, overlap, keep, rotations = 24 * time.Second, 5 * time.Second, 6 * time.Second, 3
+	program, live := buildProgram(t), startServer(t)
+	tool, values := newHelm(t, live.config), map[string]any{"webhook": map[string]any{"failurePolicy": "Fail"}}
+	if _, err := tool.install("gpufabric", load(t, "gpufabric"), values); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := kubernetes.NewForConfig(live.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, program, kubeconfig(t, live.config, admin, "gpufabric-controller"), "controller", "--image=ghcr.io/gpufabric/gpufabric:"+
+		load(t, "gpufabric").Metadata.AppVersion, "--webhook-secret="+webhookSecret, "--webhook-host="+webhookHost, "--webhook-host=127.0.0.1",
+		"--webhook-certificate-life="+life.String(), "--webhook-certificate-overlap="+overlap.String(), "--webhook-certificate-keep="+keep.String())
+	configurations := admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	known := func(event watch.Event) bool {
+		one, ok := event.Object.(*admissionregistrationv1.ValidatingWebhookConfiguration)
+		return ok && len(one.Webhooks[0].ClientConfig.CABundle) > 0
+	}
+	await(t, "the webhook's certificate", configurations.Watch, known, metav1.ListOptions{FieldSelector: "metadata.name=gpufabric-webhook"})
+	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"), values); err != nil {
+		t.Fatal(err)
+	}
+	secret, err := admin.CoreV1().Secrets(namespace).Get(t.Context(), webhookSecret, metav1.GetOptions{})
+	if err != nil || len(secret.Data["tls.key"]) == 0 {
+		t.Fatalf("helm upgrade took the certificate away: %v, %v", secret, err)
+	}
+	configuration, err := configurations.Get(t.Context(), "gpufabric-webhook", metav1.GetOptions{})
+	if err != nil || !known(watch.Event{Object: configuration}) {
+		t.Fatalf("helm upgrade took the webhook's authority away: %v, %v", configuration, err)
+	}
+
+	dir := t.TempDir()
+	mountSecret(t, admin, dir, time.Second)
+	port := freePort(t)
+	start(t, program, "/nonexistent", "webhook", "--address=127.0.0.1", fmt.Sprintf("--port=%d", port), "--cert-dir="+dir)
+	live.callAt(t, admin, fmt.Sprintf("https://127.0.0.1:%d/validate", port))
+	write := func(ctx context.Context) error {
+		claim := object(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"generateName": "c-", "namespace": "default"},
+			"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": [{"requests": ["gpu"],
+			"opaque": {"driver": "gpu.nvidia.com", "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}}}]}}}`)
+		_, err := live.client.Resource(claimResource).Namespace("default").Create(ctx, claim, metav1.CreateOptions{
+			DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	for end := time.Now().Add(time.Minute); write(t.Context()) != nil; time.Sleep(100 * time.Millisecond) { // nothing tells when it listens
+		if time.Now().After(end) {
+			t.Fatalf("the webhook does not answer: %v", write(t.Context()))
+		}
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	var written, refused atomic.Int64
+	for range 4 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				if err := write(ctx); err == nil {
+					written.Add(1)
+				} else if ctx.Err() == nil {
+					refused.Add(1)
+					t.Errorf("refused: %v", err)
+				}
+			}
+		})
+	}
+	served := map[string]bool{}
+	await(t, "rotations", admin.CoreV1().Secrets(namespace).Watch, func(event watch.Event) bool {
+		if one, ok := event.Object.(*corev1.Secret); ok {
+			served[string(one.Data["tls.crt"])] = true
+		}
+		return len(served) > rotations
+	}, metav1.ListOptions{FieldSelector: "metadata.name=" + webhookSecret})
+	cancel()
+	group.Wait()
+	t.Logf("%d writes while %d certificates were served, %d refused", written.Load(), len(served), refused.Load())
+	if written.Load() < 100 {
+		t.Errorf("%d writes are no load", written.Load())
+	}
+}
+
+// freePort is a TCP port of 127.0.0.1 that nobody listens on now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// callAt has the API server call the webhook at a URL: no Service leads anywhere here.
+func (s *server) callAt(t *testing.T, admin kubernetes.Interface, url string) {
+	t.Helper()
+	configurations := admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	for {
+		configuration, err := configurations.Get(t.Context(), "gpufabric-webhook", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range configuration.Webhooks {
+			configuration.Webhooks[i].ClientConfig.Service, configuration.Webhooks[i].ClientConfig.URL = nil, &url
+		}
+		if _, err := configurations.Update(t.Context(), configuration, metav1.UpdateOptions{}); err == nil {
+			return
+		} else if !apierrors.IsConflict(err) {
+			t.Fatal(err)
+		}
+	}
+}

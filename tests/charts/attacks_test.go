@@ -206,6 +206,7 @@ func attacks() map[string][]attack {
 				"there", "uid": "u"}]}}`, "status"), "a plugin on node node-a"},
 		}
 	}
+	all["gpufabric-vgpu-plugin everywhere: events"] = eventAttacks("vgpu-plugin")
 	all["gpufabric-imex-daemon in gpufabric-system: events"] = eventAttacks("imex-daemon")
 	return all
 }

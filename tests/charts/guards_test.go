@@ -64,6 +64,7 @@ func guards() map[string]guard {
 
 		"gpufabric-uninstall everywhere: nodes": {policy: "uninstall-nodes"},
 
+		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
 		"gpufabric-vgpu-plugin everywhere: nodes":                                         {policy: "vgpu-nodes"},
 		"gpufabric-vgpu-plugin everywhere: pods":                                          {policy: "vgpu-pods"},
 		"gpufabric-vgpu-plugin in gpufabric-system: configmaps":                           {policy: "vgpu-unit"},
@@ -287,6 +288,9 @@ func replace(resource schema.GroupVersionResource, space, name, body string) att
 	return func(ctx context.Context, client dynamic.Interface) error {
 		one := object(body)
 		one.SetName(name)
+		if standing, err := client.Resource(resource).Namespace(space).Get(ctx, name, metav1.GetOptions{}); err == nil {
+			one.SetResourceVersion(standing.GetResourceVersion())
+		}
 		_, err := client.Resource(resource).Namespace(space).Update(ctx, one, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}

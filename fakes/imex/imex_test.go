@@ -302,7 +302,8 @@ func TestAPartitionCutsBothWaysAndHeals(t *testing.T) {
 }
 
 func TestMistakesInTheConfigurationAreAllNamed(t *testing.T) {
-	_, err := imex.ParseConfig([]byte("SERVER_PORT=0\n# a comment\nBIND_INTERFACE_IP=here\nIMEX_WAIT_FOR_QUORUM=MAYBE\nnonsense\nSERVER_PORT=50000 # fine\n"))
+	_, err := imex.ParseConfig([]byte("SERVER_PORT=0\n# a comment\nBIND_INTERFACE_IP=here\nIMEX_WAIT_FOR_QUORUM=MAYBE\n" +
+		"nonsense\nSERVER_PORT=50000 # fine\n"))
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -315,7 +316,9 @@ func TestMistakesInTheConfigurationAreAllNamed(t *testing.T) {
 }
 
 func TestTheConfigurationIsReadAsDriversWriteIt(t *testing.T) {
-	c, err := imex.ParseConfig([]byte("# IMEX\nSERVER_PORT=50001\nIMEX_CMD_ENABLED=1\nIMEX_CMD_PORT=50006\nIMEX_CMD_UNIX_DOMAIN_PATH=/run/imex.sock\nIMEX_NODE_CONFIG_FILE=/etc/nodes\nLOG_LEVEL=4\nIMEX_NODE_DISCONNECTED_GRACE_TIME=7\nNEW_KEY=1\n"))
+	c, err := imex.ParseConfig([]byte("# IMEX\nSERVER_PORT=50001\nIMEX_CMD_ENABLED=1\nIMEX_CMD_PORT=50006\n" +
+		"IMEX_CMD_UNIX_DOMAIN_PATH=/run/imex.sock\nIMEX_NODE_CONFIG_FILE=/etc/nodes\nLOG_LEVEL=4\nIMEX_NODE_DISCONNECTED_GRACE_TIME=7\n" +
+		"NEW_KEY=1\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,8 @@
 // Package attacks finds the tests that play a tenant, or somebody with a stolen token, who attacks, and writes docs/attacks.md of them.
 //
 // A test says beside the attack what is tried, by a directive with a name of its own and a sentence: `//attack:foreign-slice A stolen
-// token of a plugin publishes devices for another node`. It stands above the test function or inside it, next to the row of its table. What the
-// attacker reads the test logs as "attacker sees: ...".
+// token of a plugin publishes devices for another node`. It stands above the test function or inside it, next to the row of its table. What
+// the attacker reads the test logs as "attacker sees: ...".
 package attacks
 
 import (
@@ -143,7 +143,8 @@ func Render(root string) (string, error) {
 		return "", err
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Attacks\n\nWhat tenants, and thieves of a role's token, try in tests: %d attacks, each refused before anything is allocated or written. "+
+	fmt.Fprintf(&out, "# Attacks\n\nWhat tenants, and thieves of a role's token, try in tests: %d attacks, each refused before anything "+
+		"is allocated or written. "+
 		"Written by `make generate` from the directives `//attack:` beside the tests; do not edit. "+
 		"The [threat model](threat-model.md) says which boundary each one is about.\n\n"+
 		"`make test-tenants` runs them and prints what the attacker sees. Those below `tests/e2e` need containers and run with `make kind-e2e`.\n",

@@ -28,7 +28,8 @@ func TestThereAreFortyAttacksAndEachHasATest(t *testing.T) {
 
 func TestAnAttackIsFoundAboveATestAndInside(t *testing.T) {
 	root := t.TempDir()
-	write(t, root, "a/a_test.go", "package a\n\n//"+"attack:first A tenant tries\nfunc TestA(t *testing.T) {\n\t//"+"attack:second-one A tenant tries again\n\t_ = 1\n}\n")
+	write(t, root, "a/a_test.go", "package a\n\n//"+"attack:first A tenant tries\n"+
+		"func TestA(t *testing.T) {\n\t//"+"attack:second-one A tenant tries again\n\t_ = 1\n}\n")
 	list, err := Collect(root)
 	if err != nil {
 		t.Fatal(err)

@@ -97,7 +97,8 @@ func TestThePageOfComputeDomainsListsTheirRights(t *testing.T) {
 		}
 	}
 	for _, line := range listed {
-		if (strings.HasPrefix(line, "gpufabric-compute-domain-plugin ") || strings.HasPrefix(line, "gpufabric-imex-daemon ")) && !slices.Contains(told, line) {
+		ofARole := strings.HasPrefix(line, "gpufabric-compute-domain-plugin ") || strings.HasPrefix(line, "gpufabric-imex-daemon ")
+		if ofARole && !slices.Contains(told, line) {
 			t.Errorf("the page does not tell of %s", line)
 		}
 	}

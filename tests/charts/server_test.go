@@ -24,7 +24,8 @@ type server struct {
 func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
 	s := apiserver.StartEnsured(t, flags...)
-	return serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}, QPS: -1})
+	return serverAs(t, &rest.Config{Host: s.URL, BearerToken: apiserver.AdminToken, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.CA}})
 }
 
 func serverAs(t *testing.T, config *rest.Config) *server {

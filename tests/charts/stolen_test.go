@@ -200,8 +200,8 @@ func TestAStolenTokenOpensNoDoor(t *testing.T) {
 	})
 }
 
-// ofTheSchedulers are rights of Kubernetes' own role system:kube-scheduler, which a second scheduler is bound to: it deletes pods to preempt
-// them, and the claims that it made for extended resources.
+// ofTheSchedulers are rights of Kubernetes' own role system:kube-scheduler, which a second scheduler is bound to: it deletes pods to
+// preempt them, and the claims that it made for extended resources.
 func ofTheSchedulers(who, what string) bool {
 	return who == "gpufabric-scheduler" && (what == "deletes another tenant's pod" || what == "deletes another tenant's claim")
 }
@@ -228,7 +228,8 @@ func tenant(t *testing.T, live *server) dynamic.Interface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its ordinary rights hold, or the refusals would show nothing. The server takes a binding up a moment after it is made, and says nowhere when.
+	// Its ordinary rights hold, or the refusals would show nothing. The server takes a binding up a moment after it is made, and says nowhere
+	// when.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)

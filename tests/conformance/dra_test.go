@@ -34,7 +34,8 @@ import (
 func TestNVIDIAsDRADriverPublishesTheNode(t *testing.T) {
 	gpus, domains := peer(t, "gpu-kubelet-plugin"), peer(t, "compute-domain-kubelet-plugin")
 	server := apiserver.StartEnsured(t)
-	config := &rest.Config{Host: server.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}, QPS: -1}
+	config := &rest.Config{Host: server.URL, BearerToken: apiserver.AdminToken, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)

@@ -92,7 +92,8 @@ func (e *environment) state(t *testing.T) string {
 		{"get", "pods,jobs,computedomains,resourceclaims", "--all-namespaces", "--output=wide"},
 		{"describe", "pods"},
 		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
-		{"--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40", "--all-containers"},
+		{"--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40",
+			"--all-containers"},
 	} {
 		// One that fails leaves the others.
 		out, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...)

@@ -14,7 +14,8 @@ import (
 
 // driverState shows containers with a GPU what the fake driver's programs read in the place of asking a kernel, which containers would
 // share with the node.
-const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
+const driverState = "gpus.containerEdits.mounts[0].hostPath=/var/lib/fakefabric/state," +
+	"gpus.containerEdits.mounts[0].containerPath=/var/lib/fakefabric/state,gpus.containerEdits.mounts[0].options={ro,rbind}"
 
 // TestMachines runs pods on other machines than the GB200 rack: the workers become one after another, and the drivers are installed for
 // each.

@@ -103,11 +103,13 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 		return troubled(err)
 	}
 	if missing := r.missing(ctx, len(gpus.GPUs)); missing > 0 {
-		// NVML lists GPUs when it starts. Where it was started between two device nodes of a driver that is being installed, it lacks some for good.
+		// NVML lists GPUs when it starts. Where it was started between two device nodes of a driver that is being installed, it lacks some for
+		// good.
 		r.close(ctx)
 		if len(gpus.GPUs) == 0 {
 			return fabric{known: true, state: nvml.NoFabric, problemKind: problemNoDriver, problem: fmt.Sprintf(
-				"the NVIDIA driver has taken %d GPUs of the node, and its library shows none of them: are their device nodes (/dev/nvidia0 and so on) there?",
+				"the NVIDIA driver has taken %d GPUs of the node, and its library shows none of them: are their device nodes (/dev/nvidia0 and "+
+					"so on) there?",
 				missing)}
 		}
 	}

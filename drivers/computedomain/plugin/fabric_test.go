@@ -119,8 +119,8 @@ func TestWhatIsRememberedSurvivesDamage(t *testing.T) {
 	}
 }
 
-// NVML lists GPUs when it starts. A driver container makes /dev/nvidiactl and the GPUs' nodes one after another, and a role that starts NVML
-// between two of them would see a node without GPUs, which is a node without fabric, for as long as it runs.
+// NVML lists GPUs when it starts. A driver container makes /dev/nvidiactl and the GPUs' nodes one after another, and a role that starts
+// NVML between two of them would see a node without GPUs, which is a node without fabric, for as long as it runs.
 //
 //shows:cd-fabric
 func TestAFabricIsReadAgainWhenNVMLWasStartedBeforeTheGPUsCame(t *testing.T) {

@@ -83,8 +83,8 @@ type Options struct {
 	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
 	LeftFile string
 	Writer   atomicfile.Writer
-	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where there never was a file and
-	// AdoptModes is set (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
+	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where there never was a file
+	// and AdoptModes is set (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
 	ModesFile  string
 	AdoptModes bool
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.

@@ -1,5 +1,5 @@
-// Package extendedresource hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters that want
-// GPUs counted on the node. Its GPUs are tainted in DRA before they are counted here.
+// Package extendedresource hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters
+// that want GPUs counted on the node. Its GPUs are tainted in DRA before they are counted here.
 package extendedresource
 
 import (

@@ -56,7 +56,8 @@ func newGPU(minor int) *GPU {
 		return pciInfo(fmt.Sprintf("00000000:%02X:00.0", 0xC0+link)), nvml.SUCCESS // two NVSwitches that every GPU reaches
 	}
 	g.GetSupportedEventTypesFunc = func() (uint64, nvml.Return) {
-		return nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccError | nvml.EventTypeGpuRecoveryAction, nvml.SUCCESS
+		return nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccError |
+			nvml.EventTypeGpuRecoveryAction, nvml.SUCCESS
 	}
 	g.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
 	g.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {

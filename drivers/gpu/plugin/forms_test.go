@@ -181,8 +181,8 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	}
 }
 
-// TestCountedSharesArePreparedSideBySide runs claims as the scheduler allocates them of a GPU in four shares: a plain one, one that asks for
-// memory, and one that asks for more time beside them.
+// TestCountedSharesArePreparedSideBySide runs claims as the scheduler allocates them of a GPU in four shares: a plain one, one that asks
+// for memory, and one that asks for more time beside them.
 //
 //shows:gpu-share
 func TestCountedSharesArePreparedSideBySide(t *testing.T) {

@@ -198,7 +198,8 @@ func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
 	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
 		"cd /dev; stat -c '%n %F %t:%T %a' nvidia-uvm-tools nvidia-caps/nvidia-cap5; head -c 2 nvidia-caps/nvidia-cap5 | od -An -tx1; ls "+
 			"nvidiactl")
-	if want := "nvidia-uvm-tools character special file 1fe:1 666\nnvidia-caps/nvidia-cap5 character special file 1:5 666\n 00 00\nnvidiactl"; out != want {
+	if want := "nvidia-uvm-tools character special file 1fe:1 666\n" +
+		"nvidia-caps/nvidia-cap5 character special file 1:5 666\n 00 00\nnvidiactl"; out != want {
 		t.Errorf("it has\n%s\nwant\n%s", out, want)
 	}
 }

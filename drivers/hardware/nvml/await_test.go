@@ -175,7 +175,9 @@ func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var told []string
-		if err := Await(ctx, lib, "/", noGPUs, func(_, message string) { told = append(told, message) }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := Await(ctx, lib, "/", noGPUs, func(_, message string) {
+			told = append(told, message)
+		}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		if len(told) != 1 || !strings.Contains(told[0], "450.80.02 is too old") || !strings.Contains(told[0], old.lacking) ||

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// Bound lists the names (PCI addresses) of the functions that a kernel driver has taken, from /sys/bus/pci/drivers; none where the driver is
-// not loaded.
+// Bound lists the names (PCI addresses) of the functions that a kernel driver has taken, from /sys/bus/pci/drivers; none where the driver
+// is not loaded.
 func (f FS) Bound(driver string) []string {
 	entries, err := os.ReadDir(filepath.Join(f.root, "bus/pci/drivers", driver))
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 const (
 	// runtimeLook is how often unread specs are looked for. A look costs a stat for each spec.
 	runtimeLook = 15 * time.Second
-	// runtimePatience is how long after a container could ask for it a spec should have been read. A runtime that watches the directory reads it
-	// at once, one whose watch failed when it creates the container, for which it may pull an image before.
+	// runtimePatience is how long after a container could ask for it a spec should have been read. A runtime that watches the directory reads
+	// it at once, one whose watch failed when it creates the container, for which it may pull an image before.
 	runtimePatience = time.Minute
 	// runtimeRepeat is how often the trouble is reported again: Events live for an hour.
 	runtimeRepeat = 30 * time.Minute
@@ -24,11 +24,11 @@ const (
 
 // Watch watches whether a container runtime reads the specs that containers wait for. containerd before 2.0 has CDI off unless it is
 // configured, and then starts containers without their devices and says nothing; later ones refuse the container where it was switched off.
-// A directory that the runtime does not look in, or that AppArmor or SELinux keeps from it, shows in the same way. The access time of a file
-// shows it, so no right on the runtime's socket or configuration is wanted.
+// A directory that the runtime does not look in, or that AppArmor or SELinux keeps from it, shows in the same way. The access time of a
+// file shows it, so no right on the runtime's socket or configuration is wanted.
 type Watch struct {
-	// Unread names those who wait for a spec that nobody has read, and that they could ask for before a time. Its error says why that cannot be
-	// known.
+	// Unread names those who wait for a spec that nobody has read, and that they could ask for before a time. Its error says why that cannot
+	// be known.
 	Unread func(before time.Time) ([]string, error)
 	// Tell reports something about the node as a whole, such as by an Event. reason is a CamelCase word.
 	Tell func(reason, message string)

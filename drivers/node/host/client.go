@@ -49,8 +49,8 @@ func Recorder(ctx context.Context, client kubernetes.Interface, role, node strin
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: role, Host: node}), broadcaster.Shutdown
 }
 
-// NodeTrouble reports trouble with a node as a whole, by an Event of type Warning. The Event names the node as the kubelet's own do: with the
-// name for a UID, which is what kubectl describe looks for.
+// NodeTrouble reports trouble with a node as a whole, by an Event of type Warning. The Event names the node as the kubelet's own do: with
+// the name for a UID, which is what kubectl describe looks for.
 func NodeTrouble(recorder record.EventRecorder, node string) func(reason, message string) {
 	about := &corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}
 	return func(reason, message string) {

@@ -134,8 +134,8 @@ func (n *Node) ProcRoot() string { return filepath.Dir(n.ProcDevices) }
 // bootID is the kernel's name of the current boot, below /proc. It is the same in every container.
 const bootID = "sys/kernel/random/boot_id"
 
-// BootID names the node's current boot: that of ProcRoot, or the kernel's own where a tree that stands for /proc has none. It is empty where
-// it cannot be read. Compare boots by SameBoot: what is unknown is no proof that the node was not rebooted.
+// BootID names the node's current boot: that of ProcRoot, or the kernel's own where a tree that stands for /proc has none. It is empty
+// where it cannot be read. Compare boots by SameBoot: what is unknown is no proof that the node was not rebooted.
 func (n *Node) BootID() string {
 	data, err := os.ReadFile(filepath.Join(n.ProcRoot(), bootID))
 	if errors.Is(err, fs.ErrNotExist) {

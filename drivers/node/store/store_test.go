@@ -181,7 +181,8 @@ func TestAPlainFileIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
 
 // lists are the two forms of an array.
 func lists() (Kind[[]thing], Kind[[]string]) {
-	return Kind[[]thing]{Name: "gpufabric-things", Version: 2, Form: Objects}, Kind[[]string]{Name: "gpufabric-words", Version: 2, Form: Strings}
+	return Kind[[]thing]{Name: "gpufabric-things", Version: 2, Form: Objects},
+		Kind[[]string]{Name: "gpufabric-words", Version: 2, Form: Strings}
 }
 
 func checkList[T any](t *testing.T, kind Kind[[]T], before string, values ...T) {
@@ -308,7 +309,8 @@ func TestOnlyItsOwnFilesAreAStores(t *testing.T) {
 	}
 }
 
-// FuzzRead is for every form, and so for every kind: whatever lies on the disk is read or refused, and what is read is written so that it is read again.
+// FuzzRead is for every form, and so for every kind: whatever lies on the disk is read or refused, and what is read is written so that it
+// is read again.
 func FuzzRead(f *testing.F) {
 	for _, kind := range kinds() {
 		data, err := kind.Encode(thing{Name: "a", Holds: []string{"b"}})

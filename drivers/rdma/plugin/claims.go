@@ -5,10 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -65,10 +63,9 @@ func (c *claims) Set(now picture, state func(health.Key) health.State) {
 func (c *claims) Run(ctx context.Context) error {
 	recorder, stop := host.Recorder(ctx, c.client, Role, c.node.NodeName)
 	defer stop()
+	report := host.NodeTrouble(recorder, c.node.NodeName)
 	for _, u := range c.unreadable {
-		// With the name for a UID, as the kubelet's own Events name a node.
-		node := &corev1.ObjectReference{Kind: "Node", Name: c.node.NodeName, UID: types.UID(c.node.NodeName)}
-		recorder.Event(node, corev1.EventTypeWarning, "StateUnreadable", u.String())
+		report("StateUnreadable", u.String())
 	}
 	served, err := draplugin.Start(ctx, draplugin.Config{
 		Driver: dra.Driver, Node: c.node, Client: c.client, Kind: c.kind, Metrics: c.registry, Recorder: recorder,

@@ -13,7 +13,8 @@ import (
 func TestWhatBecameOfTheDevicesIsLoggedWhenItChanges(t *testing.T) {
 	var lines []string
 	log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
-	now := picture{devicePlugin: true, devices: &inventory.Inventory{}, selection: &pool.Selection{Pools: []pool.Pool{{Members: []pool.Member{{HCA: &inventory.HCA{}}}}}}}
+	selection := &pool.Selection{Pools: []pool.Pool{{Members: []pool.Member{{HCA: &inventory.HCA{}}}}}}
+	now := picture{devicePlugin: true, devices: &inventory.Inventory{}, selection: selection}
 	var j journal
 	j.write(log, now)
 	j.write(log, now)

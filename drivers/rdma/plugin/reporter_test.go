@@ -47,7 +47,8 @@ func TestAReportIsWrittenOnceAndAgainWhereTheAPIServerDidNotTakeIt(t *testing.T)
 		var running sync.WaitGroup
 		running.Go(func() { r.Run(ctx) })
 		r.Set(picture{objects: []pool.Object{{Name: "early"}}}) // before the first discovery nothing is known
-		now := picture{devices: &inventory.Inventory{}, objects: []pool.Object{{Name: "a", Mistake: context.Canceled}}, selection: &pool.Selection{}}
+		now := picture{devices: &inventory.Inventory{}, objects: []pool.Object{{Name: "a", Mistake: context.Canceled}},
+			selection: &pool.Selection{}}
 		r.Set(now)
 		time.Sleep(reportRetry + time.Second)
 		r.Set(now) // as it was

@@ -38,7 +38,8 @@ func TestLayGivesTheCountsOfAnL40SNode(t *testing.T) {
 	if got := UUIDOf(first.ID); got != "GPU-00000007-4e5f-6071-8293-a4b5c6d7e8f9" {
 		t.Errorf("the slot's GPU is %q", got)
 	}
-	if got := annotation.FormatGPUs(deck.Registered()[:1]); got != "GPU-00000000-4e5f-6071-8293-a4b5c6d7e8f9,10,4914,NVIDIA-L40S,true,hami-core:" {
+	const want = "GPU-00000000-4e5f-6071-8293-a4b5c6d7e8f9,10,4914,NVIDIA-L40S,true,hami-core:"
+	if got := annotation.FormatGPUs(deck.Registered()[:1]); got != want {
 		t.Errorf("registered as %s", got)
 	}
 }

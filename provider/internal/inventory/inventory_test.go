@@ -111,7 +111,8 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// TestCountedSharesAreFreeUntilTheyEnd looks at a GPU of form shares, as gpu-plugin publishes it: a plain claim takes one share and no memory.
+// TestCountedSharesAreFreeUntilTheyEnd looks at a GPU of form shares, as gpu-plugin publishes it: a plain claim takes one share and no
+// memory.
 func TestCountedSharesAreFreeUntilTheyEnd(t *testing.T) {
 	several := true
 	of := func(value, byDefault string) resourcev1.DeviceCapacity {

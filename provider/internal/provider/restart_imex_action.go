@@ -35,7 +35,8 @@ func newRestartIMEXAction() action.Action {
 		name:  "restart_imex",
 		usual: 5 * time.Minute,
 		schema: schema.Schema{
-			MarkdownDescription: "Restarts the IMEX daemons of a compute domain, and waits until they are ready again and the domain is as it was. " +
+			MarkdownDescription: "Restarts the IMEX daemons of a compute domain, and waits until they are ready again and the domain is as it " +
+				"was. " +
 				"Jobs of the domain lose the GPU memory that they share across nodes: they fail and must be started again.",
 			Attributes: map[string]schema.Attribute{
 				"domain": schema.StringAttribute{Required: true, Validators: kubernetesName(), MarkdownDescription: "Name of the ComputeDomain."},

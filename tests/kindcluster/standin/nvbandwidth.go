@@ -10,11 +10,13 @@ func nvbandwidth() []images.File {
 	}
 	program := func(path, content string) images.File { return images.File{Path: path, Content: []byte(content)} }
 	return []images.File{
-		text("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\nmpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n"),
+		text("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"+
+			"mpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n"),
 		text("/etc/group", "root:x:0:\nnogroup:x:65534:\nmpiuser:x:1000:\n"),
 		// The key is the job's, mounted from a Secret whose files belong to root.
 		text("/home/mpiuser/.sshd_config", "Port 2222\nPidFile none\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\n"),
-		text("/etc/ssh/ssh_config", "Host *\n    Port 2222\n    StrictHostKeyChecking no\n    UserKnownHostsFile /dev/null\n    LogLevel ERROR\n"),
+		text("/etc/ssh/ssh_config", "Host *\n    Port 2222\n    StrictHostKeyChecking no\n"+
+			"    UserKnownHostsFile /dev/null\n    LogLevel ERROR\n"),
 		program("/usr/local/bin/mpirun", overload),
 		program("/usr/local/bin/nvbandwidth", probe),
 	}

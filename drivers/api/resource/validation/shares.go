@@ -29,8 +29,8 @@ func AsksForInterval(raw []byte) bool {
 }
 
 // sliceOfAShare says whether a claim's configuration chooses the time slice for a request that can only get a share: one that asks for an
-// amount of memory or cores, or for the class of shares. The node plugin refuses what cannot be seen here: a share by another class, such as a
-// VGPUProfile's.
+// amount of memory or cores, or for the class of shares. The node plugin refuses what cannot be seen here: a share by another class, such
+// as a VGPUProfile's.
 func sliceOfAShare(spec *resourceapi.ResourceClaimSpec, c resourceapi.DeviceClaimConfiguration) bool {
 	if c.Opaque == nil || c.Opaque.Driver != GPUDriver || !AsksForInterval(c.Opaque.Parameters.Raw) {
 		return false

@@ -346,7 +346,8 @@ func TestAShareClaimsNoTimeSlice(t *testing.T) {
 		//attack:interval-by-memory A claim of some memory of a GPU chooses its time slice
 		{"of some memory", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("memory"))}, nil, long, true},
 		//attack:interval-by-cores A claim of one percent of a GPU's cores, by the driver's full name of it, chooses its time slice
-		{"of some cores by their full name", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("gpu.nvidia.com/cores"))}, []string{"r"},
+		{"of some cores by their full name", []resourceapi.DeviceRequest{exactly("gpu.nvidia.com", amount("gpu.nvidia.com/cores"))},
+			[]string{"r"},
 			long, true},
 		//attack:interval-by-alternative A share as one of several alternatives chooses the GPU's time slice
 		{"as an alternative", []resourceapi.DeviceRequest{{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{

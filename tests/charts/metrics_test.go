@@ -1,6 +1,8 @@
 package charts
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,8 +11,47 @@ import (
 )
 
 func TestThePodMonitorFindsEveryRole(t *testing.T) {
+	for _, authentication := range []bool{false, true} {
+		t.Run(fmt.Sprintf("authentication %t", authentication), func(t *testing.T) { findsEveryRole(t, authentication) })
+	}
+}
+
+// Some series name pods of all namespaces.
+//
+//shows:tenants
+func TestAuthenticationGuardsEverySeriesThatNamesPods(t *testing.T) {
 	values := everything()
-	values["metrics"] = map[string]any{"podMonitor": map[string]any{"enabled": true, "interval": "5s",
+	values["metrics"] = map[string]any{"authentication": true}
+	objects := renderValues(t, "gpufabric", values)
+	bound := map[string]bool{}
+	for _, object := range objects {
+		if object.GetName() != "gpufabric-metrics-authentication" {
+			continue
+		}
+		subjects, _, err := unstructured.NestedSlice(object.Object, "subjects")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, subject := range subjects {
+			bound[subject.(map[string]any)["name"].(string)] = true
+		}
+	}
+	all := pods(t, objects)
+	for _, name := range []string{"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin",
+		"gpufabric-vgpu-monitor"} {
+		container := all[name].Spec.Containers[0]
+		if !slices.Contains(container.Args, "--metrics-authentication") || !bound[name] {
+			t.Errorf("%s: arguments %v, may ask the API server: %t", name, container.Args, bound[name])
+		}
+		if probe := container.LivenessProbe.HTTPGet; probe.Scheme != corev1.URISchemeHTTPS || probe.Port.StrVal != container.Ports[0].Name {
+			t.Errorf("%s: the kubelet asks %+v", name, probe)
+		}
+	}
+}
+
+func findsEveryRole(t *testing.T, authentication bool) {
+	values := everything()
+	values["metrics"] = map[string]any{"authentication": authentication, "podMonitor": map[string]any{"enabled": true, "interval": "5s",
 		"labels": map[string]any{"release": "prometheus"}}}
 	objects := renderValues(t, "gpufabric", values)
 	var monitor *Object

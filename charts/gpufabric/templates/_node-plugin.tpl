@@ -19,6 +19,7 @@ A node plugin's DaemonSet. Called with a dict:
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
+{{- $metrics := ternary "metrics-tls" "metrics" $values.metrics.authentication }}
 {{- $hardware := list }}
 {{- if not .noHardware }}
 {{- $hardware = include "gpufabric.hardwareMounts" . | fromJsonArray }}
@@ -94,6 +95,9 @@ spec:
             - --cdi-root={{ $values.cdi.root }}
             - --state-dir={{ $state }}
             - --metrics-address=:{{ .port }}
+            {{- if $values.metrics.authentication }}
+            - --metrics-authentication
+            {{- end }}
             - --v={{ $values.log.verbosity }}
             {{- range .args }}
             - {{ . | quote }}
@@ -108,12 +112,15 @@ spec:
                 fieldRef:
                   fieldPath: metadata.namespace
           ports:
-            - name: metrics
+            - name: {{ $metrics }}
               containerPort: {{ .port }}
           livenessProbe:
             httpGet:
               path: /healthz
-              port: metrics
+              port: {{ $metrics }}
+              {{- if $values.metrics.authentication }}
+              scheme: HTTPS
+              {{- end }}
             periodSeconds: 20
             failureThreshold: 3
           resources:

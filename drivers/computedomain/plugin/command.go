@@ -98,7 +98,9 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 		}
 		return member.Run(ctx, follow.run)
 	})
-	group.Go(func() error { return metrics.Serve(ctx, node.MetricsAddress, collected.Registry, nil) })
+	group.Go(func() error {
+		return metrics.Guard(node.MetricsAuth, client).Serve(ctx, node.MetricsAddress, collected.Registry, nil)
+	})
 	group.Go(func() error {
 		plugin, err := draplugin.Start(ctx, draplugin.Config{
 			Driver: computedomain.Driver, Node: node, Client: client, Kind: p, Metrics: collected, Recorder: recorder,

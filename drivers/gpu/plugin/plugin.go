@@ -212,7 +212,8 @@ func (s *starter) run(ctx context.Context) error {
 	// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver.
 	wg.Go(func() {
 		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
-		if err := metrics.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() }); err != nil {
+		access := metrics.Guard(o.MetricsAuth, s.client)
+		if err := access.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() }); err != nil {
 			cancel(err)
 		}
 	})

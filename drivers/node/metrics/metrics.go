@@ -3,6 +3,7 @@ package metrics
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -71,17 +72,36 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 // healthy may be nil; its error makes both answer 503 with its text: a restart would help. The errors of ready are of /readyz alone: the role
 // does not serve yet, or no longer, and a rollout has to wait for it.
 func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error) error {
+	return (*Access)(nil).Serve(ctx, address, registry, healthy, ready...)
+}
+
+// Serve is the function Serve, by TLS and with metrics for those alone whom a lets in; where a is nil, without TLS and for everybody. The
+// probes are open to everybody: the kubelet shows no token.
+func (a *Access) Serve(
+	ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error,
+) error {
 	if address == "" {
 		<-ctx.Done()
 		return nil
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	shown := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	if a != nil {
+		shown = a.Wrap(shown)
+	}
+	mux.Handle("/metrics", shown)
 	mux.Handle("/healthz", probe(healthy))
 	mux.Handle("/readyz", probe(append([]func() error{healthy}, ready...)...))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("serve metrics: --metrics-address %q: %w", address, err)
+	}
+	if a != nil {
+		config, err := ownCertificate()
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		listener = tls.NewListener(listener, config)
 	}
 	return serve(ctx, listener, mux)
 }

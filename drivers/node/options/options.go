@@ -44,6 +44,8 @@ type Node struct {
 	NodeName string
 	// MetricsAddress serves /metrics and /healthz (host:port); empty: nowhere.
 	MetricsAddress string
+	// MetricsAuth has /metrics served by TLS, and only to those whose token may get that path.
+	MetricsAuth bool
 	// Files tells of changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
 	Files *filewatch.Watcher
 	// Verbosity is the log level: 0 what a person should know, 4 what a developer may.
@@ -68,6 +70,7 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 		"drain, beside --state-dir")
 	text(&n.NodeName, "node-name", "", "name of this node's Node object (environment: NODE_NAME, from the downward API)")
 	text(&n.MetricsAddress, "metrics-address", "", "host:port that serves /metrics and /healthz; empty: nowhere")
+	flags.BoolVar(&n.MetricsAuth, "metrics-authentication", false, "serve /metrics by TLS, and only to those whose token may get that path")
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 }
 

@@ -93,7 +93,9 @@ func Run(ctx context.Context, o Options) error {
 	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files, layouts.Collector(), networks.mover.Collector())...)
 
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddress, registry.Registry, nil) })
+	group.Go(func() error {
+		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, nil)
+	})
 	if o.DevicePlugin { // else its directory may not even be there
 		group.Go(func() error { return kubelet.Run(ctx) })
 	}

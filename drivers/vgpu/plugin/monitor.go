@@ -76,7 +76,9 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 	}
 	registry := prometheus.NewRegistry()
 	return together(ctx,
-		func(ctx context.Context) error { return metrics.Serve(ctx, address, registry, nil) },
+		func(ctx context.Context) error {
+			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, address, registry, nil)
+		},
 		func(ctx context.Context) error {
 			watched, err := podwatch.Watch(ctx, client, o.NodeName, func(*corev1.Pod) {})
 			if err != nil {

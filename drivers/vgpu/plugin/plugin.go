@@ -103,7 +103,9 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	registry.MustRegister(o.Files)
 	return together(ctx,
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
-		func(ctx context.Context) error { return metrics.Serve(ctx, o.MetricsAddress, registry, nil) },
+		func(ctx context.Context) error {
+			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, nil)
+		},
 		func(ctx context.Context) error {
 			// Versions before 0.1.0 had the monitor open NVML, and take part in drains.
 			if err := o.Drain().Forget(MonitorRole); err != nil {

@@ -1,0 +1,153 @@
+package metrics
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// remembered is for how long the API server's word on a token counts. A scraper comes every 15 s or so.
+	remembered = time.Minute
+	// mostTokens bounds the tokens that are remembered: anybody who reaches the port may send new ones.
+	mostTokens = 64
+	// askPatience bounds one question to the API server. Prometheus gives a scrape ten seconds.
+	askPatience = 5 * time.Second
+	// longestToken is longer than any service account's, which have some 1 kB.
+	longestToken = 16 << 10
+)
+
+// Access lets only those read metrics whom the cluster allows it, as kube-rbac-proxy does: who shows a token that the API server knows
+// (TokenReview), and may get the path /metrics (SubjectAccessReview). The two reviews are asked for by the role's own client: controller-runtime's filters
+// for the same bring k8s.io/apiserver into every role's memory.
+type Access struct {
+	Client kubernetes.Interface
+	// Now is the time, for tests; nil: time.Now.
+	Now func() time.Time
+
+	mu    sync.Mutex
+	known map[[sha256.Size]byte]verdict
+}
+
+// verdict is what the API server said of a token.
+type verdict struct {
+	status int // http.StatusOK, StatusUnauthorized or StatusForbidden
+	user   string
+	until  time.Time
+}
+
+// Guard is an Access where it is asked for, nil where not.
+func Guard(asked bool, client kubernetes.Interface) *Access {
+	if !asked {
+		return nil
+	}
+	return &Access{Client: client}
+}
+
+// Wrap has a handler answer only those who may read its path.
+func (a *Access) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		token = strings.TrimSpace(token)
+		if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > longestToken {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "metrics are for those who show a token of this cluster (Authorization: Bearer)", http.StatusUnauthorized)
+			return
+		}
+		v, err := a.verdict(r.Context(), token, r.URL.Path)
+		switch {
+		case err != nil:
+			klog.FromContext(r.Context()).Error(err, "Nobody reads metrics while the API server does not say who may")
+			http.Error(w, "the API server does not say who may read metrics", http.StatusServiceUnavailable)
+		case v.status == http.StatusUnauthorized:
+			http.Error(w, "the API server does not know this token", v.status)
+		case v.status == http.StatusForbidden:
+			http.Error(w, fmt.Sprintf("%q may not get %s: bind it to the ClusterRole gpufabric-metrics-reader", v.user, r.URL.Path), v.status)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+func (a *Access) now() time.Time {
+	if a.Now != nil {
+		return a.Now()
+	}
+	return time.Now()
+}
+
+// verdict asks the API server, or remembers what it said. What it did not say is not remembered.
+func (a *Access) verdict(ctx context.Context, token, path string) (verdict, error) {
+	key := sha256.Sum256([]byte(token + "\x00" + path))
+	a.mu.Lock()
+	v, ok := a.known[key]
+	a.mu.Unlock()
+	if ok && a.now().Before(v.until) {
+		return v, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askPatience)
+	defer cancel()
+	v, err := a.ask(ctx, token, path)
+	if err != nil {
+		return v, err
+	}
+	v.until = a.now().Add(remembered)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.known == nil || len(a.known) >= mostTokens {
+		a.known = map[[sha256.Size]byte]verdict{}
+	}
+	a.known[key] = v
+	return v, nil
+}
+
+func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {
+	who, err := a.Client.AuthenticationV1().TokenReviews().Create(ctx,
+		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+	if err != nil {
+		return verdict{}, fmt.Errorf("review a token: %w", err)
+	}
+	if !who.Status.Authenticated {
+		return verdict{status: http.StatusUnauthorized}, nil
+	}
+	user := who.Status.User
+	extra := map[string]authorizationv1.ExtraValue{}
+	for key, values := range user.Extra {
+		extra[key] = authorizationv1.ExtraValue(values)
+	}
+	may, err := a.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"}}}, metav1.CreateOptions{})
+	if err != nil {
+		return verdict{}, fmt.Errorf("review whether %q may get %s: %w", user.Username, path, err)
+	}
+	if !may.Status.Allowed {
+		return verdict{status: http.StatusForbidden, user: user.Username}, nil
+	}
+	return verdict{status: http.StatusOK, user: user.Username}, nil
+}
+
+// ownCertificate is TLS with a certificate made now: tokens are not to be read on the way. Nobody can check it, as with kube-rbac-proxy's own.
+func ownCertificate() (*tls.Config, error) {
+	certificate, key, err := cert.GenerateSelfSignedCertKey("gpufabric-metrics", nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate for metrics: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate for metrics: %w", err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}, nil
+}

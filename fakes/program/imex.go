@@ -120,7 +120,7 @@ func imexOptions(root string) (imex.Options, error) {
 // libraryDirs are where this program's loader would look: it is linked without one. The libraries of a driver root lie beside its programs.
 func libraryDirs() []string {
 	dirs := []string{"/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"}
-	if exe, err := os.Executable(); err == nil {
+	if exe, err := state.Executable(); err == nil {
 		beside := filepath.Dir(filepath.Dir(exe))
 		dirs = append([]string{filepath.Join(beside, "lib"), filepath.Join(beside, "lib64")}, dirs...)
 	}

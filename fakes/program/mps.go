@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"gpufabric.io/fakes/mps"
+	"gpufabric.io/fakes/state"
 )
 
 // runMPSControl is nvidia-cuda-mps-control: -d runs the daemon in the background, -f in the foreground, and without either commands are
@@ -43,7 +44,7 @@ const (
 
 // startInBackground returns once the daemon listens, since scripts talk to it in their next line, or with the reason why it does not.
 func startInBackground() error {
-	exe, err := os.Executable()
+	exe, err := state.Executable()
 	if err != nil {
 		return err
 	}
@@ -53,7 +54,7 @@ func startInBackground() error {
 	}
 	defer func() { _ = told.Close() }() // only read from
 	cmd := exec.Command(exe, "-f")      //nolint:noctx // it is to outlive this process
-	cmd.Args[0] = "nvidia-cuda-mps-control"
+	cmd.Args[0] = filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-control") // by its name the program knows what it is
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = []*os.File{tell}
 	cmd.Env = append(os.Environ(), startedVariable+"=3") // the first after the standard three
@@ -85,7 +86,7 @@ func runMPSDaemon(ctx context.Context, pipe string) (err error) {
 			_, _ = fmt.Fprint(waiting, err) // closed where it listened before
 		}
 	}()
-	exe, err := os.Executable()
+	exe, err := state.Executable()
 	if err != nil {
 		return err
 	}

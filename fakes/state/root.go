@@ -22,13 +22,23 @@ func Opens(root string) func(minor uint32) bool {
 	if root != FallbackRoot && root != KernelRoot || os.Getenv("FAKEFABRIC_ROOT") != "" {
 		return nil
 	}
-	if exe, err := os.Executable(); err == nil && strings.HasPrefix(exe, FallbackRoot+"/") {
+	if exe, err := Executable(); err == nil && strings.HasPrefix(exe, FallbackRoot+"/") {
 		return nil
 	}
 	return func(minor uint32) bool {
 		info, err := os.Stat(fmt.Sprintf("/dev/nvidia%d", minor))
 		return err == nil && info.Mode()&os.ModeCharDevice != 0
 	}
+}
+
+// Executable is the file of this program. One that was started from memory, as the kind cluster's launcher of programs that are linked with a
+// C library does it, is the file that its first argument names.
+func Executable() (string, error) {
+	exe, err := os.Executable()
+	if err == nil && strings.HasPrefix(exe, "/memfd:") && filepath.IsAbs(os.Args[0]) {
+		return os.Args[0], nil
+	}
+	return exe, err
 }
 
 // FindRoot gives the node that this program belongs to: FAKEFABRIC_ROOT's, else the one whose driver/usr/bin the program was started
@@ -41,7 +51,7 @@ func FindRoot() (string, error) {
 		return root, nil
 	}
 	candidates := []string{FallbackRoot, KernelRoot}
-	if exe, err := os.Executable(); err == nil {
+	if exe, err := Executable(); err == nil {
 		candidates = append([]string{filepath.Join(filepath.Dir(exe), "../../..")}, candidates...)
 	}
 	for _, root := range candidates {

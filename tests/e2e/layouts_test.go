@@ -3,11 +3,15 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"gpufabric.io/tests/docker"
 	"gpufabric.io/tests/kindcluster"
 )
 
@@ -81,6 +85,107 @@ func (e *environment) testLayouts(t *testing.T) {
 			}
 			e.run(t, machine.parts)
 		})
+	}
+	t.Run("a GB200 with a driver container of Debian 11 and one of Debian 13", e.testForeignLibraries)
+}
+
+// testForeignLibraries has on each worker a driver container of another release than the image's: its programs are linked with a C library of
+// their own (2.31 and 2.41), and no other loader starts them.
+//
+//shows:gpu-programs cd-libc
+func (e *environment) testForeignLibraries(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skipf("skipped: the launcher of linked programs is for amd64, and this machine is %s", runtime.GOARCH)
+	}
+	libraries := []string{debianPackage(t, "libc6_2.31"), debianPackage(t, "libc6_2.41")}
+	e.equip(t, "gb200-nvl72")
+	t.Cleanup(func() { must(t, e.Place(context.WithoutCancel(t.Context()), kindcluster.LayoutMoved)) })
+	must(t, e.Place(t.Context(), kindcluster.LayoutKernel))
+	must(t, e.PlaceForeign(t.Context(), libraries...))
+	for i, node := range e.Workers() {
+		// If the machine's own loader started it, the C libraries would be too much alike to show anything.
+		mixed := "LD_LIBRARY_PATH=$(dirname $(find /run/nvidia/driver -name libc.so.6)) /run/nvidia/driver/usr/bin/nvidia-smi -L"
+		if out, err := docker.Script(t.Context(), node, mixed); err == nil {
+			t.Errorf("%s: its own loader starts a program with the C library of %s:\n%s", node, filepath.Base(libraries[i]), out)
+		}
+	}
+	e.install(t, "--set", "gpus.enabled=true")
+	e.run(t, []part{
+		{"every role runs", testRolesRun},
+		{"each node's own nvidia-imex serves a domain of two nodes", testDomainOfTwo},
+		{"each node's own MPS control daemon serves a pod", testMPSOnEach},
+	})
+}
+
+// debianPackage is a package that tests/nvidia-programs has unpacked; without it the test is skipped.
+func debianPackage(t *testing.T, name string) string {
+	t.Helper()
+	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
+	if directory == "" {
+		cache, err := os.UserCacheDir()
+		must(t, err)
+		directory = filepath.Join(cache, "gpufabric/nvidia")
+	}
+	found, err := filepath.Glob(filepath.Join(directory, name+"*"))
+	if err != nil || len(found) == 0 {
+		t.Skipf("skipped: no %s in %s (make nvidia-programs fetches it from a Debian mirror)", name, directory)
+	}
+	return slices.Max(found)
+}
+
+// testDomainOfTwo forms a compute domain of both workers.
+func testDomainOfTwo(t *testing.T, e *environment) {
+	const domain = `
+apiVersion: resource.nvidia.com/v1beta1
+kind: ComputeDomain
+metadata: {name: quickstart}
+spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: quickstart-channel}}}
+`
+	e.apply(t, domain)
+	testTwoNodeDomain(t, e)
+	uid := e.domain(t, "quickstart").Metadata.UID
+	e.kubectl(t, "delete", "pod/member-a", "pod/member-b", "computedomain/quickstart", "--timeout=120s")
+	e.nothingLeft(t, uid)
+}
+
+// testMPSOnEach has a claim with MPS on each worker: gpu-plugin runs the control daemon of the node's own driver.
+func testMPSOnEach(t *testing.T, e *environment) {
+	const manifest = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: behind-mps}
+spec:
+  spec:
+    devices:
+      requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]
+      config:
+        - opaque:
+            driver: gpu.nvidia.com
+            parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS}}
+`
+	const pod = `
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: behind-mps-%d}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers: [{name: main, image: "ubuntu:22.04", command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: behind-mps}]
+`
+	all := manifest
+	for i, node := range e.Workers() {
+		all += fmt.Sprintf(pod, i, node)
+	}
+	e.apply(t, all)
+	for i := range e.Workers() {
+		name := fmt.Sprintf("behind-mps-%d", i)
+		e.ready(t, name)
+		if out := e.kubectl(t, "exec", name, "--", "ls", "/tmp/nvidia-mps"); !has(out, "control") {
+			t.Errorf("%s finds no MPS control daemon:\n%s", name, out)
+		}
+		e.kubectl(t, "delete", "pod/"+name, "--timeout=60s")
 	}
 }
 

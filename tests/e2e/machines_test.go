@@ -43,6 +43,7 @@ func TestMachines(t *testing.T) {
 			{"the claims of the NVIDIA driver's documentation are served", testGPUClaims},
 			{"broken GPUs are tainted until they are healthy", testGPUHealth},
 			{"a plugin killed in a prepare loses nothing", testKilledInPrepare},
+			{"a drained node's GPUs can be reset", testDrain},
 			{"a reboot prepares claims again", testReboot},
 			{"a GPU comes with the NIC that is nearest to it", testAlignedPair},
 			{"a pod sees the /sys of its node", testNodesSysfs},

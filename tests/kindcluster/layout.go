@@ -4,6 +4,9 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 
 	"gpufabric.io/tests/docker"
 )
@@ -21,6 +24,8 @@ const (
 	LayoutHost Layout = "host"
 	// LayoutDriverContainer has the driver below /run/nvidia/driver.
 	LayoutDriverContainer Layout = "driver-container"
+	// layoutForeign is LayoutDriverContainer with a C library of its own.
+	layoutForeign Layout = "foreign"
 )
 
 // placeScript puts a fake node where hardware lies.
@@ -28,17 +33,66 @@ const (
 //go:embed layout/place.sh
 var placeScript string
 
-const placePath = "/kind/bin/place-fake-hardware.sh"
+// launcherSource is the program that a fake's programs are put behind where they are to need a C library.
+//
+//go:embed layout/launcher.c
+var launcherSource string
+
+const (
+	placePath   = "/kind/bin/place-fake-hardware.sh"
+	foreignPath = "/kind/foreign"
+)
 
 // Place puts the fake hardware of every worker, which has to be rendered, where the layout has it. LayoutKernel comes before the two others
 // where the driver is to arrive later; LayoutMoved takes everything away.
 func (c *Cluster) Place(ctx context.Context, layout Layout) error {
 	for _, node := range c.Workers() {
-		if err := writeFile(ctx, node, placePath, placeScript); err != nil {
+		if err := place(ctx, node, layout); err != nil {
 			return err
 		}
-		if _, err := docker.Script(ctx, node, `bash "$PLACE" "$LAYOUT"`, "PLACE="+placePath, "LAYOUT="+string(layout)); err != nil {
-			return fmt.Errorf("place the hardware of %s as %s: %w", node, layout, err)
+	}
+	return nil
+}
+
+func place(ctx context.Context, node string, layout Layout) error {
+	if err := writeFile(ctx, node, placePath, placeScript); err != nil {
+		return err
+	}
+	if _, err := docker.Script(ctx, node, `bash "$PLACE" "$LAYOUT"`, "PLACE="+placePath, "LAYOUT="+string(layout),
+		"FOREIGN="+foreignPath); err != nil {
+		return fmt.Errorf("place the hardware of %s as %s: %w", node, layout, err)
+	}
+	return nil
+}
+
+// PlaceForeign gives the first workers a driver container each whose programs are linked with a C library of their own: libraries are the
+// unpacked packages of them. It needs gcc, and is for machines of amd64.
+func (c *Cluster) PlaceForeign(ctx context.Context, libraries ...string) error {
+	directory, err := os.MkdirTemp("", "gpufabric-launcher-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(directory) }()
+	source, launcher := filepath.Join(directory, "launcher.c"), filepath.Join(directory, "launcher")
+	if err := os.WriteFile(source, []byte(launcherSource), 0o600); err != nil {
+		return err
+	}
+	// No start files: they ask for symbols of the C library of the machine that compiles.
+	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-nostartfiles", "-o", launcher, source).CombinedOutput(); err != nil {
+		return fmt.Errorf("compile the launcher of linked programs: %w\n%s", err, out)
+	}
+	for i, library := range libraries {
+		node := c.Workers()[i]
+		if _, err := docker.Script(ctx, node, `rm -rf "$FOREIGN" && mkdir "$FOREIGN"`, "FOREIGN="+foreignPath); err != nil {
+			return err
+		}
+		for from, to := range map[string]string{library: "libc", launcher: "launcher"} {
+			if _, err := docker.Run(ctx, "cp", "--archive", from, node+":"+foreignPath+"/"+to); err != nil {
+				return err
+			}
+		}
+		if err := place(ctx, node, layoutForeign); err != nil {
+			return err
 		}
 	}
 	return nil

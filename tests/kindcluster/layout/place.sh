@@ -1,10 +1,11 @@
 #!/bin/bash
-# place.sh host|driver-container|kernel|none: puts the fake node at /var/lib/fakefabric where real hardware lies, in this node's mount namespace, or takes
+# place.sh host|driver-container|foreign|kernel|none: puts the fake node at /var/lib/fakefabric where real hardware lies, in this node's mount namespace, or takes
 # it away. It stands for the kernel and for the driver's installer; a kind node has neither.
 #
 #   kernel            the PCI functions and the RDMA devices are there, NVIDIA's driver is not: /sys, /dev/infiniband
 #   host              besides, the driver as a distribution's package installs it: /usr/lib/x86_64-linux-gnu, /usr/bin, /dev/nvidia*
 #   driver-container  besides, the driver as its container shows it: all below /run/nvidia/driver, device nodes too
+#   foreign           as driver-container, with the C library that lies at $FOREIGN/libc, and programs that are linked with it by $FOREIGN/launcher
 #
 # Containers see this kernel through mount-fake-sysfs.sh, which the node's base OCI spec runs; those that are there already see its /proc change.
 set -o errexit -o nounset -o pipefail
@@ -106,6 +107,45 @@ files() {
 	done
 }
 
+# driver_container shows the driver as its container does. Its files come by what is called with the directories for libraries and programs.
+driver_container() {
+	[[ -d $kernel ]] || show_kernel
+	mkdir -p /run/nvidia/driver
+	remember /run/nvidia/driver
+	# A mount, as the driver container makes it, so that it has to reach containers that are there already.
+	mount -t tmpfs -o mode=755 driver /run/nvidia/driver
+	"$1" /run/nvidia/driver/usr/lib/x86_64-linux-gnu /run/nvidia/driver/usr/bin
+	mkdir /run/nvidia/driver/dev
+	load_driver
+	nodes /run/nvidia/driver/dev
+}
+
+# foreign_files are the driver's files beside a C library of another release than the machine's. A release from before the directories were merged has its C
+# library in /lib, a later one in /usr/lib.
+foreign_files() {
+	if [[ ! -d $FOREIGN/libc/lib64 ]]; then
+		mkdir -p /run/nvidia/driver/usr/lib /run/nvidia/driver/usr/lib64
+		ln --symbolic usr/lib /run/nvidia/driver/lib
+		ln --symbolic usr/lib64 /run/nvidia/driver/lib64
+	fi
+	cp --archive --no-target-directory "$FOREIGN/libc" /run/nvidia/driver
+	files "$1" "$2"
+	local library program length shift
+	# The fake's is empty, and no library of the machine.
+	for library in "$1"/libnvidia-imex.so.*.*; do
+		[[ -s $library ]] || cat "$FOREIGN/launcher" >"$library"
+	done
+	for program in "$2"/*; do
+		length=$(stat --format=%s "$program")
+		{
+			cat "$FOREIGN/launcher" "$program"
+			for shift in 0 8 16 24 32 40 48 56; do printf '%b' "\\x$(printf %02x $((length >> shift & 255)))"; done
+		} >"$program.linked"
+		chmod 755 "$program.linked"
+		mv "$program.linked" "$program"
+	done
+}
+
 case ${1:-} in
 kernel)
 	remove
@@ -117,20 +157,11 @@ host)
 	nodes /dev
 	load_driver
 	;;
-driver-container)
-	[[ -d $kernel ]] || show_kernel
-	mkdir -p /run/nvidia/driver
-	remember /run/nvidia/driver
-	# A mount, as the driver container makes it, so that it has to reach containers that are there already.
-	mount -t tmpfs -o mode=755 driver /run/nvidia/driver
-	files /run/nvidia/driver/usr/lib/x86_64-linux-gnu /run/nvidia/driver/usr/bin
-	mkdir /run/nvidia/driver/dev
-	load_driver
-	nodes /run/nvidia/driver/dev
-	;;
+driver-container) driver_container files ;;
+foreign) driver_container foreign_files ;;
 none) remove ;;
 *)
-	echo "usage: place.sh kernel|host|driver-container|none" >&2
+	echo "usage: place.sh kernel|host|driver-container|foreign|none" >&2
 	exit 2
 	;;
 esac

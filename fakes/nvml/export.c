@@ -10,6 +10,7 @@
 #include "export.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
@@ -125,6 +126,68 @@ static nvmlReturn_t product(nvmlDevice_t device, unsigned int *kind)
 	return NVML_SUCCESS;
 }
 ENTRY(72, product, (nvmlDevice_t device, unsigned int *kind), (device, kind))
+
+/* Entry 168: resets GPUs, and gives what came of each. */
+static nvmlReturn_t reset(unsigned int count, nvmlDevice_t *devices, nvmlReturn_t *results)
+{
+	nvmlReturn_t first = NVML_SUCCESS;
+	OUT(count && devices && results);
+	for (unsigned int i = 0; i < count; i++)
+		if ((results[i] = ff_reset(devices[i])) != NVML_SUCCESS && first == NVML_SUCCESS)
+			first = results[i];
+	return first;
+}
+ENTRY(168, reset, (unsigned int count, nvmlDevice_t *devices, nvmlReturn_t *results), (count, devices, results))
+
+/* Entry 169, before a reset: how far the fabric manager has the fabric. 0 lets the reset go on; 1 to 3 did so too. */
+static nvmlReturn_t fabric_state(unsigned int *state)
+{
+	OUT(state);
+	*state = 0;
+	return NVML_SUCCESS;
+}
+ENTRY(169, fabric_state, (unsigned int *state), (state))
+
+/* Entries 182 to 184, before a reset: a group of the GPUs, the PCI functions that have to be reset with them, which have 32 bytes each, and the group's end.
+ * A machine whose NVLinks tie GPUs together names others; the fake's are reset one by one. */
+struct group {
+	unsigned int count;
+	nvmlDevice_t devices[];
+};
+
+static nvmlReturn_t make_group(struct group **group, const nvmlDevice_t *devices, unsigned int count)
+{
+	OUT(group && devices && count <= ff_gpu_count());
+	*group = malloc(sizeof **group + count * sizeof *devices);
+	if (!*group)
+		return NVML_ERROR_MEMORY;
+	(*group)->count = count;
+	memcpy((*group)->devices, devices, count * sizeof *devices);
+	return NVML_SUCCESS;
+}
+ENTRY(182, make_group, (struct group **group, const nvmlDevice_t *devices, unsigned int count), (group, devices, count))
+
+static nvmlReturn_t functions_of(const struct group *group, char **functions, unsigned int *count)
+{
+	OUT(group && functions && count);
+	for (unsigned int i = 0; i < group->count; i++) {
+		nvmlPciInfo_t pci;
+		nvmlReturn_t r = impl_nvmlDeviceGetPciInfo_v3(group->devices[i], &pci);
+		if (r != NVML_SUCCESS)
+			return r;
+		snprintf(functions[i], 32, "%s", pci.busId);
+	}
+	*count = group->count;
+	return NVML_SUCCESS;
+}
+ENTRY(183, functions_of, (const struct group *group, char **functions, unsigned int *count), (group, functions, count))
+
+static nvmlReturn_t end_group(struct group *group)
+{
+	free(group);
+	return NVML_SUCCESS;
+}
+ENTRY(184, end_group, (struct group *group), (group))
 
 /* Entries 192 and 193: compute policies. There is one, the time slice, with number 0. */
 struct policy {
@@ -265,6 +328,11 @@ static const entry table[256] = {
 	[23] = (entry)distance_entry,
 	[26] = (entry)note,
 	[72] = (entry)product_entry,
+	[168] = (entry)reset_entry,
+	[169] = (entry)fabric_state_entry,
+	[182] = (entry)make_group_entry,
+	[183] = (entry)functions_of_entry,
+	[184] = (entry)end_group_entry,
 	[192] = (entry)set_policy_entry,
 	[193] = (entry)get_policies_entry,
 	[213] = (entry)computing_entry,

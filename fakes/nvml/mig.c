@@ -2,6 +2,7 @@
 #include "mig_files.h"
 #include "mig_rules.h"
 #include "process.h"
+#include "settings.h"
 #include "target.h"
 
 #include <stdio.h>
@@ -9,10 +10,12 @@
 
 /* A change of the layout: what is asked for, and what came of it. */
 struct request {
-	enum { SET_MODE, CREATE_GI, DESTROY_GI, CREATE_CI, DESTROY_CI } action;
+	enum { SET_MODE, CREATE_GI, DESTROY_GI, CREATE_CI, DESTROY_CI, RESET } action;
 	unsigned int gpu, gi, ci, profile_id, start, mode;
 	nvmlReturn_t result, activation;
 	unsigned int id, minor;
+	/* What a reset takes away. */
+	struct ff_gpu_instance instances[FF_MAX_GPU_INSTANCES];
 };
 
 static nvmlReturn_t apply(const struct ff_model *m, struct ff_gpu *g, struct request *q)
@@ -37,6 +40,9 @@ static nvmlReturn_t apply(const struct ff_model *m, struct ff_gpu *g, struct req
 	}
 	case DESTROY_CI:
 		return ff_mig_destroy_ci(g, q->gi, q->ci);
+	case RESET:
+		memcpy(q->instances, g->instances, sizeof q->instances);
+		return ff_mig_reset(g);
 	}
 	return NVML_ERROR_UNKNOWN;
 }
@@ -60,6 +66,19 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int count
 	return true;
 }
 
+static void remove_files(const struct request *q)
+{
+	for (int i = 0; i < FF_MAX_GPU_INSTANCES; i++) {
+		const struct ff_gpu_instance *gi = &q->instances[i];
+		if (!gi->used)
+			continue;
+		for (size_t c = 0; c < sizeof gi->computes / sizeof gi->computes[0]; c++)
+			if (gi->computes[c].used)
+				ff_mig_files_remove(q->minor, gi->id, gi->computes[c].id);
+		ff_mig_files_remove(q->minor, gi->id, FF_NONE);
+	}
+}
+
 static nvmlReturn_t perform(struct request *q)
 {
 	if (!ff_state_administered())
@@ -78,7 +97,16 @@ static nvmlReturn_t perform(struct request *q)
 		ff_mig_files_remove(q->minor, q->gi, FF_NONE);
 	else if (q->action == DESTROY_CI)
 		ff_mig_files_remove(q->minor, q->gi, q->ci);
+	else if (q->action == RESET)
+		remove_files(q);
 	return NVML_SUCCESS;
+}
+
+nvmlReturn_t ff_reset(nvmlDevice_t device)
+{
+	TARGET(ff_whole_gpu);
+	struct request q = {.action = RESET, .gpu = t.gpu};
+	return perform(&q);
 }
 
 nvmlReturn_t impl_nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)

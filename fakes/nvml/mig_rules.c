@@ -301,6 +301,17 @@ nvmlReturn_t ff_mig_set_mode(const struct ff_model *model, struct ff_gpu *gpu, u
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t ff_mig_reset(struct ff_gpu *gpu)
+{
+	if (gpu->core.mig_busy || has_process(gpu, FF_NONE, FF_NONE) || ff_state_other_clients())
+		return NVML_ERROR_IN_USE;
+	gpu->core.mig_current = gpu->core.mig_pending;
+	gpu->core.compute_mode = 0;
+	gpu->core.time_slice = 0;
+	memset(gpu->instances, 0, sizeof gpu->instances);
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t ff_mig_read(unsigned int gpu, struct ff_gpu *g, struct ff_model *m)
 {
 	nvmlReturn_t r = ff_model(m);

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"encoding/xml"
 	"fmt"
 	"os"
@@ -76,7 +77,9 @@ func TestNvidiaSMI(t *testing.T) {
 			{"makes a recording that is the profile", recordsTheProfile},
 			{"sets the time slice", setsTheTimeSlice},
 			{"sets modes", setsModes},
+			{"resets GPUs", resetsGPUs},
 			{"shows processes", showsProcesses},
+			{"resets no GPU that is in use", resetsNoGPUInUse},
 		} {
 			t.Run(c.name, func(t *testing.T) { c.check(t, s) })
 		}
@@ -290,6 +293,34 @@ func setsModes(t *testing.T, s smi) {
 	got := s.says(t, "-i", "0", "--query-gpu=compute_mode,persistence_mode", "--format=csv,noheader")
 	if strings.TrimSpace(got) != "Exclusive_Process, Enabled" {
 		t.Errorf("compute mode and persistence: %s", got)
+	}
+}
+
+// resetsGPUs resets the GPU that other tests have changed, then all.
+func resetsGPUs(t *testing.T, s smi) {
+	for _, c := range []struct {
+		args []string
+		gpus int
+	}{{[]string{"-r", "-i", "0"}, 1}, {[]string{"--gpu-reset"}, len(s.GPUs)}} {
+		if out := s.says(t, c.args...); strings.Count(out, "was successfully reset.") != c.gpus || !strings.Contains(out, "All done.") {
+			t.Errorf("nvidia-smi %v is to reset %d GPUs:\n%s", c.args, c.gpus, out)
+		}
+	}
+	if got := s.says(t, "-i", "0", "--query-gpu=compute_mode", "--format=csv,noheader"); strings.TrimSpace(got) != "Default" {
+		t.Errorf("after a reset the compute mode is %s", got)
+	}
+	if out := s.says(t, "compute-policy", "-l"); strings.Count(out, "Default") != len(s.GPUs) {
+		t.Errorf("after a reset time slices are not the default:\n%s", out)
+	}
+}
+
+// resetsNoGPUInUse follows showsProcesses, which leaves a process on the first GPU.
+func resetsNoGPUInUse(t *testing.T, s smi) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := s.command(ctx, t, s.program, "-r", "-i", "0").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "In use by another client") {
+		t.Errorf("a GPU in use is reset (error: %v):\n%s", err, out)
 	}
 }
 

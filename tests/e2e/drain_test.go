@@ -57,7 +57,8 @@ spec:
 	if out := reset(); !strings.Contains(out, "use") {
 		t.Errorf("a GPU is reset while the roles have NVML open:\n%s", out)
 	}
-	if _, err := order(t.Context(), "drain", "--timeout", "5s"); err == nil || !strings.Contains(err.Error(), "claim default/stands has gpu-") {
+	_, err := order(t.Context(), "drain", "--timeout", "5s")
+	if err == nil || !strings.Contains(err.Error(), "claim default/stands has gpu-") {
 		t.Errorf("a drain that waits for a claim says %v, want the claim's name", err)
 	}
 	eventually(t, "the taints of a drain that was given up to go", func(context.Context) (bool, string, error) {

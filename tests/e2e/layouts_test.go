@@ -89,8 +89,8 @@ func (e *environment) testLayouts(t *testing.T) {
 	t.Run("a GB200 with a driver container of Debian 11 and one of Debian 13", e.testForeignLibraries)
 }
 
-// testForeignLibraries has on each worker a driver container of another release than the image's: its programs are linked with a C library of
-// their own (2.31 and 2.41), and no other loader starts them.
+// testForeignLibraries has on each worker a driver container of another release than the image's: its programs are linked with a C library
+// of their own (2.31 and 2.41), and no other loader starts them.
 //
 //shows:gpu-programs cd-libc
 func (e *environment) testForeignLibraries(t *testing.T) {

@@ -124,7 +124,8 @@ func TestADrainThatIsGivenUpSaysForWhat(t *testing.T) {
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-1"}))
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	if err := order(ctx, b.options.StateDir, "drain", io.Discard); err == nil || !strings.Contains(err.Error(), "claim default/claim-u1 has gpu-1") {
+	err := order(ctx, b.options.StateDir, "drain", io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "claim default/claim-u1 has gpu-1") {
 		t.Errorf("it says %v", err)
 	}
 	b.taints("gpu-1", "")

@@ -1,9 +1,15 @@
 package policy
 
 import (
+	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/yaml"
+
+	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
 //shows:rdma-policy
@@ -37,6 +43,42 @@ func TestWhatAPolicyAsksForAndDoesNotGetIsNamed(t *testing.T) {
 			}
 			if got := unserved(test.section, section); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestAPolicyIsNeverReadyWhileAnUpgradeWantsWhatIsNotServed has every other section ready.
+//
+//shows:rdma-policy
+func TestAPolicyIsNeverReadyWhileAnUpgradeWantsWhatIsNotServed(t *testing.T) {
+	ready := section{AppliedState: mellanox.AppliedState{Name: sectionOFED, State: mellanox.StateReady}}
+	for asked, want := range map[string]mellanox.State{
+		"drain: {enable: true}": mellanox.StateNotReady,
+		"drain: {}":             mellanox.StateNotReady,
+		"safeLoad: true":        mellanox.StateNotReady,
+		"waitForCompletion: {podSelector: app=a}": mellanox.StateNotReady,
+		"maxParallelUpgrades: 2":                  mellanox.StateReady,
+		"drain: {enable: false}":                  mellanox.StateReady,
+		"waitForCompletion: {timeoutSeconds: 0}":  mellanox.StateReady,
+	} {
+		t.Run(asked, func(t *testing.T) {
+			object := &unstructured.Unstructured{}
+			text := "{apiVersion: mellanox.com/v1alpha1, kind: NicClusterPolicy, metadata: {name: nic-cluster-policy}, " +
+				"spec: {ofedDriver: {image: a, repository: b, version: c, upgradePolicy: {autoUpgrade: true, " + asked + "}}}}"
+			if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+				t.Fatal(err)
+			}
+			r := reconciler{client: fake.NewClientBuilder().WithObjects(object).Build()}
+			p := &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "nic-cluster-policy"}}
+			unknown, err := r.unknownSections(t.Context(), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			status := summarise(p, append([]section{ready}, unknown...))
+			field, _, _ := strings.Cut(asked, ":")
+			if status.State != want || want == mellanox.StateNotReady && !strings.Contains(status.Reason, "upgradePolicy."+field) {
+				t.Errorf("the policy is %s (%s), want %s", status.State, status.Reason, want)
 			}
 		})
 	}

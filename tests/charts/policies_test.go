@@ -123,6 +123,7 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 //attack:scheduler-registers A stolen token of the scheduler registers, labels or taints nodes
 //attack:foreign-pod A stolen token of the vGPU plugin changes a pod of another node, or the image of one of its own
 //attack:limits-off A tenant switches the limits of its shares off by its environment, in any of its containers
+//attack:forged-shares A tenant writes on a pod, or on its binding, which shares of GPUs it has
 //attack:daemon-class A tenant claims a node's one IMEX daemon, also as a second choice
 //attack:daemon-by-class A tenant takes an IMEX daemon by a class of another name, an extended resource or an administrator's access
 //attack:channel-by-class A tenant takes an IMEX channel of no domain by a class of another name
@@ -144,6 +145,7 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("no tenant switches the limits of shared GPUs off", func(t *testing.T) { limitsStay(t, live) })
+	t.Run("no tenant says which shares of GPUs a pod has", func(t *testing.T) { sharesStay(t, live) })
 	t.Run("no tenant keeps compute domains off a node", func(t *testing.T) { domainsStay(t, live) })
 	t.Run("no claim takes a domain's device by another class", func(t *testing.T) { allocationsStay(t, live) })
 	const domain = "compute-domain.nvidia.com"

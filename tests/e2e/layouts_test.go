@@ -44,7 +44,7 @@ func (e *environment) testLayouts(t *testing.T) {
 	}
 	rackValues := []string{"rdma.enabled=true", "rdma.namespace=kube-system", "gpus.enabled=true"}
 	boardValues := []string{"rdma.enabled=true", "rdma.devicePlugin=false", "rdma.extendedResources={" + ackHCA + "}", "gpus.enabled=true"}
-	cardsValues := []string{"gpus.enabled=true", "vgpu.enabled=true"}
+	cardsValues := []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}
 	const rackBefore = "rdma-devices-configmap.yaml"
 	for _, machine := range []struct {
 		name, profile string

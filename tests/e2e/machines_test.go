@@ -51,12 +51,12 @@ func TestMachines(t *testing.T) {
 			{"VGPUProfiles hand out MIG devices and whole GPUs", testProfileModes},
 			{"our own scheduler preempts for what DRA hands out", testDRAPreempted},
 		}},
-		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true"}, "", []part{
+		{"l40s-8", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler}, "", []part{
 			{"a GPU is shared as Volcano's scheduler says", testSharedGPU},
 			{"slices are limited, watched and given back", testGPUSlices},
 			{"our own scheduler places pods with slices", testOwnScheduler},
 		}},
-		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", "scheduler.enabled=true", "scheduler.name=volcano",
+		{"a100-40", []string{"gpus.enabled=true", "vgpu.enabled=true", playsScheduler, "scheduler.enabled=true", "scheduler.name=volcano",
 			"scheduler.nodeLock=true"}, "", []part{
 			{"MIG instances are made for slots and for sizes", testMIGSlots},
 		}},

@@ -17,6 +17,9 @@ var churn = flag.Int("churn", 2, "how many times 40 pods with slices come and go
 // vgpuNamespace is where the chart puts the drivers.
 const vgpuNamespace = "gpufabric-system"
 
+// playsScheduler lets these tests, which are the cluster's administrator, write which shares a pod has.
+const playsScheduler = "vgpu.schedulerAccounts={kubernetes-admin}"
+
 // The scheduler's part is played here: a pod is made with its annotations and on its node.
 const slicePod = `
 apiVersion: v1

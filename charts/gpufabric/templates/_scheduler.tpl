@@ -19,6 +19,10 @@ profiles:
         disabled:
           - name: DynamicResources
           - name: DefaultPreemption
+      # Before DefaultBinder, which binds the pods that it leaves.
+      bind:
+        enabled:
+          - name: GPUFabricVGPU
     pluginConfig:
       {{- range list "GPUFabricVGPU" "GPUFabricDynamicResources" }}
       - name: {{ . }}
@@ -29,4 +33,9 @@ profiles:
           nodeLock: true
           {{- end }}
       {{- end }}
+{{- end }}
+
+{{/* Who places pods with shares, as vgpu-plugin's flag says it. */}}
+{{- define "gpufabric.vgpuScheduler" -}}
+{{- .Values.vgpu.scheduler | default (ternary "gpufabric" "volcano" .Values.scheduler.enabled) }}
 {{- end }}

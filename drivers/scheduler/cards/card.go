@@ -39,11 +39,16 @@ type Cut struct {
 }
 
 func (c *Cut) take(slot *annotation.MIGSlot) {
-	if slot == nil || slot.Position >= 64 || c.Taken != 0 && c.Group != slot.Group {
+	if slot == nil {
 		c.Opaque = true
 		return
 	}
-	c.Group = slot.Group
+	group, known := slot.Place(nil) // the node tells slots by number; a name is another scheduler's
+	if !known || slot.Position >= 64 || c.Taken != 0 && c.Group != group {
+		c.Opaque = true
+		return
+	}
+	c.Group = group
 	c.Taken |= 1 << slot.Position
 }
 
@@ -56,8 +61,8 @@ func (c *Cut) raise(other Cut) {
 }
 
 // slot finds the slot for a request: in the group by which the GPU is cut, or else in the first one that has any large enough, the smallest
-// that is large enough and free. No memory named is the largest instance's.
-func (c *Card) slot(memory int64) *annotation.MIGSlot {
+// that is large enough and free, with the memory that it has. No memory named is the largest instance's.
+func (c *Card) slot(memory int64) (slot *annotation.MIGSlot, size int64) {
 	if memory == 0 {
 		for _, group := range c.Groups {
 			memory = max(memory, slices.Max(append([]int64{0}, group...)))
@@ -74,10 +79,10 @@ func (c *Card) slot(memory int64) *annotation.MIGSlot {
 			}
 		}
 		if best >= 0 {
-			return &annotation.MIGSlot{Group: i, Position: best}
+			return annotation.SlotAt(i, best), group[best]
 		}
 	}
-	return nil
+	return nil, 0
 }
 
 // Node are a node's GPUs in the order of their index.

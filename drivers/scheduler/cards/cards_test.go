@@ -120,7 +120,7 @@ func TestMistakesAreNamedBeforeAnyNodeIsLookedAt(t *testing.T) {
 		pod  *corev1.Pod
 		part string
 	}{
-		"memory without number":  {pod(nil, [3]int64{-1, 1024, -1}), "volcano.sh/vgpu-memory: 1024 without volcano.sh/vgpu-number"},
+		"cores without number":   {pod(nil, [3]int64{-1, -1, 30}), "volcano.sh/vgpu-cores: 30 without volcano.sh/vgpu-number"},
 		"cores over 100":         {pod(nil, [3]int64{1, 1, 101}), "volcano.sh/vgpu-cores: 101, where at most 100"},
 		"a number beyond reason": {pod(nil, [3]int64{1 << 40, 1, 0}), "at most 64"},
 		"an unknown mode":        {pod(map[string]string{"volcano.sh/vgpu-mode": "mps"}, [3]int64{1, 1, 0}), `"mps", where hami-core and mig`},
@@ -335,5 +335,26 @@ func TestPodsOfAGroupThatIsSpreadAreSiblings(t *testing.T) {
 	node.Mark([][]annotation.Share{nil, {{UUID: uuid(1)}}})
 	if node[0].Sibling || !node[1].Sibling {
 		t.Errorf("marked %t and %t, want the second alone", node[0].Sibling, node[1].Sibling)
+	}
+}
+
+func TestMemoryWithoutANumberIsOneGPUs(t *testing.T) {
+	w, err := Read(pod(nil, [3]int64{-1, 1024, -1}), volcano, Policies{Binpack, Binpack})
+	if err != nil || len(w.Requests) != 1 || w.Requests[0].Number != 1 || w.Requests[0].Memory != 1024 {
+		t.Errorf("got %+v (%v), want one GPU of 1024 units", w, err)
+	}
+}
+
+func TestAPodGroupIsNamedByEitherOfVolcanosKeys(t *testing.T) {
+	named := func(key string) *corev1.Pod {
+		return pod(map[string]string{key: "train", annotation.PodGroup: "spread"}, [3]int64{1, 1, 0})
+	}
+	for _, other := range []string{"scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"} {
+		if !Siblings(named("scheduling.volcano.sh/group-name"), named(other)) {
+			t.Errorf("a pod named by %s is no sibling", other)
+		}
+	}
+	if Siblings(named("scheduling.volcano.sh/group-name"), named("another.example/group-name")) {
+		t.Error("a pod of no group is a sibling")
 	}
 }

@@ -51,8 +51,7 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 func (c *Card) share(w *Wish, r Request) annotation.Share {
 	share := annotation.Share{UUID: c.UUID, Memory: r.Memory, Cores: r.Cores}
 	if w.Mode == annotation.ModeMIG {
-		share.Slot = c.slot(r.Memory)
-		share.Memory = c.Groups[share.Slot.Group][share.Slot.Position]
+		share.Slot, share.Memory = c.slot(r.Memory)
 	}
 	if share.Memory == 0 {
 		share.Memory = c.Memory
@@ -98,14 +97,16 @@ func (c *Card) refuses(w *Wish, r Request) string {
 // refusesSlot says why no MIG slot with so much memory can be had.
 func (c *Card) refusesSlot(memory int64) string {
 	empty := Card{Groups: c.Groups}
+	largest, _ := empty.slot(memory)
+	free, _ := c.slot(memory)
 	switch {
 	case len(c.Groups) == 0:
 		return "whose node tells no MIG slots (annotation " + annotation.NodeMIGSlots + ")"
-	case empty.slot(memory) == nil:
+	case largest == nil:
 		return "without a MIG instance that large"
 	case c.Cut.Opaque:
 		return "with a MIG instance that another scheduler gave without a slot, or in another layout"
-	case c.slot(memory) == nil:
+	case free == nil:
 		return "without a MIG instance that large left"
 	}
 	return ""

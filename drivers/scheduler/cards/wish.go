@@ -1,6 +1,7 @@
 package cards
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -134,14 +135,18 @@ const groupSpread = "spread"
 // Siblings tells whether another pod is of a pod's PodGroup, no two pods of which are to share a GPU. The pod that is placed says so;
 // Volcano asks no more of the others.
 func Siblings(pod, other *corev1.Pod) bool {
-	group := pod.Annotations[annotation.GroupName]
-	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace &&
-		group == other.Annotations[annotation.GroupName]
+	group := groupOf(pod)
+	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace && group == groupOf(other)
+}
+
+// groupOf is the PodGroup that a pod names, under either of Volcano's keys.
+func groupOf(pod *corev1.Pod) string {
+	return cmp.Or(pod.Annotations[annotation.GroupName], pod.Annotations[annotation.VolcanoName])
 }
 
 // asked are the annotations by which a pod says what it wants.
-var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.UseUUID, annotation.AvoidUUID,
-	annotation.UseType, annotation.AvoidType,
+var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.VolcanoName, annotation.UseUUID,
+	annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
 	NodePolicyAnnotation, CardPolicyAnnotation}
 
 // Changed tells whether a pod wants something else than before. What it asks for in its spec cannot change.
@@ -177,8 +182,7 @@ func requests(containers []corev1.Container, resources annotation.Resources) ([]
 			}
 			return 0, fmt.Errorf("container %s asks for %s: %s, where at most %d is allowed", c.Name, name, quantity.String(), most)
 		}
-		number, err := amount(resources.Number, maximumGPUs)
-		if err != nil {
+		if _, err := amount(resources.Number, maximumGPUs); err != nil {
 			return nil, err
 		}
 		memory, err := amount(resources.Memory, math.MaxInt64)
@@ -189,7 +193,7 @@ func requests(containers []corev1.Container, resources annotation.Resources) ([]
 		if err != nil {
 			return nil, err
 		}
-		out[i] = Request{c.Name, int(number), memory, int(cores)}
+		out[i] = Request{c.Name, resources.Asks(c), memory, int(cores)}
 	}
 	return out, nil
 }

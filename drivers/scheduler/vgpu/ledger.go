@@ -11,8 +11,9 @@ import (
 
 // ledger remembers, by pod, the shares that were chosen until the pod's annotations are seen, and what its annotation read was.
 type ledger struct {
-	mutex sync.Mutex
-	pods  map[types.UID]entry
+	resources annotation.Resources
+	mutex     sync.Mutex
+	pods      map[types.UID]entry
 	// exists asks the watch behind forget: a cycle looks at pods as they were when it began, and what it read of one that is gone would stay.
 	exists func(*corev1.Pod) bool
 }
@@ -25,12 +26,13 @@ type entry struct {
 	read  [][]annotation.Share
 }
 
-func newLedger(exists func(*corev1.Pod) bool) *ledger {
-	return &ledger{pods: map[types.UID]entry{}, exists: exists}
+func newLedger(resources annotation.Resources, exists func(*corev1.Pod) bool) *ledger {
+	return &ledger{resources: resources, pods: map[types.UID]entry{}, exists: exists}
 }
 
-// shares are what a pod on a node has; false where nobody has written or chosen any. An annotation that cannot be read is somebody else's
-// mistake and counts as none: the node's plugin refuses it too.
+// shares are what a pod on a node has, init containers first; false where nobody has written or chosen any. An annotation that cannot be
+// read, or that gives other shares than the pod's containers ask for, counts as none: the node's plugin refuses it too. So a pod that asks
+// for nothing takes nothing, whatever is written on it.
 func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, bool) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -43,8 +45,8 @@ func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, boo
 		return e.assumed, e.assumed != nil
 	}
 	if e.value != value {
-		read, err := annotation.ParseShares(value)
-		if err != nil {
+		read, given := l.resources.Given(pod)
+		if !given {
 			return nil, false
 		}
 		e.value, e.read = value, read

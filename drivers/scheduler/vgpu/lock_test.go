@@ -48,7 +48,7 @@ func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 		node.Annotations[annotation.NodeLock] = held
 	}
 	client := fake.NewClientset(waiting(nil), node)
-	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), locks: newLocks(),
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(resources, always), locks: newLocks(),
 		now: func() time.Time { return time.Unix(1763000000, 0) }}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	return p, client
@@ -74,11 +74,13 @@ func attempt() fwk.CycleState {
 
 func TestAnAttemptThatFailsUnlocksTheNode(t *testing.T) {
 	p, client := locking(t, "")
-	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil,
-			errors.New("refused")
+	client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("refused")
 	})
-	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Error {
+	if status := p.PreBind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if status := p.Bind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Error {
 		t.Fatalf("status %v, want an error", status)
 	}
 	if got := lockOf(t, client); got != "2025-11-13T02:13:20Z" {

@@ -18,24 +18,26 @@ import (
 // series are what Volcano's scheduler tells of shared GPUs, under its names and labels.
 type series struct {
 	metrics.BaseStableCollector
-	nodes corelisters.NodeLister
-	pods  corelisters.PodLister
+	nodes     corelisters.NodeLister
+	pods      corelisters.PodLister
+	resources annotation.Resources
 
 	shared, memory, cores, limit, podMemory, podCores *metrics.Desc
 }
 
 // registerMetrics adds the series to the scheduler's own metrics. They are the cluster's, not a profile's: a second registration is none.
-func registerMetrics(informers coreinformers.Interface) error {
+func registerMetrics(informers coreinformers.Interface, resources annotation.Resources) error {
 	gauge := func(name, help string, variable ...string) *metrics.Desc {
 		return metrics.NewDesc("volcano_vgpu_device_"+name, help, append([]string{"devID", "NodeName"}, variable...), nil, metrics.ALPHA, "")
 	}
 	s := &series{
-		nodes:  informers.Nodes().Lister(),
-		pods:   informers.Pods().Lister(),
-		shared: gauge("shared_number", "Containers that share the GPU."),
-		memory: gauge("allocated_memory", "Memory of the GPU that is given away, in units of the node's memory factor."),
-		cores:  gauge("allocated_cores", "Percent of the GPU's cores that are given away."),
-		limit:  gauge("memory_limit", "Memory of the GPU, in units of the node's memory factor."),
+		nodes:     informers.Nodes().Lister(),
+		pods:      informers.Pods().Lister(),
+		resources: resources,
+		shared:    gauge("shared_number", "Containers that share the GPU."),
+		memory:    gauge("allocated_memory", "Memory of the GPU that is given away, in units of the node's memory factor."),
+		cores:     gauge("allocated_cores", "Percent of the GPU's cores that are given away."),
+		limit:     gauge("memory_limit", "Memory of the GPU, in units of the node's memory factor."),
 		podMemory: gauge("memory_allocation_for_a_certain_pod", "Memory of the GPU that a pod was given, in units of the node's memory factor.",
 			"podName"),
 		podCores: gauge("core_allocation_for_a_certain_pod", "Percent of the GPU's cores that a pod was given.", "podName"),
@@ -90,8 +92,8 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 	}
 	byName := map[string]cards.Node{} // of two namespaces' pods with one name the sum, since a series twice would fail the whole scrape
 	for _, pod := range pods {
-		shares, err := annotation.ParseShares(pod.Annotations[annotation.PodDevices])
-		if err != nil {
+		shares, given := s.resources.Given(pod)
+		if !given {
 			continue
 		}
 		before := cards.Before(pod, len(shares))

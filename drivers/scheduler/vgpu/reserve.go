@@ -2,18 +2,14 @@ package vgpu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -23,8 +19,8 @@ import (
 // bindAllocating is the bind phase between the scheduler's choice and the plugin's answer.
 const bindAllocating = "allocating"
 
-// restoreTimeout bounds putting annotations back, which outlives the scheduling attempt's own context.
-const restoreTimeout = 10 * time.Second
+// unreserveTimeout bounds what is asked of the API server after an attempt failed, which outlives the attempt's own context.
+const unreserveTimeout = 10 * time.Second
 
 // Reserve chooses the shares and books them, so that the next pod's cycle sees them taken.
 func (p *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
@@ -57,28 +53,35 @@ func (p *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *co
 	return nil, nil
 }
 
-// PreBind writes the pod's annotations before it is bound: the kubelet may ask for its devices the moment it is.
+// PreBind takes the node's lock, where nodes are locked.
 func (p *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
-	if wanted(state) == nil {
+	if wanted(state) == nil || p.locks == nil {
 		return nil
+	}
+	if err := p.lock(ctx, pod.UID, nodeName); errors.Is(err, errLocked) {
+		return fwk.NewStatus(fwk.Unschedulable, err.Error())
+	} else if err != nil {
+		return fwk.AsStatus(err)
+	}
+	return nil
+}
+
+// Bind binds a pod with shares, and has the API server write them in the same step: the kubelet may ask for the pod's devices the moment it
+// is bound, an attempt that fails leaves nothing on the pod, and nobody needs the right to change pods. Other pods are the next binder's.
+func (p *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
+	if wanted(state) == nil {
+		return fwk.NewStatus(fwk.Skip)
 	}
 	shares := p.ledger.assumed(pod.UID)
 	if shares == nil {
 		return fwk.AsStatus(fmt.Errorf("pod %s/%s: no shares were reserved on %s", pod.Namespace, pod.Name, nodeName))
 	}
-	if p.locks != nil {
-		if err := p.lock(ctx, pod.UID, nodeName); errors.Is(err, errLocked) {
-			return fwk.NewStatus(fwk.Unschedulable, err.Error())
-		} else if err != nil {
-			return fwk.AsStatus(err)
-		}
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: p.annotations(nodeName, shares)},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: nodeName},
 	}
-	written := map[string]*string{}
-	for key, value := range p.annotations(nodeName, shares) {
-		written[key] = &value
-	}
-	if err := p.patch(ctx, pod, "", written); err != nil {
-		return fwk.AsStatus(fmt.Errorf("write the shares of pod %s/%s: %w", pod.Namespace, pod.Name, err))
+	if err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return fwk.AsStatus(fmt.Errorf("bind pod %s/%s to node %s with its shares: %w", pod.Namespace, pod.Name, nodeName, err))
 	}
 	return nil
 }
@@ -93,25 +96,22 @@ func (p *Plugin) annotations(node string, shares [][]annotation.Share) map[strin
 	}
 }
 
-// Unreserve gives the shares back and puts the annotations back as they were, unless the pod was bound after all: then they are what its
-// devices are known by.
+// Unreserve gives the shares back, unless the pod was bound after all: then they are its own.
 func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Pod, nodeName string) {
 	if p.ledger.assumed(pod.UID) == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unreserveTimeout)
 	defer cancel()
-	bound, err := p.restore(ctx, pod)
+	bound, err := p.bound(ctx, pod)
 	if err != nil {
-		// What stays is harmless: without a node the pod has no devices, and the next attempt overwrites it.
-		utilruntime.HandleErrorWithContext(ctx, err, "Cannot put a pod's annotations back", "pod", pod.Namespace+"/"+pod.Name, "node", nodeName)
-	}
-	if !bound {
-		p.ledger.forget(pod.UID)
+		utilruntime.HandleErrorWithContext(ctx, err, "Cannot tell whether a pod was bound after all; its shares count as taken until it is seen",
+			"pod", pod.Namespace+"/"+pod.Name, "node", nodeName)
 	}
 	if bound || err != nil {
-		return // it may be on its way, and the lock expires
+		return // it may be on its way; the lock expires
 	}
+	p.ledger.forget(pod.UID)
 	if taken, ok := p.locks.take(pod.UID); ok {
 		p.unlock(ctx, taken)
 	}
@@ -119,54 +119,19 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 
 // release takes the lock of a pod that is gone off its node: its plugin may never have been asked for the pod's shares.
 func (p *Plugin) release(ctx context.Context, taken lock) {
-	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, unreserveTimeout)
 	defer cancel()
 	p.unlock(ctx, taken)
 }
 
-// restore puts back the annotations that pod had when its cycle began; bound says that it left them, since the pod is on a node.
-func (p *Plugin) restore(ctx context.Context, pod *corev1.Pod) (bound bool, err error) {
+// bound says whether a pod is on a node: a binding whose answer was lost may have been taken.
+func (p *Plugin) bound(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	live, err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && live.UID != pod.UID:
 		return false, nil
 	case err != nil:
-		return false, err
-	case live.Spec.NodeName != "":
-		return true, nil
+		return false, fmt.Errorf("find pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	before := map[string]*string{}
-	for _, key := range slices.Sorted(maps.Keys(p.annotations("", nil))) {
-		value, had := pod.Annotations[key]
-		now, has := live.Annotations[key]
-		if had && value != now {
-			before[key] = &value
-		} else if !had && has {
-			before[key] = nil
-		}
-	}
-	if len(before) == 0 {
-		return false, nil
-	}
-	// The version refuses the patch if somebody, such as a binding that was thought lost, changed the pod meanwhile.
-	err = p.patch(ctx, pod, live.ResourceVersion, before)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	return false, err
-}
-
-// patch sets annotations of this very pod (a nil removes one), of a given version where that is not empty.
-func (p *Plugin) patch(ctx context.Context, pod *corev1.Pod, version string, annotations map[string]*string) error {
-	metadata := map[string]any{"uid": pod.UID, "annotations": annotations}
-	if version != "" {
-		metadata["resourceVersion"] = version
-	}
-	body, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
-		return err
-	}
-	_, err = p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, body,
-		metav1.PatchOptions{FieldManager: Name})
-	return err
+	return live.Spec.NodeName != "", nil
 }

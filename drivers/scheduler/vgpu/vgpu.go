@@ -61,6 +61,7 @@ var (
 	_ fwk.ScorePlugin       = (*Plugin)(nil)
 	_ fwk.ReservePlugin     = (*Plugin)(nil)
 	_ fwk.PreBindPlugin     = (*Plugin)(nil)
+	_ fwk.BindPlugin        = (*Plugin)(nil)
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
@@ -78,11 +79,12 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	}
 	informers := handle.SharedInformerFactory()
 	pods := informers.Core().V1().Pods().Lister()
+	resources := annotation.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource}
 	p := &Plugin{
 		handle:    handle,
-		resources: annotation.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource},
+		resources: resources,
 		policies:  policies,
-		ledger: newLedger(func(pod *corev1.Pod) bool {
+		ledger: newLedger(resources, func(pod *corev1.Pod) bool {
 			live, err := pods.Pods(pod.Namespace).Get(pod.Name)
 			return err == nil && live.UID == pod.UID
 		}),
@@ -104,7 +106,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 			return nil, fmt.Errorf("watch the locks of nodes: %w", err)
 		}
 	}
-	if err := registerMetrics(informers.Core().V1()); err != nil {
+	if err := registerMetrics(informers.Core().V1(), resources); err != nil {
 		return nil, fmt.Errorf("register metrics of shared GPUs: %w", err)
 	}
 	return p, nil

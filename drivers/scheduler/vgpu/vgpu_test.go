@@ -39,81 +39,85 @@ func (h clientHandle) ClientSet() kubernetes.Interface { return h.client }
 // always is that every pod exists.
 func always(*corev1.Pod) bool { return true }
 
+var resources = annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}
+
 func waiting(annotations map[string]string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: annotations}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "uid-p", Annotations: annotations}}
+	limits := corev1.ResourceList{"x/number": resource.MustParse("1"), "x/memory": resource.MustParse("4")}
+	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Limits: limits}}}
+	return p
 }
 
-func TestAnAttemptThatFailsPutsAnnotationsBack(t *testing.T) {
-	for _, test := range []struct {
-		name    string
-		before  map[string]string
-		meddle  func(*testing.T, kubernetes.Interface) // between PreBind and Unreserve
-		want    map[string]string
-		forgets bool
-	}{
-		{"none were there", map[string]string{"other": "kept"}, nil, map[string]string{"other": "kept"}, true},
-		{"an earlier attempt's were there", map[string]string{annotation.PodNode: "old", annotation.BindPhase: "failed"}, nil,
-			map[string]string{annotation.PodNode: "old", annotation.BindPhase: "failed"}, true},
-		{"the pod was bound after all", nil, func(t *testing.T, client kubernetes.Interface) {
-			pod, err := client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			pod.Spec.NodeName = "n"
-			if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}, map[string]string{annotation.PodNode: "n", annotation.PodTime: "1763000000", annotation.PodDevices: uuid + ",NVIDIA,1024,30:;",
-			annotation.PodPending: uuid + ",NVIDIA,1024,30:;", annotation.BindPhase: "allocating", annotation.BindTime: "1763000000"}, false},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			pod := waiting(test.before)
-			client := fake.NewClientset(pod.DeepCopy())
-			p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), now: func() time.Time { return time.Unix(1763000000, 0) }}
-			p.ledger.assume(pod.UID, "n", [][]annotation.Share{{{UUID: uuid, Memory: 1024, Cores: 30}}})
-			state := framework.NewCycleState()
-			state.Write(wishKey, wish{&cards.Wish{}})
-			if status := p.PreBind(t.Context(), state, pod, "n"); !status.IsSuccess() {
-				t.Fatal(status)
-			}
-			if test.meddle != nil {
-				test.meddle(t, client)
-			}
-			done, cancel := context.WithCancel(t.Context())
-			cancel() // the attempt's own context has ended
-			p.Unreserve(done, state, pod, "n")
-			live, err := client.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, live.Annotations); diff != "" {
-				t.Errorf("annotations (-want +got):\n%s", diff)
-			}
-			if forgot := p.ledger.assumed(pod.UID) == nil; forgot != test.forgets {
-				t.Errorf("the shares are forgotten: %t, want %t", forgot, test.forgets)
-			}
-		})
+// binder is a plugin over a client whose bindings a test answers, with shares reserved for the pod.
+func binder(t *testing.T, answer func(*corev1.Binding) error) *Plugin {
+	t.Helper()
+	client := fake.NewClientset(waiting(nil))
+	client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "binding" {
+			t.Errorf("pods/%s was written", action.GetSubresource())
+		}
+		binding := action.(clienttesting.CreateAction).GetObject().(*corev1.Binding)
+		if err := answer(binding); err != nil {
+			return true, nil, err
+		}
+		pod := waiting(binding.Annotations)
+		pod.Spec.NodeName = binding.Target.Name
+		return true, binding, client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), pod, "default")
+	})
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		t.Error("a pod was patched, which the scheduler has no right to")
+		return false, nil, nil
+	})
+	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(resources, always),
+		now: func() time.Time { return time.Unix(1763000000, 0) }}
+	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 4, Cores: 30}}})
+	return p
+}
+
+func TestAPodIsBoundWithItsShares(t *testing.T) {
+	var bound *corev1.Binding
+	p := binder(t, func(b *corev1.Binding) error {
+		bound = b
+		return nil
+	})
+	if status := p.Bind(t.Context(), attempt(), waiting(nil), "n"); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	want := map[string]string{annotation.PodNode: "n", annotation.PodTime: "1763000000", annotation.PodDevices: uuid + ",NVIDIA,4,30:;",
+		annotation.PodPending: uuid + ",NVIDIA,4,30:;", annotation.BindPhase: "allocating", annotation.BindTime: "1763000000"}
+	if diff := cmp.Diff(want, bound.Annotations); diff != "" || bound.UID != "uid-p" || bound.Target.Name != "n" {
+		t.Errorf("bound %s to %s (-want +got):\n%s", bound.UID, bound.Target.Name, diff)
+	}
+	// A pod that was bound after all keeps its shares, though the attempt seemed to fail.
+	p.Unreserve(t.Context(), attempt(), waiting(nil), "n")
+	if p.ledger.assumed("uid-p") == nil {
+		t.Error("the shares of a bound pod are forgotten")
 	}
 }
 
-func TestAPodWhoseAnnotationsCannotBeWrittenIsNotBound(t *testing.T) {
-	client := fake.NewClientset(waiting(nil))
-	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil,
-			errors.New("refused")
-	})
-	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(always), now: time.Now}
-	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
-	state := framework.NewCycleState()
-	state.Write(wishKey, wish{&cards.Wish{}})
-	if status := p.PreBind(t.Context(), state, waiting(nil), "n"); status.Code() != fwk.Error ||
-		!strings.Contains(status.Message(), "write the shares of pod default/p") {
+func TestAnotherPodIsTheNextBinders(t *testing.T) {
+	p := binder(t, func(*corev1.Binding) error { return errors.New("it was bound") })
+	if status := p.Bind(t.Context(), framework.NewCycleState(), waiting(nil), "n"); status.Code() != fwk.Skip {
+		t.Errorf("status %v, want it skipped", status)
+	}
+}
+
+func TestAPodThatCannotBeBoundGivesItsSharesBack(t *testing.T) {
+	p := binder(t, func(*corev1.Binding) error { return errors.New("refused") })
+	if status := p.Bind(t.Context(), attempt(), waiting(nil), "n"); status.Code() != fwk.Error ||
+		!strings.Contains(status.Message(), "bind pod default/p to node n with its shares: refused") {
 		t.Errorf("status %v, want an error that names the pod", status)
+	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel() // the attempt's own context has ended
+	p.Unreserve(done, attempt(), waiting(nil), "n")
+	if p.ledger.assumed("uid-p") != nil {
+		t.Error("the shares are not given back")
 	}
 }
 
 func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
-	l := newLedger(always)
+	l := newLedger(resources, always)
 	l.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid, Memory: 1}}})
 	written := func(node, devices string) map[string]string {
 		return map[string]string{annotation.PodNode: node, annotation.PodDevices: devices}
@@ -128,9 +132,11 @@ func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
 		{"chosen and not yet written", nil, "n", 1, true},
 		{"chosen for another node", nil, "m", 0, false},
 		{"written", written("n", uuid+",NVIDIA,2,0:;"), "n", 2, true},
-		{"written again", written("n", uuid+",NVIDIA,3,0:;"), "n", 3, true},
+		{"written by Volcano", written("n", uuid+",NVIDIA,3,0:"), "n", 3, true},
 		{"written for another node, from an attempt before", written("m", uuid+",NVIDIA,4,0:;"), "n", 1, true},
 		{"rubbish of somebody else", written("n", "rubbish"), "n", 0, false},
+		{"forged: more than the pod asks for", written("n", uuid+",NVIDIA,5,0:;"), "n", 0, false},
+		{"forged: shares of a second container", written("n", uuid+",NVIDIA,2,0:;"+uuid+",NVIDIA,2,0:;"), "n", 0, false},
 	} {
 		shares, placed := l.shares(waiting(test.annotations), test.node)
 		var got int64
@@ -150,7 +156,7 @@ func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
 // The pod was deleted while a cycle was under way, which looks at the pods that there were when it began.
 func TestTheLedgerKeepsNothingOfAPodThatIsGone(t *testing.T) {
 	gone := false
-	l := newLedger(func(*corev1.Pod) bool { return !gone })
+	l := newLedger(resources, func(*corev1.Pod) bool { return !gone })
 	seen := waiting(map[string]string{annotation.PodNode: "n", annotation.PodDevices: uuid + ",NVIDIA,2,0:;"})
 	gone = true
 	l.forget(seen.UID)
@@ -223,8 +229,8 @@ func TestAPodIsTriedAgainWhenItsOwnAnnotationsAreMended(t *testing.T) {
 
 //attack:scheduler-slots A tenant writes MIG slots on its pod that keep other pods off a GPU
 func TestMalformedMIGSlotsKeepNoOtherPodsOut(t *testing.T) {
-	p := &Plugin{ledger: newLedger(always), topology: newTopology(),
-		resources: annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}}
+	p := &Plugin{ledger: newLedger(resources, always), topology: newTopology(),
+		resources: resources}
 	some := *resource.NewQuantity(10, resource.DecimalSI)
 	info := framework.NewNodeInfo()
 	info.SetNode(&corev1.Node{

@@ -1,11 +1,13 @@
-// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler (or HAMi's, which speaks the same)
-// agree: what GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given.
+// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler, or this project's, agree: what
+// GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given. HAMi's own scheduler uses other keys
+// (hami.io/*) and other resources, which nothing here reads.
 //
 // Everything read here was written by another program; a malformed value is an error that quotes the part that is wrong, never a guess.
 package annotation
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -15,20 +17,21 @@ const (
 	NodeRegister  = "volcano.sh/node-vgpu-register"  // plugin -> scheduler: the node's GPUs
 	NodeHandshake = "volcano.sh/node-vgpu-handshake" // both ways, Volcano 1.15 and earlier
 
-	PodNode     = "volcano.sh/vgpu-node"            // the node that the devices are on
-	PodTime     = "volcano.sh/vgpu-time"            // when the scheduler chose, Unix seconds
-	PodDevices  = "volcano.sh/vgpu-ids-new"         // what each container was given; kept
-	PodPending  = "volcano.sh/devices-to-allocate"  // the same, until the plugin has served it
-	BindPhase   = "volcano.sh/bind-phase"           // allocating | success | failed
-	BindTime    = "volcano.sh/bind-time"            // Unix seconds
-	PodMode     = "volcano.sh/vgpu-mode"            // hami-core | mig
-	PodGroup    = "volcano.sh/vgpu-podgroup-policy" // spread: no GPU with another pod of the group
-	GroupName   = "scheduling.k8s.io/group-name"    // the pod's PodGroup, in its namespace
-	UseUUID     = "volcano.sh/vgpu-use-gpuuuid"     // comma-separated
-	AvoidUUID   = "volcano.sh/vgpu-nouse-gpuuuid"   // comma-separated
-	UseType     = "nvidia.com/use-gputype"          // comma-separated model names
-	AvoidType   = "nvidia.com/nouse-gputype"        // comma-separated model names
-	NodeLock    = "hamivgpu"                        // holds an RFC 3339 time while a pod is being bound to the node
+	PodNode     = "volcano.sh/vgpu-node"             // the node that the devices are on
+	PodTime     = "volcano.sh/vgpu-time"             // when the scheduler chose, Unix seconds
+	PodDevices  = "volcano.sh/vgpu-ids-new"          // what each container was given; kept
+	PodPending  = "volcano.sh/devices-to-allocate"   // the same, until the plugin has served it
+	BindPhase   = "volcano.sh/bind-phase"            // allocating | success | failed
+	BindTime    = "volcano.sh/bind-time"             // Unix seconds
+	PodMode     = "volcano.sh/vgpu-mode"             // hami-core | mig
+	PodGroup    = "volcano.sh/vgpu-podgroup-policy"  // spread: no GPU with another pod of the group
+	GroupName   = "scheduling.k8s.io/group-name"     // the pod's PodGroup, in its namespace
+	VolcanoName = "scheduling.volcano.sh/group-name" // the same, in the name of Volcano's own API group (v1beta1/labels.go)
+	UseUUID     = "volcano.sh/vgpu-use-gpuuuid"      // comma-separated
+	AvoidUUID   = "volcano.sh/vgpu-nouse-gpuuuid"    // comma-separated
+	UseType     = "nvidia.com/use-gputype"           // comma-separated model names
+	AvoidType   = "nvidia.com/nouse-gputype"         // comma-separated model names
+	NodeLock    = "hamivgpu"                         // holds an RFC 3339 time while a pod is being bound to the node
 	BindSuccess = "success"
 	BindFailed  = "failed"
 )
@@ -76,28 +79,56 @@ type Share struct {
 	Slot *MIGSlot
 }
 
-// MIGSlot is an instance by its place in the node's list of geometries.
+// MIGSlot is an instance by its place in one of the geometries that the GPU's model is allowed.
 type MIGSlot struct {
-	Group    int // which geometry of the GPU's list
-	Position int // which instance of that geometry, in the geometry's order
+	// Group is a geometry's name, as Volcano writes it (`[group1-0]`), or its place in the list, counted from 0, as our scheduler does.
+	Group string
+	// Position is which instance of that geometry, counted in the geometry's order.
+	Position int
+}
+
+// SlotAt is the slot at a position of the geometry at a place of the list.
+func SlotAt(group, position int) *MIGSlot {
+	return &MIGSlot{Group: strconv.Itoa(group), Position: position}
+}
+
+// Place is the place of the slot's geometry in a list of geometries with these names, which may be nil where none is known. A name comes
+// before a number.
+func (s MIGSlot) Place(names []string) (int, bool) {
+	if at := slices.Index(names, s.Group); at >= 0 {
+		return at, true
+	}
+	at, err := strconv.Atoi(s.Group)
+	return at, err == nil && at >= 0
+}
+
+func (s MIGSlot) String() string { return fmt.Sprintf("[%s-%d]", s.Group, s.Position) }
+
+// ValidGroup tells whether a geometry's name can stand in an annotation: letters, digits, dots, underscores and plus signs. Volcano reads
+// no slot whose geometry has a dash in its name.
+func ValidGroup(name string) bool {
+	return name != "" && len(name) <= maximumGroup && !strings.ContainsFunc(name, func(c rune) bool {
+		return (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '.' && c != '_' && c != '+'
+	})
 }
 
 // Limits bound what a pod's annotation may hold, so that a hostile one costs little.
 const (
 	maximumLength = 256 << 10 // the API server's own limit on all annotations together
 	maximumShares = 64        // GPUs for one container; no node has more
+	maximumGroup  = 63        // bytes of a geometry's name
 	maximumMemory = 1 << 32   // units of at least 1 MiB; sums of as many shares as an annotation holds stay far from overflowing
 )
 
 // FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers
-// first as the scheduler lists them. A container without shares keeps its empty place.
+// first. A container without shares keeps its empty place; Volcano lists no such container.
 func FormatShares(containers [][]Share) string {
 	var b strings.Builder
 	for _, shares := range containers {
 		for _, share := range shares {
 			b.WriteString(share.UUID)
 			if share.Slot != nil {
-				fmt.Fprintf(&b, "[%d-%d]", share.Slot.Group, share.Slot.Position)
+				b.WriteString(share.Slot.String())
 			}
 			fmt.Fprintf(&b, ",NVIDIA,%d,%d:", share.Memory, share.Cores)
 		}
@@ -169,12 +200,11 @@ func parseShare(field string) (Share, error) {
 func parseSlot(text string) (*MIGSlot, error) {
 	inner, closed := strings.CutSuffix(text, "]")
 	group, position, dashed := strings.Cut(inner, "-")
-	g, errGroup := strconv.Atoi(group)
-	p, errPosition := strconv.Atoi(position)
-	if !closed || !dashed || errGroup != nil || errPosition != nil || g < 0 || p < 0 {
+	p, err := strconv.Atoi(position)
+	if !closed || !dashed || !ValidGroup(group) || err != nil || p < 0 {
 		return nil, fmt.Errorf("MIG slot %q, where [group-position] is expected", shorten("["+text))
 	}
-	return &MIGSlot{Group: g, Position: p}, nil
+	return &MIGSlot{Group: group, Position: p}, nil
 }
 
 // ValidUUID tells whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a tenant's

@@ -33,8 +33,11 @@ func TestParseShares(t *testing.T) {
 			[][]Share{{{UUID: uuid, Memory: 1, Cores: 2}}, nil, {{UUID: uuid, Memory: 3, Cores: 4}}}},
 		"two GPUs for one container": {uuid + ",NVIDIA,1,2:" + uuid + ",NVIDIA,3,4:;",
 			[][]Share{{{UUID: uuid, Memory: 1, Cores: 2}, {UUID: uuid, Memory: 3, Cores: 4}}}},
-		"a MIG slot": {uuid + "[1-3],NVIDIA,4864,14:;",
-			[][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{1, 3}}}}},
+		"a MIG slot by its geometry's place": {uuid + "[1-3],NVIDIA,4864,14:;",
+			[][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: SlotAt(1, 3)}}}},
+		// As Volcano writes it: mig.go of its scheduler, encodeMIGID; "group1" is a name in its shipped ConfigMap.
+		"a MIG slot by its geometry's name": {uuid + "[group1-0],NVIDIA,3000,0:",
+			[][]Share{{{UUID: uuid, Memory: 3000, Slot: &MIGSlot{"group1", 0}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseShares(test.value)
@@ -59,15 +62,18 @@ func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
 		// Two of these would add up to less than nothing, which fits everywhere.
 		uuid + ",NVIDIA,9223372036854775807,1:" + uuid +
 			",NVIDIA,9223372036854775807,1:;": `memory "9223372036854775807", where a whole number of units from 0 to 4294967296`,
-		uuid + ",NVIDIA,99999999999999999999,1": "memory",
-		uuid + "[1],NVIDIA,1,1:;":               "MIG slot",
-		uuid + "[1-,NVIDIA,1,1:;":               "MIG slot",
-		uuid + "[-1-1],NVIDIA,1,1:;":            "MIG slot",
-		"../../etc/passwd,NVIDIA,1,1:;":         "not a GPU's UUID",
-		"GPU-,NVIDIA,1,1:;":                     "not a GPU's UUID",
-		";;" + uuid + ",NVIDIA:;":               "container 2",
-		strings.Repeat(uuid+",NVIDIA,1,1:", 65): "more than 64",
-		strings.Repeat("a", 300<<10):            "at most",
+		uuid + ",NVIDIA,99999999999999999999,1":                   "memory",
+		uuid + "[1],NVIDIA,1,1:;":                                 "MIG slot",
+		uuid + "[1-,NVIDIA,1,1:;":                                 "MIG slot",
+		uuid + "[-1-1],NVIDIA,1,1:;":                              "MIG slot",
+		uuid + "[a-b-1],NVIDIA,1,1:;":                             "MIG slot", // Volcano reads no such name either
+		uuid + "[../x-1],NVIDIA,1,1:;":                            "MIG slot",
+		uuid + "[" + strings.Repeat("g", 64) + "-1],NVIDIA,1,1:;": "MIG slot",
+		"../../etc/passwd,NVIDIA,1,1:;":                           "not a GPU's UUID",
+		"GPU-,NVIDIA,1,1:;":                                       "not a GPU's UUID",
+		";;" + uuid + ",NVIDIA:;":                                 "container 2",
+		strings.Repeat(uuid+",NVIDIA,1,1:", 65):                   "more than 64",
+		strings.Repeat("a", 300<<10):                              "at most",
 	} {
 		if got, err := ParseShares(value); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("ParseShares(%.60q) = %v, %v; want an error with %q", value, got, err, part)
@@ -76,7 +82,8 @@ func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
 }
 
 func TestSharesRoundTrip(t *testing.T) {
-	want := [][]Share{{{UUID: uuid, Memory: 1024, Cores: 50}}, nil, {{UUID: uuid, Memory: 4864, Cores: 14, Slot: &MIGSlot{0, 6}}}}
+	want := [][]Share{{{UUID: uuid, Memory: 1024, Cores: 50}}, nil, {{UUID: uuid, Memory: 4864, Cores: 14, Slot: SlotAt(0, 6)},
+		{UUID: uuid, Memory: 3000, Slot: &MIGSlot{"group1", 2}}}}
 	got, err := ParseShares(FormatShares(want))
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +113,7 @@ func TestParseHandshake(t *testing.T) {
 
 func FuzzParseShares(f *testing.F) {
 	f.Add(uuid + "[1-3],NVIDIA,4864,14:;;")
+	f.Add(uuid + "[group1-0],NVIDIA,3000,0:;")
 	f.Fuzz(func(t *testing.T, value string) {
 		shares, err := ParseShares(value)
 		if err != nil {

@@ -35,6 +35,24 @@ type Deck struct {
 	Refused []error
 }
 
+// volcanoRefuses says why a card cannot be shared where Volcano schedules, or nothing. Its scheduler takes the mode of a node's last card
+// for that of all (decodeNodeDevices in its vgpu/utils.go), and reads the size of a unit from gpuMemoryFactor alone, by which it matches
+// MIG instances.
+func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
+	mode := s.ModeOf(gpu.UUID)
+	if mode != s.Mode {
+		return fmt.Errorf("%s (%s): mode %s is asked for on a node of mode %s, and Volcano knows one mode a node; it is not shared. Give all of "+
+			"the node's GPUs one mode, hide the others (filterdevices) and claim them through DRA, or have gpufabric's scheduler place the pods "+
+			"(--scheduler=gpufabric)", gpu.UUID, gpu.ProductName, mode, s.Mode)
+	}
+	if mode == annotation.ModeMIG && factor > 1 && s.MemoryFactor == 0 {
+		return fmt.Errorf("%s (%s): one unit of memory is %d MiB, which was chosen by itself, and Volcano takes it for 1 MiB when it chooses "+
+			"MIG instances; it is not shared. Set gpuMemoryFactor: %d in Volcano's ConfigMap volcano-vgpu-device-config", gpu.UUID, gpu.ProductName,
+			factor, factor)
+	}
+	return nil
+}
+
 // Lay lays the node's GPUs out. factorInForce is the cluster's factor, 0 where there is none yet; a factor in the settings comes before it.
 func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, error) {
 	deck := &Deck{Factor: s.MemoryFactor}
@@ -62,6 +80,12 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 		return nil, err
 	}
 	for _, gpu := range shared {
+		if s.Scheduler == settings.Volcano {
+			if err := volcanoRefuses(gpu, s, deck.Factor); err != nil {
+				deck.Refused = append(deck.Refused, err)
+				continue
+			}
+		}
 		deck.Cards = append(deck.Cards, Card{
 			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
 			// none at all would be a node without the resource
@@ -99,8 +123,12 @@ func slots(gpu *inventory.GPU, s settings.Settings) int {
 func (d *Deck) Registered() []annotation.GPU {
 	out := make([]annotation.GPU, 0, len(d.Cards))
 	for _, card := range d.Cards {
+		slots := card.Slots
+		if !card.Healthy {
+			slots = 0 // Volcano reads a card's health and does not look at it; a card for no container it leaves alone
+		}
 		out = append(out, annotation.GPU{
-			UUID: card.GPU.UUID, Slots: card.Slots, Memory: card.Units, Model: card.GPU.ProductName, Healthy: card.Healthy, Mode: card.Mode,
+			UUID: card.GPU.UUID, Slots: slots, Memory: card.Units, Model: card.GPU.ProductName, Healthy: card.Healthy, Mode: card.Mode,
 		})
 	}
 	return out
@@ -114,6 +142,12 @@ func (d *Deck) Number() []deviceplugin.Device {
 // Memory are the ids that count units of memory.
 func (d *Deck) Memory() []deviceplugin.Device {
 	return d.devices(func(c Card) int { return int(c.Units) }, func(i int, _ Card, n int) string { return UnitID(i, n) })
+}
+
+// Percentage are the ids that count percent of memory: 100 a GPU. They keep the node from being refused to a pod that asks so; how much
+// memory that is, its scheduler says.
+func (d *Deck) Percentage() []deviceplugin.Device {
+	return d.devices(func(Card) int { return 100 }, func(i int, _ Card, n int) string { return UnitID(i, n) })
 }
 
 // Cores are the ids that count percent of cores.
@@ -147,6 +181,14 @@ func (d *Deck) ByUUID(uuid string) *Card {
 		}
 	}
 	return nil
+}
+
+// Index is a GPU's number on the node, in the order of PCI addresses, and after all others for one that is not in the deck.
+func (d *Deck) Index(uuid string) int {
+	if card := d.ByUUID(uuid); card != nil {
+		return card.GPU.Index
+	}
+	return math.MaxInt
 }
 
 // UUIDOf is the GPU that an id of Number belongs to; empty for anything else.

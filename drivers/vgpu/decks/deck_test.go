@@ -117,3 +117,43 @@ func TestLayLeavesHiddenGPUsOut(t *testing.T) {
 		t.Errorf("cards %+v, want GPUs 0 and 3", deck.Cards)
 	}
 }
+
+// Volcano's scheduler takes the mode of a node's last GPU for that of all, and knows a unit of memory by gpuMemoryFactor alone.
+func TestWhatVolcanoCannotFollowIsNotSharedAndSaid(t *testing.T) {
+	mig := &inventory.MIG{Profiles: []inventory.Profile{{Name: "1g.5gb", MaxInstances: 7}}}
+	for name, test := range map[string]struct {
+		mode   annotation.Mode
+		other  annotation.Mode // of the second GPU
+		factor int             // that the settings have
+		agreed int
+		who    settings.Scheduler
+		shared int
+		words  string
+	}{
+		"one mode": {mode: annotation.ModeSoftware, who: settings.Volcano, shared: 2},
+		"two modes": {mode: annotation.ModeSoftware, other: annotation.ModeMIG, who: settings.Volcano, shared: 1,
+			words: "Volcano knows one mode a node"},
+		"two modes, and our scheduler":           {mode: annotation.ModeSoftware, other: annotation.ModeMIG, who: settings.GPUFabric, shared: 2},
+		"MIG in a unit that was chosen":          {mode: annotation.ModeMIG, agreed: 4, who: settings.Volcano, shared: 0, words: "Set gpuMemoryFactor: 4"},
+		"MIG in a unit that Volcano is told":     {mode: annotation.ModeMIG, factor: 4, who: settings.Volcano, shared: 2},
+		"MIG in a unit of 1 MiB":                 {mode: annotation.ModeMIG, who: settings.Volcano, shared: 2},
+		"MIG in a chosen unit, by our scheduler": {mode: annotation.ModeMIG, agreed: 4, who: settings.GPUFabric, shared: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node(2, 40960, mig)
+			s := settings.Default()
+			s.Mode, s.MemoryFactor, s.Scheduler = test.mode, test.factor, test.who
+			if test.other != "" {
+				s.GPUModes = map[string]annotation.Mode{n.GPUs[1].UUID: test.other}
+			}
+			deck, err := Lay(n, s, test.agreed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			said := fmt.Sprint(deck.Refused)
+			if len(deck.Cards) != test.shared || len(deck.Refused) != 2-test.shared || !strings.Contains(said, test.words) {
+				t.Errorf("%d GPUs are shared, refused %s; want %d and %q", len(deck.Cards), said, test.shared, test.words)
+			}
+		})
+	}
+}

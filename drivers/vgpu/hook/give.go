@@ -31,6 +31,9 @@ type Given struct {
 // without one both end here.
 func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
 	deck := h.Deck()
+	if err := h.percent(deck, pod, container, shares); err != nil {
+		return Given{}, err
+	}
 	partitioned, err := mode(deck, container, shares)
 	if err != nil {
 		return Given{}, err
@@ -43,7 +46,7 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 		return Given{}, err
 	}
 	identity := injection.Container{PodUID: string(pod.UID), Name: container}
-	edits, err := h.Limiter.Edits(identity, injection.Limits(shares, deck.Factor, h.NoCoreLimit))
+	edits, err := h.Limiter.Edits(identity, injection.Limits(shares, deck.Factor, h.NoCoreLimit, deck.Index))
 	if err == nil {
 		err = h.Limiter.Make(identity)
 	}
@@ -60,6 +63,28 @@ func logHolders(ctx context.Context, who holdings.Holder, err error) {
 	if errors.As(err, &full) {
 		klog.FromContext(ctx).Info("A share is refused", "asker", who.Name, "gpu", full.GPU, "lacks", full.Lacks, "holders", full.Holders)
 	}
+}
+
+// percent refuses more memory than the percentage that a container names. Volcano takes it of the first GPU that it looks at, for all of
+// the container's.
+func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []annotation.Share) error {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		percent := h.Resources.Percent(&c)
+		if c.Name != name || percent <= 0 || percent >= 100 {
+			continue
+		}
+		most := int64(0)
+		for _, card := range deck.Cards {
+			most = max(most, card.Units*percent/100)
+		}
+		for _, share := range shares {
+			if share.Slot == nil && (share.Memory == 0 || share.Memory > most) {
+				return fmt.Errorf("the scheduler gave container %s %d units of memory of %s, and its limit %s is %d, which are %d of this node's "+
+					"largest GPU", name, share.Memory, share.UUID, h.Resources.Percentage, percent, most)
+			}
+		}
+	}
+	return nil
 }
 
 // mode says whether a container's shares are MIG instances. All of them are or none: CUDA sees one kind of device in a process.

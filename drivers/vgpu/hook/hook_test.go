@@ -105,10 +105,13 @@ func pod(name, devices string, containers ...string) *corev1.Pod {
 	if devices != "" {
 		p.Annotations = map[string]string{annotation.PodDevices: devices}
 	}
-	for _, container := range containers {
-		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: container, Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")},
-		}})
+	lists, _ := annotation.ParseShares(devices) // one test has some that cannot be read
+	for i, container := range containers {
+		limits := corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}
+		if i < len(lists) && len(lists[i]) > 0 && lists[i][0].Cores > 0 {
+			limits["volcano.sh/vgpu-cores"] = *resource.NewQuantity(int64(lists[i][0].Cores), resource.DecimalSI)
+		}
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: container, Resources: corev1.ResourceRequirements{Limits: limits}})
 	}
 	return p
 }

@@ -3,12 +3,14 @@
 package injection
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -20,13 +22,16 @@ import (
 
 // Paths in a container, where HAMi-core looks.
 const (
-	library   = "/usr/local/vgpu/libvgpu.so"
-	preload   = "/etc/ld.so.preload"
-	cache     = "/tmp/vgpu"
-	lock      = "/tmp/vgpulock"
-	region    = "/tmp/vgpu/cudevshr.cache"
-	devicesIn = "NVIDIA_VISIBLE_DEVICES"
+	library  = "/usr/local/vgpu/libvgpu.so"
+	preload  = "/etc/ld.so.preload"
+	cache    = "/tmp/vgpu"
+	lock     = "/tmp/vgpulock"
+	override = "/overrideEnv"
+	region   = "/tmp/vgpu/cudevshr.cache"
 )
+
+// VisibleDevices is the variable by which NVIDIA's container runtime, and limiters, know a container's GPUs.
+const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
 const ControlOff = "CUDA_DISABLE_CONTROL"
@@ -44,7 +49,7 @@ func Visible(given []instances.Instance) string {
 	for _, i := range given {
 		uuids = append(uuids, i.UUID)
 	}
-	return devicesIn + "=" + strings.Join(uuids, ",")
+	return VisibleDevices + "=" + strings.Join(uuids, ",")
 }
 
 // Limiter is where the limiter stands on the host.
@@ -77,16 +82,36 @@ type Limit struct {
 }
 
 // Limits translates what the scheduler gave, in units of factor MiB. noCoreLimit leaves cores unlimited.
-func Limits(shares []annotation.Share, factor int, noCoreLimit bool) []Limit {
+//
+// HAMi-core knows limits by CUDA's number of a GPU alone, so they are in the order in which CUDA numbers the GPUs with
+// CUDA_DEVICE_ORDER=PCI_BUS_ID, which index tells, whatever the order in which the scheduler chose them. Two shares of one GPU are one
+// limit.
+func Limits(shares []annotation.Share, factor int, noCoreLimit bool, index func(uuid string) int) []Limit {
 	out := make([]Limit, 0, len(shares))
 	for _, share := range shares {
 		limit := Limit{UUID: share.UUID, MemoryMiB: share.Memory * int64(factor), Cores: share.Cores}
 		if noCoreLimit {
 			limit.Cores = 0
 		}
-		out = append(out, limit)
+		at := slices.IndexFunc(out, func(l Limit) bool { return l.UUID == limit.UUID })
+		if at < 0 {
+			out = append(out, limit)
+			continue
+		}
+		first := &out[at]
+		first.MemoryMiB = both(first.MemoryMiB, limit.MemoryMiB)
+		first.Cores = int(both(int64(first.Cores), int64(limit.Cores)))
 	}
+	slices.SortStableFunc(out, func(a, b Limit) int { return cmp.Compare(index(a.UUID), index(b.UUID)) })
 	return out
+}
+
+// both is what two amounts are together, of which 0 is all.
+func both(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return 0
+	}
+	return a + b
 }
 
 // Edits are a container's edits besides the GPUs' device nodes and driver files, which come through CDI.
@@ -109,12 +134,19 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	if l.Oversubscribed {
 		e.Env = append(e.Env, "CUDA_OVERSUBSCRIBE=true")
 	}
-	e.Env = append(e.Env, devicesIn+"="+strings.Join(uuids, ","), "CUDA_DEVICE_MEMORY_SHARED_CACHE="+region)
+	e.Env = append(e.Env, VisibleDevices+"="+strings.Join(uuids, ","), "CUDA_DEVICE_MEMORY_SHARED_CACHE="+region)
+	if len(limits) > 1 {
+		e.Env = append(e.Env, "CUDA_DEVICE_ORDER=PCI_BUS_ID")
+	}
 	e.Mounts = []*specs.Mount{
 		{HostPath: directory, ContainerPath: cache, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 		{HostPath: filepath.Join(l.Locks, filepath.Base(directory)), ContainerPath: lock, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 	}
 	if l.Directory != "" {
+		// HAMi-core takes its limits from this file of the image before it looks at its environment (ENV_OVERRIDE_FILE in its
+		// multiprocess_memory_limit.h): an empty one leaves the limits as they are.
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override,
+			Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}})
 		for _, inside := range []string{library, preload} {
 			e.Mounts = append(e.Mounts, &specs.Mount{
 				HostPath: filepath.Join(l.Directory, filepath.Base(inside)), ContainerPath: inside, Options: []string{"ro", "nosuid", "nodev", "bind"},
@@ -152,6 +184,9 @@ func (l Limiter) Accounting(c Container) (string, error) {
 	return filepath.Join(l.Containers, c.PodUID+"_"+c.Name), nil
 }
 
+// empty is an empty file, beside the containers' directories.
+func (l Limiter) empty() string { return filepath.Join(filepath.Dir(l.Containers), "empty") }
+
 // Make makes the container's accounting directory. The container's user, whoever it is, writes into it, so it is open to all, and sticky.
 func (l Limiter) Make(c Container) error {
 	directory, err := l.Accounting(c)
@@ -162,6 +197,12 @@ func (l Limiter) Make(c Container) error {
 		if err := l.open(path); err != nil {
 			return err
 		}
+	}
+	if l.Directory == "" {
+		return nil
+	}
+	if err := os.WriteFile(l.empty(), nil, 0o444); err != nil { //nolint:gosec // every container's user reads it
+		return fmt.Errorf("make the empty file that covers %s in containers: %w", override, err)
 	}
 	return nil
 }
@@ -191,8 +232,8 @@ func (l Limiter) Remove(uid string) error {
 	return errors.Join(errs...)
 }
 
-// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk. One of bounded size is
-// gone with its file system.
+// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk. One of bounded
+// size is gone with its file system.
 func (l Limiter) setAside(in, name string) error {
 	path := filepath.Join(in, name)
 	if err := tmpfs.Release(path); err != nil {

@@ -24,14 +24,15 @@ func limiter(t *testing.T) Limiter {
 
 func TestEditsHoldAContainerToItsShare(t *testing.T) {
 	l := limiter(t)
-	limits := Limits([]annotation.Share{{UUID: uuid, Memory: 1024, Cores: 50}, {UUID: uuid, Memory: 0, Cores: 30}}, 10, false)
+	limits := Limits([]annotation.Share{{UUID: uuid, Memory: 1024, Cores: 50}, {UUID: other, Memory: 0, Cores: 30}}, 10, false, order)
 	got, err := l.Edits(Container{"uid-1", "main"}, limits)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
 		"CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "CUDA_DEVICE_SM_LIMIT=30",
-		"NVIDIA_VISIBLE_DEVICES=" + uuid + "," + uuid, "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/cudevshr.cache",
+		"NVIDIA_VISIBLE_DEVICES=" + uuid + "," + other, "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/cudevshr.cache",
+		"CUDA_DEVICE_ORDER=PCI_BUS_ID",
 	}
 	if diff := cmp.Diff(want, got.Env); diff != "" {
 		t.Errorf("environment (-want +got):\n%s", diff)
@@ -42,6 +43,7 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 	}
 	wantMounts := map[string]string{
 		"/tmp/vgpu": filepath.Join(l.Containers, "uid-1_main"), "/tmp/vgpulock": filepath.Join(l.Locks, "uid-1_main"),
+		"/overrideEnv":               l.empty(),
 		"/usr/local/vgpu/libvgpu.so": "/opt/vgpu/libvgpu.so", "/etc/ld.so.preload": "/opt/vgpu/ld.so.preload",
 	}
 	if diff := cmp.Diff(wantMounts, mounts); diff != "" {
@@ -65,8 +67,31 @@ func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	}
 }
 
+// other is the second GPU of the node, in the order of PCI addresses.
+const other = "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
+
+func order(uuid string) int { return strings.Count(uuid, "bbbbbbbb") }
+
+// Volcano writes a container's GPUs from the last to the first (checkNodeGPUSharingPredicateAndScore in its vgpu/utils.go), and CUDA
+// numbers them from the first to the last.
+func TestLimitsFollowTheGPUsAndNotTheOrderOfTheScheduler(t *testing.T) {
+	small, large := annotation.Share{UUID: uuid, Memory: 1, Cores: 10}, annotation.Share{UUID: other, Memory: 9, Cores: 20}
+	for name, shares := range map[string][]annotation.Share{"forwards": {small, large}, "backwards": {large, small}} {
+		got := Limits(shares, 1, false, order)
+		if len(got) != 2 || got[0] != (Limit{uuid, 1, 10}) || got[1] != (Limit{other, 9, 20}) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	if got := Limits([]annotation.Share{small, small}, 1, false, order); len(got) != 1 || got[0] != (Limit{uuid, 2, 20}) {
+		t.Errorf("two shares of one GPU are %+v, want one of both", got)
+	}
+	if got := Limits([]annotation.Share{small, {UUID: uuid}}, 1, false, order); len(got) != 1 || got[0] != (Limit{UUID: uuid}) {
+		t.Errorf("a share and all of one GPU are %+v, want all of it", got)
+	}
+}
+
 func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
-	if got := Limits([]annotation.Share{{UUID: uuid, Memory: 1, Cores: 50}}, 1, true); got[0].Cores != 0 {
+	if got := Limits([]annotation.Share{{UUID: uuid, Memory: 1, Cores: 50}}, 1, true, order); got[0].Cores != 0 {
 		t.Errorf("cores %d, want no limit", got[0].Cores)
 	}
 }

@@ -18,29 +18,76 @@ type at struct {
 	placement inventory.Placement
 }
 
-// seat finds what Volcano's `[group-position]` means on a GPU: the group of its layouts, and the instance at that position of the group,
-// counted in the order in which the group names them. The layouts are the administrator's knownMigGeometries for the model; where there are
-// none, one group for each profile that NVML offers, smallest first, with as many instances as fit.
-func seat(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) (at, error) {
+// seats are the places that Volcano's `[group-position]` can mean on a GPU: first the instance at that position of the group, counted in
+// the order in which the group names them, then its equals, since Volcano gives one slot to several pods of a session: instances of that
+// profile at other positions of the group, and last anywhere on the GPU. The layouts are the administrator's knownMigGeometries for the
+// model; where there are none, one group for each profile that NVML offers, smallest first, with as many instances as fit.
+func seats(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) ([]at, error) {
 	groups, err := layouts(g, known)
 	if err != nil {
-		return at{}, err
+		return nil, err
 	}
-	if slot.Group >= len(groups) {
-		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is of geometry %d, where 0 to %d are known for %s", g.UUID, slot.Group, slot.Position,
-			slot.Group, len(groups)-1, g.ProductName)
+	var names []string
+	for _, geometry := range known {
+		names = append(names, geometry.Name)
 	}
-	group := groups[slot.Group]
+	number, found := slot.Place(names)
+	if !found || number >= len(groups) {
+		return nil, fmt.Errorf("%s: MIG slot %s is of geometry %s, where 0 to %d are known for %s%s", g.UUID, slot, slot.Group, len(groups)-1,
+			g.ProductName, listed(names))
+	}
+	group := groups[number]
 	if slot.Position >= len(group) {
-		return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is position %d of a geometry of %d instances", g.UUID, slot.Group, slot.Position,
-			slot.Position, len(group))
+		return nil, fmt.Errorf("%s: MIG slot %s is position %d of a geometry of %d instances", g.UUID, slot, slot.Position, len(group))
 	}
 	placements, ok := pack(group)
 	if !ok {
-		return at{}, fmt.Errorf("%s: the %d instances of MIG geometry %d do not fit the GPU together; correct knownMigGeometries", g.UUID,
+		return nil, fmt.Errorf("%s: the %d instances of MIG geometry %s do not fit the GPU together; correct knownMigGeometries", g.UUID,
 			len(group), slot.Group)
 	}
-	return at{group[slot.Position], placements[slot.Position]}, nil
+	profile := group[slot.Position]
+	out := []at{{profile, placements[slot.Position]}}
+	add := func(placement inventory.Placement) {
+		if where := (at{profile, placement}); !slices.ContainsFunc(out, func(a at) bool { return a.placement == placement }) {
+			out = append(out, where)
+		}
+	}
+	for i, other := range group {
+		if other.ID == profile.ID {
+			add(placements[i])
+		}
+	}
+	for _, placement := range profile.Placements {
+		add(placement)
+	}
+	return out, nil
+}
+
+// listed are the geometries' names for an error's end.
+func listed(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return ", named " + strings.Join(names, ", ")
+}
+
+// Overstated says which of the memory sizes in an administrator's geometries are more than the driver gives: a scheduler that believes them
+// lets pods in that want more than their instance has.
+func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
+	var errs []error
+	for _, geometry := range known {
+		for _, i := range geometry.Instances {
+			p, err := named(g, i.Profile)
+			if err != nil {
+				continue // layouts says so
+			}
+			if has := int64(p.MemoryBytes >> 20); i.MemoryMiB > has { //nolint:gosec // MiB
+				errs = append(errs, fmt.Errorf("knownMigGeometries, geometry %q: %s is said to have %d MiB, and the driver of %s gives it %d: a pod "+
+					"that asks for more gets less than it asked for; write %d", geometry.Name, i.Profile, i.MemoryMiB, g.UUID, has, has))
+			}
+		}
+	}
+	return errs
 }
 
 // layouts lists each group's instances, one element for each.

@@ -293,20 +293,30 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 		}
 		return choose(ask.GPU, memory, ask.Cores, standing, held)
 	}
-	where, err := seat(ask.GPU, m.options.Geometries(ask.GPU.ProductName), *ask.Slot)
+	equals, err := seats(ask.GPU, m.options.Geometries(ask.GPU.ProductName), *ask.Slot)
 	if err != nil {
 		return at{}, err
 	}
-	for _, h := range holders {
-		if overlap(h.placement, where.placement) {
-			if h.detail != "" {
-				klog.Background().Info("A MIG slot is held", "gpu", ask.GPU.UUID, "slot", ask.Slot, "holder", h.detail)
+	holding := func(where at) *holder {
+		for i, h := range holders {
+			if overlap(h.placement, where.placement) {
+				return &holders[i]
 			}
-			return at{}, fmt.Errorf("%s: MIG slot [%d-%d] is %s at memory slice %d, which %s holds", ask.GPU.UUID, ask.Slot.Group, ask.Slot.Position,
-				where.profile.Name, where.placement.Start, h.name)
+		}
+		return nil
+	}
+	for _, where := range equals {
+		if holding(where) == nil {
+			return where, nil
 		}
 	}
-	return where, nil
+	first := equals[0]
+	held := holding(first)
+	if held.detail != "" {
+		klog.Background().Info("A MIG slot is held", "gpu", ask.GPU.UUID, "slot", ask.Slot, "holder", held.detail)
+	}
+	return at{}, fmt.Errorf("%s: MIG slot %s is %s at memory slice %d, which %s holds, and no equal one of the GPU is free", ask.GPU.UUID,
+		ask.Slot, first.profile.Name, first.placement.Start, held.name)
 }
 
 // make sees to it that an instance stands. Idle ones in its way go: every one that is somebody's is in the store, and NVML itself keeps

@@ -62,7 +62,7 @@ func (n *node) give(name string, asks ...Ask) ([]Instance, error) {
 func (n *node) memory(gpu int, mib int64) Ask { return Ask{GPU: n.read.GPUs[gpu], MemoryMiB: mib} }
 
 func (n *node) slot(group, position int) Ask {
-	return Ask{GPU: n.read.GPUs[0], Slot: &annotation.MIGSlot{Group: group, Position: position}}
+	return Ask{GPU: n.read.GPUs[0], Slot: annotation.SlotAt(group, position)}
 }
 
 // stands compares what stands on the first GPU ("19@0": profile 19 at memory slice 0).
@@ -152,6 +152,9 @@ var groups = []settings.Geometry{
 	{Name: "impossible", Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 40960, Count: 2}}},
 }
 
+// whole is the layout of a GPU that is one instance.
+var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 39936, Count: 1}}}
+
 func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
 	for _, test := range []struct {
 		group, position int
@@ -189,21 +192,65 @@ func TestAGeometryThatTheGPUHasNotIsRefusedInWords(t *testing.T) {
 }
 
 func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
-	n := start(t, groups[:2]...)
+	n := start(t, whole, groups[0])
 	if _, err := n.Give(t.Context(), Owner{PodUID: "u1", Container: "main", Namespace: "secret", Pod: "payroll"},
 		[]Ask{n.slot(0, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	//attack:slot-names A pod that is given a MIG slot of another tenant's learns whose it is
-	_, err := n.give("attacker", n.slot(0, 0))
+	_, err := n.give("attacker", n.slot(1, 0))
 	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "which a pod of another namespace holds") {
 		t.Errorf("the attacker reads %v", err)
 	}
 	t.Logf("attacker sees: %v", err)
 }
 
-func TestASlotIsNeverTwoPods(t *testing.T) {
+// Volcano writes a geometry's name (mig.go of its scheduler, encodeMIGID); ours writes its place in the list.
+func TestASlotIsNamedByItsGeometryOrByItsPlace(t *testing.T) {
+	named := slices.Clone(groups[:2])
+	named[0].Name, named[1].Name = "group1", "group2"
+	for slot, want := range map[annotation.MIGSlot]string{
+		{Group: "group1", Position: 6}: "19@6", {Group: "group2", Position: 1}: "14@0", {Group: "1", Position: 1}: "14@0",
+		{Group: "group3", Position: 0}: "geometry group3, where 0 to 1 are known for NVIDIA A100-SXM4-40GB, named group1, group2",
+		{Group: "2", Position: 0}:      "geometry 2",
+	} {
+		n := start(t, named...)
+		_, err := n.give("train", Ask{GPU: n.read.GPUs[0], Slot: &slot})
+		if strings.Contains(want, "@") && err == nil {
+			n.stands(want)
+		} else if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("slot %s: got %v, want %q", slot, err, want)
+		}
+	}
+}
+
+// Volcano does not count a slot as given within a session (device_info.go of its scheduler), so it gives one to several pods.
+func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 	n := start(t, groups[:2]...)
+	for i, want := range []string{"14@0", "14@2", "14@4"} {
+		given, err := n.give(fmt.Sprintf("pod-%d", i), n.slot(1, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprintf("%d@%d", given[0].ProfileID, given[0].Start); got != want {
+			t.Errorf("pod %d was given %s, want %s", i, got, want)
+		}
+	}
+	if _, err := n.give("late", n.slot(1, 1)); err == nil || !strings.Contains(err.Error(), "default/pod-0, container main holds, and no equal") {
+		t.Errorf("got %v, want a refusal that names the holder", err)
+	}
+	// The same pod keeps what it has, and what was given back is given again.
+	if again, err := n.give("pod-1", n.slot(1, 1)); err != nil || again[0].Start != 2 {
+		t.Errorf("started again, it was given %+v (%v)", again, err)
+	}
+	n.end("pod-1")
+	if given, err := n.give("late", n.slot(1, 1)); err != nil || given[0].Start != 2 {
+		t.Errorf("given %+v (%v), want the place that was given back", given, err)
+	}
+}
+
+func TestASlotIsNeverTwoPods(t *testing.T) {
+	n := start(t, whole, groups[0])
 	if _, err := n.give("first", n.slot(0, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +263,14 @@ func TestASlotIsNeverTwoPods(t *testing.T) {
 	if _, err := n.give("second", n.slot(1, 1)); err != nil {
 		t.Error(err)
 	}
-	n.stands("14@0")
+	n.stands("19@1")
+}
+
+func TestGeometriesThatPromiseMoreThanTheDriverGivesAreNamed(t *testing.T) {
+	n := start(t)
+	if errs := Overstated(n.read.GPUs[0], groups[:1]); len(errs) != 1 || !strings.Contains(errs[0].Error(), "gives it 4864") {
+		t.Errorf("got %v, want 5120 MiB of a 1g.5gb named", errs)
+	}
 }
 
 func TestAContainerThatStartsAgainHasTheSameInstances(t *testing.T) {

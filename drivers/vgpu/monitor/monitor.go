@@ -122,16 +122,22 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 			if share.Memory == 0 {
 				limit = totals[share.UUID]
 			}
-			c.share(gauge, labels, i, limit, read)
+			c.share(gauge, labels, share.UUID, limit, read)
 		}
 	}
 	gauge(c.unreadable, float64(unreadable))
 }
 
-// share exports one share. read is nil before the container's limiter has started.
-func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, i int, limit uint64, read *region.Region) {
+// share exports one share. read is nil before the container's limiter has started. The limiter lists GPUs in the container's order, which
+// is CUDA's and not the scheduler's, so a GPU is known by its UUID.
+func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, uuid string, limit uint64,
+	read *region.Region) {
 	gauge(c.limit, float64(limit), labels...)
-	if read == nil || i >= len(read.Devices) {
+	i := -1
+	if read != nil {
+		i = slices.IndexFunc(read.Devices, func(d region.Device) bool { return d.UUID == uuid })
+	}
+	if i < 0 {
 		gauge(c.used, 0, labels...)
 		gauge(c.utilization, 0, labels...)
 		return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -187,5 +188,43 @@ func BenchmarkScrapeOf200Containers(b *testing.B) {
 		if _, err := registry.Gather(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The limiter lists a container's GPUs in CUDA's order, the annotation in the scheduler's.
+func TestTheUseOfTwoGPUsIsNotSwapped(t *testing.T) {
+	const second = "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
+	directory := t.TempDir()
+	two := pod("two", 1)
+	two.Shares = []annotation.Share{{UUID: second, Memory: 2}, {UUID: uuid, Memory: 1}}
+	hamiCore(t, directory, two, 10<<20, 7, 0)
+	path := filepath.Join(directory, "uid-two_pod1-ctr", "cudevshr.cache")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, value := range map[int]uint64{56: 2, 1608: 20 << 20, 1856 + 8 + 64 + 16: 9, 1856 + 8 + 64 + 32: 9} {
+		binary.LittleEndian.PutUint64(b[at:], value)
+	}
+	copy(b[64+96:], second)
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	labels := func(number int, gpu string) string {
+		return `{ctrname="pod1-ctr",deviceuuid="` + gpu + `",podname="two",podnamespace="default",vdeviceid="` + strconv.Itoa(number) + `"`
+	}
+	want := `
+# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.
+# TYPE gpufabric_vgpu_memory_limit_drift_bytes gauge
+gpufabric_vgpu_memory_limit_drift_bytes` + labels(0, second) + `} 0
+gpufabric_vgpu_memory_limit_drift_bytes` + labels(1, uuid) + `} 0
+# HELP vGPU_device_memory_usage_in_bytes Memory that a container uses of its share of a GPU, in bytes.
+# TYPE vGPU_device_memory_usage_in_bytes gauge
+vGPU_device_memory_usage_in_bytes` + labels(0, second) + `,zone="vGPU"} 9
+vGPU_device_memory_usage_in_bytes` + labels(1, uuid) + `,zone="vGPU"} 7
+`
+	if err := testutil.CollectAndCompare(collector(directory, false, two), strings.NewReader(want), "vGPU_device_memory_usage_in_bytes",
+		"gpufabric_vgpu_memory_limit_drift_bytes"); err != nil {
+		t.Error(err)
 	}
 }

@@ -19,14 +19,44 @@ import (
 	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/hook"
+	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
-// amount serves memory and cores: the kubelet counts them, and what a container may use of which GPU comes with its number.
+// amount serves cores and percentages: the kubelet counts them, and what a container may use of which GPU comes with its number.
 type amount struct{}
 
 func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error) {
 	return &pluginapi.ContainerAllocateResponse{}, nil
+}
+
+// memory serves memory. Without NRI a container that asks for memory alone, which is one GPU's, gets its share by it.
+type memory struct{ shares number }
+
+func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	n := m.shares
+	if n.nri {
+		return nothing(), nil
+	}
+	all, err := n.pods.All()
+	if err != nil {
+		return nil, err
+	}
+	r := n.hook.Resources
+	alone := r.Candidates(all, func(c *corev1.Container) bool { return r.MemoryAlone(c) == len(ids) }, n.served)
+	switch len(alone) {
+	case 0:
+		return &pluginapi.ContainerAllocateResponse{}, nil // its shares come with its number
+	case 1:
+		return n.give(ctx, alone[0])
+	}
+	return nil, ambiguous(alone, len(ids))
+}
+
+// nothing is the answer where the container runtime's hook brings the GPUs: no GPU at all, also by a runtime that reads this variable from
+// the image, if the hook should be left out.
+func nothing() *pluginapi.ContainerAllocateResponse {
+	return &pluginapi.ContainerAllocateResponse{Envs: map[string]string{injection.VisibleDevices: "void"}}
 }
 
 // number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted.
@@ -85,7 +115,7 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container "+
 				"this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
 		}
-		return &pluginapi.ContainerAllocateResponse{}, nil
+		return nothing(), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, watchDelay)
 	defer cancel()
@@ -95,7 +125,7 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 		if err != nil {
 			return nil, err
 		}
-		candidates := n.hook.Resources.Candidates(all, len(ids), n.served)
+		candidates := n.candidates(all, len(ids))
 		switch {
 		case len(candidates) == 1:
 			n.forget(all)
@@ -109,6 +139,12 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 			return nil, ambiguous(candidates, len(ids))
 		}
 	}
+}
+
+// candidates are the containers that an allocation of so many GPUs can be for.
+func (n number) candidates(all []*corev1.Pod, count int) []annotation.Candidate {
+	r := n.hook.Resources
+	return r.Candidates(all, func(c *corev1.Container) bool { return r.Asks(c) == count && r.MemoryAlone(c) == 0 }, n.served)
 }
 
 // forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given
@@ -240,7 +276,7 @@ func (n number) Prefer(available, required []string, size int) []string {
 		return nil
 	}
 	wanted := map[string]int{}
-	for _, c := range n.hook.Resources.Candidates(all, size, n.served) {
+	for _, c := range n.candidates(all, size) {
 		for _, share := range c.Shares {
 			wanted[share.UUID]++
 		}

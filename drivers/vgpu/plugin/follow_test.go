@@ -43,7 +43,7 @@ func TestAGPUThatBreaksIsUnhealthyForKubeletAndScheduler(t *testing.T) {
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 10)
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-memory", 4096)
 	n.annotation(annotation.NodeRegister, func(got string) bool {
-		return strings.Contains(got, uuid+",10,4096,NVIDIA-A100-SXM4-40GB,false,") && strings.Contains(got, ",true,")
+		return strings.Contains(got, uuid+",0,4096,NVIDIA-A100-SXM4-40GB,false,") && strings.Contains(got, ",true,")
 	})
 	n.schedule("train", uuid+",NVIDIA,1024,0:;", "main")
 	if _, err := n.tryAllocate("volcano.sh/vgpu-number", 1); err == nil || !strings.Contains(err.Error(), "XID 79") {
@@ -98,7 +98,7 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	for _, gpu := range gputest.New(t, 2).GPUs {
 		uuids = append(uuids, gpu.UUID)
 	}
-	n := start(t, "--gpu-memory-factor=1", modes(t,
+	n := start(t, "--gpu-memory-factor=1", "--scheduler=gpufabric", modes(t,
 		fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}}]}`, nodeName, uuids[1])))
 	n.kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 17)
 	n.annotation(annotation.NodeRegister, func(got string) bool {

@@ -66,7 +66,7 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	config, err := o.settings()
+	config, err := o.settings(ctx, client)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 				Source: &source{
 					ask:       func() (figures.Figures, error) { return figures.Read(ctx, o.stateFile(figures.Socket)) },
 					pods:      watched,
-					resources: annotation.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource},
+					resources: resourcesOf(config),
 				},
 				Directory: filepath.Join(o.StateDir, "containers"), ByteLabels: byteLabels, Now: time.Now,
 			}))

@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -31,6 +30,10 @@ type Options struct {
 	LimiterDir string
 	// LimiterBytes bounds each directory that a container writes through its limiter, in bytes; 0: nothing does.
 	LimiterBytes int64
+	// ConfigNamespace is where Volcano keeps the two ConfigMaps; empty: files alone.
+	ConfigNamespace string
+	// Scheduler places the pods with shares: volcano or gpufabric.
+	Scheduler string
 	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
 	Handshake bool
 	// ForbidControlOff refuses containers that switch their limiter off by environment.
@@ -45,6 +48,7 @@ type Options struct {
 	cores     float64
 	mig, list string
 	recheck   time.Duration // of the GPUs' health; 0: as package health says
+	pause     time.Duration // between two answers to a handshake; 0: handshakePause
 }
 
 // stateFile is a file of the role's state.
@@ -70,7 +74,11 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as "+
 		"environment alone")
-	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano 1.15 and earlier")
+	text(&o.ConfigNamespace, "config-namespace", "", "namespace in which Volcano's scheduler reads volcano-vgpu-device-config, "+
+		"and so its plugin; empty: the files of --device-config and --node-config alone")
+	text(&o.Scheduler, "scheduler", string(settings.Volcano), "who places pods with shares: volcano or gpufabric; what Volcano cannot "+
+		"follow is refused where it does")
+	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano up to 1.14.2 and of 1.15.0, at most every 30 s")
 	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false,
 		"refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or "+
 			"GPU_CORE_UTILIZATION_POLICY=disable, by which they switch their limit of cores off (unless the device configuration has "+
@@ -97,6 +105,9 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com",
 			o.mig))
 	}
+	if o.Scheduler != string(settings.Volcano) && o.Scheduler != string(settings.GPUFabric) {
+		errs = append(errs, fmt.Errorf("--scheduler %q: %s and %s are allowed", o.Scheduler, settings.Volcano, settings.GPUFabric))
+	}
 	switch o.list {
 	case "cdi-annotations", "cdi-cri", "envvar":
 	default:
@@ -104,43 +115,4 @@ func (o *Options) Validate() error {
 			"devices come through CDI", o.list))
 	}
 	return errors.Join(errs...)
-}
-
-// settings reads the configuration files, and puts the flags that were given over them.
-func (o *Options) settings() (settings.Settings, error) {
-	s := settings.Default()
-	for _, file := range []struct {
-		path  string
-		apply func([]byte) error
-	}{
-		{o.DeviceConfig, s.ApplyDeviceConfig},
-		{o.NodeConfig, func(text []byte) error { return s.ApplyNodeConfig(text, o.NodeName) }},
-	} {
-		if file.path == "" {
-			continue
-		}
-		text, err := os.ReadFile(file.path)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the ConfigMap is optional
-		}
-		if err == nil {
-			err = file.apply(text)
-		}
-		if err != nil {
-			return s, fmt.Errorf("configuration %s: %w", file.path, err)
-		}
-	}
-	if o.flags.Changed("device-split-count") {
-		s.SplitCount = o.split
-	}
-	if o.flags.Changed("gpu-memory-factor") {
-		s.MemoryFactor = o.factor
-	}
-	if o.flags.Changed("device-memory-scaling") {
-		s.MemoryScaling = o.memory
-	}
-	if o.flags.Changed("device-cores-scaling") {
-		s.CoreScaling = o.cores
-	}
-	return s, s.Validate()
 }

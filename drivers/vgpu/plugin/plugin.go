@@ -1,5 +1,5 @@
 // Package plugin is the role vgpu-plugin: it shares a node's GPUs through device plugins with the resources and annotations that Volcano's
-// scheduler (and HAMi's) knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
+// scheduler knows. The GPUs stay the GPU plugin's: it taints them in DRA before they are shared here.
 //
 // # What a pod of this role needs
 //
@@ -16,6 +16,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -92,7 +93,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	config, err := o.settings()
+	config, err := o.settings(ctx, client)
 	if err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	defer count(registry, book, made)()
 	drained := drained{session: s, table: t, book: book, made: made}
 	defer drained.leave(ctx)
-	resources := annotation.Resources{Number: config.NumberResource, Memory: config.MemoryResource, Cores: config.CoresResource}
+	resources := resourcesOf(config)
 	told := newOutcome(client, resources, o.NodeName)
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
@@ -210,7 +211,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	}
 	registers := &registrar{
 		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
-		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After,
+		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After, pause: cmp.Or(o.pause, handshakePause),
 		slots: func(card decks.Card) ([][]int64, error) {
 			return instances.Slots(card.GPU, config.GeometriesOf(card.GPU.ProductName))
 		},
@@ -227,6 +228,11 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 				Without: "no share is given"}, h)
 		},
 	)
+}
+
+// resourcesOf are the names under which shares are asked for.
+func resourcesOf(s settings.Settings) annotation.Resources {
+	return annotation.Resources{Number: s.NumberResource, Memory: s.MemoryResource, Cores: s.CoresResource, Percentage: s.PercentageResource}
 }
 
 // podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is
@@ -311,6 +317,13 @@ func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settin
 	t.deck.Store(deck)
 	for _, problem := range append(node.Problems, deck.Refused...) {
 		klog.FromContext(ctx).Error(problem, "A GPU is not shared")
+	}
+	for _, card := range deck.Cards {
+		if card.Mode == annotation.ModeMIG {
+			for _, promise := range instances.Overstated(card.GPU, config.GeometriesOf(card.GPU.ProductName)) {
+				klog.FromContext(ctx).Error(promise, "A MIG instance has less memory than the configuration says")
+			}
+		}
 	}
 	return t, nil
 }

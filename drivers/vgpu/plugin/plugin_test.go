@@ -46,6 +46,7 @@ func start(t *testing.T, flags ...string) *node {
 
 func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...string) *node {
 	n := &node{t: t, machine: machine, kubelet: kubelettest.New(t), options: options, ended: make(chan error, 1)}
+	n.options.pause = time.Millisecond // a handshake of the tests does not wait half a minute
 	n.api = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	n.kubelet.Start()
 	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
@@ -107,10 +108,17 @@ func (n *node) schedule(name, devices string, containers ...string) *corev1.Pod 
 		},
 		Spec: corev1.PodSpec{NodeName: nodeName}, Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
-	for _, container := range containers {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: container, Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")},
-		}})
+	lists, err := annotation.ParseShares(devices)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for i, container := range containers {
+		limits := corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}
+		if cores := lists[i][0].Cores; cores > 0 {
+			limits["volcano.sh/vgpu-cores"] = *resource.NewQuantity(int64(cores), resource.DecimalSI)
+		}
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: container,
+			Resources: corev1.ResourceRequirements{Limits: limits}})
 	}
 	created, err := n.api.CoreV1().Pods("default").Create(n.t.Context(), pod, metav1.CreateOptions{})
 	if err != nil {

@@ -38,7 +38,16 @@ type registrar struct {
 	changed chan struct{}
 	// after is time.After; tests put their own in its place.
 	after func(time.Duration) <-chan time.Time
+	// pause is the least time between two answers to a handshake.
+	pause time.Duration
+	// reported is when the handshake was last answered. Only run touches it.
+	reported time.Time
 }
+
+// handshakePause is the least time between two answers to a handshake. Volcano up to 1.14.2, and 1.15.0, ask again at every event of a node
+// (device_info.go of its scheduler), and an answer is one: plugin and scheduler that answer at once write the Node for ever. Volcano waits
+// a minute for an answer.
+const handshakePause = 30 * time.Second
 
 // registerPatience is how long a registration that failed waits until it is tried again: from half a second to half a minute, which is also
 // how often Volcano looks at nodes.
@@ -91,8 +100,11 @@ func (r *registrar) run(ctx context.Context) error {
 			continue
 		}
 		again = nil
-		if err := r.register(ctx, node); err == nil {
+		if pause, err := r.register(ctx, node); err == nil {
 			retry = registerPatience
+			if pause > 0 {
+				again = r.after(pause)
+			}
 		} else if ctx.Err() == nil {
 			pause := retry.Step()
 			klog.FromContext(ctx).Error(err, "The node's GPUs are not registered with the scheduler; trying again", "in",
@@ -102,9 +114,9 @@ func (r *registrar) run(ctx context.Context) error {
 	}
 }
 
-// register patches what differs.
-func (r *registrar) register(ctx context.Context, node *corev1.Node) error {
-	annotations, err := r.wanted(node)
+// register patches what differs, and returns after which time there is something more to write; 0: when something changes.
+func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Duration, error) {
+	annotations, pause, err := r.wanted(node)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Something of the node's registration is wrong")
 	}
@@ -114,21 +126,24 @@ func (r *registrar) register(ctx context.Context, node *corev1.Node) error {
 		}
 	}
 	if len(annotations) == 0 {
-		return nil
+		return pause, nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if _, err := r.client.CoreV1().Nodes().Patch(ctx, r.node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("annotate node %s: %w", r.node, err)
+		return 0, fmt.Errorf("annotate node %s: %w", r.node, err)
 	}
-	return nil
+	if annotations[annotation.NodeHandshake] != "" {
+		r.reported = r.now()
+	}
+	return pause, nil
 }
 
-// wanted are the annotations as they should be. A handshake is answered where the scheduler spoke last, also if it cannot be read: a report
-// is always right.
-func (r *registrar) wanted(node *corev1.Node) (map[string]string, error) {
+// wanted are the annotations as they should be, and after which time there is one more: a handshake is answered where the scheduler spoke
+// last, at most once in a pause. One that cannot be read is answered too: a report is always right.
+func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration, error) {
 	deck := r.deck()
 	out := map[string]string{
 		annotation.NodeRegister: annotation.FormatGPUs(deck.Registered()),
@@ -139,16 +154,20 @@ func (r *registrar) wanted(node *corev1.Node) (map[string]string, error) {
 		out[annotation.NodeMIGSlots] = slots
 	}
 	if !r.handshake {
-		return out, refused
+		return out, 0, refused
 	}
 	state, err := annotation.ParseHandshake(node.Annotations[annotation.NodeHandshake])
-	if err != nil || state != annotation.HandshakeReported {
-		out[annotation.NodeHandshake] = annotation.FormatReport(r.now())
+	if err == nil && state == annotation.HandshakeReported {
+		return out, 0, refused
+	}
+	if early := r.pause - r.now().Sub(r.reported); !r.reported.IsZero() && early > 0 {
+		return out, early, refused
 	}
 	if err != nil {
 		err = fmt.Errorf("the scheduler's handshake is malformed; answering it: %w", err)
 	}
-	return out, errors.Join(refused, err)
+	out[annotation.NodeHandshake] = annotation.FormatReport(r.now())
+	return out, 0, errors.Join(refused, err)
 }
 
 // migSlots are the MIG slots of the cards that are cut, in the deck's units. A card whose slots cannot be told has none, with the reason.

@@ -99,3 +99,53 @@ func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 }
+
+// Volcano 1.15.0 asks again at every event of a node; its scheduler against a plugin that answers at once wrote one Node 641 times in 10 s.
+func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
+	now := time.Unix(1763000000, 0)
+	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	deck := &decks.Deck{Factor: 10, Cards: []decks.Card{{GPU: &inventory.GPU{UUID: "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"}, Slots: 10,
+		Units: 4914, Cores: 100, Healthy: true}}}
+	r := &registrar{client: api, node: nodeName, resource: "volcano.sh/vgpu-memory", now: func() time.Time { return now }, handshake: true,
+		pause: handshakePause,
+		deck:  func() *decks.Deck { return deck }}
+	answered := 0
+	api.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), annotation.NodeHandshake) {
+			answered++
+		}
+		return false, nil, nil
+	})
+	node, err := api.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	for range 120 { // a minute in half seconds
+		if err != nil {
+			t.Fatal(err)
+		}
+		pause, registered := r.register(t.Context(), node)
+		if registered != nil {
+			t.Fatal(registered)
+		}
+		if node, err = api.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if pause > handshakePause {
+			t.Fatalf("it looks again in %s, where Volcano waits a minute", pause)
+		}
+		now = now.Add(500 * time.Millisecond)
+		node.Annotations[annotation.NodeHandshake] = "Requesting_2025.11.13 02:13:20" // by the scheduler, at the event
+	}
+	if answered != 2 {
+		t.Errorf("%d answers in a minute, want 2", answered)
+	}
+	// What else changes is written at once.
+	deck.Cards[0].Healthy = false
+	if _, err := r.register(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	if node, err = api.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := node.Annotations[annotation.NodeRegister]; !strings.Contains(got, ",0,4914,") || !strings.Contains(got, ",false,") {
+		t.Errorf("registered as %s, want a card for no container, since Volcano does not look at its health", got)
+	}
+}

@@ -222,7 +222,7 @@ func setMode(card decks.Card) error {
 	return partition.Require(card.GPU, false)
 }
 
-// serve serves the three resources, and sends the kubelet each new deck.
+// serve serves the resources, and sends the kubelet each new deck.
 func (t *table) serve(plugins *deviceplugin.Host, shares number) error {
 	for _, served := range []struct {
 		resource string
@@ -230,8 +230,9 @@ func (t *table) serve(plugins *deviceplugin.Host, shares number) error {
 		devices  func(*decks.Deck) []deviceplugin.Device
 	}{
 		{t.settings.NumberResource, shares, (*decks.Deck).Number},
-		{t.settings.MemoryResource, amount{}, (*decks.Deck).Memory},
+		{t.settings.MemoryResource, memory{shares}, (*decks.Deck).Memory},
 		{t.settings.CoresResource, amount{}, (*decks.Deck).Cores},
+		{t.settings.PercentageResource, amount{}, (*decks.Deck).Percentage},
 	} {
 		resource, err := plugins.Serve(served.resource, served.backend, served.devices(t.Deck()))
 		if err != nil {

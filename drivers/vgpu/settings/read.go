@@ -56,6 +56,7 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	set(&next.NumberResource, nvidia.ResourceCountName)
 	set(&next.MemoryResource, nvidia.ResourceMemoryName)
 	set(&next.CoresResource, nvidia.ResourceCoreName)
+	set(&next.PercentageResource, nvidia.ResourceMemoryPercentageName)
 	set(&next.SplitCount, nvidia.DeviceSplitCount)
 	set(&next.MemoryScaling, nvidia.DeviceMemoryScaling)
 	set(&next.CoreScaling, nvidia.DeviceCoreScaling)
@@ -69,9 +70,8 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	}
 
 	errs := []error{next.Validate()}
-	// resourceMemoryPercentageName and defaultGPUNum are read by Volcano's scheduler and webhook out of the same ConfigMap, and
-	// passDeviceSpecs is what this plugin does in any case (device nodes come through CDI or NRI): they are right as they stand, and nothing
-	// is to be done for them.
+	// defaultGPUNum is read by Volcano's webhook out of the same ConfigMap, and passDeviceSpecs is what this plugin does in any case (device
+	// nodes come through CDI or NRI): they are right as they stand, and nothing is to be done for them.
 	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory),
 		"defaultCores": int64(deref(nvidia.DefaultCores))} {
 		if value != 0 {

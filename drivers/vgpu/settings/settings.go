@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -17,8 +18,8 @@ import (
 
 // Settings are how one node shares its GPUs.
 type Settings struct {
-	// The extended resources: containers sharing a GPU, memory in units of MemoryFactor MiB, percent of a GPU's SMs.
-	NumberResource, MemoryResource, CoresResource string
+	// The extended resources: containers sharing a GPU, memory in units of MemoryFactor MiB, percent of a GPU's SMs, percent of its memory.
+	NumberResource, MemoryResource, CoresResource, PercentageResource string
 	// SplitCount is how many containers may share one GPU.
 	SplitCount int
 	// MemoryScaling and CoreScaling promise a multiple of what a GPU has; 1 promises no more than is there.
@@ -27,6 +28,8 @@ type Settings struct {
 	MemoryFactor int
 	// NoCoreLimit leaves a container's share of SMs unlimited, whatever it asked for.
 	NoCoreLimit bool
+	// Scheduler places the pods; empty: nothing is asked of it.
+	Scheduler Scheduler
 	// Mode is how the node's GPUs are shared; GPUModes says otherwise for single GPUs, by UUID.
 	Mode     annotation.Mode
 	GPUModes map[string]annotation.Mode
@@ -60,7 +63,8 @@ type Instances struct {
 func Default() Settings {
 	return Settings{
 		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores",
-		SplitCount: 10, MemoryScaling: 1, CoreScaling: 1, Mode: annotation.ModeSoftware,
+		PercentageResource: "volcano.sh/vgpu-memory-percentage",
+		SplitCount:         10, MemoryScaling: 1, CoreScaling: 1, Mode: annotation.ModeSoftware,
 	}
 }
 
@@ -82,11 +86,9 @@ func (s *Settings) Validate() error {
 	wrong := func(field string, value any, allowed string) {
 		errs = append(errs, fmt.Errorf("%s: %v is not allowed; %s", field, value, allowed))
 	}
-	names := map[string]string{"resourceCountName": s.NumberResource, "resourceMemoryName": s.MemoryResource,
-		"resourceCoreName": s.CoresResource}
 	used := map[string]string{}
-	for _, field := range []string{"resourceCountName", "resourceMemoryName", "resourceCoreName"} {
-		name := names[field]
+	for _, one := range s.resources() {
+		field, name := one[0], one[1]
 		if !resourceName.MatchString(name) {
 			wrong(field, fmt.Sprintf("%q", name), "an extended resource such as volcano.sh/vgpu-number is")
 		} else if other, twice := used[name]; twice {
@@ -137,7 +139,11 @@ func validateGeometries(models []ModelGeometries) []error {
 		if len(model.Groups) == 0 {
 			errs = append(errs, fmt.Errorf("%s.allowedGeometries: at least one geometry is needed", at))
 		}
+		places := map[string]int{}
 		for g, group := range model.Groups {
+			if err := validateGroup(group.Name, g, places); err != nil {
+				errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d].group: %w", at, g, err))
+			}
 			if len(group.Instances) == 0 {
 				errs = append(errs, fmt.Errorf("%s.allowedGeometries[%d] (%q): at least one kind of instance is needed", at, g, group.Name))
 			}
@@ -152,6 +158,54 @@ func validateGeometries(models []ModelGeometries) []error {
 	}
 	return errs
 }
+
+// validateGroup refuses a geometry's name by which no slot, or the wrong one, would be found: the annotation has the name or the place.
+func validateGroup(name string, place int, places map[string]int) error {
+	if name == "" {
+		return nil // known by its place alone
+	}
+	if !annotation.ValidGroup(name) {
+		return fmt.Errorf("%q is not allowed; letters, digits, dots, underscores and plus signs are, since Volcano reads no slot of another",
+			name)
+	}
+	if first, twice := places[name]; twice {
+		return fmt.Errorf("%q is the name of geometry %d already", name, first)
+	}
+	places[name] = place
+	if number, err := strconv.Atoi(name); err == nil && number != place {
+		return fmt.Errorf("%q is a number and not this geometry's place, %d; give it another name", name, place)
+	}
+	return nil
+}
+
+// resources are the extended resources by the keys of the configuration file.
+func (s *Settings) resources() [][2]string {
+	return [][2]string{{"resourceCountName", s.NumberResource}, {"resourceMemoryName", s.MemoryResource},
+		{"resourceCoreName", s.CoresResource}, {"resourceMemoryPercentageName", s.PercentageResource}}
+}
+
+// CheckVolcano refuses what Volcano's scheduler cannot follow: the names of its resources are constants there (config.VolcanoVGPUNumber and
+// the others).
+func (s *Settings) CheckVolcano() error {
+	var errs []error
+	standard := Default()
+	for i, want := range standard.resources() {
+		if got := s.resources()[i]; got[1] != want[1] {
+			errs = append(errs, fmt.Errorf("%s: %q is not allowed where Volcano schedules, which knows %s alone: remove the key, or say that "+
+				"another scheduler places the pods (--scheduler=gpufabric)", got[0], got[1], want[1]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Scheduler is who places pods with shares.
+type Scheduler string
+
+// The schedulers that are known.
+const (
+	Volcano   Scheduler = "volcano"
+	GPUFabric Scheduler = "gpufabric"
+)
 
 func knownMode(m annotation.Mode) bool {
 	return m == annotation.ModeSoftware || m == annotation.ModeMIG

@@ -135,3 +135,29 @@ func TestApplyNodeConfigRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestVolcanoKnowsItsOwnResourcesAlone(t *testing.T) {
+	s := Default()
+	if err := s.CheckVolcano(); err != nil {
+		t.Errorf("Volcano's own names: %v", err)
+	}
+	s.CoresResource, s.PercentageResource = "nvidia.com/gpucores", "nvidia.com/gpumem-percentage"
+	err := s.CheckVolcano()
+	for _, part := range []string{"resourceCoreName", `"nvidia.com/gpucores"`, "resourceMemoryPercentageName", "--scheduler=gpufabric"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("got %v, want an error with %q", err, part)
+		}
+	}
+}
+
+func TestAGeometryIsKnownByOneName(t *testing.T) {
+	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano reads no slot", "twice": "already"} {
+		s := Default()
+		instances := []Instances{{Profile: "1g.5gb", MemoryMiB: 4864, Count: 7}}
+		s.Geometries = []ModelGeometries{{Models: []string{"A100"}, Groups: []Geometry{{Name: name, Instances: instances},
+			{Name: map[bool]string{true: "twice", false: "group2"}[name == "twice"], Instances: instances}}}}
+		if err := s.Validate(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", name, err, want)
+		}
+	}
+}

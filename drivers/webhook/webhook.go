@@ -88,8 +88,13 @@ func Run(ctx context.Context, o Options) error {
 	defer wg.Wait()
 	wg.Go(func() { served.follow(ctx, o.Files) })
 	wg.Go(func() {
-		answers := func() error { return server.StartedChecker()(nil) }
-		if err := metrics.Serve(ctx, o.MetricsAddress, registry, nil, served.ready, answers); err != nil {
+		answers := func() error {
+			if served.ready() != nil {
+				return nil // it waits for its certificate, which a restart would not bring
+			}
+			return server.StartedChecker()(nil)
+		}
+		if err := metrics.Serve(ctx, o.MetricsAddress, registry, answers, served.ready); err != nil {
 			cancel(err)
 		}
 	})

@@ -47,6 +47,8 @@ spec:
   selector:
     matchLabels:
       {{- include "gpufabric.selector" . | nindent 6 }}
+  # A rollout goes on when the new pods have been ready for a while: one that crashes, or does not answer the kubelet, stops it after the first batch.
+  minReadySeconds: 10
   updateStrategy:
     rollingUpdate:
       maxUnavailable: {{ $values.nodePlugins.maxUnavailable }}
@@ -114,6 +116,7 @@ spec:
           ports:
             - name: {{ $metrics }}
               containerPort: {{ .port }}
+          # Both ask the role's own sockets what the kubelet would ask.
           livenessProbe:
             httpGet:
               path: /healthz
@@ -122,7 +125,17 @@ spec:
               scheme: HTTPS
               {{- end }}
             periodSeconds: 20
-            failureThreshold: 3
+            timeoutSeconds: 10
+            failureThreshold: 6
+          readinessProbe:
+            httpGet:
+              path: /readyz
+              port: {{ $metrics }}
+              {{- if $values.metrics.authentication }}
+              scheme: HTTPS
+              {{- end }}
+            periodSeconds: 5
+            timeoutSeconds: 5
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           securityContext:

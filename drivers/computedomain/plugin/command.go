@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -98,8 +99,9 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 		}
 		return member.Run(ctx, follow.run)
 	})
+	var running atomic.Pointer[draplugin.Plugin]
 	group.Go(func() error {
-		return metrics.Guard(node.MetricsAuth, client).Serve(ctx, node.MetricsAddress, collected.Registry, nil)
+		return metrics.Guard(node.MetricsAuth, client).Serve(ctx, node.MetricsAddress, collected.Registry, answering(&running), started(&running))
 	})
 	group.Go(func() error {
 		plugin, err := draplugin.Start(ctx, draplugin.Config{
@@ -109,6 +111,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 			return err
 		}
 		defer plugin.Stop()
+		running.Store(plugin)
 		close(served)
 		var beside sync.WaitGroup
 		defer beside.Wait()
@@ -119,6 +122,26 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 		return publish(ctx, plugin, node.NodeName, &p.fabric)
 	})
 	return group.Wait()
+}
+
+// answering says whether the plugin answers the kubelet, once it serves it.
+func answering(running *atomic.Pointer[draplugin.Plugin]) func() error {
+	return func() error {
+		if plugin := running.Load(); plugin != nil {
+			return plugin.Answers()
+		}
+		return nil
+	}
+}
+
+// started says whether the plugin serves the kubelet. It does so with a driver and without.
+func started(running *atomic.Pointer[draplugin.Plugin]) func() error {
+	return func() error {
+		if running.Load() == nil {
+			return errors.New("the role has not begun to serve the kubelet: its log says what it waits for")
+		}
+		return nil
+	}
 }
 
 func newFabricReader(h host.Host, node options.Node) *fabricReader {

@@ -91,6 +91,7 @@ func (p *plugin) servePlugin(ctx context.Context) error {
 	p.metrics.Registry.MustRegister(counts.Collectors()...)
 	host := deviceplugin.NewHost(p.options.KubeletRoot, p.options.Files, counts)
 	host.Trouble = p.report
+	p.resources.Store(host)
 	resource, err := host.Serve(extendedresource.Resource, backend, backend.Devices(p.healthy))
 	if err != nil {
 		return err

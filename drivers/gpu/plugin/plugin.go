@@ -58,6 +58,7 @@ import (
 	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
@@ -121,10 +122,12 @@ type plugin struct {
 	kind     *claims.Kind
 	dra      *draplugin.Plugin
 	// served is dra once it serves; whoever asks whether the role lives may ask earlier.
-	served  atomic.Pointer[draplugin.Plugin]
-	monitor *health.Monitor
-	health  *healthServer
-	given   given
+	served atomic.Pointer[draplugin.Plugin]
+	// resources are those of the device plugin, once they are served.
+	resources atomic.Pointer[deviceplugin.Host]
+	monitor   *health.Monitor
+	health    *healthServer
+	given     given
 	// wish says which forms the GPUs are to be offered in, self is the node as the API has it.
 	wish wish
 	// forms keeps those that were offered last; nil: nothing does.
@@ -177,6 +180,8 @@ type starter struct {
 	// current is the plugin that runs, interrupt ends its run.
 	current   atomic.Pointer[plugin]
 	interrupt atomic.Pointer[context.CancelCauseFunc]
+	// waits says that the role is held up by something that is no fault of its own: the driver is not there, or the GPUs are drained.
+	waits atomic.Bool
 	// drains knows whether the GPUs are to be left alone.
 	drains *drains
 	// driver is what is known of the node's driver.
@@ -213,7 +218,8 @@ func (s *starter) run(ctx context.Context) error {
 	wg.Go(func() {
 		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
 		access := metrics.Guard(o.MetricsAuth, s.client)
-		if err := access.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() }); err != nil {
+		if err := access.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() },
+			s.ready); err != nil {
 			cancel(err)
 		}
 	})
@@ -229,10 +235,13 @@ func (s *starter) run(ctx context.Context) error {
 		}
 	})
 	for ; ; p = next() {
-		if err := s.hold(ctx, p); err != nil {
+		s.waits.Store(true)
+		err := s.hold(ctx, p)
+		s.waits.Store(false)
+		if err != nil {
 			return ended(ctx) // told to end while it was drained
 		}
-		err := s.once(ctx, p)
+		err = s.once(ctx, p)
 		if ctx.Err() != nil {
 			return ended(ctx) // it says more than what was interrupted by it, which may have been a start
 		}
@@ -263,10 +272,12 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	waited := false
 	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, nvidia.Bound(s.options.SysfsRoot), func(reason, message string) {
 		klog.FromContext(ctx).Info(message, "reason", reason)
+		s.waits.Store(true)
 		p.report("WaitingForDriver", message)
 		s.driver.say(troubleStart, reason, message)
 		waited = true
 	})
+	s.waits.Store(false)
 	if err != nil {
 		return ended(ctx) // told to end while it waited
 	}
@@ -296,8 +307,22 @@ func ended(ctx context.Context) error {
 
 // alive says what has stopped the role from serving the kubelet.
 func (p *plugin) alive() error {
-	if served := p.served.Load(); served != nil {
-		return served.Err()
+	served := p.served.Load()
+	if served == nil {
+		return nil
+	}
+	err := served.Answers()
+	if resources := p.resources.Load(); resources != nil {
+		err = errors.Join(err, resources.Answers())
+	}
+	return err
+}
+
+// ready says why the kubelet cannot have claims prepared. A plugin that waits for the node's driver, or whose GPUs are drained, is as it
+// should be: a node without GPUs must not hold a rollout up.
+func (s *starter) ready() error {
+	if s.current.Load().served.Load() == nil && !s.waits.Load() {
+		return errors.New("the role has not begun to serve the kubelet: its log says what it does")
 	}
 	return nil
 }

@@ -2,7 +2,9 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
@@ -36,6 +38,8 @@ type claims struct {
 	unreadable []store.Unreadable
 
 	wanted observed.Value[*publication] // nil: nothing was discovered yet
+	// served is what the kubelet calls, nil until Run serves it.
+	served atomic.Pointer[draplugin.Plugin]
 }
 
 // publication is what is to be published.
@@ -74,6 +78,7 @@ func (c *claims) Run(ctx context.Context) error {
 		return fmt.Errorf("serve Dynamic Resource Allocation: %w", err)
 	}
 	defer served.Stop()
+	c.served.Store(served)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.networks.run(ctx, served, recorder) })
 	group.Go(func() error { c.publish(ctx, served); return nil })
@@ -86,6 +91,22 @@ func (c *claims) Run(ctx context.Context) error {
 		}
 	})
 	return group.Wait()
+}
+
+// Answers says why the kubelet gets no answer; nil where it does, or where nothing is served yet.
+func (c *claims) Answers() error {
+	if served := c.served.Load(); served != nil {
+		return served.Answers()
+	}
+	return nil
+}
+
+// Started says why the kubelet cannot call yet.
+func (c *claims) Started() error {
+	if c.client != nil && c.served.Load() == nil {
+		return errors.New("the role has not begun to serve the kubelet's claims: its log says what it waits for")
+	}
+	return nil
 }
 
 // publish keeps the node's ResourceSlices in line with the ports and their health until ctx ends.

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"time"
 
@@ -93,8 +94,9 @@ func Run(ctx context.Context, o Options) error {
 	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files, layouts.Collector(), networks.mover.Collector())...)
 
 	group, ctx := errgroup.WithContext(ctx)
+	answers := func() error { return errors.Join(p.claims.Answers(), kubelet.Answers()) }
 	group.Go(func() error {
-		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, nil)
+		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, answers, p.claims.Started)
 	})
 	if o.DevicePlugin { // else its directory may not even be there
 		group.Go(func() error { return kubelet.Run(ctx) })

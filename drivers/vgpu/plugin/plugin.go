@@ -21,6 +21,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -102,10 +103,16 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	}
 	registry := metrics.New(driver).Registry
 	registry.MustRegister(o.Files)
+	var served atomic.Pointer[deviceplugin.Host] // what the kubelet calls, once GPUs are shared
 	return together(ctx,
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error {
-			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, nil)
+			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, func() error {
+				if plugins := served.Load(); plugins != nil {
+					return plugins.Answers()
+				}
+				return nil // it waits for a driver or for other nodes, which is no fault of its own
+			})
 		},
 		func(ctx context.Context) error {
 			// Versions before 0.1.0 had the monitor open NVML, and take part in drains.
@@ -116,7 +123,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 			return member.Run(ctx, func(ctx context.Context, s *drain.Session) error {
 				return withDriver(ctx, s, o, lib, func(ctx context.Context) error {
 					for {
-						if err := share(ctx, s, o, config, lib, client, registry); !errors.Is(err, errGPUCame) {
+						if err := share(ctx, s, o, config, lib, client, registry, &served); !errors.Is(err, errGPUCame) {
 							return err
 						}
 						klog.FromContext(ctx).Info("A GPU answers that did not: the node's GPUs are read again, and shared again")
@@ -149,7 +156,7 @@ func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Inte
 
 // share hands out shares until ctx ends, until a GPU is there that was not, or until it has let go of the GPUs for a drain.
 func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface,
-	registry *prometheus.Registry) error {
+	registry *prometheus.Registry, served *atomic.Pointer[deviceplugin.Host]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	factor := agreement{Client: client, Namespace: o.Namespace}
@@ -203,6 +210,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		}
 	}
 	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
+	served.Store(plugins)
+	defer served.Store(nil)
 	recorder, stop := host.Recorder(ctx, client, Role, o.NodeName)
 	defer stop()
 	plugins.Trouble = host.NodeTrouble(recorder, o.NodeName)

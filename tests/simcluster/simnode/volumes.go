@@ -67,29 +67,29 @@ func (w *worker) volumes(ctx context.Context) (map[string]string, error) {
 	return made, nil
 }
 
-// configPeriod is how often ConfigMaps that are mounted are read again; the kubelet takes up to a minute and a half.
+// configPeriod is how often ConfigMaps and Secrets that are mounted are read again; the kubelet takes up to a minute and a half.
 const configPeriod = 20 * time.Second
 
-// mountsConfig tells whether the pod mounts a ConfigMap that may change, or come yet. Every pod mounts kube-root-ca.crt, which
+// mountsConfig tells whether the pod mounts a ConfigMap or a Secret that may change, or come yet. Every pod mounts kube-root-ca.crt, which
 // does not.
 func (w *worker) mountsConfig() bool {
 	for _, volume := range w.pod().Spec.Volumes {
-		if volume.ConfigMap != nil {
+		if volume.ConfigMap != nil || volume.Secret != nil {
 			return true
 		}
 	}
 	return false
 }
 
-// refresh brings the pod's ConfigMap volumes up to date; what fails is tried again the next time.
+// refresh brings the pod's volumes of ConfigMaps and Secrets up to date; what fails is tried again the next time.
 func (w *worker) refresh(ctx context.Context) {
 	pod := w.pod()
 	for i := range pod.Spec.Volumes {
-		if pod.Spec.Volumes[i].ConfigMap == nil {
+		if pod.Spec.Volumes[i].ConfigMap == nil && pod.Spec.Volumes[i].Secret == nil {
 			continue
 		}
 		if _, err := w.volume(ctx, &pod.Spec.Volumes[i]); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Reading a mounted ConfigMap again failed and is tried again", "volume", pod.Spec.Volumes[i].Name, "err",
+			klog.FromContext(ctx).V(2).Info("Reading a mounted volume again failed and is tried again", "volume", pod.Spec.Volumes[i].Name, "err",
 				err)
 		}
 	}
@@ -164,7 +164,7 @@ func (w *worker) project(ctx context.Context, dir string, source corev1.VolumePr
 		for key, value := range object.Data {
 			content[key] = []byte(value)
 		}
-		return writeKeys(dir, content, source.ConfigMap.Items)
+		return writeKeys(dir, content, source.ConfigMap.Items, ptr.Deref(source.ConfigMap.Optional, false))
 	case source.Secret != nil:
 		object, err := w.node.client.CoreV1().Secrets(pod.Namespace).Get(ctx, source.Secret.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) && ptr.Deref(source.Secret.Optional, false) {
@@ -173,7 +173,7 @@ func (w *worker) project(ctx context.Context, dir string, source corev1.VolumePr
 		if err != nil {
 			return fmt.Errorf("secret %s: %w", source.Secret.Name, err)
 		}
-		return writeKeys(dir, object.Data, source.Secret.Items)
+		return writeKeys(dir, object.Data, source.Secret.Items, ptr.Deref(source.Secret.Optional, false))
 	case source.DownwardAPI != nil:
 		for _, item := range source.DownwardAPI.Items {
 			if item.FieldRef == nil {
@@ -191,7 +191,9 @@ func (w *worker) project(ctx context.Context, dir string, source corev1.VolumePr
 	return nil
 }
 
-func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath) error {
+// writeKeys writes what the items name, or everything. A key that is missing keeps the pod from starting, as in the kubelet
+// (pkg/volume/secret, MakePayload: "references non-existent secret key"), unless the source is optional.
+func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath, optional bool) error {
 	names := map[string]string{}
 	for key := range content {
 		names[key] = key
@@ -199,7 +201,11 @@ func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath) 
 	if len(items) > 0 {
 		clear(names)
 		for _, item := range items {
-			names[item.Key] = item.Path
+			if _, found := content[item.Key]; !found && !optional {
+				return fmt.Errorf("references non-existent key: %s", item.Key)
+			} else if found {
+				names[item.Key] = item.Path
+			}
 		}
 	}
 	for key, name := range names {

@@ -1,0 +1,52 @@
+package deviceplugin
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/node/filewatch"
+)
+
+//shows:chart-rollout
+func TestAResourceThatTheKubeletCannotReachSaysSo(t *testing.T) {
+	dir, err := os.MkdirTemp("", "deaf") // t.TempDir() leaves no room for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	host := NewHost(dir, &filewatch.Watcher{}, nil)
+	if err := os.MkdirAll(host.dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	resource := newResource(host, "example.com/thing", nil)
+	host.resources[resource.name] = resource
+	if err := host.Answers(); err != nil {
+		t.Errorf("without a kubelet there is nobody to answer: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(host.dir, kubeletSocket), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const want = "by which the kubelet has example.com/thing allocated, does not answer"
+	if err := host.Answers(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("without a socket: got %v, want an error with %q", err, want)
+	}
+	deaf, err := net.Listen("unix", resource.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Answers(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("with a socket that nobody answers on: got %v, want an error with %q", err, want)
+	}
+	_ = deaf.Close()
+	served, err := resource.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(served.close)
+	if err := host.Answers(); err != nil {
+		t.Errorf("it answers: %v", err)
+	}
+}

@@ -1,0 +1,57 @@
+package draplugin
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// answerTimeout bounds a question that a plugin asks itself. The answer needs nothing but this process, and the kubelet's probes have their
+// own time limit of a few seconds.
+const answerTimeout = 2 * time.Second
+
+// Answers asks this plugin over the kubelet's two sockets what the kubelet would: who it is, and to prepare no claim. The error says which
+// does not answer: a socket that was deleted, that another process took over, or a server that hangs.
+func (p *Plugin) Answers() error {
+	if err := p.Err(); err != nil {
+		return fmt.Errorf("the plugin has stopped: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, answerTimeout)
+	defer cancel()
+	registration := filepath.Join(p.config.Node.KubeletRoot, "plugins_registry", p.config.Driver+"-reg.sock")
+	err := ask(registration, func(connection *grpc.ClientConn) error {
+		info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{})
+		if err == nil && info.GetName() != p.config.Driver {
+			return fmt.Errorf("it is plugin %s that answers", info.GetName())
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("socket %s, by which the kubelet learns of driver %s, does not answer: %w", registration, p.config.Driver, err)
+	}
+	service := filepath.Join(p.config.Node.KubeletRoot, "plugins", p.config.Driver, "dra.sock")
+	err = ask(service, func(connection *grpc.ClientConn) error {
+		_, err := drapb.NewDRAPluginClient(connection).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("socket %s, by which the kubelet has claims of driver %s prepared, does not answer: %w", service, p.config.Driver, err)
+	}
+	return nil
+}
+
+// ask opens a socket anew: one connection that is kept would go on after the socket's file is gone.
+func ask(socket string, question func(*grpc.ClientConn) error) error {
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = connection.Close() }()
+	return question(connection)
+}

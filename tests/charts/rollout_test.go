@@ -1,0 +1,58 @@
+package charts
+
+import (
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// TestARolloutWaitsForPodsThatServe looks at what Kubernetes counts a pod of each role as available by. A DaemonSet's rollout takes at most
+// maxUnavailable pods that are not; so a program that crashes, or that the kubelet does not reach, stops with the first batch. Terraform's
+// ready counts available pods too.
+//
+//shows:chart-rollout
+func TestARolloutWaitsForPodsThatServe(t *testing.T) {
+	values := everything()
+	values["scheduler"] = on()
+	objects := renderValues(t, "gpufabric", values)
+	for name, pod := range pods(t, objects) {
+		if name == "gpufabric-uninstall" {
+			continue // a Job: it is done or it is not
+		}
+		for _, container := range pod.Spec.Containers {
+			ready, live := container.ReadinessProbe, container.LivenessProbe
+			if ready == nil || ready.HTTPGet == nil || ready.HTTPGet.Path != "/readyz" {
+				t.Errorf("%s/%s: the readiness probe is %+v", name, container.Name, ready)
+			}
+			if live == nil || live.HTTPGet == nil || live.HTTPGet.Path == "/readyz" {
+				t.Errorf("%s/%s: the liveness probe is %+v", name, container.Name, live)
+			}
+		}
+	}
+	rolling := 0
+	for _, object := range objects {
+		var set appsv1.DaemonSet
+		if object.GetKind() != "DaemonSet" {
+			continue
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set); err != nil {
+			t.Fatal(err)
+		}
+		strategy := set.Spec.UpdateStrategy
+		if strategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
+			continue // no rollout replaces its pods
+		}
+		rolling++
+		// One that starts and then crashes is ready for a moment.
+		if set.Spec.MinReadySeconds < 10 {
+			t.Errorf("%s: a new pod counts after %d seconds", set.Name, set.Spec.MinReadySeconds)
+		}
+		if strategy.RollingUpdate == nil || strategy.RollingUpdate.MaxUnavailable == nil || strategy.RollingUpdate.MaxUnavailable.String() != "10%" {
+			t.Errorf("%s is replaced %+v at a time", set.Name, strategy.RollingUpdate)
+		}
+	}
+	if rolling < 4 {
+		t.Errorf("only %d DaemonSets are rolled out", rolling)
+	}
+}

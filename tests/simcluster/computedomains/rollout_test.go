@@ -1,0 +1,99 @@
+package computedomains
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+// TestARolloutStopsAtAPluginThatCrashesOrIsDeaf rolls broken versions of a plugin out by Kubernetes' own DaemonSet controller. Of 18 nodes two
+// get one (10 %, rounded up), and the others keep what serves.
+//
+//shows:chart-rollout
+func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {
+	const name, batch = "gpufabric-compute-domain-plugin", 2
+	sets := shared.Client.AppsV1().DaemonSets(fixture.System)
+	standing, err := sets.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := standing.Spec.Template.Spec.Containers[0].Args
+	roll := func(t *testing.T, args []string) int64 {
+		t.Helper()
+		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": args}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The test's own context is over when the old arguments are put back.
+		set, err := sets.Patch(context.WithoutCancel(t.Context()), name, types.JSONPatchType, patch, metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set.Generation
+	}
+	// A pod that does not count yet is replaced at once, whatever maxUnavailable says.
+	follow(t, name, fixture.Patience, func(set *appsv1.DaemonSet) bool { return set.Status.NumberAvailable == nodes })
+	for _, test := range []struct {
+		name, arg string
+	}{
+		{"it crashes", "--no-such-flag"},
+		{"it answers nobody", "--metrics-address=127.0.0.1:1"}, // where it may not listen, or no probe looks
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			generation := roll(t, append(append([]string{}, args...), test.arg))
+			t.Cleanup(func() {
+				generation := roll(t, args)
+				follow(t, name, 2*fixture.Patience, func(set *appsv1.DaemonSet) bool {
+					s := set.Status
+					return s.ObservedGeneration >= generation && s.UpdatedNumberScheduled == nodes && s.NumberAvailable == nodes
+				})
+			})
+			follow(t, name, fixture.Patience, func(set *appsv1.DaemonSet) bool {
+				return set.Status.ObservedGeneration >= generation && set.Status.UpdatedNumberScheduled == batch
+			})
+			// Twice as long as a pod that is ready takes to count, and the next batch to follow.
+			most, least := int32(0), int32(nodes)
+			follow(t, name, 25*time.Second, func(set *appsv1.DaemonSet) bool {
+				most, least = max(most, set.Status.UpdatedNumberScheduled), min(least, set.Status.NumberAvailable)
+				return false
+			})
+			if most != batch || least < nodes-batch {
+				t.Errorf("%d nodes got the broken plugin, and %d of %d had one that serves", most, least, nodes)
+			}
+		})
+	}
+}
+
+// follow looks at a DaemonSet's changes until done says so, or patience is over: a done that never says so only looks.
+func follow(t *testing.T, name string, patience time.Duration, done func(*appsv1.DaemonSet) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	events, err := shared.Client.AppsV1().DaemonSets(fixture.System).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	var last appsv1.DaemonSetStatus
+	for event := range events.ResultChan() {
+		if set, ok := event.Object.(*appsv1.DaemonSet); ok {
+			if last = set.Status; done(set) {
+				return
+			}
+		}
+	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		t.Fatalf("the watch of DaemonSet %s ended early", name)
+	}
+	if patience >= fixture.Patience {
+		t.Fatalf("DaemonSet %s is not as it should be after %s: %+v", name, patience, last)
+	}
+}

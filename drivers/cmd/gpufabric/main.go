@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"k8s.io/klog/v2"
+
 	"gpufabric.io/drivers/program"
 	"gpufabric.io/drivers/program/footprint"
 )
@@ -15,6 +17,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // what has no logger of its role's escapes what tenants wrote, too
 	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
 	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -61,8 +61,8 @@ func (a *Access) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		token = strings.TrimSpace(token)
-		if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > longestToken {
-			w.Header().Set("WWW-Authenticate", "Bearer")
+		if !strings.EqualFold(scheme, "bearer") || token == "" || len(token) > longestToken {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="gpufabric"`)
 			http.Error(w, "metrics are for those who show a token of this cluster (Authorization: Bearer)", http.StatusUnauthorized)
 			return
 		}

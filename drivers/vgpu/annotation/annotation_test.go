@@ -128,3 +128,37 @@ func FuzzParseShares(f *testing.F) {
 		}
 	})
 }
+
+func FuzzParseHandshake(f *testing.F) {
+	for _, seed := range []string{"", "Requesting_2026.01.02 15:04:05", "Deleted_2026.01.02 15:04:05", "Reported 2026-01-02T15:04:05Z"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		if _, err := ParseHandshake(value); err != nil && len(err.Error()) > 1024 {
+			t.Errorf("an annotation of %d bytes makes an error of %d", len(value), len(err.Error()))
+		}
+	})
+}
+
+func FuzzParseSlots(f *testing.F) {
+	f.Add(FormatSlots(map[string][][]int64{uuid: {{4864, 4864}, {9856}}}))
+	f.Fuzz(func(t *testing.T, value string) {
+		slots, err := ParseSlots(value)
+		if err != nil || len(slots) == 0 {
+			return
+		}
+		again, err := ParseSlots(FormatSlots(slots))
+		if err != nil || cmp.Diff(slots, again) != "" {
+			t.Errorf("%q changed on its way (%v):\n%s", value, err, cmp.Diff(slots, again))
+		}
+	})
+}
+
+func FuzzParseGPUs(f *testing.F) {
+	f.Add(uuid + ",10,4914,NVIDIA-L40S,true,hami-core:")
+	f.Fuzz(func(t *testing.T, value string) {
+		if _, err := ParseGPUs(value); err != nil && len(err.Error()) > 1024 {
+			t.Errorf("an annotation of %d bytes makes an error of %d", len(value), len(err.Error()))
+		}
+	})
+}

@@ -161,3 +161,20 @@ func TestAGeometryIsKnownByOneName(t *testing.T) {
 		}
 	}
 }
+
+// Whatever a ConfigMap says, what holds afterwards is valid or refused, and nothing of a file that is refused holds.
+func FuzzApply(f *testing.F) {
+	f.Add("nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": [{"name": "n", "devicesplitcount": 4}]}`)
+	f.Add("nvidia: {knownMigGeometries: [{models: [A100], allowedGeometries: [[{name: 1g.5gb, memory: 4864, count: 7}]]}]}", "")
+	f.Fuzz(func(t *testing.T, device, node string) {
+		s := Default()
+		before := Default()
+		if err := s.ApplyDeviceConfig([]byte(device)); err != nil {
+			if diff := cmp.Diff(before, s); diff != "" {
+				t.Fatalf("a file that is refused (%v) changed\n%s", err, diff)
+			}
+		}
+		_ = s.ApplyNodeConfig([]byte(node), "n")
+		_ = s.Validate()
+	})
+}

@@ -1,0 +1,39 @@
+package host
+
+import (
+	"fmt"
+	"io"
+	"unicode/utf8"
+)
+
+// visible writes a log so that it says what it looks like. The logger quotes strings, but prints those of several lines as they are: with
+// escape sequences that colour, move or erase what a terminal shows.
+type visible struct{ to io.Writer }
+
+// Write implements io.Writer. It is given whole entries.
+func (v visible) Write(entry []byte) (int, error) {
+	shown := make([]byte, 0, len(entry))
+	for rest := entry; len(rest) > 0; {
+		r, size := utf8.DecodeRune(rest)
+		switch {
+		case r == '\n' || r == '\t':
+			shown = append(shown, rest[:size]...)
+		case r < 0x20 || r >= 0x7f && r < 0xa0 || r == utf8.RuneError && size == 1:
+			shown = fmt.Appendf(shown, `\x%02x`, rest[:size])
+		case hides(r):
+			shown = fmt.Appendf(shown, `\u%04x`, r)
+		default:
+			shown = append(shown, rest[:size]...)
+		}
+		rest = rest[size:]
+	}
+	if _, err := v.to.Write(shown); err != nil {
+		return 0, err
+	}
+	return len(entry), nil
+}
+
+// hides says whether a character changes the direction of text, or is a line's end to some programs.
+func hides(r rune) bool {
+	return r >= 0x200e && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0xfeff
+}

@@ -210,6 +210,13 @@ build-simcluster: prerequisites
 .PHONY: simcluster
 simcluster: build build-simcluster ## Build the simulated cluster's command into bin/, and all that it can run.
 
+.PHONY: limiter bench-limiter
+limiter: prerequisites ## Build libvgpu.so, which holds containers to their memory of shared GPUs, into drivers/vgpu/limiter/build/.
+	@$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library
+
+bench-limiter: ## Measure what a limit costs, over a driver that does nothing.
+	@$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library bench
+
 .PHONY: fakes
 fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
 	@$(MAKE) --no-print-directory -C fakes

@@ -1,0 +1,70 @@
+/*
+ * Every function that is intercepted: X(base, exported, type...). The base name is what programs give cuGetProcAddress, the exported name what the
+ * library's symbol is called. T is X for the variants whose default stream is the thread's own.
+ */
+#pragma once
+#include "cuda.h"
+
+#define CUDA_HOOKS(X, T)                                                                                                       \
+	X(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                                  \
+	X(cuMemAllocPitch, cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))                        \
+	X(cuMemAllocManaged, cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned int))                                         \
+	X(cuMemFree, cuMemFree_v2, (CUdeviceptr))                                                                              \
+	X(cuMemAllocAsync, cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                                                 \
+	T(cuMemAllocAsync, cuMemAllocAsync_ptsz, (CUdeviceptr *, size_t, CUstream))                                            \
+	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                   \
+	T(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))              \
+	X(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                                             \
+	T(cuMemFreeAsync, cuMemFreeAsync_ptsz, (CUdeviceptr, CUstream))                                                        \
+	X(cuMemCreate, cuMemCreate, (CUhandle *, size_t, const CUallocation *, unsigned long long))                            \
+	X(cuMemRelease, cuMemRelease, (CUhandle))                                                                              \
+	X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (CUhandle *, void *))                                      \
+	X(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                                     \
+	X(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                                       \
+	X(cuArrayCreate, cuArrayCreate_v2, (CUarray *, const CUarray_descriptor *))                                            \
+	X(cuArray3DCreate, cuArray3DCreate_v2, (CUarray *, const CUarray3d_descriptor *))                                      \
+	X(cuArrayDestroy, cuArrayDestroy, (CUarray))                                                                           \
+	X(cuMipmappedArrayCreate, cuMipmappedArrayCreate, (CUarray *, const CUarray3d_descriptor *, unsigned int))             \
+	X(cuMipmappedArrayDestroy, cuMipmappedArrayDestroy, (CUarray))                                                         \
+	X(cuCtxDestroy, cuCtxDestroy_v2, (CUcontext))                                                                          \
+	X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (CUdevice))                                                     \
+	X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice))                                                 \
+	X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))                                                                 \
+	X(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, CUdevice))
+
+/* Those by which programs look others up. */
+#define PROC_HOOKS(X)                                                                                 \
+	X(cuGetProcAddress, cuGetProcAddress, (const char *, void **, int, unsigned long long))      \
+	X(cuGetProcAddress, cuGetProcAddress_v2, (const char *, void **, int, unsigned long long, int *))
+
+#define NVML_HOOKS(X)                                                            \
+	X(nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, (void *, void *))    \
+	X(nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, (void *, void *))
+
+#define DECLARE(base, exported, arguments) int exported arguments;
+CUDA_HOOKS(DECLARE, DECLARE)
+PROC_HOOKS(DECLARE)
+NVML_HOOKS(DECLARE)
+#undef DECLARE
+
+/* The driver's own function of an exported name, NULL where the driver has none. */
+void *real_cuda(const char *exported);
+void *real_nvml(const char *exported);
+
+/* What takes the place of a function that was looked up by its exported name; NULL: nothing does. */
+void *hook_of(const char *exported);
+
+/* The driver's function, looked up once. */
+#define REAL(library, exported)                                                                              \
+	({                                                                                                   \
+		static void *_Atomic found_##exported;                                                       \
+		void *f = atomic_load_explicit(&found_##exported, memory_order_relaxed);                     \
+		if (!f) {                                                                                    \
+			f = real_##library(#exported);                                                       \
+			atomic_store_explicit(&found_##exported, f, memory_order_relaxed);                   \
+		}                                                                                            \
+		f;                                                                                           \
+	})
+
+#define EXPORT __attribute__((visibility("default")))
+#define NOT_THERE 500 /* CUDA_ERROR_NOT_FOUND: the driver is older than this function */

@@ -1,0 +1,128 @@
+#define _GNU_SOURCE
+#include "limits.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "words.h"
+
+/* A line for each GPU, and two more. */
+#define MOST_BYTES 4096
+
+static const char head[] = "gpufabric-limits 1\n";
+
+/* Takes a whole number from the text, which has to end at end. */
+static bool number(const char *text, const char *end, uint64_t most, uint64_t *out)
+{
+	uint64_t value = 0;
+	if (text == end)
+		return false;
+	for (; text < end; text++) {
+		if (*text < '0' || *text > '9')
+			return false;
+		unsigned int digit = (unsigned int)(*text - '0');
+		if (value > (most - digit) / 10)
+			return false;
+		value = value * 10 + digit;
+	}
+	*out = value;
+	return true;
+}
+
+static bool named(const char *text, size_t length)
+{
+	if (length < 12 || length >= UUID_BYTES || memcmp(text, "GPU-", 4) != 0)
+		return false;
+	for (size_t i = 4; i < length; i++)
+		if (!strchr("0123456789abcdefABCDEF-", text[i]) || !text[i])
+			return false;
+	return true;
+}
+
+/* GPU-... MEMORY CORES */
+static bool device(const char *line, const char *end, struct limits *out)
+{
+	const char *first = memchr(line, ' ', (size_t)(end - line));
+	const char *second = first ? memchr(first + 1, ' ', (size_t)(end - first - 1)) : NULL;
+	uint64_t memory, cores;
+	if (!second || out->count == MOST_DEVICES || !named(line, (size_t)(first - line)) ||
+	    !number(first + 1, second, (uint64_t)1 << 47, &memory) || !number(second + 1, end, 100, &cores))
+		return false;
+	for (int i = 0; i < out->count; i++)
+		if (strlen(out->devices[i].uuid) == (size_t)(first - line) && memcmp(out->devices[i].uuid, line, (size_t)(first - line)) == 0)
+			return false;
+	struct limit *d = &out->devices[out->count++];
+	*d = (struct limit){.memory = memory, .cores = (unsigned int)cores};
+	memcpy(d->uuid, line, (size_t)(first - line));
+	return true;
+}
+
+bool limits_parse(const char *text, size_t length, struct limits *out)
+{
+	const char *end = text + length;
+	memset(out, 0, sizeof *out);
+	if (length < sizeof head - 1 || memcmp(text, head, sizeof head - 1) != 0)
+		return false;
+	for (const char *line = text + sizeof head - 1; line < end;) {
+		const char *stop = memchr(line, '\n', (size_t)(end - line));
+		if (!stop)
+			return false; /* cut */
+		if (stop - line == 6 && memcmp(line, "closed", 6) == 0)
+			out->closed = true;
+		else if (!device(line, stop, out))
+			return false;
+		line = stop + 1;
+	}
+	return out->count > 0;
+}
+
+static struct limits here;
+static atomic_int state; /* 0: not read, 1: none, 2: read */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int read_here(void)
+{
+	static char text[MOST_BYTES + 1];
+	int file = open(LIMITS_FILE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (file < 0) {
+		if (errno != ENOENT)
+			words_once("cannot read " LIMITS_FILE ": no limit holds in this container");
+		return 1;
+	}
+	ssize_t length = read(file, text, sizeof text);
+	close(file);
+	if (length < 0 || length > MOST_BYTES || !limits_parse(text, (size_t)length, &here)) {
+		/* The node wrote it whole: something else is mounted in its place. Nothing may be allocated then. */
+		words_once(LIMITS_FILE " is not a file of limits: nothing can be allocated on a GPU; tell the administrator of the node");
+		here = (struct limits){.closed = true};
+	}
+	return 2;
+}
+
+const struct limits *limits_get(void)
+{
+	int now = atomic_load_explicit(&state, memory_order_acquire);
+	if (now == 0) {
+		pthread_mutex_lock(&lock);
+		now = atomic_load(&state);
+		if (now == 0) {
+			now = read_here();
+			atomic_store_explicit(&state, now, memory_order_release);
+		}
+		pthread_mutex_unlock(&lock);
+	}
+	return now == 2 ? &here : NULL;
+}
+
+int limits_find(const char *uuid)
+{
+	const struct limits *l = limits_get();
+	for (int i = 0; l && i < l->count; i++)
+		if (strcmp(l->devices[i].uuid, uuid) == 0)
+			return i;
+	return -1;
+}

@@ -1,0 +1,449 @@
+/* CUDA's functions by which memory comes and goes: reserve, then allocate, and give back what was not used. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "account.h"
+#include "holdings.h"
+#include "hooks.h"
+
+/* The driver hands memory out in steps of so many bytes (CUDA's programming guide gives 256 at least; allocations have been seen 512 apart). */
+#define STEP 512
+#define MOST_ORDINALS 64
+#define UNKNOWN (-2)
+
+/* Which limit a device of the process has: its number, -1 for none. */
+static atomic_int ordinals[MOST_ORDINALS] = {[0 ... MOST_ORDINALS - 1] = UNKNOWN};
+
+static int limit_of(CUdevice device)
+{
+	if (!limits_get() || device < 0 || device >= MOST_ORDINALS)
+		return -1;
+	int known = atomic_load_explicit(&ordinals[device], memory_order_relaxed);
+	if (known != UNKNOWN)
+		return known;
+	CUresult (*uuid)(CUuuid *, CUdevice) = REAL(cuda, cuDeviceGetUuid_v2);
+	if (!uuid)
+		uuid = REAL(cuda, cuDeviceGetUuid);
+	CUuuid u;
+	if (!uuid || uuid(&u, device) != CUDA_SUCCESS)
+		return -1; /* not initialised: the driver says so itself */
+	char text[UUID_BYTES] = "GPU-", *at = text + 4;
+	for (int i = 0; i < 16; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			*at++ = '-';
+		at += sprintf(at, "%02x", u.bytes[i]);
+	}
+	known = limits_find(text);
+	atomic_store_explicit(&ordinals[device], known, memory_order_relaxed);
+	return known;
+}
+
+/* A device without a limit of its own has none, but nothing is allocated at all where the limits could not be read. */
+static bool refused(void)
+{
+	const struct limits *l = limits_get();
+	return l && l->count == 0;
+}
+
+static int limit_of_current(CUcontext *context)
+{
+	CUdevice device;
+	CUresult (*get_device)(CUdevice *) = REAL(cuda, cuCtxGetDevice);
+	CUresult (*get_context)(CUcontext *) = REAL(cuda, cuCtxGetCurrent);
+	*context = NULL;
+	if (!limits_get() || !get_device || get_device(&device) != CUDA_SUCCESS)
+		return -1;
+	if (get_context)
+		get_context(context);
+	return limit_of(device);
+}
+
+/* Rounds up; what does not fit 48 bits fits no GPU either. */
+static uint64_t rounded(uint64_t bytes)
+{
+	return bytes > (uint64_t)1 << 47 ? (uint64_t)1 << 47 : (bytes + STEP - 1) & ~(uint64_t)(STEP - 1);
+}
+
+struct grant {
+	int limit;
+	uint64_t bytes;
+	CUcontext context;
+};
+
+/* Reserves for the current context's device. False: it does not fit. */
+static bool reserve(struct grant *g, uint64_t bytes)
+{
+	g->limit = limit_of_current(&g->context);
+	g->bytes = rounded(bytes);
+	if (g->limit < 0)
+		return !refused();
+	return account_reserve(g->limit, g->bytes);
+}
+
+static void give_back(const struct grant *g)
+{
+	if (g->limit >= 0)
+		account_release(g->limit, g->bytes);
+}
+
+/* Notes what was allocated, or gives the reservation back. Where there is no memory for the note, it stays reserved until the process ends. */
+static CUresult settle(const struct grant *g, CUresult r, enum kind kind, uint64_t key)
+{
+	if (g->limit < 0)
+		return r;
+	if (r != CUDA_SUCCESS)
+		give_back(g);
+	else
+		holdings_put(&(struct holding){.kind = kind, .key = key, .bytes = g->bytes, .device = g->limit, .context = g->context, .uses = 1});
+	return r;
+}
+
+#define NEED(f)           \
+	if (!(f))         \
+		return NOT_THERE
+
+/* Takes a note out before the driver frees, since it may give the address to another thread at once; puts it back where the driver refused. */
+#define FREE(kind, key, call)                           \
+	do {                                            \
+		struct holding h;                       \
+		bool had = holdings_take(kind, key, &h); \
+		CUresult r = call;                      \
+		if (had && r == CUDA_SUCCESS)           \
+			account_release(h.device, h.bytes); \
+		else if (had)                           \
+			holdings_put(&h);               \
+		return r;                               \
+	} while (0)
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
+{
+	CUresult (*real)(CUdeviceptr *, size_t) = REAL(cuda, cuMemAlloc_v2);
+	struct grant g;
+	NEED(real);
+	if (!reserve(&g, size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, size);
+	return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
+{
+	CUresult (*real)(CUdeviceptr *, size_t, unsigned int) = REAL(cuda, cuMemAllocManaged);
+	struct grant g;
+	NEED(real);
+	if (!reserve(&g, size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, size, flags);
+	return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+	CUresult (*real)(CUdeviceptr *, size_t *, size_t, size_t, unsigned int) = REAL(cuda, cuMemAllocPitch_v2);
+	struct grant g;
+	uint64_t row = rounded(width);
+	NEED(real);
+	if (height && row > UINT64_MAX / height)
+		row = height = 1u << 24; /* more than any GPU has */
+	if (!reserve(&g, row * height))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, pitch, width, height, element);
+	if (r == CUDA_SUCCESS && g.limit >= 0 && rounded(*pitch * height) > g.bytes) {
+		/* The driver's rows are longer. */
+		uint64_t more = rounded(*pitch * height) - g.bytes;
+		CUresult (*undo)(CUdeviceptr) = REAL(cuda, cuMemFree_v2);
+		if (!account_reserve(g.limit, more)) {
+			if (undo)
+				undo(*out);
+			give_back(&g);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		g.bytes += more;
+	}
+	return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+	CUresult (*real)(CUdeviceptr) = REAL(cuda, cuMemFree_v2);
+	NEED(real);
+	FREE(MEMORY, address, real(address));
+}
+
+#define ASYNC(suffix)                                                                                                          \
+	EXPORT CUresult cuMemAllocAsync##suffix(CUdeviceptr *out, size_t size, CUstream stream)                                \
+	{                                                                                                                      \
+		CUresult (*real)(CUdeviceptr *, size_t, CUstream) = REAL(cuda, cuMemAllocAsync##suffix);                       \
+		struct grant g;                                                                                                \
+		NEED(real);                                                                                                    \
+		if (!reserve(&g, size))                                                                                        \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
+		CUresult r = real(out, size, stream);                                                                          \
+		return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);                                                    \
+	}                                                                                                                      \
+	EXPORT CUresult cuMemAllocFromPoolAsync##suffix(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)     \
+	{                                                                                                                      \
+		CUresult (*real)(CUdeviceptr *, size_t, CUmemoryPool, CUstream) = REAL(cuda, cuMemAllocFromPoolAsync##suffix); \
+		struct grant g;                                                                                                \
+		NEED(real);                                                                                                    \
+		if (!reserve(&g, size))                                                                                        \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
+		CUresult r = real(out, size, pool, stream);                                                                    \
+		return settle(&g, r, MEMORY, r == CUDA_SUCCESS ? *out : 0);                                                    \
+	}                                                                                                                      \
+	EXPORT CUresult cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream)                                           \
+	{                                                                                                                      \
+		CUresult (*real)(CUdeviceptr, CUstream) = REAL(cuda, cuMemFreeAsync##suffix);                                  \
+		NEED(real);                                                                                                    \
+		FREE(MEMORY, address, real(address, stream));                                                                  \
+	}
+
+ASYNC()
+ASYNC(_ptsz)
+
+/* Physical memory stays as long as a handle or a mapping of it does; programs often release the handle as soon as it is mapped. */
+
+static void last_use(CUhandle handle)
+{
+	struct holding h;
+	if (holdings_use(handle, -1, &h))
+		account_release(h.device, h.bytes);
+}
+
+EXPORT CUresult cuMemCreate(CUhandle *out, size_t size, const CUallocation *what, unsigned long long flags)
+{
+	CUresult (*real)(CUhandle *, size_t, const CUallocation *, unsigned long long) = REAL(cuda, cuMemCreate);
+	struct grant g = {.limit = -1, .bytes = rounded(size)};
+	NEED(real);
+	if (what && what->location.type == LOCATION_DEVICE)
+		g.limit = limit_of(what->location.id);
+	if (g.limit >= 0 ? !account_reserve(g.limit, g.bytes) : refused())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, size, what, flags);
+	return settle(&g, r, PHYSICAL, r == CUDA_SUCCESS ? *out : 0);
+}
+
+EXPORT CUresult cuMemRelease(CUhandle handle)
+{
+	CUresult (*real)(CUhandle) = REAL(cuda, cuMemRelease);
+	NEED(real);
+	CUresult r = real(handle);
+	if (r == CUDA_SUCCESS)
+		last_use(handle);
+	return r;
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUhandle *out, void *address)
+{
+	CUresult (*real)(CUhandle *, void *) = REAL(cuda, cuMemRetainAllocationHandle);
+	struct holding h;
+	NEED(real);
+	CUresult r = real(out, address);
+	if (r == CUDA_SUCCESS)
+		holdings_use(*out, 1, &h);
+	return r;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUhandle handle, unsigned long long flags)
+{
+	CUresult (*real)(CUdeviceptr, size_t, size_t, CUhandle, unsigned long long) = REAL(cuda, cuMemMap);
+	struct holding h;
+	NEED(real);
+	CUresult r = real(at, size, offset, handle, flags);
+	if (r == CUDA_SUCCESS && limits_get() && holdings_put(&(struct holding){.kind = MAPPING, .key = at, .other = handle}))
+		holdings_use(handle, 1, &h);
+	return r;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t size)
+{
+	CUresult (*real)(CUdeviceptr, size_t) = REAL(cuda, cuMemUnmap);
+	struct holding h;
+	NEED(real);
+	CUresult r = real(at, size);
+	while (r == CUDA_SUCCESS && limits_get() && holdings_take_mapping(at, size, &h))
+		last_use(h.other);
+	return r;
+}
+
+/* Bytes of an element, by CUarray_format; what is not known counts as the largest. */
+static uint64_t element_bytes(int format)
+{
+	switch (format) {
+	case 0x01:
+	case 0x08:
+		return 1;
+	case 0x02:
+	case 0x09:
+	case 0x10:
+		return 2;
+	default:
+		return 4;
+	}
+}
+
+static uint64_t array_bytes(const CUarray3d_descriptor *d)
+{
+	uint64_t bytes = element_bytes(d->format) * (d->channels ? d->channels : 1);
+	const size_t sides[] = {d->width, d->height, d->depth};
+	for (int i = 0; i < 3; i++)
+		if (sides[i] && __builtin_mul_overflow(bytes, (uint64_t)sides[i], &bytes))
+			return (uint64_t)1 << 47;
+	return bytes;
+}
+
+EXPORT CUresult cuArrayCreate_v2(CUarray *out, const CUarray_descriptor *d)
+{
+	CUresult (*real)(CUarray *, const CUarray_descriptor *) = REAL(cuda, cuArrayCreate_v2);
+	struct grant g;
+	NEED(real);
+	if (!d)
+		return real(out, d);
+	if (!reserve(&g, array_bytes(&(CUarray3d_descriptor){d->width, d->height, 0, d->format, d->channels, 0})))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, d);
+	return settle(&g, r, ARRAY, r == CUDA_SUCCESS ? (uintptr_t)*out : 0);
+}
+
+EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUarray3d_descriptor *d)
+{
+	CUresult (*real)(CUarray *, const CUarray3d_descriptor *) = REAL(cuda, cuArray3DCreate_v2);
+	struct grant g;
+	NEED(real);
+	if (!d)
+		return real(out, d);
+	if (!reserve(&g, array_bytes(d)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, d);
+	return settle(&g, r, ARRAY, r == CUDA_SUCCESS ? (uintptr_t)*out : 0);
+}
+
+EXPORT CUresult cuMipmappedArrayCreate(CUarray *out, const CUarray3d_descriptor *d, unsigned int levels)
+{
+	CUresult (*real)(CUarray *, const CUarray3d_descriptor *, unsigned int) = REAL(cuda, cuMipmappedArrayCreate);
+	struct grant g;
+	NEED(real);
+	if (!d)
+		return real(out, d, levels);
+	/* Each level has half the sides of the one before: at the most, of one dimension, all have twice the first. */
+	if (!reserve(&g, array_bytes(d) * (levels > 1 ? 2 : 1)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult r = real(out, d, levels);
+	return settle(&g, r, ARRAY, r == CUDA_SUCCESS ? (uintptr_t)*out : 0);
+}
+
+EXPORT CUresult cuArrayDestroy(CUarray array)
+{
+	CUresult (*real)(CUarray) = REAL(cuda, cuArrayDestroy);
+	NEED(real);
+	FREE(ARRAY, (uintptr_t)array, real(array));
+}
+
+EXPORT CUresult cuMipmappedArrayDestroy(CUarray array)
+{
+	CUresult (*real)(CUarray) = REAL(cuda, cuMipmappedArrayDestroy);
+	NEED(real);
+	FREE(ARRAY, (uintptr_t)array, real(array));
+}
+
+/* A context takes its memory with it. */
+static void context_gone(CUcontext context)
+{
+	struct holding h;
+	while (context && limits_get() && holdings_take_context(context, &h))
+		account_release(h.device, h.bytes);
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+{
+	CUresult (*real)(CUcontext) = REAL(cuda, cuCtxDestroy_v2);
+	NEED(real);
+	CUresult r = real(context);
+	if (r == CUDA_SUCCESS)
+		context_gone(context);
+	return r;
+}
+
+static CUcontext primary(CUdevice device)
+{
+	CUcontext context = NULL;
+	CUresult (*retain)(CUcontext *, CUdevice) = REAL(cuda, cuDevicePrimaryCtxRetain);
+	CUresult (*release)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxRelease_v2);
+	CUresult (*state)(CUdevice, unsigned int *, int *) = REAL(cuda, cuDevicePrimaryCtxGetState);
+	unsigned int flags;
+	int active = 0;
+	/* Retaining one that is not there would make it. */
+	if (!limits_get() || !retain || !release || !state || state(device, &flags, &active) != CUDA_SUCCESS || !active ||
+	    retain(&context, device) != CUDA_SUCCESS)
+		return NULL;
+	release(device);
+	return context;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+	CUresult (*real)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxReset_v2);
+	NEED(real);
+	CUcontext context = primary(device);
+	CUresult r = real(device);
+	if (r == CUDA_SUCCESS)
+		context_gone(context);
+	return r;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+	CUresult (*real)(CUdevice) = REAL(cuda, cuDevicePrimaryCtxRelease_v2);
+	CUresult (*state)(CUdevice, unsigned int *, int *) = REAL(cuda, cuDevicePrimaryCtxGetState);
+	unsigned int flags;
+	int active = 1;
+	NEED(real);
+	CUcontext context = primary(device);
+	CUresult r = real(device);
+	if (r == CUDA_SUCCESS && state && state(device, &flags, &active) == CUDA_SUCCESS && !active)
+		context_gone(context);
+	return r;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	CUresult (*real)(size_t *, size_t *) = REAL(cuda, cuMemGetInfo_v2);
+	CUcontext context;
+	NEED(real);
+	CUresult r = real(available, total);
+	int limit = r == CUDA_SUCCESS ? limit_of_current(&context) : -1;
+	if (limit >= 0 && limits_get()->devices[limit].memory) {
+		uint64_t most = limits_get()->devices[limit].memory, used = account_used(limit), left = used < most ? most - used : 0;
+		*total = *total < most ? *total : most;
+		*available = *available < left ? *available : left;
+	}
+	return r;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+	CUresult (*real)(size_t *, CUdevice) = REAL(cuda, cuDeviceTotalMem_v2);
+	NEED(real);
+	CUresult r = real(bytes, device);
+	int limit = r == CUDA_SUCCESS ? limit_of(device) : -1;
+	if (limit >= 0 && limits_get()->devices[limit].memory && limits_get()->devices[limit].memory < *bytes)
+		*bytes = limits_get()->devices[limit].memory;
+	return r;
+}
+
+/* What the parent has allocated is not the child's. */
+static void forked(void)
+{
+	holdings_forget();
+	for (int i = 0; i < MOST_ORDINALS; i++)
+		atomic_store(&ordinals[i], UNKNOWN);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	pthread_atfork(NULL, NULL, forked);
+}

@@ -1,0 +1,117 @@
+/* How programs find functions: by their symbols, which this library's come before, by dlsym, and by cuGetProcAddress. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "hooks.h"
+
+typedef void *(*dlsym_function)(void *, const char *);
+
+/* The C library's dlsym, which this library's hides: it has had these versions, on x86-64 and arm64. */
+static dlsym_function real_dlsym(void)
+{
+	static void *_Atomic found;
+	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
+	void *f = atomic_load_explicit(&found, memory_order_relaxed);
+	for (size_t i = 0; !f && i < sizeof versions / sizeof versions[0]; i++)
+		f = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+	atomic_store_explicit(&found, f, memory_order_relaxed);
+	return (dlsym_function)f;
+}
+
+static void *symbol_of(const char *library, const char *name)
+{
+	void *handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+	dlsym_function look = real_dlsym();
+	return handle && look ? look(handle, name) : NULL;
+}
+
+void *real_cuda(const char *exported)
+{
+	return symbol_of("libcuda.so.1", exported);
+}
+
+void *real_nvml(const char *exported)
+{
+	return symbol_of("libnvidia-ml.so.1", exported);
+}
+
+struct entry {
+	const char *base, *exported;
+	void *hook;
+	int per_thread;
+};
+
+#define PLAIN(base, exported, arguments) {#base, #exported, (void *)exported, 0},
+#define THREAD(base, exported, arguments) {#base, #exported, (void *)exported, 1},
+static const struct entry cuda_table[] = {CUDA_HOOKS(PLAIN, THREAD)};
+static const struct entry other_table[] = {PROC_HOOKS(PLAIN) NVML_HOOKS(PLAIN)};
+
+void *hook_of(const char *exported)
+{
+	for (size_t i = 0; i < sizeof cuda_table / sizeof cuda_table[0]; i++)
+		if (strcmp(cuda_table[i].exported, exported) == 0)
+			return cuda_table[i].hook;
+	for (size_t i = 0; i < sizeof other_table / sizeof other_table[0]; i++)
+		if (strcmp(other_table[i].exported, exported) == 0)
+			return other_table[i].hook;
+	return NULL;
+}
+
+EXPORT void *dlsym(void *handle, const char *name)
+{
+	dlsym_function look = real_dlsym();
+	if ((name[0] == 'c' && name[1] == 'u') || strncmp(name, "nvml", 4) == 0) {
+		void *hook = hook_of(name);
+		/* What the handle has not, its program must not find. RTLD_NEXT is asked for by libraries that intercept, too: theirs is the driver's. */
+		if (hook && handle != RTLD_NEXT && look(handle, name))
+			return hook;
+	}
+	/* A jump, so that RTLD_NEXT and RTLD_DEFAULT mean what they mean to the caller. */
+	return look(handle, name);
+}
+
+/* Puts our function in the place of one that the driver gave for a base name. */
+static void replace(const char *symbol, void **out, int version, unsigned long long flags)
+{
+	if (strcmp(symbol, "cuGetProcAddress") == 0) {
+		*out = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
+		return;
+	}
+	if (version < 3020) /* functions of 32 bits, which take other arguments */
+		return;
+	int per_thread = (flags & GET_PROC_ADDRESS_PER_THREAD) != 0;
+	const struct entry *best = NULL;
+	for (size_t i = 0; i < sizeof cuda_table / sizeof cuda_table[0]; i++) {
+		const struct entry *e = &cuda_table[i];
+		if (strcmp(e->base, symbol) == 0 && (!best || e->per_thread == per_thread) && (per_thread || !e->per_thread))
+			best = e;
+		else if (strcmp(e->exported, symbol) == 0 && !best)
+			best = e;
+	}
+	if (best)
+		*out = best->hook;
+}
+
+EXPORT int cuGetProcAddress(const char *symbol, void **out, int version, unsigned long long flags)
+{
+	int (*real)(const char *, void **, int, unsigned long long) = REAL(cuda, cuGetProcAddress);
+	if (!real)
+		return NOT_THERE;
+	int r = real(symbol, out, version, flags);
+	if (r == CUDA_SUCCESS && symbol && out && *out)
+		replace(symbol, out, version, flags);
+	return r;
+}
+
+EXPORT int cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned long long flags, int *status)
+{
+	int (*real)(const char *, void **, int, unsigned long long, int *) = REAL(cuda, cuGetProcAddress_v2);
+	if (!real)
+		return NOT_THERE;
+	int r = real(symbol, out, version, flags, status);
+	if (r == CUDA_SUCCESS && symbol && out && *out)
+		replace(symbol, out, version, flags);
+	return r;
+}

@@ -1,0 +1,200 @@
+/*
+ * A driver for the unit tests: it counts what is allocated and nothing else, so that what the limiter counts can be held against it. It stands in the
+ * place of the real one by real_cuda, through which the limiter looks its functions up.
+ */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "driver.h"
+#include "hooks.h"
+
+_Atomic uint64_t driver_allocated[2];
+_Atomic int driver_fails;
+static _Atomic uint64_t next = 1 << 20;
+static __thread int current;
+
+/* Sizes by address or handle, which count up: one in MOST_ITEMS is there at a time. */
+#define MOST_ITEMS (1 << 20)
+static struct {
+	_Atomic uint64_t bytes;
+	atomic_int device, uses;
+} items[MOST_ITEMS];
+
+static CUresult make(uint64_t *out, uint64_t bytes, int device)
+{
+	if (atomic_load(&driver_fails))
+		return 999;
+	uint64_t id = atomic_fetch_add(&next, 512);
+	atomic_store(&items[id / 512 % MOST_ITEMS].bytes, bytes);
+	atomic_store(&items[id / 512 % MOST_ITEMS].device, device);
+	atomic_store(&items[id / 512 % MOST_ITEMS].uses, 1);
+	atomic_fetch_add(&driver_allocated[device], bytes);
+	*out = id;
+	return CUDA_SUCCESS;
+}
+
+static CUresult use(uint64_t id, int by)
+{
+	int i = (int)(id / 512 % MOST_ITEMS);
+	if (atomic_load(&items[i].uses) <= 0)
+		return 1;
+	if (atomic_fetch_add(&items[i].uses, by) + by == 0)
+		atomic_fetch_sub(&driver_allocated[atomic_load(&items[i].device)], atomic_load(&items[i].bytes));
+	return CUDA_SUCCESS;
+}
+
+void driver_use(int device)
+{
+	current = device;
+}
+
+static CUresult uuid(CUuuid *out, CUdevice d)
+{
+	memset(out->bytes, d + 1, sizeof out->bytes);
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_device(CUdevice *d)
+{
+	*d = current;
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_context(CUcontext *c)
+{
+	*c = (void *)(uintptr_t)(current + 1);
+	return CUDA_SUCCESS;
+}
+
+static CUresult alloc(CUdeviceptr *out, size_t n)
+{
+	uint64_t id;
+	CUresult r = make(&id, n, current);
+	*out = id;
+	return r;
+}
+
+static CUresult pitch(CUdeviceptr *out, size_t *p, size_t w, size_t h, unsigned int e)
+{
+	(void)e;
+	*p = (w + 1023) & ~(size_t)1023; /* longer than the limiter guesses */
+	return alloc(out, *p * h);
+}
+
+static CUresult managed(CUdeviceptr *out, size_t n, unsigned int f)
+{
+	(void)f;
+	return alloc(out, n);
+}
+
+static CUresult release(CUdeviceptr at)
+{
+	return use(at, -1);
+}
+
+static CUresult async(CUdeviceptr *out, size_t n, CUstream s)
+{
+	(void)s;
+	return alloc(out, n);
+}
+
+static CUresult pooled(CUdeviceptr *out, size_t n, CUmemoryPool p, CUstream s)
+{
+	(void)p, (void)s;
+	return alloc(out, n);
+}
+
+static CUresult release_async(CUdeviceptr at, CUstream s)
+{
+	(void)s;
+	return use(at, -1);
+}
+
+static CUresult create(CUhandle *out, size_t n, const CUallocation *what, unsigned long long f)
+{
+	uint64_t id;
+	(void)f;
+	CUresult r = make(&id, n, what->location.id);
+	*out = id;
+	return r;
+}
+
+static CUdeviceptr mapped_at;
+static CUhandle mapped;
+
+static CUresult map(CUdeviceptr at, size_t n, size_t offset, CUhandle h, unsigned long long f)
+{
+	(void)n, (void)offset, (void)f;
+	mapped_at = at;
+	mapped = h;
+	return use(h, 1);
+}
+
+static CUresult unmap(CUdeviceptr at, size_t n)
+{
+	(void)n;
+	return at == mapped_at ? use(mapped, -1) : 1;
+}
+
+static CUresult array(CUarray *out, const CUarray_descriptor *d)
+{
+	uint64_t id;
+	CUresult r = make(&id, d->width * (d->height ? d->height : 1) * d->channels, current);
+	*out = (void *)(uintptr_t)id;
+	return r;
+}
+
+static CUresult destroy_array(CUarray a)
+{
+	return use((uintptr_t)a, -1);
+}
+
+static CUresult destroy_context(CUcontext c)
+{
+	int device = (int)(uintptr_t)c - 1;
+	for (int i = 0; i < MOST_ITEMS; i++)
+		if (atomic_load(&items[i].uses) > 0 && atomic_load(&items[i].device) == device) {
+			atomic_store(&items[i].uses, 0);
+			atomic_fetch_sub(&driver_allocated[device], atomic_load(&items[i].bytes));
+		}
+	return CUDA_SUCCESS;
+}
+
+static CUresult info(size_t *available, size_t *total)
+{
+	*total = DRIVER_TOTAL;
+	*available = *total - atomic_load(&driver_allocated[current]);
+	return CUDA_SUCCESS;
+}
+
+static CUresult total(size_t *bytes, CUdevice d)
+{
+	(void)d;
+	*bytes = DRIVER_TOTAL;
+	return CUDA_SUCCESS;
+}
+
+void *real_cuda(const char *exported)
+{
+	static const struct {
+		const char *name;
+		void *function;
+	} table[] = {
+		{"cuDeviceGetUuid_v2", uuid}, {"cuCtxGetDevice", get_device}, {"cuCtxGetCurrent", get_context}, {"cuMemAlloc_v2", alloc},
+		{"cuMemAllocPitch_v2", pitch}, {"cuMemAllocManaged", managed}, {"cuMemFree_v2", release}, {"cuMemAllocAsync", async},
+		{"cuMemAllocAsync_ptsz", async}, {"cuMemAllocFromPoolAsync", pooled}, {"cuMemFreeAsync", release_async},
+		{"cuMemFreeAsync_ptsz", release_async}, {"cuMemCreate", create}, {"cuMemRelease", release}, {"cuMemMap", map}, {"cuMemUnmap", unmap},
+		{"cuArrayCreate_v2", array}, {"cuArrayDestroy", destroy_array}, {"cuCtxDestroy_v2", destroy_context}, {"cuMemGetInfo_v2", info},
+		{"cuDeviceTotalMem_v2", total},
+	};
+	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+		if (strcmp(table[i].name, exported) == 0)
+			return table[i].function;
+	return NULL;
+}
+
+void *real_nvml(const char *exported)
+{
+	(void)exported;
+	return NULL;
+}

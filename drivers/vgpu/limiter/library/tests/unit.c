@@ -1,0 +1,158 @@
+/* The functions that are intercepted, over a driver that counts: what the limiter counts is what the driver gave, and never more than the limit. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "check.h"
+#include "driver.h"
+#include "hooks.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define LIMIT (1024 * MIB)
+
+static void equal(const char *what)
+{
+	CHECK(account_used(0) == atomic_load(&driver_allocated[0]), "%s: %llu bytes are counted, and %llu allocated", what,
+	      (unsigned long long)account_used(0), (unsigned long long)atomic_load(&driver_allocated[0]));
+}
+
+static void limits_are_read_whole_or_not_at_all(void)
+{
+	static const char good[] = "gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 30\nclosed\n";
+	static const char *const bad[] = {
+		"", "gpufabric-limits 1\n", "gpufabric-limits 2\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1",
+		"gpufabric-limits 1\nGPU-01010101 -1 1\n", "gpufabric-limits 1\nGPU-01010101 1 101\n", "gpufabric-limits 1\nGPU-01010101 1\n",
+		"gpufabric-limits 1\nGPU-01010101 99999999999999999999 1\n", "gpufabric-limits 1\nGPU-01010101 1 1 1\n", "gpufabric-limits 1\n../../x 1 1\n",
+		"gpufabric-limits 1\nGPU-01010101 1 1\nGPU-01010101 1 1\n", "gpufabric-limits 1\nGPU-01010101 1 1\nopen\n",
+	};
+	struct limits l;
+	CHECK(limits_parse(good, sizeof good - 1, &l) && l.count == 1 && l.closed && l.devices[0].memory == LIMIT && l.devices[0].cores == 30, "good");
+	for (size_t i = 0; i < sizeof good - 1; i++)
+		if (limits_parse(good, i, &l))
+			CHECK(good[i - 1] == '\n', "the first %zu bytes were taken for limits", i);
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		CHECK(!limits_parse(bad[i], strlen(bad[i]), &l), "taken for limits: %s", bad[i]);
+}
+
+static void every_way_to_allocate_counts(void)
+{
+	CUdeviceptr p[6];
+	CUhandle h;
+	CUarray a;
+	size_t pitch, available, total;
+	driver_use(0);
+	CHECK(cuMemAlloc_v2(&p[0], MIB) == 0 && cuMemAllocManaged(&p[1], MIB, 1) == 0 && cuMemAllocAsync(&p[2], MIB, NULL) == 0 &&
+	      cuMemAllocAsync_ptsz(&p[3], MIB, NULL) == 0 && cuMemAllocFromPoolAsync(&p[4], MIB, NULL, NULL) == 0, "allocate");
+	equal("memory");
+	CHECK(cuMemAllocPitch_v2(&p[5], &pitch, 1000, 10, 4) == 0 && pitch == 1024, "pitch %zu", pitch);
+	equal("rows that the driver makes longer");
+	CHECK(cuArrayCreate_v2(&a, &(CUarray_descriptor){1024, 512, 0x01, 2}) == 0, "array");
+	equal("an array");
+	CHECK(cuMemCreate(&h, 2 * MIB, &(CUallocation){.type = 1, .location = {LOCATION_DEVICE, 0}}, 0) == 0, "physical memory");
+	equal("physical memory");
+	CHECK(cuMemMap(MIB, 2 * MIB, 0, h, 0) == 0 && cuMemRelease(h) == 0, "map, and release the handle");
+	equal("physical memory that is mapped, and has no handle any more");
+	CHECK(cuMemGetInfo_v2(&available, &total) == 0 && total == LIMIT && available == LIMIT - account_used(0), "%zu of %zu", available, total);
+	CHECK(cuDeviceTotalMem_v2(&total, 0) == 0 && total == LIMIT, "%zu", total);
+	CHECK(cuMemUnmap(MIB, 2 * MIB) == 0, "unmap");
+	equal("physical memory that is gone");
+	CHECK(cuMemFree_v2(p[0]) == 0 && cuMemFree_v2(p[1]) == 0 && cuMemFreeAsync(p[2], NULL) == 0 && cuMemFreeAsync_ptsz(p[3], NULL) == 0 &&
+	      cuMemFreeAsync(p[4], NULL) == 0 && cuMemFree_v2(p[5]) == 0 && cuArrayDestroy(a) == 0, "free");
+	equal("all freed");
+	CHECK(account_used(0) == 0, "%llu bytes are left", (unsigned long long)account_used(0));
+	CHECK(cuMemFree_v2(p[0]) != 0, "freed twice");
+	equal("freed twice");
+}
+
+static void what_does_not_fit_is_refused_and_changes_nothing(void)
+{
+	CUdeviceptr p, q;
+	CHECK(cuMemAlloc_v2(&p, LIMIT) == 0, "all of it");
+	CHECK(cuMemAlloc_v2(&q, 1) == CUDA_ERROR_OUT_OF_MEMORY, "one byte more");
+	CHECK(cuMemAlloc_v2(&q, SIZE_MAX) == CUDA_ERROR_OUT_OF_MEMORY, "all bytes that there are");
+	CHECK(cuMemAllocPitch_v2(&q, &(size_t){0}, SIZE_MAX / 2, 4, 4) == CUDA_ERROR_OUT_OF_MEMORY, "rows whose product overflows");
+	CHECK(cuArrayCreate_v2((CUarray[]){NULL}, &(CUarray_descriptor){SIZE_MAX, SIZE_MAX, 0x20, 4}) == CUDA_ERROR_OUT_OF_MEMORY, "such an array");
+	equal("refused");
+	CHECK(cuMemFree_v2(p) == 0, "free");
+	atomic_store(&driver_fails, 1);
+	CHECK(cuMemAlloc_v2(&p, MIB) == 999, "the driver's own error");
+	atomic_store(&driver_fails, 0);
+	CHECK(account_used(0) == 0, "a failed allocation is counted");
+	driver_use(1);
+	CHECK(cuMemAlloc_v2(&p, 2 * LIMIT) == 0 && cuMemFree_v2(p) == 0, "a GPU without a limit");
+	driver_use(0);
+	CHECK(cuMemAlloc_v2(&p, MIB) == 0 && cuCtxDestroy_v2((void *)(uintptr_t)1) == 0, "a context goes with its memory");
+	equal("its context is gone");
+	CHECK(account_used(0) == 0, "memory of a context that is gone");
+}
+
+static void a_child_has_its_own_and_its_death_gives_it_back(void)
+{
+	CUdeviceptr p;
+	CHECK(cuMemAlloc_v2(&p, MIB) == 0, "allocate");
+	pid_t pid = fork();
+	if (pid == 0) {
+		CUdeviceptr q;
+		driver_use(0);
+		CHECK(cuMemAlloc_v2(&q, LIMIT - MIB) == 0, "what the parent left");
+		CHECK(cuMemAlloc_v2(&q, MIB) == CUDA_ERROR_OUT_OF_MEMORY, "what the parent has");
+		_exit(0); /* nothing is freed */
+	}
+	int status;
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0, "the child failed");
+	CHECK(cuMemAlloc_v2(&p + 0, LIMIT - MIB) == 0, "what the child had");
+	CHECK(cuCtxDestroy_v2((void *)(uintptr_t)1) == 0 && account_used(0) == 0, "all freed");
+}
+
+static void *churn(void *unused)
+{
+	(void)unused;
+	driver_use(0);
+	for (int i = 0; i < 20000; i++) {
+		CUdeviceptr p;
+		if (cuMemAlloc_v2(&p, (size_t)(1 + i % 64) * MIB) == 0)
+			CHECK(cuMemFree_v2(p) == 0, "free");
+	}
+	return NULL;
+}
+
+static double nanoseconds(int threads)
+{
+	pthread_t t[16];
+	struct timespec a, b;
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	for (int i = 0; i < threads; i++)
+		pthread_create(&t[i], NULL, churn, NULL);
+	for (int i = 0; i < threads; i++)
+		pthread_join(t[i], NULL);
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	return ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / 20000 / threads;
+}
+
+int main(int argc, char **argv)
+{
+	container("gpufabric-limits 1\nGPU-01010101-0101-0101-0101-010101010101 1073741824 0\n");
+	if (argc > 1 && strcmp(argv[1], "bench") == 0) {
+		CUdeviceptr p, q;
+		struct timespec a, b;
+		driver_use(0);
+		printf("allocate and free, a pair: %.0f ns in one thread, %.0f ns of each processor in 16\n", nanoseconds(1), nanoseconds(16));
+		CHECK(cuMemAlloc_v2(&p, LIMIT) == 0, "all of it");
+		clock_gettime(CLOCK_MONOTONIC, &a);
+		for (int i = 0; i < 100000; i++)
+			cuMemAlloc_v2(&q, MIB);
+		clock_gettime(CLOCK_MONOTONIC, &b);
+		printf("refuse: %.0f ns\n", ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / 100000);
+		return 0;
+	}
+	limits_are_read_whole_or_not_at_all();
+	every_way_to_allocate_counts();
+	what_does_not_fit_is_refused_and_changes_nothing();
+	a_child_has_its_own_and_its_death_gives_it_back();
+	nanoseconds(16);
+	CHECK(account_used(0) == 0, "threads left %llu bytes", (unsigned long long)account_used(0));
+	puts("unit tests passed");
+	return 0;
+}

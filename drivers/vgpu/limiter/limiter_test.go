@@ -1,0 +1,43 @@
+package limiter
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// run builds a target of the Makefile and says what it printed.
+func run(t *testing.T, arguments ...string) string {
+	t.Helper()
+	all := append([]string{"--no-print-directory", "-C", "library", "OUT=" + filepath.Join(t.TempDir(), "build"), "TESTS=" + filepath.Join(t.TempDir(), "container")},
+		arguments...)
+	out, err := exec.CommandContext(t.Context(), "make", all...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("make %s: %v\n%s", strings.Join(arguments, " "), err, out)
+	}
+	return string(out)
+}
+
+//shows:vgpu-limits
+func TestWhatIsCountedIsWhatTheDriverGave(t *testing.T) {
+	t.Log(run(t, "SECONDS=0", "unit"))
+}
+
+// Its processes are killed with kill -9 at any moment; what they had is free again, and nobody ever has more than the limit.
+//
+//shows:vgpu-limits
+func TestSixtyFourProcessesKilledAtRandomKeepToTheLimit(t *testing.T) {
+	t.Log(run(t, "SECONDS=4", "stress"))
+}
+
+func TestRandomBytesInAContainersFilesCrashNothing(t *testing.T) {
+	t.Log(run(t, "fuzz"))
+}
+
+func TestTheSanitizersFindNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the library three times; -short asks for none of it")
+	}
+	t.Log(run(t, "sanitize"))
+}

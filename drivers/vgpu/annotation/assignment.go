@@ -87,8 +87,8 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	case len(listed) == inits+ordinary:
 		at = inits + r.asking(pod.Spec.Containers[:position])
 	case len(listed) == ordinary && isInit:
-		return nil, fmt.Errorf("init container %s asks for %s, and the scheduler lists the %d ordinary containers only in %s: it does not "+
-			"serve init containers", container, r.words(spec), ordinary, PodDevices)
+		return nil, fmt.Errorf("init container %s asks for %s, and the scheduler lists the %d ordinary containers only in %s: "+
+			"it does not serve init containers", container, r.words(spec), ordinary, PodDevices)
 	case len(listed) == ordinary:
 		at = r.asking(pod.Spec.Containers[:position])
 	default:

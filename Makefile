@@ -177,6 +177,13 @@ lint: prerequisites pages ## Run golangci-lint over every module, and check the 
 	provider/generate-docs --check
 
 # A few seconds: no program of others is built for it.
+# The database (https://vuln.go.dev) is not in this repository: VULNDB names another, such as file:///a/copy.
+.PHONY: vulncheck
+vulncheck: prerequisites ## Look for known vulnerabilities that the programs can reach (needs an internet, or VULNDB=file:///COPY).
+	@set -e; check=$$($(GO) run ./build/cmd/toolchain govulncheck); \
+	for m in $(MODULES); do echo "== govulncheck $$m"; (cd $$m && $$check $(if $(VULNDB),-db $(VULNDB)) ./...); done; \
+	echo "== govulncheck drivers/scheduler"; cd drivers/scheduler && GOWORK=off $$check $(if $(VULNDB),-db $(VULNDB)) ./...
+
 .PHONY: pages
 pages: prerequisites ## Check every Markdown page: links, anchors, commands, walks, reasons, the matrix and its evidence.
 	$(GO) test $(TESTFLAGS) ./tests/pages/ ./tests/evidence/ ./tests/attacks/ ./tests/reference/

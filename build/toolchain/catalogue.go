@@ -20,6 +20,7 @@ const (
 	GolangciLint  = "v2.6.0"
 	Gotestsum     = "v1.13.0"
 	ControllerGen = "v0.21.0"
+	Govulncheck   = "v1.1.4"
 	MPIOperator   = "v0.8.0"
 	Multus        = "v4.2.2"
 	Whereabouts   = "v0.8.0" // the newest that the checksum database knows
@@ -160,6 +161,8 @@ func catalogue() map[string]Tool {
 		module: "golangci-lint", main: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"})
 	add(Tool{Name: "gotestsum", Version: Gotestsum, fits: span{version{1, 12, 0}, version{2, 0, 0}}, askVersion: []string{"--version"},
 		module: "gotestsum", main: "gotest.tools/gotestsum"})
+	// Whatever stands in the PATH may be of another time; this one is small.
+	add(Tool{Name: "govulncheck", Version: Govulncheck, module: "govulncheck", main: "golang.org/x/vuln/cmd/govulncheck"})
 	add(
 		Tool{Name: "controller-gen", Version: ControllerGen, fits: span{version{0, 21, 0}, version{0, 22, 0}}, askVersion: []string{"--version"},
 			module: "controller-gen", main: "sigs.k8s.io/controller-tools/cmd/controller-gen"},

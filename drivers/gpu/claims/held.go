@@ -54,13 +54,12 @@ func (k *Kind) holdings() []devices.Held {
 	return out
 }
 
-// offerAgain makes the pool again from what is known, and has it published.
+// offerAgain makes the pool again from what is known.
 func (k *Kind) offerAgain() {
 	k.layingOut.Lock()
+	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	k.offer(&h)
-	k.layingOut.Unlock()
-	k.options.Changed()
 }
 
 // SetForms changes the forms in which the GPUs are offered. What stands on the GPUs is not looked at again, and what claims hold stays

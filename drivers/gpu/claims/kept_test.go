@@ -40,10 +40,14 @@ func newRun(dir string, writer atomicfile.Writer, gpus ...*inventory.GPU) *run {
 	r := &run{}
 	r.Kind = New(&Hardware{Node: &inventory.Node{GPUs: gpus}}, Options{
 		LeftFile: filepath.Join(dir, "sharing-left.json"), ModesFile: filepath.Join(dir, "mig-modes.json"), AdoptModes: true, Writer: writer,
-		Report: func(reason, message string) { r.reported = append(r.reported, reason+": "+message) },
+		Events: r,
 	})
 	return r
 }
+
+func (r *run) Report(reason, message string) { r.reported = append(r.reported, reason+": "+message) }
+
+func (r *run) Note(reason, message string) { r.Report(reason, message) }
 
 // own are the GPUs whose MIG mode counts as a claim's.
 func (r *run) own() []string { return slices.Sorted(maps.Keys(r.modes.own)) }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +22,7 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/node/store"
 )
 
@@ -39,7 +39,7 @@ type Hardware struct {
 // Kind prepares claims. Make it with New.
 type Kind struct {
 	options  Options
-	hardware atomic.Pointer[Hardware]
+	hardware observed.Value[*Hardware]
 	locks    keylock.Locks // by GPU UUID
 	aside    []types.UID   // claims whose records cannot be read
 	resuming resumes       // claims whose MPS daemons are started again
@@ -75,8 +75,8 @@ type place struct {
 type Options struct {
 	// Capabilities finds the nodes that open MIG devices.
 	Capabilities edits.Capabilities
-	// SetTimeSlice sets the length of a GPU's time slices.
-	SetTimeSlice func(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error
+	// TimeSlices sets the length of GPUs' time slices.
+	TimeSlices TimeSlices
 	// MPS runs a control daemon for each claim that asks for one, and MPSDir is where the claims' containers find it.
 	MPS    sharing.Daemons
 	MPSDir string
@@ -89,15 +89,23 @@ type Options struct {
 	AdoptModes bool
 	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Appeared is called with a device that recovered claims hold and that was not to be seen so far, before other claims can have it. name is
-	// how the claims call it.
-	Appeared func(name string, d *devices.Device)
-	// Changed is called when a claim's end changed what is offered.
-	Changed func()
-	// Report tells of trouble with the node as a whole: an Event on its Node object. reason is a CamelCase word.
-	Report func(reason, message string)
-	// Note tells in the same way of what may be as it should.
-	Note func(reason, message string)
+	// Ledger knows who holds which device. Pool is the name of the node's pool, by which claims hold devices that cannot be seen.
+	Ledger *ledger.Ledger
+	Pool   string
+	Events NodeEvents
+}
+
+// TimeSlices sets the length of a GPU's time slices. sharing.TimeSlicer is one.
+type TimeSlices interface {
+	Set(ctx context.Context, interval v1beta1.TimeSliceInterval, gpu string) error
+}
+
+// NodeEvents are Events on the Node object. reason is a CamelCase word.
+type NodeEvents interface {
+	// Report reports trouble with the node as a whole.
+	Report(reason, message string)
+	// Note says in the same way what may be as it should.
+	Note(reason, message string)
 }
 
 var (
@@ -110,11 +118,11 @@ var (
 func New(h *Hardware, o Options) *Kind {
 	k := &Kind{options: o, made: map[place]types.UID{}, unseen: map[string]map[types.UID]bool{}, held: map[types.UID][]devices.Held{},
 		sharing: map[string]map[types.UID]share{}, left: map[string]sharingData{}}
-	k.hardware.Store(h)
+	k.hardware.Set(h)
 	k.readLeft()
 	var err error
 	if k.modes, err = openModes(o.ModesFile, o.Writer, h.Node.GPUs, o.AdoptModes); err != nil {
-		o.Report("StateUnreadable", err.Error())
+		o.Events.Report("StateUnreadable", err.Error())
 	}
 	return k
 }
@@ -132,10 +140,13 @@ func (k *Kind) Collectors() []prometheus.Collector {
 }
 
 // Hardware is the current one.
-func (k *Kind) Hardware() *Hardware { return k.hardware.Load() }
+func (k *Kind) Hardware() *Hardware { return k.hardware.Now() }
 
-// Replace makes h the current hardware. Claims in preparation finish with the old one.
-func (k *Kind) Replace(h *Hardware) { k.hardware.Store(h) }
+// Watch is the current hardware, and a channel that is closed when another takes its place.
+func (k *Kind) Watch() (*Hardware, <-chan struct{}) { return k.hardware.Get() }
+
+// Node is what is known of the node's GPUs.
+func (k *Kind) Node() *inventory.Node { return k.Hardware().Node }
 
 // Lock keeps everything else from changing the GPUs until the returned function is called.
 func (k *Kind) Lock(ctx context.Context, uuids ...string) (unlock func(), err error) {
@@ -166,11 +177,6 @@ func HoldsOf(d *devices.Device) []ledger.Hold {
 		holds = append(holds, ledger.Hold{Key: fmt.Sprintf("%s, memory slice %d", holdKey(d.GPU), i), Shared: d.Form == devices.Shared})
 	}
 	return holds
-}
-
-// HoldAnew gives whoever holds a device of pool by its name alone, since it was not to be seen, what the device is made of.
-func HoldAnew(holders *ledger.Ledger, pool, name string, d *devices.Device) error {
-	return holders.Extend(nameKey(pool, name), HoldsOf(d)...)
 }
 
 // nameKey is what is held of a device that is not known.

@@ -19,8 +19,8 @@ import (
 
 // leave remembers a GPU that could not be set back. The GPU is locked.
 func (k *Kind) leave(s sharingData, why error) {
-	k.options.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it", s.GPU,
-		s.share(), why))
+	k.options.Events.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it",
+		s.GPU, s.share(), why))
 	if errors.Is(why, fs.ErrNotExist) {
 		return // the program that would have changed it is not there, so nothing was changed
 	}
@@ -58,7 +58,7 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 				return draplugin.Refuse("SharingNotReset",
 					"%s lets one process in alone, since an earlier claim used it with MPS, and cannot be set back: %w", d.GPU.UUID, err)
 			}
-			k.options.Report(notReset(s), fmt.Sprintf("%s is handed out, but still shared by %s: %v", s.GPU, s.share(), err))
+			k.options.Events.Report(notReset(s), fmt.Sprintf("%s is handed out, but still shared by %s: %v", s.GPU, s.share(), err))
 			continue
 		}
 		k.mu.Lock()
@@ -85,8 +85,8 @@ func (k *Kind) writeLeft() {
 		list = append(list, k.left[gpu])
 	}
 	if err := k.leftFile.Put(list); err != nil {
-		k.options.Report("StateNotKept", fmt.Sprintf("which GPUs are still shared in the way of claims that ended is forgotten at the next "+
-			"restart: %v", err))
+		k.options.Events.Report("StateNotKept", fmt.Sprintf("which GPUs are still shared in the way of claims that ended is forgotten at the "+
+			"next restart: %v", err))
 	}
 }
 
@@ -98,11 +98,11 @@ func (k *Kind) readLeft() {
 	const subject = "which GPUs are still shared in the way of claims that ended"
 	file, unreadable, err := store.OpenFile(k.options.LeftFile, leftKind(), 0, k.options.Writer)
 	if err != nil {
-		k.options.Report("StateUnreadable", fmt.Sprintf("%s: %v", subject, err))
+		k.options.Events.Report("StateUnreadable", fmt.Sprintf("%s: %v", subject, err))
 		return
 	}
 	for _, u := range unreadable {
-		k.options.Report("StateUnreadable", fmt.Sprintf("%s: %s", subject, u))
+		k.options.Events.Report("StateUnreadable", fmt.Sprintf("%s: %s", subject, u))
 	}
 	k.leftFile = file
 	list, _ := file.Get()

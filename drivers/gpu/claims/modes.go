@@ -128,7 +128,7 @@ func (k *Kind) cut(g *inventory.GPU) error {
 // OwnMode notes that a GPU's MIG mode is the driver's to switch off: a claim's or a MIGLayout's.
 func (k *Kind) OwnMode(uuid string) {
 	if err := k.modes.set(uuid, true); err != nil {
-		k.options.Report("StateNotKept", err.Error())
+		k.options.Events.Report("StateNotKept", err.Error())
 	}
 }
 
@@ -144,6 +144,6 @@ func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
 // disownMode notes that a GPU is out of MIG mode.
 func (k *Kind) disownMode(uuid string) {
 	if err := k.modes.set(uuid, false); err != nil {
-		k.options.Report("StateNotKept", err.Error())
+		k.options.Events.Report("StateNotKept", err.Error())
 	}
 }

@@ -31,7 +31,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 		kept, err := decode(record)
 		if err != nil {
 			// The claim stays held and its devices stay unknown: nothing of it is removed by guess.
-			k.options.Report("ClaimDataUnreadable", err.Error())
+			k.options.Events.Report("ClaimDataUnreadable", err.Error())
 			continue
 		}
 		for _, made := range kept.Partitions {
@@ -50,7 +50,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	switch {
 	case !k.options.RemoveUnknown:
 	case len(aside) > 0:
-		k.options.Report("MIGInstancesKept", fmt.Sprintf("no MIG instance is removed, as --unknown-mig-instances=remove says, while the "+
+		k.options.Events.Report("MIGInstancesKept", fmt.Sprintf("no MIG instance is removed, as --unknown-mig-instances=remove says, while the "+
 			"records of %d claims lie aside "+
 			"unread, since it may be theirs: look at the files that ClaimStateUnreadable named, delete them when their pods are gone, and "+
 			"restart the driver's pod", len(aside)))
@@ -73,8 +73,8 @@ func (k *Kind) noteUnknown() {
 			}
 		}
 		if len(unknown) > 0 {
-			k.options.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they are, and "+
-				"the GPU in no other form "+
+			k.options.Events.Note("MIGInstancesFound", fmt.Sprintf("%s has MIG instances that belong to no claim: %s; they are offered as they are, "+
+				"and the GPU in no other form "+
 				"(with --unknown-mig-instances=remove they would be removed at the plugin's start)", g.UUID, strings.Join(unknown, ", ")))
 		}
 	}
@@ -84,7 +84,7 @@ func (k *Kind) noteUnknown() {
 func (k *Kind) LayOut() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
-	k.layOut()
+	k.layOut(*k.Hardware())
 }
 
 // SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not
@@ -104,8 +104,7 @@ func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits
 	defer k.layingOut.Unlock()
 	h := *k.Hardware()
 	h.Node, h.Edits = node, found
-	k.Replace(&h)
-	k.layOut()
+	k.layOut(h)
 }
 
 // ModesChanged says whether somebody brought a GPU into MIG mode, or out of it, since the pool was made.
@@ -114,13 +113,12 @@ func (k *Kind) ModesChanged() bool {
 	return !maps.Equal(k.modes.foreign(h.Node.GPUs), h.Offer.MIGMode)
 }
 
-func (k *Kind) layOut() {
-	h := *k.Hardware()
+func (k *Kind) layOut(h Hardware) {
 	h.Offer.Static, h.Offer.MIGMode = map[string][]devices.Instance{}, k.modes.foreign(h.Node.GPUs)
 	for _, g := range h.Node.GPUs {
 		standing, err := partition.List(g)
 		if err != nil {
-			k.options.Report("MIGUnreadable", err.Error())
+			k.options.Events.Report("MIGUnreadable", err.Error())
 			continue
 		}
 		if static := k.static(g, standing, h.Offer.NoMIG); static != nil {
@@ -138,14 +136,17 @@ func (k *Kind) offer(h *Hardware) {
 	problems := fmt.Sprint(h.Pool.Problems)
 	for _, problem := range h.Pool.Problems {
 		if problems != k.reported {
-			k.options.Report("GPUFormNotOffered", problem.Error())
+			k.options.Events.Report("GPUFormNotOffered", problem.Error())
 		}
 	}
 	k.reported = problems
 	for name, d := range k.appeared(h.Pool) {
-		k.options.Appeared(name, d)
+		// Their claims hold these devices by name alone. They hold what the devices are made of before another claim can have it.
+		if err := k.options.Ledger.Extend(nameKey(k.options.Pool, name), HoldsOf(d)...); err != nil {
+			k.options.Events.Report("DeviceHeldTwice", err.Error())
+		}
 	}
-	k.Replace(h)
+	k.hardware.Set(h)
 }
 
 // recovered notes that a claim holds a device, which may not be to be seen.
@@ -197,8 +198,8 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 		held := k.owner(place{g.UUID, i.Profile, i.Start}) != ""
 		foreign = foreign || !held
 		if !held && !i.Whole() {
-			k.options.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances with "+
-				"one that fills them are offered", g.UUID, i.ID))
+			k.options.Events.Report("MIGDeviceNotOffered", fmt.Sprintf("%s: MIG instance %d has no compute instance, or several; only instances "+
+				"with one that fills them are offered", g.UUID, i.ID))
 			continue
 		}
 		out = append(out, devices.Instance{ProfileID: i.Profile, Start: i.Start, UUID: i.UUID, Held: held})
@@ -218,7 +219,7 @@ func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 	for _, g := range k.Hardware().Node.GPUs {
 		standing, err := partition.List(g)
 		if err != nil {
-			k.options.Report("MIGUnreadable", err.Error())
+			k.options.Events.Report("MIGUnreadable", err.Error())
 			continue
 		}
 		for _, i := range standing {
@@ -228,7 +229,7 @@ func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 			}
 			klog.FromContext(ctx).Info("Removing a MIG instance that belongs to no claim", "gpu", g.UUID, "profile", p.Name, "start", i.Start)
 			if err := partition.Destroy(g, p, i.Start); err != nil {
-				k.options.Report("MIGInstanceNotRemoved", err.Error())
+				k.options.Events.Report("MIGInstanceNotRemoved", err.Error())
 				continue
 			}
 			k.OwnMode(g.UUID) // whoever has them removed has the GPU used without them

@@ -26,7 +26,7 @@ func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record
 	// Beside the daemons' start, since either may wait for a keeper.
 	claims.Go(func() {
 		if err := k.options.MPS.Retain(ctx, at, uids); err != nil && ctx.Err() == nil {
-			k.options.Report("MPSNotEnded", fmt.Sprintf("MPS control daemons of claims that are gone: %v", err))
+			k.options.Events.Report("MPSNotEnded", fmt.Sprintf("MPS control daemons of claims that are gone: %v", err))
 		}
 	})
 	// A claim whose daemon cannot start keeps no other from its own.
@@ -42,7 +42,7 @@ func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record
 		claims.Go(func() {
 			defer done()
 			if err := k.options.MPS.Resume(resume, record.UID, *kept.MPS); err != nil && resume.Err() == nil {
-				k.options.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
+				k.options.Events.Report("MPSNotStarted", fmt.Sprintf("claim %s/%s: %v", record.Namespace, record.Name, err))
 			}
 		})
 	}

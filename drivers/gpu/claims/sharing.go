@@ -163,7 +163,7 @@ func (k *Kind) openMPS(p *preparation) error {
 // set makes a GPU be shared in a way that is not the ordinary one.
 func (k *Kind) set(ctx context.Context, s sharingData) error {
 	if s.Strategy != v1beta1.MPS {
-		return k.options.SetTimeSlice(ctx, s.Interval, s.GPU)
+		return k.options.TimeSlices.Set(ctx, s.Interval, s.GPU)
 	}
 	// Only the control daemon's server may use the GPU: a program that missed the daemon would take it from all others.
 	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
@@ -176,7 +176,7 @@ func (k *Kind) unset(ctx context.Context, s sharingData) error {
 		return nil
 	}
 	if s.Strategy != v1beta1.MPS {
-		return unlessLost(ctx, g, k.options.SetTimeSlice(ctx, v1beta1.DefaultTimeSlice, s.GPU))
+		return unlessLost(ctx, g, k.options.TimeSlices.Set(ctx, v1beta1.DefaultTimeSlice, s.GPU))
 	}
 	return unlessLost(ctx, g, k.setComputeMode(s.GPU, nvml.COMPUTEMODE_DEFAULT))
 }

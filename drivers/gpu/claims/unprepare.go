@@ -43,7 +43,6 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	}
 	if len(kept.Partitions) > 0 && k.Hardware().Offer.NoMIG {
 		k.LayOut()
-		k.options.Changed()
 	}
 	k.release(record.UID)
 	return nil

@@ -29,7 +29,7 @@ type linkReading struct {
 // nor of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a
 // link that was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs
 // alike.
-func (m *Monitor) checkLinks(ctx context.Context) {
+func (m *follower) checkLinks(ctx context.Context) {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkState") != nil {
 		return // a call of a function that the library lacks ends the process
 	}
@@ -69,7 +69,7 @@ func (m *Monitor) checkLinks(ctx context.Context) {
 	m.absent = absent
 }
 
-func (m *Monitor) linkDown(ctx context.Context, g *inventory.GPU, link int, more string) {
+func (m *follower) linkDown(ctx context.Context, g *inventory.GPU, link int, more string) {
 	m.add(ctx, Fault{GPU: g.UUID, Kind: NVLink, Link: &link, Fatal: true, Message: fmt.Sprintf("NVLink %d is down%s", link, more)}, true)
 }
 
@@ -101,7 +101,7 @@ func neighboursWith(readings []linkReading, g *inventory.GPU, link int) (with, o
 }
 
 // switched says whether some link of a GPU that is up ends at something that is no GPU of this node: an NVSwitch.
-func (m *Monitor) switched(r linkReading) bool {
+func (m *follower) switched(r linkReading) bool {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemotePciInfo_v2") != nil {
 		return false
 	}
@@ -130,7 +130,7 @@ func inMIGMode(g *inventory.GPU) bool {
 }
 
 // stands says whether a link's fault is noted.
-func (m *Monitor) stands(uuid string, link int) bool {
+func (m *follower) stands(uuid string, link int) bool {
 	for _, f := range m.Faults() {
 		if f.GPU == uuid && f.Link != nil && *f.Link == link {
 			return true

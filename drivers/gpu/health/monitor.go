@@ -45,32 +45,40 @@ type Options struct {
 	// Boot names the current boot.
 	Boot string
 	Now  func() time.Time
-	// Changed is called when the set of faults changed.
-	Changed func()
-	// Tell is called for every event on a GPU, with whether it is a new one; the fault of an application's own mistake stands nowhere.
-	Tell func(f Fault, new bool)
-	// Healed is called when a fault is gone.
-	Healed func(f Fault)
-	// Checked is called every few seconds, from the monitor's goroutine, for what else has no event; nil: nothing is.
-	Checked func(ctx context.Context)
 	// Recheck is how often what has no event is looked at, Settle how long a fatal fault stands at least; 0: 10 seconds.
 	Recheck, Settle time.Duration
 }
 
-// Monitor follows the health of GPUs. Make it with New.
+// Listener hears what a Monitor finds, in the goroutine of its Run.
+type Listener interface {
+	// Happened is called for every event on a GPU. first says that it is a new one. The fault of an application's own mistake stands nowhere.
+	Happened(ctx context.Context, f Fault, first bool)
+	// Healed is called when a fault is gone.
+	Healed(ctx context.Context, f Fault)
+	// Checked is called every few seconds, for what else has no event.
+	Checked(ctx context.Context)
+}
+
+// Monitor knows the faults of the node's GPUs, and finds them while it runs. Make it with New.
 type Monitor struct {
 	options Options
 	record  *store.File[kept]
 
 	mu     sync.Mutex
 	faults []Fault
+	// changed is closed when the faults change, and another takes its place.
+	changed chan struct{}
 	// unread is when it was found that faults on disk cannot be read; zero: all were.
 	unread time.Time
+}
 
-	// Only the goroutine of Run uses these.
+// follower is a Monitor's Run, whose goroutine alone uses it.
+type follower struct {
+	*Monitor
+	listener   Listener
 	up         links           // were up once
 	absent     links           // are down where most GPUs of the kind have them, the last time
-	registered map[string]bool // by UUID: its events are told
+	registered map[string]bool // by UUID: its events are asked for
 }
 
 // New makes a Monitor with the faults that were kept. The error tells of faults that cannot be read; the Monitor, unless it is nil, is good
@@ -86,7 +94,7 @@ func New(o Options) (*Monitor, error) {
 	if r == nil {
 		return nil, err
 	}
-	m := &Monitor{options: o, record: r, faults: faults, up: links{}, registered: map[string]bool{}}
+	m := &Monitor{options: o, record: r, faults: faults, changed: make(chan struct{})}
 	if r.Aside() {
 		m.unread = o.Now()
 	}
@@ -98,6 +106,21 @@ func (m *Monitor) Faults() []Fault {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append(m.unknown(), m.faults...)
+}
+
+// Watch is Faults, and a channel that is closed when they change.
+func (m *Monitor) Watch() ([]Fault, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append(m.unknown(), m.faults...), m.changed
+}
+
+// announce wakes those who watch the faults.
+func (m *Monitor) announce() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	close(m.changed)
+	m.changed = make(chan struct{})
 }
 
 // unknown are the faults of GPUs whose faults on disk cannot be read; the caller holds mu.
@@ -125,7 +148,7 @@ func (m *Monitor) Describe(descriptions chan<- *prometheus.Desc) {
 func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.Collect(collected) }
 
 // readAgain notices that somebody deleted the file that could not be read.
-func (m *Monitor) readAgain() {
+func (m *follower) readAgain(ctx context.Context) {
 	m.mu.Lock()
 	var gone []Fault
 	if !m.unread.IsZero() && !m.record.Aside() {
@@ -137,13 +160,19 @@ func (m *Monitor) readAgain() {
 		return
 	}
 	for _, f := range gone {
-		m.options.Healed(f)
+		m.listener.Healed(ctx, f)
 	}
-	m.options.Changed()
+	m.announce()
 }
 
-// Run follows events until ctx ends.
-func (m *Monitor) Run(ctx context.Context) error {
+// Run follows events until ctx ends, and says what it finds to l.
+func (m *Monitor) Run(ctx context.Context, l Listener) error { return m.follow(l).run(ctx) }
+
+func (m *Monitor) follow(l Listener) *follower {
+	return &follower{Monitor: m, listener: l, up: links{}, registered: map[string]bool{}}
+}
+
+func (m *follower) run(ctx context.Context) error {
 	m.heal(ctx)
 	set, ret := m.options.NVML.EventSetCreate()
 	if ret != nvml.SUCCESS {
@@ -175,18 +204,16 @@ func (m *Monitor) Run(ctx context.Context) error {
 }
 
 // check looks at what no event tells of.
-func (m *Monitor) check(ctx context.Context, set nvml.EventSet) {
+func (m *follower) check(ctx context.Context, set nvml.EventSet) {
 	m.checkLinks(ctx)
 	m.heal(ctx)
-	m.readAgain()
-	if m.options.Checked != nil {
-		m.options.Checked(ctx)
-	}
+	m.readAgain(ctx)
+	m.listener.Checked(ctx)
 	m.register(ctx, set) // those that were not there, or lost, the last time
 }
 
 // pause keeps a broken event source from turning in circles.
-func (m *Monitor) pause(ctx context.Context) {
+func (m *follower) pause(ctx context.Context) {
 	select {
 	case <-time.After(waitMilliseconds * time.Millisecond):
 	case <-ctx.Done():
@@ -194,7 +221,7 @@ func (m *Monitor) pause(ctx context.Context) {
 }
 
 // register asks for the events of each GPU that does not tell them yet.
-func (m *Monitor) register(ctx context.Context, set nvml.EventSet) {
+func (m *follower) register(ctx context.Context, set nvml.EventSet) {
 	const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccErrorStorm |
 		nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
 	for _, g := range m.options.Node().GPUs {
@@ -220,7 +247,7 @@ func (m *Monitor) register(ctx context.Context, set nvml.EventSet) {
 }
 
 // event turns an event into a fault.
-func (m *Monitor) event(ctx context.Context, e nvml.EventData) {
+func (m *follower) event(ctx context.Context, e nvml.EventData) {
 	g := m.gpu(e.Device)
 	if g == nil {
 		klog.FromContext(ctx).Info("Event on a GPU that is not this node's, or not to be asked", "type", e.EventType, "data", e.EventData)
@@ -253,7 +280,7 @@ func (m *Monitor) event(ctx context.Context, e nvml.EventData) {
 }
 
 // gpu finds the GPU that an event is of, by its handle first: one that is lost does not say its UUID.
-func (m *Monitor) gpu(d nvml.Device) *inventory.GPU {
+func (m *follower) gpu(d nvml.Device) *inventory.GPU {
 	n := m.options.Node()
 	for _, g := range n.GPUs {
 		if g.Handle == d {
@@ -268,7 +295,7 @@ func (m *Monitor) gpu(d nvml.Device) *inventory.GPU {
 }
 
 // placement is where a MIG instance stands; nil for the whole GPU, and for an instance that is gone.
-func (m *Monitor) placement(g *inventory.GPU, instance uint32) *inventory.Placement {
+func (m *follower) placement(g *inventory.GPU, instance uint32) *inventory.Placement {
 	if instance == wholeGPU {
 		return nil
 	}
@@ -285,7 +312,7 @@ func (m *Monitor) placement(g *inventory.GPU, instance uint32) *inventory.Placem
 }
 
 // probe asks every GPU whether it still answers.
-func (m *Monitor) probe(ctx context.Context) {
+func (m *follower) probe(ctx context.Context) {
 	for _, g := range m.options.Node().GPUs {
 		if !g.Answers() {
 			m.lost(ctx, g)
@@ -293,20 +320,20 @@ func (m *Monitor) probe(ctx context.Context) {
 	}
 }
 
-func (m *Monitor) lost(ctx context.Context, g *inventory.GPU) {
+func (m *follower) lost(ctx context.Context, g *inventory.GPU) {
 	m.add(ctx, Fault{GPU: g.UUID, Kind: Lost, Fatal: true, Message: "the GPU does not answer NVML"}, true)
 }
 
 // isLost says whether a GPU's loss is noted.
-func (m *Monitor) isLost(g *inventory.GPU) bool {
+func (m *follower) isLost(g *inventory.GPU) bool {
 	return slices.ContainsFunc(m.Faults(), func(f Fault) bool { return f.GPU == g.UUID && f.Kind == Lost })
 }
 
 // add notes a fault; one that stands already is noted as seen again.
-func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
+func (m *follower) add(ctx context.Context, f Fault, stands bool) {
 	f.Since, f.Last, f.Boot = m.options.Now(), m.options.Now(), m.options.Boot
 	if !stands {
-		m.options.Tell(f, true)
+		m.listener.Happened(ctx, f, true)
 		return
 	}
 	m.mu.Lock()
@@ -321,9 +348,9 @@ func (m *Monitor) add(ctx context.Context, f Fault, stands bool) {
 	m.mu.Unlock()
 	// The kubelet and the scheduler first: whoever is told may ask an API server that does not answer.
 	if at < 0 {
-		m.options.Changed()
+		m.announce()
 	}
-	m.options.Tell(f, at < 0)
+	m.listener.Happened(ctx, f, at < 0)
 }
 
 // keep writes the faults; the caller holds mu.
@@ -334,7 +361,7 @@ func (m *Monitor) keep(ctx context.Context) {
 }
 
 // heal takes away the faults of GPUs that are healthy again.
-func (m *Monitor) heal(ctx context.Context) {
+func (m *follower) heal(ctx context.Context) {
 	var gone []Fault
 	m.mu.Lock()
 	standing := slices.Clone(m.faults)
@@ -358,14 +385,14 @@ func (m *Monitor) heal(ctx context.Context) {
 		if f.Kind == Lost {
 			delete(m.registered, f.GPU) // what came back tells nothing to those who asked before
 		}
-		m.options.Healed(f)
+		m.listener.Healed(ctx, f)
 	}
-	m.options.Changed()
+	m.announce()
 }
 
 // healed says whether a fault is over. A driver that names recovery actions is believed when it names none; without one, a fatal fault ends
 // with the boot, since nothing else shows that the GPU was reset. But for a loss: what fell off the bus answers again by a reset alone.
-func (m *Monitor) healed(f Fault) bool {
+func (m *follower) healed(f Fault) bool {
 	now := m.options.Now()
 	g := m.options.Node().ByUUID(f.GPU)
 	if g == nil || !g.Answers() {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -17,14 +18,15 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// bench is a Monitor whose time is a variable.
+// bench is a Monitor whose time is a variable, and its listener.
 type bench struct {
-	*Monitor
+	*follower
 	machine *gputest.Machine
 	node    *inventory.Node
 	now     time.Time
 	told    []Fault
 	healed  []Fault
+	hearing func() // called with each event, if there is one
 }
 
 func newBench(t *testing.T, path, boot string) *bench {
@@ -43,16 +45,26 @@ func benchOn(t *testing.T, machine *gputest.Machine, path, boot string) *bench {
 		t.Fatal(err)
 	}
 	b.node = n
-	b.Monitor, err = New(Options{
+	m, err := New(Options{
 		NVML: b.machine, Path: path, Boot: boot, Now: func() time.Time { return b.now }, Node: func() *inventory.Node { return b.node },
-		Changed: func() {},
-		Tell:    func(f Fault, _ bool) { b.told = append(b.told, f) }, Healed: func(f Fault) { b.healed = append(b.healed, f) },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.follower = m.follow(b)
 	return b
 }
+
+func (b *bench) Happened(_ context.Context, f Fault, _ bool) {
+	if b.hearing != nil {
+		b.hearing()
+	}
+	b.told = append(b.told, f)
+}
+
+func (b *bench) Healed(_ context.Context, f Fault) { b.healed = append(b.healed, f) }
+
+func (b *bench) Checked(context.Context) {}
 
 func (b *bench) xid(t *testing.T, code uint64) {
 	b.event(t.Context(), nvml.EventData{Device: b.machine.GPUs[0], EventType: nvml.EventTypeXidCriticalError, EventData: code,
@@ -141,9 +153,16 @@ func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
 // Events on claims need the API server, which may hang; the kubelet's view of the GPU must not hang with it.
 func TestAFaultIsShownBeforeItsHoldersAreTold(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
+	_, changed := b.Watch()
 	var order []string
-	b.options.Changed = func() { order = append(order, "shown") }
-	b.options.Tell = func(Fault, bool) { order = append(order, "told") }
+	b.hearing = func() {
+		select {
+		case <-changed:
+			order = append(order, "shown")
+		default:
+		}
+		order = append(order, "told")
+	}
 	b.xid(t, 119)
 	if got := strings.Join(order, ", "); got != "shown, told" {
 		t.Errorf("the fault was %s; want it shown, then told", got)
@@ -241,18 +260,19 @@ func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T
 			if err != nil {
 				t.Fatal(err)
 			}
-			healed, changes := 0, 0
 			options := Options{
 				NVML: machine, Path: filepath.Join(dir, "faults.json"), Now: time.Now, Node: func() *inventory.Node { return n },
-				Changed: func() { changes++ }, Tell: func(Fault, bool) {}, Healed: func(Fault) { healed++ },
 			}
-			var m *Monitor
+			heard := &bench{}
+			var m *follower
 			for range 2 { // a restart forgets nothing
-				if m, err = New(options); err == nil || !strings.Contains(err.Error(), "are deleted") {
+				made, err := New(options)
+				if err == nil || !strings.Contains(err.Error(), "are deleted") {
 					t.Fatalf("error %v, want it to say what to delete", err)
 				}
+				m = made.follow(heard)
 				m.heal(t.Context())
-				m.readAgain()
+				m.readAgain(t.Context())
 				taints := Taints(m.Faults(), devices.NewPool(n, devices.Options{}).Devices())
 				for _, device := range []string{"gpu-0", "gpu-1"} {
 					if got := taints[device]; len(got) != 1 || got[0].Key != devices.Driver+"/record" || got[0].Effect != "NoSchedule" {
@@ -260,15 +280,24 @@ func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T
 					}
 				}
 			}
-			if healed > 0 {
-				t.Errorf("%d faults healed by themselves", healed)
+			if len(heard.healed) > 0 {
+				t.Errorf("%d faults healed by themselves", len(heard.healed))
+			}
+			faults, changed := m.Watch()
+			if len(faults) != 2 {
+				t.Errorf("faults %v, want one for each GPU", faults)
 			}
 			if err := os.RemoveAll(filepath.Join(dir, "unreadable")); err != nil {
 				t.Fatal(err)
 			}
-			m.readAgain()
-			if got := m.Faults(); len(got) > 0 || healed != 2 || changes != 1 {
-				t.Errorf("after the file was deleted: faults %v, %d healed, %d changes", got, healed, changes)
+			m.readAgain(t.Context())
+			select {
+			case <-changed:
+			default:
+				t.Error("those who watch the faults were not woken")
+			}
+			if got := m.Faults(); len(got) > 0 || len(heard.healed) != 2 {
+				t.Errorf("after the file was deleted: faults %v, %d healed", got, len(heard.healed))
 			}
 			if _, err := New(options); err != nil {
 				t.Errorf("the next start: %v", err)

@@ -18,7 +18,7 @@ func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {
 	if err == nil {
 		t.Fatal("a claim that is not there was prepared")
 	}
-	families, err := b.running.Load().metrics.Registry.Gather()
+	families, err := b.running().metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

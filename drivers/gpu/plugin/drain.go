@@ -23,6 +23,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 	"gpufabric.io/drivers/node/drain"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/observed"
 )
 
 const (
@@ -108,7 +109,7 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 	}
 	message := "the node's GPUs are drained: nothing of them is handed out, and NVML is not open, until gpufabric undrain"
 	klog.FromContext(ctx).Info(message)
-	p.note("GPUsDrained", message)
+	p.events.Note("GPUsDrained", message)
 	s.driver.say(troubleDrained, "GPUsDrained", message)
 	d.set(func() { d.idle = true })
 	err := d.await(ctx, func() bool { return !d.wanted })
@@ -212,7 +213,7 @@ func (s *starter) drain(ctx context.Context, say func(format string, args ...any
 
 // empty waits until nobody has a GPU of the node through this driver. Where it fails the GPUs are offered as before.
 func (s *starter) empty(ctx context.Context, say func(format string, args ...any)) (err error) {
-	d, p := s.drains, s.current.Load()
+	d, p := s.drains, s.current.Load().serving.Load()
 	if err := d.shared.Set(drain.Draining); err != nil {
 		return err
 	}
@@ -221,20 +222,19 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 			err = errors.Join(fmt.Errorf("%w: the GPUs are offered again", err), d.shared.Set(drain.None))
 		}
 	}()
-	if p.served.Load() == nil {
+	if p == nil {
 		return d.awaitOthers(ctx, say) // it waits for a driver, and has given nothing
 	}
-	p.draining.Store(true)
-	p.changed()
+	e := p.emptier
+	e.draining.Set(true)
 	defer func() {
 		if err != nil {
-			p.draining.Store(false)
-			p.dra.Ledger().Release(drainOwner)
-			p.changed()
+			e.ledger.Release(drainOwner)
+			e.draining.Set(false)
 		}
 	}()
 	// Without it a claim could be allocated a GPU of the node until the kubelet misses the driver, and its pod would wait for undrain.
-	switch err := p.awaitTaints(ctx, DrainTaint, func(*devices.Device) bool { return true }); {
+	switch err := e.taints.await(ctx, DrainTaint, func(*devices.Device) bool { return true }); {
 	case ctx.Err() != nil:
 		return fmt.Errorf("given up: %w", err)
 	case err != nil:
@@ -242,7 +242,7 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 	default:
 		say("taint %s is published: no new claim gets a GPU of this node", DrainTaint)
 	}
-	if err := p.free(ctx, d.shared, say); err != nil {
+	if err := e.free(ctx, d.shared, say); err != nil {
 		return err
 	}
 	if err := d.awaitOthers(ctx, say); err != nil {
@@ -304,19 +304,30 @@ func (s *starter) undrain() error {
 // drainOwner is who keeps the GPUs in the ledger while they are drained.
 const drainOwner = "drain"
 
+// emptier takes GPUs from nobody, and waits until nobody has one.
+type emptier struct {
+	// draining keeps new claims off the GPUs.
+	draining  observed.Value[bool]
+	kind      *claims.Kind
+	dra       recorded
+	ledger    *ledger.Ledger
+	handovers *handovers
+	taints    publishedTaints
+}
+
 // free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin
 // whose role takes part in drains are that role's to let go of.
-func (p *plugin) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
+func (e *emptier) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
 	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""
 	for patience := time.Duration(0); ; patience = drainTold { // the first time says at once for what it waits
-		given := p.given.snapshot()
-		own := slices.DeleteFunc(slices.Clone(p.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
+		given := e.handovers.requests.Now()
+		own := slices.DeleteFunc(slices.Clone(e.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
 			owner, is := given[g.UUID]
 			return is && shared.TakesPart(owner+"-plugin")
 		})
 		turn, cancel := context.WithTimeout(ctx, patience)
-		err := p.dra.Ledger().Acquire(turn, owner, holdsOf(own)...)
+		err := e.ledger.Acquire(turn, owner, holdsOf(own)...)
 		cancel()
 		var held *ledger.ConflictError
 		switch {
@@ -327,7 +338,7 @@ func (p *plugin) free(ctx context.Context, shared drain.Directory, say func(form
 		case !errors.As(err, &held):
 			return err
 		}
-		if message := p.holders(shared); message != last {
+		if message := e.holders(shared); message != last {
 			say("waiting: %s; %s", err.Error(), message)
 			last = message
 		}
@@ -343,16 +354,16 @@ func holdsOf(gpus []*inventory.GPU) []ledger.Hold {
 }
 
 // holders says who has devices of the node.
-func (p *plugin) holders(shared drain.Directory) string {
+func (e *emptier) holders(shared drain.Directory) string {
 	var out []string
-	for _, record := range p.dra.Records() {
+	for _, record := range e.dra.Records() {
 		var held []string
 		for _, d := range record.Devices {
 			held = append(held, d.Device)
 		}
 		out = append(out, fmt.Sprintf("claim %s/%s has %s", record.Namespace, record.Name, strings.Join(held, ", ")))
 	}
-	for uuid, plugin := range p.given.snapshot() {
+	for uuid, plugin := range e.handovers.requests.Now() {
 		if shared.TakesPart(plugin + "-plugin") {
 			continue // it says itself what it waits for
 		}
@@ -361,13 +372,9 @@ func (p *plugin) holders(shared drain.Directory) string {
 	return "delete their pods, or kubectl drain the node: " + strings.Join(sortedWords(out), "; ")
 }
 
-// drainTaints adds the taint of a node that is being drained to all devices.
-func (p *plugin) drainTaints(into map[string][]resourceapi.DeviceTaint, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
-	if !p.draining.Load() {
-		return into
-	}
+// addDrainTaints adds the taint of a node that is being drained to all devices.
+func addDrainTaints(into map[string][]resourceapi.DeviceTaint, all []*devices.Device) {
 	for _, d := range all {
 		into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: DrainTaint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
-	return into
 }

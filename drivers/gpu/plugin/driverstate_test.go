@@ -106,8 +106,7 @@ func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	b.options.MIG, b.options.UnknownMIG, b.options.ShareCores = "dynamic", "keep", 10
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	s := &starter{options: b.options, lib: nvmlstate.New(root), client: b.client, enter: programs.Reexec(role, driverProgram),
-		change: func(*plugin) {}}
+	s := &starter{options: b.options, lib: nvmlstate.New(root), client: b.client, enter: programs.Reexec(role, driverProgram)}
 	go func() { ended <- s.run(ctx) }()
 	b.awaitConditionOf(DriverCondition, corev1.ConditionFalse, "DriverNotLoaded", "not loaded")
 	cancel()

@@ -14,9 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/observed"
 	"gpufabric.io/drivers/node/store"
 )
 
@@ -31,82 +33,86 @@ const (
 	formsUnrest = 10 * time.Second
 )
 
-// formsFile holds the forms that were offered last, so that a restart offers them from its first moment.
-const formsFile = "forms.json"
-
-// wish is what is known of the forms that are wanted, for the node's condition.
-type wish struct {
-	mu     sync.Mutex
-	answer devices.Chosen
-	// trouble is why the last word of somebody is not followed; empty: it is.
-	trouble string
-	// known is closed once it is known which forms to offer.
-	known chan struct{}
-	once  sync.Once
-}
-
-func (w *wish) set(answer devices.Chosen) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.answer, w.trouble = answer, ""
-	w.once.Do(func() { close(w.known) })
-}
-
-// refuse keeps the forms that there are.
-func (w *wish) refuse(trouble string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.trouble = trouble
-	w.once.Do(func() { close(w.known) })
-}
-
-func (w *wish) now() (devices.Chosen, string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.answer, w.trouble
-}
-
 // formsKind is how forms are kept: as earlier versions kept them, with a checksum added, which those pass over.
 func formsKind() store.Kind[devices.Forms] {
 	return store.Kind[devices.Forms]{Name: "gpufabric-gpu-forms", Version: 1, Form: store.Object,
 		Check: func(_ string, f devices.Forms) error { return f.Validate() }}
 }
 
-// lastForms are the forms that the role offered when it last ran.
-func (p *plugin) lastForms() (f devices.Forms, ok bool) {
-	file, unreadable, err := store.OpenFile(p.stateFile(formsFile), formsKind(), 0, atomicfile.Writer{})
+// keptForms are the forms that were offered last, so that a restart offers them from its first moment. A nil file keeps nothing.
+type keptForms struct{ file *store.File[devices.Forms] }
+
+// openForms reads what an earlier run kept. The error tells of what cannot be read; the keptForms are good all the same.
+func openForms(path string) (keptForms, error) {
+	file, unreadable, err := store.OpenFile(path, formsKind(), 0, atomicfile.Writer{})
 	for _, u := range unreadable {
 		err = errors.Join(err, errors.New(u.String()))
 	}
 	if err != nil {
-		p.report("GPUFormsUnreadable", fmt.Sprintf("%v: which forms the GPUs were offered in is worked out again", err))
+		err = fmt.Errorf("%w: which forms the GPUs were offered in is worked out again", err)
 	}
-	if p.forms = file; file == nil {
-		return devices.Forms{}, false
+	return keptForms{file}, err
+}
+
+// last are the forms that the role offered when it last ran; nil: they are not known.
+func (k keptForms) last() *devices.Chosen {
+	if k.file == nil {
+		return nil
 	}
-	p.metrics.Registry.MustRegister(file)
-	return file.Get()
+	forms, kept := k.file.Get()
+	if !kept {
+		return nil
+	}
+	return &devices.Chosen{Forms: forms, Reason: "LastRun", By: "the role's last run"}
 }
 
 // ranBefore says whether an earlier run offered GPUs here.
-func (p *plugin) ranBefore() bool {
-	if p.forms == nil {
-		return false
+func (k keptForms) ranBefore() bool { return k.last() != nil || k.file != nil && k.file.Aside() }
+
+// keep writes the forms down for the next start.
+func (k keptForms) keep(f devices.Forms) error {
+	if k.file == nil {
+		return nil // which openForms reported
 	}
-	_, kept := p.forms.Get()
-	return kept || p.forms.Aside()
+	return k.file.Put(f)
 }
 
-// keepForms writes the forms down for the next start.
-func (p *plugin) keepForms(f devices.Forms) error {
-	if p.forms == nil {
-		return nil // which lastForms reported
-	}
-	return p.forms.Put(f)
+// wish is what is known of the forms that are wanted.
+type wish struct {
+	// known: it is known which forms to offer.
+	known  bool
+	answer devices.Chosen
+	// trouble is why the last word of somebody is not followed; empty: it is.
+	trouble string
 }
 
-// followForms offers the GPUs in the forms that the node's labels and the chart ask for, until ctx ends.
-func (p *plugin) followForms(ctx context.Context) error {
+// forms offers the node's GPUs in the forms that the node's labels and the chart ask for.
+type forms struct {
+	choice devices.Choice
+	kind   *claims.Kind
+	view   selection.Node
+	events nodeEvents
+	kept   keptForms
+	// wish is set by the goroutine of Run alone.
+	wish observed.Value[wish]
+}
+
+// newForms begins with the forms of the role's last run, where they are known.
+func newForms(choice devices.Choice, kind *claims.Kind, view selection.Node, events nodeEvents, kept keptForms) *forms {
+	f := &forms{choice: choice, kind: kind, view: view, events: events, kept: kept}
+	if last := kept.last(); last != nil {
+		f.wish.Set(wish{known: true, answer: *last})
+	}
+	return f
+}
+
+// refuse keeps the forms that there are.
+func (f *forms) refuse(trouble string) {
+	f.wish.Set(wish{known: true, answer: f.wish.Now().answer, trouble: trouble})
+}
+
+// Run follows the node's labels until ctx ends.
+func (f *forms) Run(ctx context.Context) error {
 	told := make(chan labels.Set)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -114,7 +120,7 @@ func (p *plugin) followForms(ctx context.Context) error {
 	defer cancel()
 	ended := make(chan error, 1)
 	watching.Go(func() {
-		ended <- selection.Labels(ctx, p.view(), func(l labels.Set) {
+		ended <- selection.Labels(ctx, f.view, func(l labels.Set) {
 			select {
 			case told <- l:
 			case <-ctx.Done():
@@ -130,51 +136,46 @@ func (p *plugin) followForms(ctx context.Context) error {
 		case now := <-told:
 			if !known {
 				known, node = true, now
-				p.applyForms(ctx, node)
+				f.apply(ctx, node)
 				continue
 			}
 			if settled == nil {
 				since = time.Now()
 			} else if time.Since(since) > formsUnrest {
-				p.wish.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
+				f.refuse(fmt.Sprintf("the node's labels change faster than once in %s; its GPUs keep their forms until the labels stand still",
 					formsSettle))
-				p.changed()
 			}
 			node, settled = now, time.After(formsSettle)
 		case <-settled:
 			settled = nil
-			p.applyForms(ctx, node)
+			f.apply(ctx, node)
 		case err := <-ended:
 			return err
 		}
 	}
 }
 
-// applyForms offers what a node with these labels is to offer. Where that cannot be known, the node keeps what it has.
-func (p *plugin) applyForms(ctx context.Context, node labels.Set) {
-	answer, err := p.options.formsConfig.Resolve(node)
+// apply offers what a node with these labels is to offer. Where that cannot be known, the node keeps what it has.
+func (f *forms) apply(ctx context.Context, node labels.Set) {
+	answer, err := f.choice.Resolve(node)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The node's GPUs keep their forms")
-		p.report("GPUFormsContradict", err.Error())
-		p.wish.refuse(err.Error())
-		p.changed()
+		f.events.Report("GPUFormsContradict", err.Error())
+		f.refuse(err.Error())
 		return
 	}
-	if before := p.kind.Hardware().Offer.Forms; !before.Equal(answer.Forms) {
+	if before := f.kind.Hardware().Offer.Forms; !before.Equal(answer.Forms) {
 		klog.FromContext(ctx).Info("The node's GPUs change their forms", "from", before.String(), "to", answer.String(), "by", answer.By)
-		p.kind.SetForms(answer.Forms)
+		f.kind.SetForms(answer.Forms)
 	}
-	if err := p.keepForms(answer.Forms); err != nil {
+	if err := f.kept.keep(answer.Forms); err != nil {
 		klog.FromContext(ctx).Error(err, "The node's forms are not kept for the next start")
 	}
-	p.wish.set(answer)
-	p.changed()
+	f.wish.Set(wish{known: true, answer: answer})
 }
 
 // condition is what the node says of its GPUs' forms.
-func (p *plugin) condition() corev1.NodeCondition {
-	answer, trouble := p.wish.now()
-	h := p.kind.Hardware()
+func (w wish) condition(h *claims.Hardware) corev1.NodeCondition {
 	counts := map[string]int{}
 	for _, g := range h.Node.GPUs {
 		forms := map[string]bool{}
@@ -194,14 +195,14 @@ func (p *plugin) condition() corev1.NodeCondition {
 		offered = append(offered, fmt.Sprintf("%d GPUs offer %s", counts[name], words))
 	}
 	message := fmt.Sprintf("%s; asked for: %s", strings.Join(offered, "; "), h.Offer.Forms)
-	c := corev1.NodeCondition{Type: FormsCondition, Status: corev1.ConditionTrue, Reason: answer.Reason}
-	if answer.By != "" {
-		message += ", by " + answer.By
+	c := corev1.NodeCondition{Type: FormsCondition, Status: corev1.ConditionTrue, Reason: w.answer.Reason}
+	if w.answer.By != "" {
+		message += ", by " + w.answer.By
 	}
 	switch {
-	case trouble != "":
+	case w.trouble != "":
 		c.Status, c.Reason = corev1.ConditionFalse, "FormsContradict"
-		message = trouble + "; until then " + message
+		message = w.trouble + "; until then " + message
 	case len(h.Pool.Problems) > 0:
 		c.Status, c.Reason = corev1.ConditionFalse, "FormNotOnGPU"
 		message = errors.Join(h.Pool.Problems...).Error() + "; " + message

@@ -239,7 +239,7 @@ func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
 		b.mustPrepare(c)
 	}
 	b.stop()
-	if err := os.Remove(b.options.StateDir + "/" + formsFile); err != nil { // which the version before did not write
+	if err := os.Remove(b.options.StateDir + "/forms.json"); err != nil { // which the version before did not write
 		t.Fatal(err)
 	}
 	b.options.Forms = ""

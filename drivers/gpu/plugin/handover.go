@@ -7,34 +7,44 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/extendedresource"
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/observed"
 )
 
 // retryHold is how long a GPU that claims still hold is left before it is tried again; the ledger tells nobody of a release but who waits
 // in it.
 const retryHold = time.Second
 
-// given knows which GPUs device plugins asked for. A GPU is theirs in this order: its taint is published, no claim holds any form of it,
-// the ledger holds it for them, and only then are they told.
-type given struct {
-	directory handover.Directory
+// handovers hands GPUs to the device plugins that asked for them. A GPU is theirs in this order: its taint is published, no claim holds any
+// form of it, the ledger holds it for them, and only then are they told.
+type handovers struct {
+	directory handover.Directory // empty: there are no device plugins
+	files     *filewatch.Watcher
+	allowed   []string // the device plugins that may have GPUs
+	wanted    []string // the GPUs of --device-plugin
+	kind      *claims.Kind
+	ledger    *ledger.Ledger
+	taints    publishedTaints
+	events    nodeEvents
 
-	mu     sync.Mutex
-	owners map[string]string // by UUID
-	held   map[string]bool   // by UUID: the ledger holds it for its owner
-	// waiting is what was last told of GPUs in use that device plugins no longer installed have.
+	// requests are the device plugins that asked for GPUs, by the GPU's UUID. A map is never changed.
+	requests observed.Value[map[string]string]
+
+	// Only the goroutine of Run uses these. held are the GPUs that the ledger holds for their owners.
+	held map[string]bool
+	// waiting is what was last said of GPUs in use that device plugins no longer installed have.
 	waiting string
 	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not
 	// be looked for whenever a GPU is tried again.
@@ -42,65 +52,65 @@ type given struct {
 	seenOn *devices.Pool
 }
 
-// read takes over the requests that stand, and says whether they changed.
-func (g *given) read() (bool, error) {
-	if g.directory == "" {
-		return false, nil
+func newHandovers(o Options, kind *claims.Kind, holders *ledger.Ledger, taints publishedTaints, events nodeEvents) *handovers {
+	return &handovers{directory: handover.Directory(o.HandoverDir), files: o.Files, allowed: o.HandoverTo,
+		wanted: o.DevicePlugin, kind: kind, ledger: holders, taints: taints, events: events, held: map[string]bool{}}
+}
+
+// begin asks for the GPUs of --device-plugin and reads the requests that stand.
+func (h *handovers) begin() error {
+	if h.directory == "" {
+		return nil
 	}
-	owners, err := g.directory.Requests()
+	if err := h.ask(); err != nil {
+		return err
+	}
+	return h.read()
+}
+
+// read takes over the requests that stand.
+func (h *handovers) read() error {
+	requests, err := h.directory.Requests()
 	if err != nil {
-		return false, err
+		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	changed := !maps.Equal(owners, g.owners)
-	g.owners = owners
-	return changed, nil
+	if !maps.Equal(requests, h.requests.Now()) {
+		h.requests.Set(requests)
+	}
+	return nil
 }
 
-func (g *given) snapshot() map[string]string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return maps.Clone(g.owners)
-}
-
-// taints adds the taint of every GPU that was asked for to all its forms.
-func (g *given) taints(into map[string][]resourceapi.DeviceTaint, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
-	owners := g.snapshot()
+// addHandoverTaints adds the taint of every GPU that was asked for to all its forms.
+func addHandoverTaints(into map[string][]resourceapi.DeviceTaint, requests map[string]string, all []*devices.Device) {
 	for _, d := range all {
-		if owner, ok := owners[d.GPU.UUID]; ok {
+		if owner, ok := requests[d.GPU.UUID]; ok {
 			into[d.Name()] = append(into[d.Name()], resourceapi.DeviceTaint{Key: handover.Taint, Value: owner,
 				Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
 	}
-	return into
 }
 
-// handOver keeps the handover going until ctx ends.
-func (p *plugin) handOver(ctx context.Context) error {
-	if p.given.directory == "" {
+// Run keeps the handover going until ctx ends.
+func (h *handovers) Run(ctx context.Context) error {
+	if h.directory == "" {
 		return nil
 	}
-	changes, err := p.given.directory.Watch(ctx, p.options.Files)
+	changes, err := h.directory.Watch(ctx, h.files)
 	if err != nil {
 		return err
 	}
 	for {
-		inUse, err := p.takeBack(ctx)
+		inUse, err := h.takeBack(ctx)
 		if err != nil {
 			return err
 		}
-		if err := p.askForPlugin(); err != nil {
+		if err := h.ask(); err != nil {
 			return err
 		}
-		changed, err := p.given.read()
-		if err != nil {
+		if err := h.read(); err != nil {
 			return err
 		}
-		if changed {
-			p.changed()
-		}
-		again, err := p.settleHandover(ctx)
+		again, err := h.settle(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -123,8 +133,8 @@ func (p *plugin) handOver(ctx context.Context) error {
 
 // takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that
 // something runs on one of them.
-func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
-	standing, err := p.given.directory.Requests()
+func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
+	standing, err := h.directory.Requests()
 	if err != nil {
 		return false, err
 	}
@@ -134,9 +144,9 @@ func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
 	for _, uuid := range slices.Sorted(maps.Keys(standing)) {
 		owner := standing[uuid]
 		switch {
-		case p.mayHave(owner, uuid):
+		case h.mayHave(owner, uuid):
 			kept[owner] = append(kept[owner], uuid)
-		case p.runs(uuid):
+		case h.runs(uuid):
 			kept[owner] = append(kept[owner], uuid)
 			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
 		default:
@@ -145,22 +155,23 @@ func (p *plugin) takeBack(ctx context.Context) (inUse bool, err error) {
 		}
 	}
 	for _, owner := range slices.Sorted(maps.Keys(withdrawn)) {
-		if err := p.given.directory.Ask(owner, kept[owner]...); err != nil {
+		if err := h.directory.Ask(owner, kept[owner]...); err != nil {
 			return false, err
 		}
 	}
-	if now := waiting.String(); now != p.given.waiting {
-		p.given.waiting = now
+	if now := waiting.String(); now != h.waiting {
+		h.waiting = now
 		if now != "" {
-			p.report("HandoverStillInUse", now+"no device plugin is to have them any more: DRA gives these GPUs to nobody until the processes end")
+			h.events.Report("HandoverStillInUse", now+
+				"no device plugin is to have them any more: DRA gives these GPUs to nobody until the processes end")
 		}
 	}
 	return waiting.Len() > 0, nil
 }
 
 // runs says whether a process runs on a GPU, or cannot be known not to.
-func (p *plugin) runs(uuid string) bool {
-	g := p.kind.Hardware().Node.ByUUID(uuid)
+func (h *handovers) runs(uuid string) bool {
+	g := h.kind.Hardware().Node.ByUUID(uuid)
 	if g == nil {
 		return false // it is not on this node any more
 	}
@@ -168,34 +179,33 @@ func (p *plugin) runs(uuid string) bool {
 	return ret != nvml.ERROR_NOT_SUPPORTED && (ret != nvml.SUCCESS || len(processes) > 0)
 }
 
-// settleHandover confirms every GPU that may be confirmed and takes back what was given up. again says that some GPU has to wait.
-func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
-	owners := p.given.snapshot()
-	for uuid := range p.given.held {
+// settle confirms every GPU that may be confirmed and takes back what was given up. again says that some GPU has to wait.
+func (h *handovers) settle(ctx context.Context) (again bool, err error) {
+	owners := h.requests.Now()
+	for uuid := range h.held {
 		if _, ok := owners[uuid]; !ok {
-			p.dra.Ledger().Release(holderID(uuid))
-			delete(p.given.held, uuid)
+			h.ledger.Release(holderID(uuid))
+			delete(h.held, uuid)
 		}
 	}
-	if pool := p.kind.Hardware().Pool; pool != p.given.seenOn || !maps.Equal(owners, p.given.seen) {
+	if pool := h.kind.Hardware().Pool; pool != h.seenOn || !maps.Equal(owners, h.seen) {
 		if len(owners) > 0 {
 			asked := func(d *devices.Device) bool { return owners[d.GPU.UUID] != "" }
-			if err := p.awaitTaints(ctx, handover.Taint, asked); err != nil {
+			if err := h.taints.await(ctx, handover.Taint, asked); err != nil {
 				return true, err
 			}
 		}
-		p.given.seen, p.given.seenOn = owners, pool
+		h.seen, h.seenOn = owners, pool
 	}
 	var ready []string
 	for _, uuid := range slices.Sorted(maps.Keys(owners)) {
-		g := p.kind.Hardware().Node.ByUUID(uuid)
+		g := h.kind.Hardware().Node.ByUUID(uuid)
 		if g == nil {
-			p.report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; where it is "+
-				"gone for good, "+
-				"remove %s.asked in %s", owners[uuid], uuid, uuid, p.given.directory))
+			h.events.Report("HandoverUnknownGPU", fmt.Sprintf("%s asks for %s, which is not on this node: it is lost, or was taken out; "+
+				"where it is gone for good, remove %s.asked in %s", owners[uuid], uuid, uuid, h.directory))
 			continue
 		}
-		if err := p.take(g, owners[uuid]); err != nil {
+		if err := h.take(g, owners[uuid]); err != nil {
 			var conflict *ledger.ConflictError
 			if !errors.As(err, &conflict) {
 				return true, err
@@ -204,65 +214,47 @@ func (p *plugin) settleHandover(ctx context.Context) (again bool, err error) {
 			again = true
 			continue
 		}
-		p.given.held[uuid] = true
+		h.held[uuid] = true
 		ready = append(ready, uuid)
 	}
-	return again, p.given.directory.Confirm(ready...)
+	return again, h.directory.Confirm(ready...)
 }
 
 func holderID(uuid string) string { return "handover/" + uuid }
 
 // take holds every form of a GPU for a device plugin, or says which claim has it.
-func (p *plugin) take(g *inventory.GPU, owner string) error {
+func (h *handovers) take(g *inventory.GPU, owner string) error {
 	all := &devices.Device{Form: devices.Whole, GPU: g}
-	return p.dra.Ledger().TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
+	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
 }
 
-// awaitTaints waits until the API server has all devices of the pool that are wanted with a taint.
-func (p *plugin) awaitTaints(ctx context.Context, taint string, wanted func(*devices.Device) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.options.NodeName + "," +
-		resourceapi.ResourceSliceSelectorDriver + "=" + devices.Driver}
-	slicesOf := p.client.ResourceV1().ResourceSlices()
-	for {
-		list, err := slicesOf.List(ctx, own)
-		if err != nil {
-			return fmt.Errorf("looking whether the taints are published: %w", err)
-		}
-		if p.tainted(list.Items, taint, wanted) {
-			return nil
-		}
-		own.ResourceVersion = list.ResourceVersion
-		w, err := slicesOf.Watch(ctx, own)
-		own.ResourceVersion = ""
-		if err != nil {
-			return fmt.Errorf("watching for the taints to be published: %w", err)
-		}
-		select {
-		case <-w.ResultChan():
-		case <-ctx.Done():
-			w.Stop()
-			return fmt.Errorf("waiting for the taints to be published: %w", context.Cause(ctx))
-		}
-		w.Stop()
+// ask asks for the GPUs of --device-plugin, but for those of device plugins that may have them no more: takeBack gives these back
+// first. What an earlier run asked for stays asked for: pods may have a GPU that does not answer now, or that the flag names no more, and
+// takeBack knows when it is free.
+func (h *handovers) ask() error {
+	standing, err := h.directory.Requests()
+	if err != nil {
+		return fmt.Errorf("--device-plugin: %w", err)
 	}
+	uuids := slices.DeleteFunc(uuidsOf(extendedresource.Select(h.kind.Hardware().Node, h.wanted)), func(uuid string) bool {
+		owner, asked := standing[uuid]
+		return asked && !h.mayHave(owner, uuid)
+	})
+	for uuid, owner := range standing {
+		if owner == extendedresource.Owner {
+			uuids = append(uuids, uuid)
+		}
+	}
+	if err := h.directory.Ask(extendedresource.Owner, uuids...); err != nil {
+		return fmt.Errorf("--device-plugin: %w", err)
+	}
+	return nil
 }
 
-// tainted says whether the slices are the pool whole, with a taint on all devices that are wanted.
-func (p *plugin) tainted(published []resourceapi.ResourceSlice, taint string, wanted func(*devices.Device) bool) bool {
-	seen := map[string]bool{}
-	for _, s := range published {
-		for _, d := range s.Spec.Devices {
-			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint }) {
-				seen[d.Name] = true
-			}
-		}
+// mayHave says whether a device plugin may have a GPU. One of --device-plugin may though it is not to be seen now.
+func (h *handovers) mayHave(owner, uuid string) bool {
+	if owner == extendedresource.Owner {
+		return slices.Contains(h.wanted, "all") || slices.Contains(h.wanted, uuid)
 	}
-	for _, d := range p.kind.Hardware().Pool.Devices() {
-		if wanted(d) && !seen[d.Name()] {
-			return false
-		}
-	}
-	return true
+	return slices.Contains(h.allowed, owner)
 }

@@ -89,7 +89,7 @@ func (b *bench) event(kind, reason string) {
 // faults is how many faults the role's metrics count on a GPU.
 func (b *bench) faults(uuid string) (n float64) {
 	b.Helper()
-	families, err := b.running.Load().metrics.Registry.Gather()
+	families, err := b.running().metrics.Registry.Gather()
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -290,8 +290,8 @@ func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
 
 // deviceLike is a device that the role knows by a name that begins so, or nil.
 func (b *bench) deviceLike(prefix string) *devices.Device {
-	role := b.running.Load()
-	if role.served.Load() == nil {
+	role := b.running().serving.Load()
+	if role == nil {
 		return nil
 	}
 	for _, d := range role.kind.Hardware().Pool.Devices() {

@@ -24,16 +24,34 @@ import (
 // layoutRetry is how long a layout waits for GPUs that something runs on, where nothing tells when it ends.
 const layoutRetry = 5 * time.Second
 
-// followLayouts gives the node's GPUs the layout of the one MIGLayout that selects the node, until ctx ends.
-func (p *plugin) followLayouts(ctx context.Context) error {
-	if p.dynamic == nil {
+// layouts gives the node's GPUs the layout of the one MIGLayout that selects the node.
+type layouts struct {
+	kind   *claims.Kind
+	ledger *ledger.Ledger
+	view   selection.Node
+	// again holds a token when GPUs may have lost the layout that they had, free when one that was waited for is held by nobody.
+	again, free chan struct{}
+	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
+	awaited nameSet
+	waiters sync.WaitGroup
+}
+
+func newLayouts(kind *claims.Kind, holders *ledger.Ledger, view selection.Node) *layouts {
+	return &layouts{kind: kind, ledger: holders, view: view, again: make(chan struct{}, 1), free: make(chan struct{}, 1)}
+}
+
+// Run follows the layouts until ctx ends.
+func (w *layouts) Run(ctx context.Context) error {
+	if w.view.Dynamic == nil {
 		return nil
 	}
-	view := p.view()
+	defer w.waiters.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	told := make(chan []v1alpha1.MIGLayout)
 	ended := make(chan error, 1)
 	go func() { // Ends with ctx.
-		ended <- layout.Watch(ctx, view, func(l []v1alpha1.MIGLayout) {
+		ended <- layout.Watch(ctx, w.view, func(l []v1alpha1.MIGLayout) {
 			select {
 			case told <- l:
 			case <-ctx.Done():
@@ -42,27 +60,26 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 	}()
 	var selected []v1alpha1.MIGLayout
 	var retry <-chan time.Time
-	free := make(chan struct{}, 1)                  // a GPU that was waited for is held by nobody
 	reported := map[string]v1alpha1.MIGLayoutNode{} // by layout, as identity says
 	for {
 		select {
 		case selected = <-told:
 		case <-retry:
-		case <-free:
-		case <-p.relay:
+		case <-w.free:
+		case <-w.again:
 		case err := <-ended:
 			return err
 		}
 		retry = nil
 		// Of a layout that selects the node no more, or that another of its name replaced, nothing counts as reported: its entry is gone with it.
 		still := map[string]v1alpha1.MIGLayoutNode{}
-		for i, entry := range p.applyLayouts(ctx, selected, free) {
+		for i, entry := range w.applyLayouts(ctx, selected) {
 			l := &selected[i]
 			if entry.State == v1alpha1.MIGLayoutWaiting {
 				retry = time.After(layoutRetry)
 			}
 			if reported[identity(l)] != entry {
-				if err := layout.Report(ctx, view, l.Name, entry); err != nil {
+				if err := layout.Report(ctx, w.view, l.Name, entry); err != nil {
 					klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
 					retry = time.After(layoutRetry)
 					continue
@@ -78,29 +95,24 @@ func (p *plugin) followLayouts(ctx context.Context) error {
 func identity(l *v1alpha1.MIGLayout) string { return l.Name + "/" + string(l.UID) }
 
 // applyAgain has the node's layout applied to GPUs that lost it.
-func (p *plugin) applyAgain() {
+func (w *layouts) applyAgain() {
 	select {
-	case p.relay <- struct{}{}:
+	case w.again <- struct{}{}:
 	default: // it will be looked at anyway
 	}
 }
 
-// view is the node's view of the API.
-func (p *plugin) view() selection.Node {
-	return selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.dynamic, Self: p.self}
-}
-
 // applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.
-func (p *plugin) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout, free chan struct{}) []v1alpha1.MIGLayoutNode {
+func (w *layouts) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout) []v1alpha1.MIGLayoutNode {
 	out := make([]v1alpha1.MIGLayoutNode, 0, len(selected))
 	for i := range selected {
 		l := &selected[i]
-		entry := v1alpha1.MIGLayoutNode{Name: p.options.NodeName, ObservedGeneration: l.Generation}
+		entry := v1alpha1.MIGLayoutNode{Name: w.view.Name, ObservedGeneration: l.Generation}
 		if len(selected) > 1 {
 			entry.State, entry.Reason = v1alpha1.MIGLayoutFailed, "SeveralLayouts"
 			entry.Message = fmt.Sprintf("the node keeps what it has: the MIGLayouts %s all select it; narrow their nodeSelectors", names(selected))
 		} else {
-			entry.State, entry.Reason, entry.Message = p.applyLayout(ctx, l, free)
+			entry.State, entry.Reason, entry.Message = w.applyLayout(ctx, l)
 		}
 		out = append(out, entry)
 	}
@@ -115,26 +127,26 @@ func names(layouts []v1alpha1.MIGLayout) string {
 	return strings.Join(out, ", ")
 }
 
-func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free chan struct{}) (state v1alpha1.MIGLayoutState, reason,
+func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state v1alpha1.MIGLayoutState, reason,
 	message string) {
 	if err := layout.Mistake(l); err != nil {
 		return v1alpha1.MIGLayoutFailed, "InvalidSpec", err.Error()
 	}
-	plans, err := layout.Plans(p.kind.Hardware().Node.GPUs, l.Spec.Config.Layouts[l.Spec.Layout], standing)
+	plans, err := layout.Plans(w.kind.Hardware().Node.GPUs, l.Spec.Config.Layouts[l.Spec.Layout], standing)
 	if err != nil {
 		return v1alpha1.MIGLayoutFailed, "LayoutImpossible", err.Error()
 	}
 	var waiting, failed []string
 	changed := false
 	for _, plan := range plans {
-		touched, err := p.applyPlan(ctx, plan, l.Name)
+		touched, err := w.applyPlan(ctx, plan, l.Name)
 		changed = changed || touched
 		var held *ledger.ConflictError
 		switch {
 		case err == nil:
 		case errors.As(err, &held), errors.Is(err, partition.ErrBusy), errors.Is(err, partition.ErrNeedsReset):
 			if held != nil {
-				p.tellWhenFree(ctx, plan.GPU, free)
+				w.tellWhenFree(ctx, plan.GPU)
 			}
 			waiting = append(waiting, fmt.Sprintf("GPU %d: %v", plan.GPU.Index, err))
 		default:
@@ -142,8 +154,7 @@ func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free ch
 		}
 	}
 	if changed {
-		p.kind.LayOut()
-		p.changed()
+		w.kind.LayOut()
 	}
 	applied := fmt.Sprintf("%d of %d GPUs", len(plans)-len(waiting)-len(failed), len(plans))
 	switch {
@@ -156,20 +167,20 @@ func (p *plugin) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout, free ch
 	}
 }
 
-// tellWhenFree sends into free once nothing holds a part of a GPU. At most one waits for a GPU.
-func (p *plugin) tellWhenFree(ctx context.Context, g *inventory.GPU, free chan struct{}) {
-	if !p.awaited.add(g.UUID) {
+// tellWhenFree puts a token into free once nothing holds a part of a GPU. At most one waits for a GPU.
+func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU) {
+	if !w.awaited.add(g.UUID) {
 		return
 	}
 	owner := ledger.Owner{ID: "miglayout-waiting/" + g.UUID, Name: "a waiting MIGLayout"}
-	p.waiters.Go(func() {
-		defer p.awaited.remove(g.UUID)
-		if p.dra.Ledger().Acquire(ctx, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...) != nil {
+	w.waiters.Go(func() {
+		defer w.awaited.remove(g.UUID)
+		if w.ledger.Acquire(ctx, owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: g})...) != nil {
 			return
 		}
-		p.dra.Ledger().Release(owner.ID)
+		w.ledger.Release(owner.ID)
 		select {
-		case free <- struct{}{}:
+		case w.free <- struct{}{}:
 		default:
 		}
 	})
@@ -211,25 +222,25 @@ func standing(g *inventory.GPU) []layout.Wanted {
 }
 
 // applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
-func (p *plugin) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
+func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
 	if !plan.MIG {
-		changed = p.kind.AdoptMode(plan.GPU) // the layout says that nobody keeps the mode
+		changed = w.kind.AdoptMode(plan.GPU) // the layout says that nobody keeps the mode
 	}
 	// What claims had made goes with them.
-	if done, err := plan.Done(); err != nil || done && !p.kind.MadeOn(plan.GPU.UUID) {
+	if done, err := plan.Done(); err != nil || done && !w.kind.MadeOn(plan.GPU.UUID) {
 		return changed, err
 	}
 	owner := ledger.Owner{ID: "miglayout/" + plan.GPU.UUID, Name: "MIGLayout " + name}
-	if err := p.dra.Ledger().TryAcquire(owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
+	if err := w.ledger.TryAcquire(owner, claims.HoldsOf(&devices.Device{Form: devices.Whole, GPU: plan.GPU})...); err != nil {
 		return changed, err
 	}
-	defer p.dra.Ledger().Release(owner.ID)
-	unlock, err := p.kind.Lock(ctx, plan.GPU.UUID)
+	defer w.ledger.Release(owner.ID)
+	unlock, err := w.kind.Lock(ctx, plan.GPU.UUID)
 	if err != nil {
 		return changed, err
 	}
 	defer unlock()
-	p.kind.OwnMode(plan.GPU.UUID)
+	w.kind.OwnMode(plan.GPU.UUID)
 	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances",
 		len(plan.Instances))
 	// Whatever came of it, what stands now is to be published.

@@ -196,8 +196,8 @@ func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
 	b.stop()
 	b.options.MIG = "static"
 	b.start()
-	b.await(func() bool { return b.running.Load().served.Load() != nil }, "the role serves")
-	pool := b.running.Load().kind.Hardware().Pool
+	b.await(func() bool { return b.running().serving.Load() != nil }, "the role serves")
+	pool := b.running().serving.Load().kind.Hardware().Pool
 	if pool.Device("gpu-0") != nil || pool.Device("gpu-0-mig-1g5gb-19-3") == nil {
 		t.Errorf("offered are %d devices, want the claim's alone", len(pool.Devices()))
 	}

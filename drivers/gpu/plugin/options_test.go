@@ -38,8 +38,7 @@ func TestTheRoleSaysWhatEndedIt(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.stop()
 	b.options.MetricsAddress = "nonsense"
-	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, enter: programs.Reexec(role, driverProgram),
-		change: func(*plugin) {}}
+	s := &starter{options: b.options, lib: b.lib, client: fake.NewClientset(), objects: b.objects, enter: programs.Reexec(role, driverProgram)}
 	if err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), `--metrics-address "nonsense"`) {
 		t.Errorf("it says %v", err)
 	}

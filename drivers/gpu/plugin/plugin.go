@@ -28,42 +28,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
-	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/health"
 	"gpufabric.io/drivers/gpu/programs"
 	"gpufabric.io/drivers/gpu/selection"
 	"gpufabric.io/drivers/gpu/sharing"
-	"gpufabric.io/drivers/hardware/driver"
-	nvidia "gpufabric.io/drivers/hardware/nvml"
-	"gpufabric.io/drivers/hardware/pci"
 	"gpufabric.io/drivers/node/atomicfile"
-	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/draplugin"
-	"gpufabric.io/drivers/node/filewatch"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/ledger"
 	"gpufabric.io/drivers/node/metrics"
-	"gpufabric.io/drivers/node/store"
 )
 
 // role is the subcommand's name.
@@ -108,335 +96,182 @@ func Command(h host.Host) *cobra.Command {
 // driverProgram is the subcommand that the role runs itself as to run a program of the driver.
 const driverProgram = "driver-program"
 
-// plugin is the running role.
-type plugin struct {
-	options Options
-	// at is where the driver was found when the plugin was started.
-	at       driver.Location
-	nvml     nvml.Interface
-	client   kubernetes.Interface
-	dynamic  dynamic.Interface
-	recorder record.EventRecorder
-	metrics  *metrics.Plugin
-	writer   atomicfile.Writer
-	kind     *claims.Kind
-	dra      *draplugin.Plugin
-	// served is dra once it serves; whoever asks whether the role lives may ask earlier.
-	served atomic.Pointer[draplugin.Plugin]
-	// resources are those of the device plugin, once they are served.
-	resources atomic.Pointer[deviceplugin.Host]
-	monitor   *health.Monitor
-	health    *healthServer
-	given     given
-	// wish says which forms the GPUs are to be offered in, self is the node as the API has it.
-	wish wish
-	// forms keeps those that were offered last; nil: nothing does.
-	forms *store.File[devices.Forms]
-	self  cache.SharedIndexInformer
-	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
-	awaited nameSet
-	waiters sync.WaitGroup
-	// told is closed when the claims that the last fault hit were told of it; only the monitor's goroutine uses it. telling counts those that
-	// wait.
-	told    chan struct{}
-	telling atomic.Int32
-	// relay holds a token when GPUs may have lost the layout that they had.
-	relay chan struct{}
-	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.
-	recheck, settle time.Duration
-	mps             sharing.Daemons
-	programs        programs.Runner
-	// driver is what is known of the node's driver.
-	driver *driverState
-	// bus knows which GPUs came to the machine, restart ends the run for them.
-	bus     *bus
-	restart context.CancelCauseFunc
-	// draining keeps new claims off the GPUs.
-	draining atomic.Bool
-	// lacking is what was last told of what containers go without.
-	lacking atomic.Pointer[string]
-	// dirty holds a token while what is published is not what there is.
-	dirty chan struct{}
-}
-
 // Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
 func Run(ctx context.Context, o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface) error {
-	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram),
-		change: func(*plugin) {}}).run(ctx)
+	return (&starter{options: o, lib: lib, client: client, objects: objects, enter: programs.Reexec(role, driverProgram)}).run(ctx)
 }
 
-// starter runs the role, and starts it again within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was
-// started, so it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a
-// restart; MPS control daemons live on.
-type starter struct {
+// plugin is one run of the role, on an NVML that was started for it.
+type plugin struct {
 	options Options
 	lib     nvml.Interface
 	client  kubernetes.Interface
 	objects dynamic.Interface
-	// enter runs programs of the driver.
-	enter func(enclosure, program string, args ...string) *exec.Cmd
-	// change changes each plugin before it runs.
-	change func(*plugin)
-	// current is the plugin that runs, interrupt ends its run.
-	current   atomic.Pointer[plugin]
-	interrupt atomic.Pointer[context.CancelCauseFunc]
-	// waits says that the role is held up by something that is no fault of its own: the driver is not there, or the GPUs are drained.
-	waits atomic.Bool
-	// drains knows whether the GPUs are to be left alone.
-	drains *drains
-	// driver is what is known of the node's driver.
-	driver driverState
+	metrics *metrics.Plugin
+	events  nodeEvents
+	tuning  tuning
+	// These outlive the run.
+	mps      sharing.Daemons
+	programs programs.Runner
+	driver   *driverState
+	bus      *bus
+	// serving are the parts, once they are put together. Whoever asks whether the role lives may ask earlier.
+	serving atomic.Pointer[parts]
 }
 
-func (s *starter) run(ctx context.Context) error {
-	if err := s.options.Validate(); err != nil {
-		return err
-	}
-	if s.options.Files == nil {
-		s.options.Files = &filewatch.Watcher{}
-	}
-	o := s.options
-	recorder, stop := host.Recorder(ctx, s.client, role, o.NodeName)
-	defer stop()
-	runner := programs.Runner{Driver: o.Driver().Locate, Enter: s.enter}
-	mps, end := daemons(o, runner)
-	defer end()
-	gpus := newBus(o.SysfsRoot)
-	next := func() *plugin {
-		p := newPlugin(o, s.lib, s.client, s.objects, recorder)
-		p.mps, p.programs, p.bus, p.driver = mps, runner, gpus, &s.driver
-		s.change(p)
-		s.current.Store(p)
-		return p
-	}
-	p := next()
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
-	// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver.
-	wg.Go(func() {
-		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
-		access := metrics.Guard(o.MetricsAuth, s.client)
-		if err := access.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() },
-			s.ready); err != nil {
-			cancel(err)
-		}
-	})
-	wg.Go(func() { s.driver.run(ctx, conditions{client: s.client, node: o.NodeName}, pci.NewFS(o.SysfsRoot)) })
-	var err error
-	if s.drains, err = newDrains(o.Drain(), o.StateDir); err != nil {
-		klog.FromContext(ctx).Error(err, "What an earlier run left of a drain", "drained", s.drains.isWanted())
-	}
-	wg.Go(func() {
-		if err := s.control(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "gpufabric drain cannot be served")
-			s.current.Load().report("DrainNotServed", err.Error())
-		}
-	})
-	for ; ; p = next() {
-		s.waits.Store(true)
-		err := s.hold(ctx, p)
-		s.waits.Store(false)
-		if err != nil {
-			return ended(ctx) // told to end while it was drained
-		}
-		err = s.once(ctx, p)
-		if ctx.Err() != nil {
-			return ended(ctx) // it says more than what was interrupted by it, which may have been a start
-		}
-		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) {
-			return err
-		}
-	}
+// tuning is what tests change. Its zero value is right outside them.
+type tuning struct {
+	writer atomicfile.Writer
+	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.
+	recheck, settle time.Duration
 }
 
-// daemons are what runs MPS control daemons, and what ends those that are this process's.
-func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
-	if o.MPSKeeper {
-		return sharing.Kept{Dir: o.MPSDir}, func() {}
-	}
-	bounds, _ := sharing.ParseBounds(o.MPSSize) // Validate has said so
-	own := &sharing.MPS{Dir: o.MPSDir, Programs: runner, Bounds: bounds}
-	return own, own.Close
-}
-
-// once runs one plugin on an NVML of its own.
-func (s *starter) once(ctx context.Context, p *plugin) error {
-	ctx, interrupt := context.WithCancelCause(ctx)
-	defer interrupt(nil)
-	s.interrupt.Store(&interrupt)
-	if s.drains.isWanted() {
-		return errDrained // while this run was started
-	}
-	waited := false
-	err := nvidia.Await(ctx, s.lib, s.options.DriverRoot, nvidia.Bound(s.options.SysfsRoot), func(reason, message string) {
-		klog.FromContext(ctx).Info(message, "reason", reason)
-		s.waits.Store(true)
-		p.report("WaitingForDriver", message)
-		s.driver.say(troubleStart, reason, message)
-		waited = true
-	})
-	s.waits.Store(false)
-	if err != nil {
-		return ended(ctx) // told to end while it waited
-	}
-	if waited {
-		p.bus.settle() // The driver that came has taken its GPUs, and NVML knows them.
-	}
-	defer func() { _ = s.lib.Shutdown() }()
-	version, ret := s.lib.SystemGetDriverVersion()
-	if ret != nvml.SUCCESS {
-		version = "of unknown version"
-	}
-	s.driver.runs(version)
-	err = p.run(ctx)
-	if cause := ended(ctx); cause != nil {
-		return cause
-	}
-	return err
-}
-
-// ended is why ctx ended, nil where somebody told the role to end.
-func ended(ctx context.Context) error {
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	return nil
+// parts are what the role is made of once it knows the node's hardware. Each runs by itself. What they know of one another they read as
+// snapshots: of the hardware (claims.Kind.Watch), the faults (health.Monitor.Watch), the forms, the requests of device plugins, and drains.
+type parts struct {
+	self      cache.SharedIndexInformer // the node's object
+	kind      *claims.Kind              // prepares claims, and knows what is offered
+	dra       *draplugin.Plugin         // serves the kubelet
+	monitor   *health.Monitor           // finds faults
+	attendant *attendant                // acts on them
+	informer  *informer                 // writes them on claims and pods
+	forms     *forms                    // whole, in partitions or in shares
+	layouts   *layouts                  // MIGLayouts
+	profiles  *profiles                 // VGPUProfiles
+	handovers *handovers                // GPUs of device plugins
+	counted   *countedGPUs              // GPUs of the role's own device plugin
+	emptier   *emptier                  // drains
+	publisher *publisher
 }
 
 // alive says what has stopped the role from serving the kubelet.
 func (p *plugin) alive() error {
-	served := p.served.Load()
-	if served == nil {
+	s := p.serving.Load()
+	if s == nil {
 		return nil
 	}
-	err := served.Answers()
-	if resources := p.resources.Load(); resources != nil {
-		err = errors.Join(err, resources.Answers())
-	}
-	return err
-}
-
-// ready says why the kubelet cannot have claims prepared. A plugin that waits for the node's driver, or whose GPUs are drained, is as it
-// should be: a node without GPUs must not hold a rollout up.
-func (s *starter) ready() error {
-	if s.current.Load().served.Load() == nil && !s.waits.Load() {
-		return errors.New("the role has not begun to serve the kubelet: its log says what it does")
-	}
-	return nil
-}
-
-func newPlugin(o Options, lib nvml.Interface, client kubernetes.Interface, objects dynamic.Interface,
-	recorder record.EventRecorder) *plugin {
-	measured := metrics.New(devices.Driver)
-	measured.Registry.MustRegister(o.Files)
-	return &plugin{options: o, nvml: lib, client: client, dynamic: objects, recorder: recorder, metrics: measured,
-		dirty: make(chan struct{}, 1), relay: make(chan struct{}, 1),
-		wish: wish{known: make(chan struct{})}, self: selection.Self(client, o.NodeName),
-		given: given{directory: handover.Directory(o.HandoverDir), held: map[string]bool{}}}
+	return errors.Join(s.dra.Answers(), s.counted.answers())
 }
 
 func (p *plugin) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var wg sync.WaitGroup
-	defer func() {
-		wg.Wait()
-		p.waiters.Wait()
-	}()
-	defer cancel(nil)
-
-	p.restart = cancel
-	p.at = p.options.Driver().Locate()
-	hardware, err := p.read(ctx)
+	r, err := newReader(p)
 	if err != nil {
 		return err
 	}
-	if err := p.follow(ctx, hardware.Node); err != nil {
+	defer r.searches.Wait()
+	defer cancel(nil)
+	hardware, err := r.read(ctx)
+	if err != nil {
 		return err
 	}
-	p.kind = claims.New(hardware, claims.Options{
-		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: p.at.Dev.Path, HostDevRoot: p.at.Dev.Host},
-		SetTimeSlice:  sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")}.Set,
+	s, err := p.assemble(ctx, r, hardware, cancel)
+	if err != nil {
+		return err
+	}
+	defer s.dra.Stop()
+	// The first thing published has the taints of GPUs that others have: there is no moment without.
+	if err := s.handovers.begin(); err != nil {
+		return err
+	}
+	p.serving.Store(s)
+	return s.run(ctx, cancel)
+}
+
+// assemble puts the parts together. The last of them registers with the kubelet.
+func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardware, restart context.CancelCauseFunc) (*parts, error) {
+	holders := &ledger.Ledger{}
+	pool := devices.PoolName(p.options.NodeName)
+	s := &parts{self: selection.Self(p.client, p.options.NodeName)}
+	view := selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.objects, Self: s.self}
+	s.kind = claims.New(hardware, claims.Options{
+		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: r.at.Dev.Path, HostDevRoot: r.at.Dev.Host},
+		TimeSlices:    sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")},
 		MPS:           p.mps,
 		MPSDir:        p.options.MPSDir,
 		LeftFile:      p.stateFile("sharing-left.json"),
 		ModesFile:     p.stateFile("mig-modes.json"),
-		AdoptModes:    p.ranBefore(),
-		Writer:        p.writer,
+		AdoptModes:    r.forms.ranBefore(),
+		Writer:        p.tuning.writer,
 		RemoveUnknown: p.options.UnknownMIG == "remove",
-		Appeared:      p.appeared,
-		Changed:       p.changed,
-		Report:        p.report,
-		Note:          p.note,
+		Ledger:        holders,
+		Pool:          pool,
+		Events:        p.events,
 	})
-	p.metrics.Registry.MustRegister(p.kind.Collectors()...)
-	p.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{p.kind, p.health}, Metrics: p.metrics,
-		Recorder: p.recorder, Writer: p.writer,
+	p.metrics.Registry.MustRegister(s.kind.Collectors()...)
+	taints := publishedTaints{client: p.client, node: p.options.NodeName, kind: s.kind}
+	if err := p.assembleHealth(ctx, s); err != nil {
+		return nil, err
+	}
+	s.forms = newForms(p.options.formsConfig, s.kind, view, p.events, r.forms)
+	s.layouts = newLayouts(s.kind, holders, view)
+	s.profiles = &profiles{kind: s.kind, view: view}
+	s.handovers = newHandovers(p.options, s.kind, holders, taints, p.events)
+	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events}
+	var err error
+	s.dra, err = draplugin.Start(ctx, draplugin.Config{
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{s.kind, &healthServer{s.kind, s.monitor, pool}},
+		Metrics: p.metrics, Recorder: p.events.recorder, Writer: p.tuning.writer, Ledger: holders,
 	})
 	if err != nil {
+		return nil, err
+	}
+	s.informer = newInformer(p.client, p.events, s.kind, s.dra)
+	s.attendant = &attendant{kind: s.kind, layouts: s.layouts, informer: s.informer, reader: r, events: p.events,
+		counted: newEventCounter(p.metrics.Registry), restart: restart}
+	s.emptier = &emptier{kind: s.kind, dra: s.dra, ledger: holders, handovers: s.handovers, taints: taints}
+	s.publisher = &publisher{kind: s.kind, monitor: s.monitor, forms: s.forms, handovers: s.handovers, draining: &s.emptier.draining,
+		dra: s.dra, pool: pool, condition: conditions{client: p.client, node: p.options.NodeName}}
+	return s, nil
+}
+
+// assembleHealth makes the monitor, with the faults that an earlier run kept.
+func (p *plugin) assembleHealth(ctx context.Context, s *parts) (err error) {
+	s.monitor, err = health.New(health.Options{
+		NVML: p.lib, Path: p.stateFile("faults.json"), Boot: p.options.BootID(), Now: time.Now, Writer: p.tuning.writer, Node: s.kind.Node,
+		Recheck: p.tuning.recheck, Settle: p.tuning.settle,
+	})
+	if s.monitor == nil {
 		return err
 	}
-	defer p.dra.Stop()
-	p.served.Store(p.dra)
-	// The first thing published has the taints of GPUs that others have: there is no moment without.
-	if err := p.askForPlugin(); err != nil {
-		return err
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Kept faults not read")
+		p.events.Report("GPUFaultsUnreadable", err.Error())
 	}
-	if _, err := p.given.read(); err != nil {
-		return err
-	}
-	p.changed()
-	wg.Go(func() { p.self.RunWithContext(ctx) })
-	wg.Go(func() { p.publishChanges(ctx, cancel) })
+	p.metrics.Registry.MustRegister(s.monitor, faultGauge{s.monitor})
+	return nil
+}
+
+// run runs the parts until ctx ends, the kubelet's server fails or a part does.
+func (s *parts) run(ctx context.Context, cancel context.CancelCauseFunc) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() { s.self.RunWithContext(ctx) })
+	wg.Go(func() { s.informer.Run(ctx) })
 	wg.Go(func() {
-		if err := p.monitor.Run(ctx); err != nil {
+		if err := s.monitor.Run(ctx, s.attendant); err != nil {
 			klog.FromContext(ctx).Error(err, "GPU health is not followed")
-			p.report("GPUHealthNotFollowed", err.Error())
+			s.attendant.events.Report("GPUHealthNotFollowed", err.Error())
 		}
 	})
-	wg.Go(func() { p.kind.ResumeMPS(ctx, p.dra.Records) })
-	for _, part := range []func(context.Context) error{p.handOver, p.servePlugin, p.followForms, p.followLayouts, p.followProfiles} {
+	wg.Go(func() { s.kind.ResumeMPS(ctx, s.dra.Records) })
+	for _, part := range []interface{ Run(context.Context) error }{
+		s.publisher, s.handovers, s.counted, s.forms, s.layouts, s.profiles,
+	} {
 		wg.Go(func() {
-			if err := part(ctx); err != nil {
+			if err := part.Run(ctx); err != nil {
 				cancel(err)
 			}
 		})
 	}
 	select {
-	case <-p.dra.Done():
-		return p.dra.Err()
+	case <-s.dra.Done():
+		return s.dra.Err()
 	case <-ctx.Done():
 		return ended(ctx)
 	}
-}
-
-// appeared has claims that held a device while it could not be read hold it as others do, before it is handed out again.
-func (p *plugin) appeared(name string, d *devices.Device) {
-	dra := p.served.Load()
-	if dra == nil {
-		return // its start takes the holds of what is there then
-	}
-	if err := claims.HoldAnew(dra.Ledger(), devices.PoolName(p.options.NodeName), name, d); err != nil {
-		p.report("DeviceHeldTwice", err.Error())
-	}
-}
-
-// report tells of trouble with the node as a whole.
-func (p *plugin) report(reason, message string) {
-	p.recorder.Event(p.nodeReference(), corev1.EventTypeWarning, reason, message[:min(len(message), 1024)])
-}
-
-// note tells something about the node as a whole that is no trouble.
-func (p *plugin) note(reason, message string) {
-	p.recorder.Event(p.nodeReference(), corev1.EventTypeNormal, reason, message[:min(len(message), 1024)])
-}
-
-// nodeReference names the node as the kubelet's own Events do: with the name for a UID.
-func (p *plugin) nodeReference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{Kind: "Node", Name: p.options.NodeName, UID: types.UID(p.options.NodeName)}
 }
 
 // stateFile is a file of the plugin's own beside its claims.

@@ -54,7 +54,7 @@ type bench struct {
 	watched watched                                                   // which resources the role watches
 	made    int                                                       // objects of the API group gpufabric.io
 	wrap    func(*fake.Clientset) kubernetes.Interface                // changes the client that the role gets; nil: does not
-	running atomic.Pointer[plugin]                                    // the role as it runs now
+	role    atomic.Pointer[starter]                                   // the role as it was started last
 	stop    func()
 }
 
@@ -114,10 +114,6 @@ func (b *bench) start() {
 	ended := make(chan error, 1)
 	go func() {
 		defer cancel() // whoever waits for the role waits no more
-		change := func(p *plugin) {
-			p.writer, p.recheck, p.settle = b.writer, b.recheck, b.recheck
-			b.running.Store(p)
-		}
 		enter := b.enter
 		if enter == nil {
 			enter = programs.Reexec(role, driverProgram)
@@ -126,7 +122,10 @@ func (b *bench) start() {
 		if b.wrap != nil {
 			client = b.wrap(b.client)
 		}
-		ended <- (&starter{options: b.options, lib: b.lib, client: client, objects: b.objects, enter: enter, change: change}).run(ctx)
+		s := &starter{options: b.options, lib: b.lib, client: client, objects: b.objects, enter: enter,
+			tuning: tuning{writer: b.writer, recheck: b.recheck, settle: b.recheck}}
+		b.role.Store(s)
+		ended <- s.run(ctx)
 	}()
 	b.stop = func() {
 		cancel()
@@ -156,6 +155,9 @@ func (b *bench) start() {
 		}
 	}
 }
+
+// running is the role's plugin as it runs now.
+func (b *bench) running() *plugin { return b.role.Load().current.Load() }
 
 // slices waits until the pool is published whole.
 func (b *bench) slices() []resourceapi.ResourceSlice {

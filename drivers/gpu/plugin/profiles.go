@@ -8,18 +8,25 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/selection"
 )
 
-// followProfiles offers the node's GPUs cut by each software VGPUProfile that selects the node, until ctx ends.
-func (p *plugin) followProfiles(ctx context.Context) error {
-	if p.dynamic == nil {
+// profiles offers the node's GPUs cut by each software VGPUProfile that selects the node.
+type profiles struct {
+	kind *claims.Kind
+	view selection.Node
+}
+
+// Run follows the profiles until ctx ends.
+func (p *profiles) Run(ctx context.Context) error {
+	if p.view.Dynamic == nil {
 		return nil
 	}
 	kind := v1alpha1.SchemeGroupVersion().WithResource("vgpuprofiles")
 	selector := func(o *v1alpha1.VGPUProfile) *metav1.LabelSelector { return o.Spec.NodeSelector }
-	return selection.Watch(ctx, p.view(), kind, selector, func(selected []v1alpha1.VGPUProfile) {
+	return selection.Watch(ctx, p.view, kind, selector, func(selected []v1alpha1.VGPUProfile) {
 		var profiles []devices.Profile
 		for i := range selected {
 			o := &selected[i]
@@ -37,6 +44,5 @@ func (p *plugin) followProfiles(ctx context.Context) error {
 			})
 		}
 		p.kind.SetProfiles(profiles)
-		p.changed()
 	})
 }

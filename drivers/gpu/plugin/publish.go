@@ -7,52 +7,78 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/gpu/claims"
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/node/observed"
 )
 
-// changed has the node's devices published again.
-func (p *plugin) changed() {
-	select {
-	case p.dirty <- struct{}{}:
-	default: // it will be anyway
-	}
+// publisher keeps the node's ResourceSlices, and its condition GPUForms, in line with what there is.
+type publisher struct {
+	kind      *claims.Kind
+	monitor   *health.Monitor
+	forms     *forms
+	handovers *handovers
+	draining  *observed.Value[bool]
+	dra       resourcePublisher
+	pool      string
+	condition conditions
 }
 
-// publishChanges publishes the node's devices whenever they changed, until ctx ends. The first time waits for the API server; claims of the
-// kubelet are served meanwhile.
-func (p *plugin) publishChanges(ctx context.Context, fail context.CancelCauseFunc) {
-	select {
-	case <-p.wish.known: // Offered in another form first, a GPU could be given away in it.
-	case <-ctx.Done():
-		return
+// resourcePublisher publishes ResourceSlices. draplugin.Plugin is one.
+type resourcePublisher interface {
+	Publish(resources resourceslice.DriverResources) error
+}
+
+// Run publishes the node's devices whenever they, their faults, who has them, or their forms change, until ctx ends. The first time waits
+// for the API server; claims of the kubelet are served meanwhile.
+func (p *publisher) Run(ctx context.Context) error {
+	// Offered in another form first, a GPU could be given away in it.
+	if _, known := p.forms.wish.Await(ctx, func(w wish) bool { return w.known }); !known {
+		return nil
 	}
-	told := conditions{client: p.client, node: p.options.NodeName}
-	var retry <-chan time.Time
 	for {
-		select {
-		case <-p.dirty:
-			if err := p.publish(); err != nil && ctx.Err() == nil {
-				fail(err)
-				return
+		hardware, hardwareChanged := p.kind.Watch()
+		faults, faultsChanged := p.monitor.Watch()
+		requests, requestsChanged := p.handovers.requests.Get()
+		draining, drainingChanged := p.draining.Get()
+		wish, wishChanged := p.forms.wish.Get()
+		if err := p.publish(hardware.Pool, faults, requests, draining); err != nil {
+			if ctx.Err() != nil {
+				return nil
 			}
-		case <-retry:
-		case <-ctx.Done():
-			return
+			return err
 		}
-		retry = nil
-		if err := told.write(ctx, p.condition()); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "The forms of the node's GPUs are not told")
-			retry = time.After(conditionRetry)
+		var retry <-chan time.Time
+	told:
+		for {
+			if err := p.condition.write(ctx, wish.condition(hardware)); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "The forms of the node's GPUs are not reported")
+				retry = time.After(conditionRetry)
+			}
+			select {
+			case <-retry:
+				continue
+			case <-hardwareChanged:
+			case <-faultsChanged:
+			case <-requestsChanged:
+			case <-drainingChanged:
+			case <-wishChanged:
+			case <-ctx.Done():
+				return nil
+			}
+			break told
 		}
 	}
 }
 
-// publish makes the pool the content of the node's ResourceSlices.
-func (p *plugin) publish() error {
-	pool := p.kind.Hardware().Pool
-	return p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-		devices.PoolName(p.options.NodeName): {Slices: pool.Slices(p.drainTaints(p.given.taints(health.Taints(p.monitor.Faults(), pool.Devices()),
-			pool.Devices()), pool.Devices()))},
-	}})
+// publish makes the pool, with the taints of devices that are faulty, given away or drained, the content of the node's ResourceSlices.
+func (p *publisher) publish(pool *devices.Pool, faults []health.Fault, requests map[string]string, draining bool) error {
+	all := pool.Devices()
+	taints := health.Taints(faults, all)
+	addHandoverTaints(taints, requests, all)
+	if draining {
+		addDrainTaints(taints, all)
+	}
+	return p.dra.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: {Slices: pool.Slices(taints)}}})
 }

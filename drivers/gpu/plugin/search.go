@@ -71,19 +71,19 @@ func (s *search) get(ctx context.Context) (*edits.Set, error) {
 	}
 }
 
-// tellLacking tells what containers go without, once for as long as it is the same.
-func (p *plugin) tellLacking(logger logr.Logger, problems []error) {
+// tellLacking reports what containers go without, once for as long as it is the same.
+func (r *reader) tellLacking(logger logr.Logger, problems []error) {
 	var words []string
 	for _, problem := range problems {
 		words = append(words, problem.Error())
 	}
 	message := strings.Join(words, "; ")
-	if before := p.lacking.Swap(&message); before != nil && *before == message {
+	if before := r.lacking.Swap(&message); before != nil && *before == message {
 		return
 	}
 	if message == "" {
 		return
 	}
 	logger.Info("Containers go without something", "reason", message)
-	p.report("DriverIncomplete", message+"; it is looked for again with each claim")
+	r.events.Report("DriverIncomplete", message+"; it is looked for again with each claim")
 }

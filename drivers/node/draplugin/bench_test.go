@@ -12,6 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/ledger"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/options"
 )
@@ -28,7 +29,7 @@ func BenchmarkPrepareAndUnprepare(b *testing.B) {
 		Client: fake.NewClientset(), Kind: &testKind{prepare: inject}, Metrics: metrics.New(driver),
 		Recorder: record.NewFakeRecorder(1), Writer: atomicfile.Writer{},
 	}
-	p := &Plugin{config: config, report: newReporter(config)}
+	p := &Plugin{config: config, report: newReporter(config), ledger: &ledger.Ledger{}}
 	p.ctx, p.cancel = context.WithCancelCause(b.Context())
 	if err := p.open(); err != nil {
 		b.Fatal(err)

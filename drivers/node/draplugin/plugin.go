@@ -41,6 +41,8 @@ type Config struct {
 	Recorder record.EventRecorder
 	// Writer writes state and CDI files; the zero value is right outside tests.
 	Writer atomicfile.Writer
+	// Ledger knows who holds which device; nil: the plugin's own.
+	Ledger *ledger.Ledger
 }
 
 // Plugin is a running node plugin.
@@ -50,7 +52,7 @@ type Plugin struct {
 	state  *claimstate.Store
 	cdi    *cdi.Dir
 	locks  keylock.Locks
-	ledger ledger.Ledger
+	ledger *ledger.Ledger
 	report *reporter
 	helper *kubeletplugin.Helper
 	// published is what the helper was last given to publish.
@@ -75,7 +77,10 @@ func Start(ctx context.Context, config Config) (*Plugin, error) {
 	if err := config.Node.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config)}
+	p := &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: config.Ledger}
+	if p.ledger == nil {
+		p.ledger = &ledger.Ledger{}
+	}
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	if err := p.start(); err != nil {
 		p.Stop()
@@ -216,7 +221,7 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 }
 
 // Ledger is what knows the holders of this node's devices. A kind that hands devices out by other ways (a device plugin) shares it.
-func (p *Plugin) Ledger() *ledger.Ledger { return &p.ledger }
+func (p *Plugin) Ledger() *ledger.Ledger { return p.ledger }
 
 // Records returns the claims that the plugin holds, sorted by UID.
 func (p *Plugin) Records() []claimstate.Record { return p.state.List() }

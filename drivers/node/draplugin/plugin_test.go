@@ -25,6 +25,7 @@ import (
 
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/ledger"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/options"
 )
@@ -91,7 +92,7 @@ func newBench(t *testing.T, dir string, writer atomicfile.Writer, objects ...run
 		},
 		Client: b.client, Kind: b.kind, Metrics: metrics.New(driver), Recorder: b.events, Writer: writer,
 	}
-	b.Plugin = &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config)}
+	b.Plugin = &Plugin{config: config, bootID: config.Node.BootID(), report: newReporter(config), ledger: &ledger.Ledger{}}
 	b.ctx, b.cancel = context.WithCancelCause(t.Context())
 	if err := b.open(); err != nil {
 		t.Fatal(err)

@@ -228,7 +228,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	t.onChange(func(*decks.Deck) { registers.wake() })
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
-		plugins.Run, registers.run, t.monitor.Run, made.Run, h.Run, t.whole, drained.run, files.follow,
+		plugins.Run, registers.run, t.followFaults, made.Run, h.Run, t.whole, drained.run, files.follow,
+		func(ctx context.Context) error { return t.monitor.Run(ctx, &attendant{table: t, lib: lib}) },
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error { return figures.Serve(ctx, o.stateFile(figures.Socket), t.read) },

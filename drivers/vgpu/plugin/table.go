@@ -152,33 +152,62 @@ func (t *table) faulty(uuid string, at inventory.Placement) error {
 
 // follow makes the monitor of the GPUs' health.
 func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
-	came := sync.OnceFunc(func() { close(t.came) })
 	var err error
 	t.monitor, err = health.New(health.Options{
 		NVML: lib, Path: o.stateFile("faults.json"), Boot: o.BootID(), Now: time.Now, Recheck: o.recheck,
-		Node:    func() *inventory.Node { return t.node },
-		Changed: func() { t.lay(ctx) },
-		Checked: func(context.Context) {
-			reader := inventory.Reader{NVML: lib, Locate: t.locate}
-			if !reader.Outdated(&inventory.Node{Missing: t.node.Missing}) {
-				return
-			}
-			// One that answers and cannot be read is none more.
-			if now, err := reader.Read(); err == nil && slices.ContainsFunc(now.GPUs,
-				func(g *inventory.GPU) bool { return t.node.ByUUID(g.UUID) == nil }) {
-				came()
-			}
-		},
-		Tell: func(f health.Fault, first bool) {
-			klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new",
-				first)
-		},
-		Healed: func(f health.Fault) {
-			klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
-		},
+		Node: func() *inventory.Node { return t.node },
 	})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Kept faults not read")
+	}
+}
+
+// followFaults lays the deck again whenever the faults of the GPUs change, until ctx ends.
+func (t *table) followFaults(ctx context.Context) error {
+	for {
+		_, changed := t.monitor.Watch()
+		t.lay(ctx)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// attendant hears what the monitor finds, and looks for GPUs that answer again.
+type attendant struct {
+	table *table
+	lib   nvml.Interface
+	// found closes the table's came.
+	found sync.Once
+}
+
+var _ health.Listener = (*attendant)(nil)
+
+// Happened implements health.Listener.
+func (*attendant) Happened(ctx context.Context, f health.Fault, first bool) {
+	klog.FromContext(ctx).Info("GPU event", "gpu", f.GPU, "kind", f.Kind, "code", f.Code, "fatal", f.Fatal, "message", f.Message, "new", first)
+}
+
+// Healed implements health.Listener.
+func (*attendant) Healed(ctx context.Context, f health.Fault) {
+	klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
+}
+
+// Checked implements health.Listener.
+func (a *attendant) Checked(context.Context) {
+	reader := inventory.Reader{NVML: a.lib, Locate: a.table.locate}
+	if !reader.Outdated(&inventory.Node{Missing: a.table.node.Missing}) {
+		return
+	}
+	now, err := reader.Read()
+	if err != nil {
+		return
+	}
+	// One that answers and cannot be read is none more.
+	if slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return a.table.node.ByUUID(g.UUID) == nil }) {
+		a.found.Do(func() { close(a.table.came) })
 	}
 }
 

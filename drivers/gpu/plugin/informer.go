@@ -1,0 +1,95 @@
+package plugin
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/health"
+	"gpufabric.io/drivers/node/claimstate"
+)
+
+// maxInforming is how many Events on claims may wait for the API server: programs can make GPUs report their mistakes all day.
+const maxInforming = 64
+
+// informer writes Events on the node, on each claim that holds a device with a fault, and on the claim's pods. It reads the claims one
+// fault's after another's, in a goroutine of its own: an API server that takes its time must not keep the next fault from being seen.
+type informer struct {
+	client  kubernetes.Interface
+	events  nodeEvents
+	kind    *claims.Kind
+	records recorded
+	waiting chan information
+}
+
+// recorded knows the prepared claims. draplugin.Plugin does.
+type recorded interface{ Records() []claimstate.Record }
+
+// information is what a fault's holders are to read.
+type information struct {
+	holders               []claimstate.Record
+	kind, reason, message string
+}
+
+func newInformer(client kubernetes.Interface, events nodeEvents, kind *claims.Kind, records recorded) *informer {
+	return &informer{client: client, events: events, kind: kind, records: records, waiting: make(chan information, maxInforming)}
+}
+
+// inform has Events written on a fault. It does not wait for the API server.
+func (i *informer) inform(ctx context.Context, f health.Fault, kind, reason, message string) {
+	message = message[:min(len(message), maxEvent)]
+	i.events.write(kind, reason, message)
+	pool := i.kind.Hardware().Pool
+	holders := slices.DeleteFunc(i.records.Records(), func(record claimstate.Record) bool {
+		return !slices.ContainsFunc(record.Devices, func(held claimstate.Device) bool {
+			d := pool.Device(held.Device)
+			return d != nil && f.Touches(d)
+		})
+	})
+	if len(holders) == 0 {
+		return
+	}
+	select {
+	case i.waiting <- information{holders, kind, reason, message}:
+	default:
+		klog.FromContext(ctx).Info("Claims are not told of a GPU's event: the API server is behind with those before", "gpu", f.GPU)
+	}
+}
+
+// Run writes the Events on claims until ctx ends.
+func (i *informer) Run(ctx context.Context) {
+	for {
+		select {
+		case next := <-i.waiting:
+			i.tellClaims(ctx, next)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tellClaims writes an Event on claims and on their pods.
+func (i *informer) tellClaims(ctx context.Context, next information) {
+	for _, record := range next.holders {
+		claim, err := i.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
+		if err != nil || claim.UID != record.UID {
+			klog.FromContext(ctx).Info("No Event on a claim that is not to be had", "claim", record.Namespace+"/"+record.Name, "err", err)
+			continue
+		}
+		i.events.recorder.Event(&corev1.ObjectReference{
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+		}, next.kind, next.reason, next.message)
+		for _, consumer := range claim.Status.ReservedFor {
+			if consumer.APIGroup == "" && consumer.Resource == "pods" {
+				i.events.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name,
+					UID: consumer.UID}, next.kind, next.reason, next.message)
+			}
+		}
+	}
+}

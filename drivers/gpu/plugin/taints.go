@@ -1,0 +1,74 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/devices"
+)
+
+// taintPatience is how long the API server may take until it has a taint.
+const taintPatience = 30 * time.Second
+
+// publishedTaints knows which taints the API server has of the node's devices.
+type publishedTaints struct {
+	client kubernetes.Interface
+	node   string
+	kind   *claims.Kind
+}
+
+// await waits until the API server has all devices of the pool that are wanted with a taint.
+func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*devices.Device) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, taintPatience)
+	defer cancel()
+	own := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + p.node + "," +
+		resourceapi.ResourceSliceSelectorDriver + "=" + devices.Driver}
+	slicesOf := p.client.ResourceV1().ResourceSlices()
+	for {
+		list, err := slicesOf.List(ctx, own)
+		if err != nil {
+			return fmt.Errorf("looking whether the taints are published: %w", err)
+		}
+		if p.tainted(list.Items, taint, wanted) {
+			return nil
+		}
+		own.ResourceVersion = list.ResourceVersion
+		w, err := slicesOf.Watch(ctx, own)
+		own.ResourceVersion = ""
+		if err != nil {
+			return fmt.Errorf("watching for the taints to be published: %w", err)
+		}
+		select {
+		case <-w.ResultChan():
+		case <-ctx.Done():
+			w.Stop()
+			return fmt.Errorf("waiting for the taints to be published: %w", context.Cause(ctx))
+		}
+		w.Stop()
+	}
+}
+
+// tainted says whether the slices are the pool whole, with a taint on all devices that are wanted.
+func (p publishedTaints) tainted(published []resourceapi.ResourceSlice, taint string, wanted func(*devices.Device) bool) bool {
+	seen := map[string]bool{}
+	for _, s := range published {
+		for _, d := range s.Spec.Devices {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint }) {
+				seen[d.Name] = true
+			}
+		}
+	}
+	for _, d := range p.kind.Hardware().Pool.Devices() {
+		if wanted(d) && !seen[d.Name()] {
+			return false
+		}
+	}
+	return true
+}

@@ -53,8 +53,12 @@ const (
 	healthTimeout = 60 * time.Second
 )
 
+var _ drahealth.DRAResourceHealthServer = (*healthServer)(nil)
+
 // healthServer reports the health of every device to the kubelet.
 type healthServer struct {
+	drahealth.UnimplementedDRAResourceHealthServer
+
 	kind    *claims.Kind
 	monitor *health.Monitor
 	pool    string

@@ -211,7 +211,8 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events}
 	var err error
 	s.dra, err = draplugin.Start(ctx, draplugin.Config{
-		Driver: devices.Driver, Node: p.options.Node, Client: p.client, Kind: servedKind{s.kind, &healthServer{s.kind, s.monitor, pool}},
+		Driver: devices.Driver, Node: p.options.Node, Client: p.client,
+		Kind:    servedKind{s.kind, &healthServer{kind: s.kind, monitor: s.monitor, pool: pool}},
 		Metrics: p.metrics, Recorder: p.events.recorder, Writer: p.tuning.writer, Ledger: holders,
 	})
 	if err != nil {

@@ -44,7 +44,7 @@ func writeTar(w io.Writer, files []File) error {
 		if err := writeParents(archive, path.Dir(name), made); err != nil {
 			return err
 		}
-		if err := writeFile(archive, name, file); err != nil {
+		if err := Write(archive, name, file); err != nil {
 			return fmt.Errorf("add %s to an image: %w", file.Path, err)
 		}
 	}
@@ -62,7 +62,8 @@ func writeParents(archive *tar.Writer, dir string, made map[string]bool) error {
 	return archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755})
 }
 
-func writeFile(archive *tar.Writer, name string, file File) error {
+// Write adds a file to an archive under a name of the archive's own.
+func Write(archive *tar.Writer, name string, file File) error {
 	header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: file.Mode}
 	if header.Mode == 0 {
 		header.Mode = 0o755

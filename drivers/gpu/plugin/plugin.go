@@ -65,14 +65,7 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Hand out a node's GPUs: whole, in MIG partitions and in shares",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.Validate(); err != nil { // before an API server is looked for
-				return err
-			}
-			config, err := h.Kubernetes()
-			if err != nil {
-				return err
-			}
-			client, err := host.Client(config, role)
+			config, client, err := h.Connect(role, &o)
 			if err != nil {
 				return err
 			}

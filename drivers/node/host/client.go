@@ -29,6 +29,20 @@ func Tune(config *rest.Config, role string) *rest.Config {
 	return config
 }
 
+// Connect gives a role what it starts with: the way to the API server, and a client for built-in kinds. Flags that cannot work are named
+// first, since an API server may not be there.
+func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.Config, kubernetes.Interface, error) {
+	if err := flags.Validate(); err != nil {
+		return nil, nil, err
+	}
+	config, err := h.Kubernetes()
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := Client(config, role)
+	return config, client, err
+}
+
 // Client makes a client for built-in kinds, which speaks protobuf.
 func Client(config *rest.Config, role string) (kubernetes.Interface, error) {
 	config = Tune(config, role)

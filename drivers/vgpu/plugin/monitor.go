@@ -39,14 +39,7 @@ func MonitorCommand(h host.Host) *cobra.Command {
 heeds the files of settings and --state-dir, which is vgpu-plugin's. What it says of the GPUs themselves it hears from vgpu-plugin.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.Validate(); err != nil { // before an API server is looked for
-				return err
-			}
-			config, err := h.Kubernetes()
-			if err != nil {
-				return err
-			}
-			client, err := host.Client(config, MonitorRole)
+			_, client, err := h.Connect(MonitorRole, &o)
 			if err != nil {
 				return err
 			}

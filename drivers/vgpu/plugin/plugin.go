@@ -70,14 +70,7 @@ func Command(h host.Host) *cobra.Command {
 		Short: "Share a node's GPUs through device plugins, as Volcano's scheduler knows it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.Validate(); err != nil { // before an API server is looked for
-				return err
-			}
-			config, err := h.Kubernetes()
-			if err != nil {
-				return err
-			}
-			client, err := host.Client(config, Role)
+			_, client, err := h.Connect(Role, &o)
 			if err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"gpufabric.io/build/images"
 	"gpufabric.io/build/repository"
 	"gpufabric.io/build/toolchain"
 	"gpufabric.io/tests/docker"
@@ -65,25 +66,17 @@ func (a assemble) Execute(ctx context.Context) error {
 	return err
 }
 
-// entry is a file to copy into the container.
-type entry struct {
-	path    string // in the container, without a leading slash
-	mode    int64
-	from    string
-	content string
-}
-
-// files lists what the node has beyond Debian's packages.
-func (a assemble) files(ctx context.Context) ([]entry, error) {
-	list := []entry{
-		{path: "kind/images.tar", mode: 0o644, from: a.archive},
-		{path: "kind/manifests/default-storage.yaml", mode: 0o644, content: storageClass},
+// files lists what the node has beyond Debian's packages. Paths have no leading slash.
+func (a assemble) files(ctx context.Context) ([]images.File, error) {
+	list := []images.File{
+		{Path: "kind/images.tar", Mode: 0o644, From: a.archive},
+		{Path: "kind/manifests/default-storage.yaml", Mode: 0o644, Content: []byte(storageClass)},
 	}
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
-		list = append(list, entry{path: "usr/bin/" + name, mode: 0o755, from: a.tools[name]})
+		list = append(list, images.File{Path: "usr/bin/" + name, Mode: 0o755, From: a.tools[name]})
 	}
 	for _, name := range []string{"containerd", "ctr", "containerd-shim-runc-v2", "crictl"} {
-		list = append(list, entry{path: "usr/local/bin/" + name, mode: 0o755, from: a.tools[name]})
+		list = append(list, images.File{Path: "usr/local/bin/" + name, Mode: 0o755, From: a.tools[name]})
 	}
 	kind, err := kindBaseFiles(ctx)
 	if err != nil {
@@ -102,7 +95,7 @@ func (a assemble) files(ctx context.Context) ([]entry, error) {
 		if dir := filepath.Dir(relative); filepath.Base(dir) == "bin" {
 			mode = 0o755
 		}
-		list = append(list, entry{path: relative, mode: mode, from: path})
+		list = append(list, images.File{Path: relative, Mode: mode, From: path})
 		return nil
 	})
 	if err != nil {
@@ -133,7 +126,7 @@ func kindBaseFiles(ctx context.Context) (string, error) {
 }
 
 // copyInto streams the files into the container.
-func copyInto(ctx context.Context, container string, files []entry) error {
+func copyInto(ctx context.Context, container string, files []images.File) error {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(writeEntries(w, files)) }()
 	_, err := docker.RunWith(ctx, r, "cp", "-", container+":/")
@@ -141,38 +134,13 @@ func copyInto(ctx context.Context, container string, files []entry) error {
 	return err
 }
 
-func writeEntries(w io.Writer, files []entry) error {
+func writeEntries(w io.Writer, files []images.File) error {
 	archive := tar.NewWriter(w)
 	for _, file := range files {
-		if err := writeEntry(archive, file); err != nil {
-			return fmt.Errorf("add %s: %w", file.path, err)
+		// docker cp unpacks into directories that are there, so an entry is the file alone, without its parents.
+		if err := images.Write(archive, file.Path, file); err != nil {
+			return fmt.Errorf("add %s: %w", file.Path, err)
 		}
 	}
 	return archive.Close()
-}
-
-func writeEntry(archive *tar.Writer, file entry) error {
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: file.path, Mode: file.mode, Size: int64(len(file.content))}
-	if file.from == "" {
-		if err := archive.WriteHeader(header); err != nil {
-			return err
-		}
-		_, err := io.WriteString(archive, file.content)
-		return err
-	}
-	source, err := os.Open(file.from)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = source.Close() }()
-	info, err := source.Stat()
-	if err != nil {
-		return err
-	}
-	header.Size = info.Size()
-	if err := archive.WriteHeader(header); err != nil {
-		return err
-	}
-	_, err = io.Copy(archive, source)
-	return err
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"gpufabric.io/build/images"
 )
 
 func TestTheSetupScriptIsValidBash(t *testing.T) {
@@ -28,9 +30,9 @@ func TestFilesAreStreamedWithTheirModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stream bytes.Buffer
-	if err := writeEntries(&stream, []entry{
-		{path: "usr/bin/kubelet", mode: 0o755, from: source},
-		{path: "kind/version", mode: 0o644, content: "v1\n"},
+	if err := writeEntries(&stream, []images.File{
+		{Path: "usr/bin/kubelet", Mode: 0o755, From: source},
+		{Path: "kind/version", Mode: 0o644, Content: []byte("v1\n")},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -330,19 +329,7 @@ const dataVersion = 0
 
 // decode reads what a claim's record says beside its devices.
 func decode(record claimstate.Record) (held, error) {
-	var data held
-	if record.DataVersion > dataVersion {
-		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote "+
-			"it; run that one again, "+
-			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
-	}
-	if len(record.Data) == 0 {
-		return data, nil
-	}
-	if err := json.Unmarshal(record.Data, &data); err != nil {
-		return data, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
-	}
-	return data, nil
+	return claimstate.Decode[held](record, dataVersion)
 }
 
 // Recover implements draplugin.Recoverer: directories of domains that no claim is for are removed. Where a record cannot be read none is:

@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/gpu/devices"
@@ -183,20 +182,6 @@ func HoldsOf(d *devices.Device) []ledger.Hold {
 func nameKey(pool, device string) string { return pool + "/" + device }
 
 func holdKey(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d (%s)", g.Minor, g.UUID) }
-
-// add appends b to a.
-func add(a, b specs.ContainerEdits) specs.ContainerEdits {
-	a.Env = append(a.Env, b.Env...)
-	a.DeviceNodes = append(a.DeviceNodes, b.DeviceNodes...)
-	a.NetDevices = append(a.NetDevices, b.NetDevices...)
-	a.Hooks = append(a.Hooks, b.Hooks...)
-	a.Mounts = append(a.Mounts, b.Mounts...)
-	a.AdditionalGIDs = append(a.AdditionalGIDs, b.AdditionalGIDs...)
-	if b.IntelRdt != nil {
-		a.IntelRdt = b.IntelRdt
-	}
-	return a
-}
 
 // owner is the claim that a placement's instance belongs to, empty for none.
 func (k *Kind) owner(at place) types.UID {

@@ -299,10 +299,10 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 		}
 		switch d.Form {
 		case devices.Whole:
-			out[i] = add(out[i], p.edits.GPU(d.GPU))
+			edits.Merge(&out[i], p.edits.GPU(d.GPU))
 		case devices.Shared:
-			out[i] = add(out[i], p.edits.GPU(d.GPU))
-			out[i] = add(out[i], shareEdits(shares, allocated))
+			edits.Merge(&out[i], p.edits.GPU(d.GPU))
+			edits.Merge(&out[i], shareEdits(shares, allocated))
 			shares++
 		case devices.MIG:
 			instance := p.instances[i]
@@ -314,10 +314,10 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 			if err != nil {
 				return nil, err
 			}
-			out[i] = add(out[i], p.edits.Partition(d.GPU, nodes...))
+			edits.Merge(&out[i], p.edits.Partition(d.GPU, nodes...))
 		}
 		if p.shares[i].strategy == v1beta1.MPS && !allocated.Admin() {
-			out[i] = add(out[i], sharing.Edits(mpsDir, p.claim.UID))
+			edits.Merge(&out[i], sharing.Edits(mpsDir, p.claim.UID))
 		}
 	}
 	return out, nil

@@ -2,7 +2,6 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -49,19 +48,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 }
 
 func decode(record claimstate.Record) (data, error) {
-	var d data
-	if record.DataVersion > dataVersion {
-		return d, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; "+
-			"run that one again, "+
-			"or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, dataVersion)
-	}
-	if len(record.Data) == 0 {
-		return d, nil
-	}
-	if err := json.Unmarshal(record.Data, &d); err != nil {
-		return d, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
-	}
-	return d, nil
+	return claimstate.Decode[data](record, dataVersion)
 }
 
 func (k *Kind) partitionOf(made partitionData) (*inventory.GPU, inventory.Profile, error) {

@@ -100,7 +100,7 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 		number(e.DeviceNodes, known)
 	}
 	s.complete(o, n)
-	merge(&s.common, o.Extra)
+	Merge(&s.common, o.Extra)
 	return s, nil
 }
 
@@ -132,7 +132,7 @@ func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 		s.Problems = append(s.Problems, fmt.Errorf("%s: finding what a container needs for it: %w", g.UUID, err))
 	} else {
 		for _, d := range devices {
-			merge(&e, d.ContainerEdits)
+			Merge(&e, d.ContainerEdits)
 		}
 	}
 	return e
@@ -246,7 +246,8 @@ func clone(e specs.ContainerEdits) specs.ContainerEdits {
 	return e
 }
 
-func merge(into *specs.ContainerEdits, e specs.ContainerEdits) {
+// Merge appends what e has to into.
+func Merge(into *specs.ContainerEdits, e specs.ContainerEdits) {
 	into.Env = append(into.Env, e.Env...)
 	into.DeviceNodes = append(into.DeviceNodes, e.DeviceNodes...)
 	into.NetDevices = append(into.NetDevices, e.NetDevices...)

@@ -93,3 +93,19 @@ func check(name string, record Record) error {
 	}
 	return nil
 }
+
+// Decode reads what a driver keeps in a claim's record beside its devices, up to a version of its own; none is T's zero value.
+func Decode[T any](record Record, version int) (T, error) {
+	var data T
+	if record.DataVersion > version {
+		return data, fmt.Errorf("claim %s/%s: its record's data is of version %d, known are 0 to %d: a newer version of this program wrote it; "+
+			"run that one again, or delete the claim's pod there first", record.Namespace, record.Name, record.DataVersion, version)
+	}
+	if len(record.Data) == 0 {
+		return data, nil
+	}
+	if err := json.Unmarshal(record.Data, &data); err != nil {
+		return data, fmt.Errorf("claim %s/%s: its record's data: %w", record.Namespace, record.Name, err)
+	}
+	return data, nil
+}

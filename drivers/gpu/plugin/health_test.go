@@ -328,7 +328,8 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 	for name, c := range map[string]*resourceapi.ResourceClaim{
 		"whole":        b.claim("u2", nil, device{name: "gpu-3"}),
 		"a MIG device": b.claim("u3", nil, device{name: slice.Name()}),
-		"a share of another kind": b.claim("u4", []string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
+		"a share of another kind": b.claimFrom(resourceapi.AllocationConfigSourceClass, "u4",
+			[]string{gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`)},
 			device{name: "gpu-3-shared", share: "s4"}),
 	} {
 		if problem := b.prepareWithin(2*time.Second, c); !strings.Contains(problem, "is held by claim") &&

@@ -107,7 +107,7 @@ func TestMPSThatCannotBeHadIsRefused(t *testing.T) {
 	}{
 		"without the driver's daemon": {device{name: "gpu-0"}, "nvidia-cuda-mps-control"},
 		"for a share": {device{name: "gpu-0-shared", share: "s1", capacity: map[string]string{"memory": "1Gi"}},
-			"memory and cores"},
+			"whole GPUs and MIG devices"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			claim := b.claim("u-"+strings.ReplaceAll(name, " ", "-"), []string{gpuConfig(`{"strategy":"MPS"}`)}, c.device)

@@ -314,6 +314,8 @@ func (i *instance) funcs() {
 	}
 }
 
+// computeNumber is the number of the compute profile that fills an instance. It stands for the driver, so it is written apart from
+// inventory.ComputeProfile, which tests hold against it.
 func computeNumber(slices uint32) int {
 	switch slices {
 	case 1:

@@ -43,8 +43,8 @@ func (c *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // ready says that there is a certificate.
 func (c *keyPair) ready() error {
 	if c.pair.Load() == nil {
-		return fmt.Errorf("there is no tls.crt and tls.key in %s (--cert-dir) yet: the controller writes them into the Secret that is mounted there, "+
-			"and the kubelet brings them within two minutes", c.directory)
+		return fmt.Errorf("there is no tls.crt and tls.key in %s (--cert-dir) yet: the controller writes them into the Secret that is mounted "+
+			"there, and the kubelet brings them within two minutes", c.directory)
 	}
 	return nil
 }

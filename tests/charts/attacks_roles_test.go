@@ -15,7 +15,8 @@ func controllerAttacks() map[string][]attack {
 	const foreign = "the controller may write the DeviceClasses of VGPUProfiles only"
 	const shape = "selects devices of gpu.nvidia.com, has no configuration, and is the extended resource gpufabric.io/p"
 	template := func(metadata, request string) attempt {
-		return tryCreate(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "tried",
+		return tryCreate(claimTemplateResource, `{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata":
+			{"name": "tried",
 			"namespace": "default"`+metadata+`}, "spec": {"spec": {"devices": {"requests": [{"name": "x", "exactly": {`+request+`}}]}}}}`)
 	}
 	const ofDomain = `, "labels": {"resource.nvidia.com/computeDomain": "uid"}`
@@ -72,7 +73,8 @@ func controllerAttacks() map[string][]attack {
 			{"a label", patchNode("node-b", `{"metadata": {"labels": {"zone": "z2"}}}`), "the controller may change no labels of a node but"},
 		},
 		everywhere + "rdmapools.gpufabric.io": {
-			{"a pool of nobody's", tryCreate(poolResource, `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata": {"name": "tried"},
+			{"a pool of nobody's", tryCreate(poolResource, `{"apiVersion": "gpufabric.io/v1alpha1", "kind": "RDMAPool", "metadata":
+				{"name": "tried"},
 				"spec": {"resourceName": "x", "rdmaHcaMax": 8, "devices": ["ens2f0"]}}`),
 				"the controller may write the RDMAPools of NicClusterPolicies only"},
 			{"an administrator's pool", patch(poolResource, "", "pool", `{"spec": {"rdmaHcaMax": 9}}`), "and pool is of none"},

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// guard is what keeps a right of testdata/rbac.txt to what its role writes, where RBAC's words are too wide for it. One of its fields is set.
+// guard is what keeps a right of testdata/rbac.txt to what its role writes, where RBAC's words are too wide for it. One field is set.
 type guard struct {
 	// policy is the ValidatingAdmissionPolicy, without gpufabric-.
 	policy string
@@ -43,10 +43,11 @@ func guards() map[string]guard {
 		"gpufabric-controller everywhere: resourceclaimtemplates.resource.k8s.io":    {policy: "controller-templates"},
 		"gpufabric-controller everywhere: validatingwebhookconfigurations.admissionregistration.k8s.io named gpufabric-webhook": {
 			policy: "controller-webhook"},
-		"gpufabric-controller in gpufabric-system: secrets named gpufabric-webhook-certificate":           {named: true},
-		"gpufabric-controller everywhere: vgpuprofiles/status.gpufabric.io":                               {reason: summed},
-		"gpufabric-controller in gpufabric-system: daemonsets.apps":                                       {policy: "controller-daemonsets"},
-		"gpufabric-controller in gpufabric-system: networkpolicies.networking.k8s.io":                     {policy: "controller-network-policies"},
+		"gpufabric-controller in gpufabric-system: secrets named gpufabric-webhook-certificate": {named: true},
+		"gpufabric-controller everywhere: vgpuprofiles/status.gpufabric.io":                     {reason: summed},
+		"gpufabric-controller in gpufabric-system: daemonsets.apps":                             {policy: "controller-daemonsets"},
+		"gpufabric-controller in gpufabric-system: networkpolicies.networking.k8s.io": {
+			policy: "controller-network-policies"},
 		"gpufabric-controller in gpufabric-system: leases.coordination.k8s.io":                            {policy: "own-leases"},
 		"gpufabric-controller in gpufabric-system: leases.coordination.k8s.io named gpufabric-controller": {named: true},
 

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// madePods looks at the pods that the controller has made DaemonSets of (selector says which) as the tests above look at the chart's own: no
+// madePods looks at the pods that the controller has made DaemonSets of (selector says which) as other tests look at the chart's own: no
 // namespace of the host, no right, nothing to write but what is theirs, and a token only where they ask the API server something.
 func (r *roles) madePods(t *testing.T, selector string, privileged bool) {
 	t.Helper()

@@ -48,7 +48,8 @@ func TestARolloutWaitsForPodsThatServe(t *testing.T) {
 		if set.Spec.MinReadySeconds < 10 {
 			t.Errorf("%s: a new pod counts after %d seconds", set.Name, set.Spec.MinReadySeconds)
 		}
-		if strategy.RollingUpdate == nil || strategy.RollingUpdate.MaxUnavailable == nil || strategy.RollingUpdate.MaxUnavailable.String() != "10%" {
+		if strategy.RollingUpdate == nil || strategy.RollingUpdate.MaxUnavailable == nil ||
+			strategy.RollingUpdate.MaxUnavailable.String() != "10%" {
 			t.Errorf("%s is replaced %+v at a time", set.Name, strategy.RollingUpdate)
 		}
 	}

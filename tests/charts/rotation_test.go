@@ -128,7 +128,8 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 	}
 	start(t, program, kubeconfig(t, live.config, admin, "gpufabric-controller"), "controller", "--image=ghcr.io/gpufabric/gpufabric:"+
 		load(t, "gpufabric").Metadata.AppVersion, "--webhook-secret="+webhookSecret, "--webhook-host="+webhookHost, "--webhook-host=127.0.0.1",
-		"--webhook-certificate-life="+life.String(), "--webhook-certificate-overlap="+overlap.String(), "--webhook-certificate-keep="+keep.String())
+		"--webhook-certificate-life="+life.String(), "--webhook-certificate-overlap="+overlap.String(),
+		"--webhook-certificate-keep="+keep.String())
 	configurations := admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	known := func(event watch.Event) bool {
 		one, ok := event.Object.(*admissionregistrationv1.ValidatingWebhookConfiguration)

@@ -200,7 +200,8 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 	}
 
 	// With Ignore nobody waits; the plugin checks the claim when it is prepared.
-	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"), map[string]any{"webhook": map[string]any{"failurePolicy": "Ignore"}}); err != nil {
+	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"),
+		map[string]any{"webhook": map[string]any{"failurePolicy": "Ignore"}}); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) {

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex asks its peers for no proof of
-// who they are. The kubelet's probes come from the pod's own node, which no NetworkPolicy closes; /metrics stays open to the cluster.
+// networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex asks its peers for no proof
+// of who they are. The kubelet's probes come from the pod's own node, which no NetworkPolicy closes; /metrics stays open to the cluster.
 func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet) *networkingv1.NetworkPolicy {
 	members := metav1.LabelSelector{MatchLabels: map[string]string{
 		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",

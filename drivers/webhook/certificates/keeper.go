@@ -44,12 +44,15 @@ type Options struct {
 // Bind adds the flags to a flag set.
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&o.Namespace, "webhook-namespace", getenv("POD_NAMESPACE"), "namespace of --webhook-secret (environment: POD_NAMESPACE)")
-	flags.StringVar(&o.Secret, "webhook-secret", "", "Secret in which the webhook's certificate is kept and rotated; empty: somebody else does")
+	flags.StringVar(&o.Secret, "webhook-secret", "",
+		"Secret in which the webhook's certificate is kept and rotated; empty: somebody else does")
 	flags.StringVar(&o.Configuration, "webhook-configuration", "gpufabric-webhook",
 		"ValidatingWebhookConfiguration whose caBundle follows the certificate")
 	flags.StringSliceVar(&o.Hosts, "webhook-host", nil, "host names by which the API server calls the webhook")
-	flags.DurationVar(&o.Life, "webhook-certificate-life", 90*24*time.Hour, "how long a certificate is valid; it is replaced with a third left")
-	flags.DurationVar(&o.Overlap, "webhook-certificate-overlap", 10*time.Minute, "how long the API server knows a certificate before it is served")
+	flags.DurationVar(&o.Life, "webhook-certificate-life", 90*24*time.Hour,
+		"how long a certificate is valid; it is replaced with a third left")
+	flags.DurationVar(&o.Overlap, "webhook-certificate-overlap", 10*time.Minute,
+		"how long the API server knows a certificate before it is served")
 	flags.DurationVar(&o.Keep, "webhook-certificate-keep", 24*time.Hour, "how long a certificate is known after it was replaced")
 }
 
@@ -66,8 +69,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, errors.New("--webhook-host is empty: give the name of the webhook's Service, NAME.NAMESPACE.svc"))
 	}
 	if o.Life <= 0 || o.Overlap <= 0 || o.Overlap*3 >= o.Life {
-		errs = append(errs, fmt.Errorf("--webhook-certificate-overlap %s is to be less than a third of --webhook-certificate-life %s, and both more "+
-			"than nothing: a certificate is replaced with a third of its life left", o.Overlap, o.Life))
+		errs = append(errs, fmt.Errorf("--webhook-certificate-overlap %s is to be less than a third of --webhook-certificate-life %s, and both "+
+			"more than nothing: a certificate is replaced with a third of its life left", o.Overlap, o.Life))
 	}
 	return errors.Join(errs...)
 }
@@ -176,8 +179,8 @@ func (k *keeper) watch(ctx context.Context, watches *sync.WaitGroup, changed cha
 func (k *keeper) step(ctx context.Context) (time.Time, error) {
 	secret, err := k.client.CoreV1().Secrets(k.Namespace).Get(ctx, k.Secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return time.Time{}, fmt.Errorf("keep the webhook's certificate in Secret %s/%s, which is missing: helm upgrade makes it again", k.Namespace,
-			k.Secret)
+		return time.Time{}, fmt.Errorf("keep the webhook's certificate in Secret %s/%s, which is missing: helm upgrade makes it again",
+			k.Namespace, k.Secret)
 	}
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read the webhook's certificate: %w", err)

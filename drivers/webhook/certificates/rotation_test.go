@@ -33,8 +33,9 @@ func newCluster(t *testing.T) *cluster {
 		&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "w"},
 			Webhooks: []admissionv1.ValidatingWebhook{{Name: "claims"}, {Name: "objects"}}},
 	)}
-	c.keeper = &keeper{client: c.client, now: func() time.Time { return c.now }, Options: Options{Namespace: "n", Secret: "s", Configuration: "w",
-		Hosts: []string{host}, Life: 90 * 24 * time.Hour, Overlap: 10 * time.Minute, Keep: 24 * time.Hour}}
+	c.keeper = &keeper{client: c.client, now: func() time.Time { return c.now }, Options: Options{Namespace: "n", Secret: "s",
+		Configuration: "w",
+		Hosts:         []string{host}, Life: 90 * 24 * time.Hour, Overlap: 10 * time.Minute, Keep: 24 * time.Hour}}
 	return c
 }
 

@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// TestARolloutStopsAtAPluginThatCrashesOrIsDeaf rolls broken versions of a plugin out by Kubernetes' own DaemonSet controller. Of 18 nodes two
-// get one (10 %, rounded up), and the others keep what serves.
+// TestARolloutStopsAtAPluginThatCrashesOrIsDeaf rolls broken versions of a plugin out by Kubernetes' own DaemonSet controller. Of 18 nodes
+// two get one (10 %, rounded up), and the others keep what serves.
 //
 //shows:chart-rollout
 func TestARolloutStopsAtAPluginThatCrashesOrIsDeaf(t *testing.T) {

@@ -164,13 +164,6 @@ func nodeAttacks() map[string][]attack {
 		"gpufabric-scheduler everywhere: nodes": {
 			{"another annotation", patchNode("node-b", `{"metadata": {"annotations": {"a": "b"}}}`), "no annotations of a node but hamivgpu"},
 		},
-		"gpufabric-scheduler everywhere: pods": {
-			{"a pod of another scheduler", patch(podResource, "default", "there", annotation), "may change its own pods only, not those of"},
-			{"another annotation of its pod", patch(podResource, "default", "ours", `{"metadata": {"annotations": {"a": "b"}}}`),
-				"the scheduler may change no annotations of a pod but"},
-			{"the image of its pod", patch(podResource, "default", "ours", `{"spec": {"containers": [{"name": "c", "image": "evil"}]}}`),
-				"neither the spec nor"},
-		},
 		scheduler + "leases.coordination.k8s.io": {
 			{"the controller's lease", tryCreate(leaseResource, `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name":
 				"gpufabric-controller", "namespace": "`+namespace+`"}}`), "may write the lease gpufabric-system/gpufabric-scheduler only"},

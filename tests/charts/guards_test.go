@@ -59,7 +59,6 @@ func guards() map[string]guard {
 		"gpufabric-rdma-plugin everywhere: rdmapools/status.gpufabric.io": {policy: "rdma-pools"},
 
 		"gpufabric-scheduler everywhere: nodes":                                                         {policy: "scheduler-nodes"},
-		"gpufabric-scheduler everywhere: pods":                                                          {policy: "scheduler-pods"},
 		"gpufabric-scheduler in gpufabric-system: leases.coordination.k8s.io":                           {policy: "own-leases"},
 		"gpufabric-scheduler in gpufabric-system: leases.coordination.k8s.io named gpufabric-scheduler": {named: true},
 
@@ -234,7 +233,6 @@ type attack struct {
 //attack:controller-entries A stolen token of the controller writes what a node says of a pool or a layout
 //attack:controller-domain-spec A stolen token of the controller changes a tenant's ComputeDomain
 //attack:controller-network A stolen token of the controller opens a port by a NetworkPolicy
-//attack:scheduler-pods A stolen token of the scheduler changes pods of another scheduler, or the image of one of its own
 //attack:vgpu-unit A stolen token of the vGPU plugin makes the cluster's unit of memory a terabyte, or smaller
 //attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
 //attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes

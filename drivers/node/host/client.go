@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -79,8 +80,16 @@ func Recorder(ctx context.Context, client kubernetes.Interface, role, node strin
 func NodeTrouble(recorder record.EventRecorder, node string) func(reason, message string) {
 	about := &corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}
 	return func(reason, message string) {
-		recorder.Event(about, corev1.EventTypeWarning, reason, message[:min(len(message), maxEventMessage)])
+		recorder.Event(about, corev1.EventTypeWarning, reason, shortened(message))
 	}
+}
+
+// shortened is as much of a message as an Event holds. A letter is not cut in two: the API server refuses text that is not UTF-8.
+func shortened(message string) string {
+	if len(message) <= maxEventMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxEventMessage], "")
 }
 
 // maxEventMessage is what the API server takes of an Event's message, in bytes.

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -30,12 +31,10 @@ const asked, tainted = ".asked", ".tainted"
 // Directory is the directory that both sides share, such as /var/lib/gpufabric/handover.
 type Directory string
 
-// IsGPU says whether text is a GPU's UUID, GPU- and hexadecimal digits. (No regular expression: one that counts takes tens of kilobytes in
-// every process of the program.)
-func IsGPU(uuid string) bool {
-	digits, ok := strings.CutPrefix(uuid, "GPU-")
-	return ok && len(digits) >= 8 && len(digits) <= 36 && strings.Trim(digits, "0123456789abcdefABCDEF-") == ""
-}
+var gpuUUID = regexp.MustCompile(`^GPU-[0-9a-fA-F-]{8,36}$`)
+
+// IsGPU says whether text is a GPU's UUID.
+func IsGPU(text string) bool { return gpuUUID.MatchString(text) }
 
 func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 

@@ -3,6 +3,10 @@
 // The program has every role in it, some 40 MB, of which a role at work needs a few. While it starts it touches most of it once, and
 // the kernel maps 64 KiB around each touch. That is clean memory which the kernel may take back at any time, but until it has to, a
 // node's accounting shows it as the plugin's: 40 MB resident in place of 23. How the program is linked matters as much (Makefile).
+//
+// It is kept for operators who judge a node's agents by their resident memory (ps, process_resident_memory_bytes), as docs/measurements.md
+// compares them with the public plugins. Limits and evictions need nothing of it but the collector's pace: pages of a file count as the
+// page cache's there, and go when memory is short.
 package footprint
 
 import (

@@ -3,8 +3,9 @@
 // go-nvml's types force: functions that return a versioned handler (names in V, such as GetGpuFabricInfoV) would call C when the handler
 // is used, so they must not be called on it; their plain forms must.
 //
-// It is kept beside the C library for those who try drivers at the size of a cluster: the simulated one runs the plugins of hundreds of nodes
-// in one process. What it need not answer is left to the mock, which answers NOT_SUPPORTED; the tests hold the rest against the C library.
+// It is kept beside the C library for those who try drivers at the size of a cluster: the simulated one runs the plugins of hundreds of
+// nodes in one process. What it need not answer is left to the mock, which answers NOT_SUPPORTED; the tests hold the rest against the C
+// library.
 package nvmlstate
 
 import (

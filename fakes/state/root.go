@@ -31,8 +31,8 @@ func Opens(root string) func(minor uint32) bool {
 	}
 }
 
-// Executable is the file of this program. One that was started from memory, as the kind cluster's launcher of programs that are linked with a
-// C library does it, is the file that its first argument names.
+// Executable is the file of this program. One that was started from memory, as the kind cluster's launcher of programs that are linked with
+// a C library does it, is the file that its first argument names.
 func Executable() (string, error) {
 	exe, err := os.Executable()
 	if err == nil && strings.HasPrefix(exe, "/memfd:") && filepath.IsAbs(os.Args[0]) {

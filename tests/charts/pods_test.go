@@ -232,7 +232,8 @@ func TestOnlyTenantsDirectoriesAreMountedOnTheNode(t *testing.T) {
 		values map[string]any
 		want   []string
 	}{
-		{"with the MPS keeper", everything(), []string{"gpufabric-mps-keeper /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
+		{"with the MPS keeper", everything(), []string{"gpufabric-mps-keeper /run/gpufabric/mps",
+			"gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
 		{"without it", keeperless, []string{"gpufabric-gpu-plugin /run/gpufabric/mps", "gpufabric-vgpu-plugin /var/lib/gpufabric/vgpu-plugin"}},
 		{"on fake hardware", unprivileged, nil},
 	} {

@@ -97,7 +97,8 @@ func TestAllocateNamesCDIDevicesUnderTheLocksOfTheGPUs(t *testing.T) {
 	if !slices.Equal(locked, ids) || held {
 		t.Errorf("locked %v, still: %v", locked, held)
 	}
-	if _, err := p.Allocate(t.Context(), []string{"GPU-99999999"}); err == nil || !strings.Contains(err.Error(), "not among the GPUs") || held {
+	_, err = p.Allocate(t.Context(), []string{"GPU-99999999"})
+	if err == nil || !strings.Contains(err.Error(), "not among the GPUs") || held {
 		t.Errorf("an unknown GPU: %v, locked still: %v", err, held)
 	}
 	// An administrator cut the GPU after it was registered.

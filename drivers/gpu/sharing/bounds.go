@@ -42,7 +42,8 @@ func (d directory) ours(name string) bool {
 	return unix.Lstat(d.path(name), &here) == nil && unix.Lstat(filepath.Dir(d.path(name)), &above) == nil && here.Dev != above.Dev
 }
 
-// ParseBounds reads the flag --mps-size, which bounds the /dev/shm of a claim's containers: a quantity, such as 1Gi; empty or 0: nothing does.
+// ParseBounds reads the flag --mps-size, which bounds the /dev/shm of a claim's containers: a quantity, such as 1Gi; empty or 0: nothing
+// does.
 func ParseBounds(size string) (tmpfs.Bounds, error) {
 	if size == "" {
 		return tmpfs.Bounds{}, nil

@@ -56,8 +56,8 @@ func Client(config *rest.Config, role string) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// A role's Events on the objects of one namespace: so many at once, and then one every five seconds. A node's 110 pods, each with a claim, have
-// room for an Event on both.
+// A role's Events on the objects of one namespace: so many at once, and then one every five seconds. A node's 110 pods, each with a claim,
+// have room for an Event on both.
 const (
 	eventBurst      = 300
 	eventsPerSecond = 0.2

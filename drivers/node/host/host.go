@@ -54,8 +54,8 @@ func (h Host) Err() io.Writer {
 	return os.Stderr
 }
 
-// Logger makes a logger of its own for a role, so that roles in one process do not share verbosity or output. What tenants wrote can neither
-// begin a line of its own in it nor steer a terminal.
+// Logger makes a logger of its own for a role, so that roles in one process do not share verbosity or output. What tenants wrote can
+// neither begin a line of its own in it nor steer a terminal.
 func (h Host) Logger(role string, verbosity int) logr.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(visible{h.Err()}), textlogger.Verbosity(verbosity))).WithName(role)
 }

@@ -30,8 +30,8 @@ const (
 )
 
 // Access lets only those read metrics whom the cluster allows it, as kube-rbac-proxy does: who shows a token that the API server knows
-// (TokenReview), and may get the path /metrics (SubjectAccessReview). The two reviews are asked for by the role's own client: controller-runtime's filters
-// for the same bring k8s.io/apiserver into every role's memory.
+// (TokenReview), and may get the path /metrics (SubjectAccessReview). The two reviews are asked for by the role's own client:
+// controller-runtime's filters for the same bring k8s.io/apiserver into every role's memory.
 type Access struct {
 	Client kubernetes.Interface
 	// Now is the time, for tests; nil: time.Now.
@@ -139,7 +139,8 @@ func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {
 	return verdict{status: http.StatusOK, user: user.Username}, nil
 }
 
-// ownCertificate is TLS with a certificate made now: tokens are not to be read on the way. Nobody can check it, as with kube-rbac-proxy's own.
+// ownCertificate is TLS with a certificate made now: tokens are not to be read on the way. Nobody can check it, as with kube-rbac-proxy's
+// own.
 func ownCertificate() (*tls.Config, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("gpufabric-metrics", nil, nil)
 	if err != nil {

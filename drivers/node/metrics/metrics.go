@@ -68,9 +68,9 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	return now
 }
 
-// Serve serves what a registry gathers on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves nothing.
-// healthy may be nil; its error makes both answer 503 with its text: a restart would help. The errors of ready are of /readyz alone: the role
-// does not serve yet, or no longer, and a rollout has to wait for it.
+// Serve serves what a registry gathers on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves
+// nothing. healthy may be nil; its error makes both answer 503 with its text: a restart would help. The errors of ready are of /readyz
+// alone: the role does not serve yet, or no longer, and a rollout has to wait for it.
 func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error) error {
 	return (*Access)(nil).Serve(ctx, address, registry, healthy, ready...)
 }

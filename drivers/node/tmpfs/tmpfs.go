@@ -1,5 +1,5 @@
-// Package tmpfs makes directories that tenants write into, each of a bounded size: whoever fills one fills nobody else's, and not the node's
-// disk. What is written there counts as memory of the container that writes it.
+// Package tmpfs makes directories that tenants write into, each of a bounded size: whoever fills one fills nobody else's, and not the
+// node's disk. What is written there counts as memory of the container that writes it.
 //
 // The directories are mounted on the node. In a pod that takes privilege, and a volume whose mounts propagate to the node (Bidirectional).
 package tmpfs
@@ -25,8 +25,8 @@ type Bounds struct {
 // Below is the mode of the directory below a file system that Make mounts: without it, as after a boot, nobody but root gets in.
 const Below fs.FileMode = 0o700
 
-// Make mounts a file system of these bounds on the directory at path, which it makes if need be. One that is mounted there already stays as it
-// is, with what is in it. mode is that of the new file system's root.
+// Make mounts a file system of these bounds on the directory at path, which it makes if need be. One that is mounted there already stays as
+// it is, with what is in it. mode is that of the new file system's root.
 func Make(path string, mode fs.FileMode, b Bounds) error {
 	if err := os.MkdirAll(path, Below); err != nil {
 		return fmt.Errorf("make a directory of bounded size: %w", err)
@@ -42,7 +42,8 @@ func Make(path string, mode fs.FileMode, b Bounds) error {
 	return nil
 }
 
-// Remove unmounts what Make mounted, with all that is in it, and removes the directory. It follows no link. One that is not there is no error.
+// Remove unmounts what Make mounted, with all that is in it, and removes the directory. It follows no link. One that is not there is no
+// error.
 func Remove(path string) error {
 	if err := Release(path); err != nil {
 		return err

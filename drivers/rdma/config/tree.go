@@ -15,8 +15,8 @@ const maxDepth = 16
 // the last of two equal ones; this tree keeps everything, so that all mistakes can be told at once.
 //
 // sigs.k8s.io/json finds unknown and doubled keys too, but names no line and stops at the first value of a wrong type. Administrators write
-// config.json by hand, into a ConfigMap of some hundred lines: for them this reader is kept. They see every mistake of the file at once, with
-// its line.
+// config.json by hand, into a ConfigMap of some hundred lines: for them this reader is kept. They see every mistake of the file at once,
+// with its line.
 type node struct {
 	line    int
 	value   any // nil, bool, json.Number, string, []*node or []member

@@ -140,7 +140,8 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	}
 	e.Mounts = []*specs.Mount{
 		{HostPath: directory, ContainerPath: cache, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
-		{HostPath: filepath.Join(l.Locks, filepath.Base(directory)), ContainerPath: lock, Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
+		{HostPath: filepath.Join(l.Locks, filepath.Base(directory)), ContainerPath: lock,
+			Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 	}
 	if l.Directory != "" {
 		// HAMi-core takes its limits from this file of the image before it looks at its environment (ENV_OVERRIDE_FILE in its

@@ -236,7 +236,8 @@ func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 			t.Errorf("pod %d was given %s, want %s", i, got, want)
 		}
 	}
-	if _, err := n.give("late", n.slot(1, 1)); err == nil || !strings.Contains(err.Error(), "default/pod-0, container main holds, and no equal") {
+	if _, err := n.give("late", n.slot(1, 1)); err == nil || !strings.Contains(err.Error(),
+		"default/pod-0, container main holds, and no equal") {
 		t.Errorf("got %v, want a refusal that names the holder", err)
 	}
 	// The same pod keeps what it has, and what was given back is given again.

@@ -13,7 +13,8 @@ func run(t *testing.T, arguments ...string) string {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip("skipped: the library cannot be built without gcc")
 	}
-	all := append([]string{"--no-print-directory", "-C", "library", "OUT=" + filepath.Join(t.TempDir(), "build"), "TESTS=" + filepath.Join(t.TempDir(), "container")},
+	all := append([]string{"--no-print-directory", "-C", "library", "OUT=" + filepath.Join(t.TempDir(), "build"),
+		"TESTS=" + filepath.Join(t.TempDir(), "container")},
 		arguments...)
 	out, err := exec.CommandContext(t.Context(), "make", all...).CombinedOutput()
 	if err != nil {

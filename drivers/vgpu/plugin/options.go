@@ -70,7 +70,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"directory shared with gpu-plugin, which taints a GPU in DRA before it is shared here; empty where gpu-plugin does not run")
 	text(&o.RuntimeSocket, "nri-socket", "/var/run/nri/nri.sock",
 		"the container runtime's NRI socket; empty: do without, and refuse what is then ambiguous")
-	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and into that of its "+
+	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and "+
+		"into that of its "+
 		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as "+
 		"environment alone")

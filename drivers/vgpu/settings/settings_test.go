@@ -151,7 +151,8 @@ func TestVolcanoKnowsItsOwnResourcesAlone(t *testing.T) {
 }
 
 func TestAGeometryIsKnownByOneName(t *testing.T) {
-	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano reads no slot", "twice": "already"} {
+	for name, want := range map[string]string{"group1": "", "1": "not this geometry's place", "a-b": "Volcano reads no slot",
+		"twice": "already"} {
 		s := Default()
 		instances := []Instances{{Profile: "1g.5gb", MemoryMiB: 4864, Count: 7}}
 		s.Geometries = []ModelGeometries{{Models: []string{"A100"}, Groups: []Geometry{{Name: name, Instances: instances},

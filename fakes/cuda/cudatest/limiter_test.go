@@ -29,7 +29,8 @@ func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload string) {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	limits := fmt.Sprintf("gpufabric-limits 1\n%s %d 0\n", uuid, mib<<20)
-	if err := os.WriteFile(filepath.Join(container, "limits"), []byte(limits), 0o444); err != nil { //nolint:gosec // as the node's plugin writes it
+	//nolint:gosec // as the node's plugin writes it
+	if err := os.WriteFile(filepath.Join(container, "limits"), []byte(limits), 0o444); err != nil {
 		t.Fatal(err)
 	}
 	return "LD_PRELOAD=" + target

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -84,6 +85,13 @@ func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
 // The runtime's call ended after the pod: nothing more is heard of it.
 func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 	o, client, pod := telling(t)
+	// The fake API server tells a watch only what comes after it, and the informer lists before it watches.
+	watching := make(chan struct{})
+	client.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		close(watching)
+		return true, w, err
+	})
 	watched, err := podwatch.Watch(t.Context(), client, nodeName, func(*corev1.Pod) {})
 	if err != nil {
 		t.Fatal(err)
@@ -103,6 +111,7 @@ func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 		}
 	}
 	remembers(1)
+	<-watching
 	if err := client.CoreV1().Pods("default").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

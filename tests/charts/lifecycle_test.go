@@ -199,15 +199,17 @@ func TestWhatUninstallLeavesIsTakenUpAgain(t *testing.T) {
 // awaitNoCRD returns when the chart's CRDs are gone.
 func (s *server) awaitNoCRD(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	// The server removes a CRD's objects first, and after a failure waits twice as long as before until it tries again.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
+	var left []unstructured.Unstructured
 	for {
 		labelled := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=gpufabric"}
 		list, err := s.client.Resource(crdResource).List(ctx, labelled)
 		if err != nil {
-			t.Fatalf("await the end of the CRDs: %v", err)
+			t.Fatalf("await the end of the CRDs: %v; of those that were left at the last look the status was %v", err, statuses(left))
 		}
-		if len(list.Items) == 0 {
+		if left = list.Items; len(left) == 0 {
 			return
 		}
 		labelled.ResourceVersion = list.GetResourceVersion()
@@ -222,6 +224,15 @@ func (s *server) awaitNoCRD(t *testing.T) {
 		}
 		changes.Stop()
 	}
+}
+
+// statuses says by name what the server says of objects.
+func statuses(objects []unstructured.Unstructured) map[string]any {
+	all := map[string]any{}
+	for _, object := range objects {
+		all[object.GetName()] = object.Object["status"]
+	}
+	return all
 }
 
 // ours lists what carries the chart's label, in every kind that the chart makes.

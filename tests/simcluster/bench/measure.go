@@ -13,12 +13,12 @@ import (
 
 	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/audit"
+	"gpufabric.io/tests/simcluster/chart"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/leftover"
 	"gpufabric.io/tests/simcluster/manifests"
-	"gpufabric.io/tests/simcluster/chart"
 )
 
 const (

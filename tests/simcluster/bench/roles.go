@@ -22,10 +22,10 @@ import (
 
 	"gpufabric.io/build/repository"
 	"gpufabric.io/tests/simcluster/audit"
+	"gpufabric.io/tests/simcluster/chart"
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/fabric"
-	"gpufabric.io/tests/simcluster/chart"
 )
 
 // Drivers are those that publish devices where all roles are installed.

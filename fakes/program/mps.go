@@ -52,8 +52,8 @@ func startInBackground() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = told.Close() }() // only read from
-	cmd := exec.Command(exe, "-f")      //nolint:noctx // it is to outlive this process
+	defer func() { _ = told.Close() }()                                       // only read from
+	cmd := exec.Command(exe, "-f")                                            //nolint:noctx // it is to outlive this process
 	cmd.Args[0] = filepath.Join(filepath.Dir(exe), "nvidia-cuda-mps-control") // by its name the program knows what it is
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = []*os.File{tell}

@@ -28,9 +28,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"gpufabric.io/drivers/scheduler/program"
+	"gpufabric.io/tests/simcluster/chart"
 	"gpufabric.io/tests/simcluster/controlplane"
 	"gpufabric.io/tests/simcluster/manifests"
-	"gpufabric.io/tests/simcluster/chart"
 )
 
 // patience bounds every wait; each ends with the event it waits for.

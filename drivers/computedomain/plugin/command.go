@@ -101,7 +101,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	})
 	var running atomic.Pointer[draplugin.Plugin]
 	group.Go(func() error {
-		return metrics.Guard(node.MetricsAuth, client).Serve(ctx, node.MetricsAddress, collected.Registry, answering(&running), started(&running))
+		alive, ready := answering(&running), started(&running) //nolint:contextcheck // a probe has the plugin's context
+		return metrics.Guard(node.MetricsAuth, client).Serve(ctx, node.MetricsAddress, collected.Registry, alive, ready)
 	})
 	group.Go(func() error {
 		plugin, err := draplugin.Start(ctx, draplugin.Config{

@@ -180,9 +180,8 @@ func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Inst
 	if ret != nvml.SUCCESS {
 		return Instance{}, fmt.Errorf("%s: asking for MIG profile %s: %w", g.UUID, p.Name, ret)
 	}
-	// memory slices are counted in single digits
-	h, ret := g.Handle.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: uint32(at.Start),
-		Size: uint32(at.Size)}) //nolint:gosec
+	place := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // memory slices, in single digits
+	h, ret := g.Handle.CreateGpuInstanceWithPlacement(&info, &place)
 	if ret != nvml.SUCCESS {
 		return Instance{}, fmt.Errorf("%s: making a MIG instance %s at memory slice %d: %w", g.UUID, p.Name, at.Start, ret)
 	}

@@ -54,6 +54,7 @@ type bench struct {
 	watched watched                                                   // which resources the role watches
 	made    int                                                       // objects of the API group gpufabric.io
 	wrap    func(*fake.Clientset) kubernetes.Interface                // changes the client that the role gets; nil: does not
+	busy    atomic.Bool                                               // an API server that takes half a second to update a slice
 	role    atomic.Pointer[starter]                                   // the role as it was started last
 	stop    func()
 }
@@ -98,6 +99,12 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 		slice := action.(k8stesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
 		if slice.Name == "" {
 			slice.Name = fmt.Sprintf("%s%03d", slice.GenerateName, named.Add(1))
+		}
+		return false, nil, nil
+	})
+	b.client.PrependReactor("update", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if b.busy.Load() {
+			time.Sleep(500 * time.Millisecond)
 		}
 		return false, nil, nil
 	})

@@ -39,8 +39,7 @@ func (p *profiles) Run(ctx context.Context) error {
 			}
 			profiles = append(profiles, devices.Profile{
 				Name: o.Name, Split: int64(o.Spec.Split), ProductNames: o.Spec.ProductNames,
-				// validated to be between 1Mi and 1Ti
-				Share: devices.Share{Memory: uint64(o.Spec.Memory.Value()), Cores: int64(o.Spec.Cores)}, //nolint:gosec
+				Share: devices.Share{Memory: uint64(o.Spec.Memory.Value()), Cores: int64(o.Spec.Cores)}, //nolint:gosec // validated: at most 1Ti
 			})
 		}
 		p.kind.SetProfiles(profiles)

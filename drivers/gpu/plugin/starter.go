@@ -77,8 +77,8 @@ func (s *starter) run(ctx context.Context) error {
 	wg.Go(func() {
 		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
 		access := metrics.Guard(o.MetricsAuth, s.client)
-		if err := access.Serve(ctx, o.MetricsAddress, gather, func() error { return s.current.Load().alive() },
-			s.ready); err != nil {
+		alive := func() error { return s.current.Load().alive() } //nolint:contextcheck // a probe has the plugin's context
+		if err := access.Serve(ctx, o.MetricsAddress, gather, alive, s.ready); err != nil {
 			cancel(err)
 		}
 	})

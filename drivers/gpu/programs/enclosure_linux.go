@@ -258,9 +258,8 @@ func (e Enclosure) node(n Node) error {
 	if err := os.MkdirAll(filepath.Dir(e.in(path)), 0o755); err != nil {
 		return err
 	}
-	number := unix.Mkdev(n.Major, n.Minor)
-	// a device number as the kernel takes it
-	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), int(number)); err != nil { //nolint:gosec
+	number := int(unix.Mkdev(n.Major, n.Minor)) //nolint:gosec // as the kernel takes it
+	if err := unix.Mknod(e.in(path), unix.S_IFCHR|uint32(mode), number); err != nil {
 		return fmt.Errorf("making it by its number %d:%d: %w (needs CAP_MKNOD)", n.Major, n.Minor, err)
 	}
 	return os.Chmod(e.in(path), mode) // the umask cut the mode

@@ -163,8 +163,8 @@ func numbered(names []string, known driver.Numbers) []Node {
 	out := make([]Node, 0, len(names))
 	for _, name := range names {
 		major, minor, ok := known.Node(name)
-		// device numbers have 32 bits together
-		out = append(out, Node{Name: name, Numbered: ok, Major: uint32(major), Minor: uint32(minor)}) //nolint:gosec
+		node := Node{Name: name, Numbered: ok, Major: uint32(major), Minor: uint32(minor)} //nolint:gosec // 32 bits together
+		out = append(out, node)
 	}
 	return out
 }

@@ -32,8 +32,8 @@ func copyNode(source, target string) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return fmt.Errorf("make device node %s like %s: %w", target, source, err)
 	}
-	// a device number has 64 bits as the kernel gives it
-	if err := unix.Mknod(target, unix.S_IFCHR|uint32(mode.Perm()), int(want)); err != nil { //nolint:gosec
+	device := int(want) //nolint:gosec // a device number has 64 bits as the kernel gives it
+	if err := unix.Mknod(target, unix.S_IFCHR|uint32(mode.Perm()), device); err != nil {
 		return fmt.Errorf("make device node %s like %s: %w", target, source, err)
 	}
 	// Mknod's mode is cut by the umask.

@@ -249,14 +249,28 @@ func (p *Plugin) enter() (leave func(), err error) {
 	return p.gate.RUnlock, nil
 }
 
+// callPatience is how long the kubelet's calls have to end by themselves when the plugin stops.
+const callPatience = 3 * time.Second
+
 // Stop stops the plugin and waits for what it runs, the kubelet's calls too: whoever stops it may take away what they use. Prepared claims
 // stay prepared.
 func (p *Plugin) Stop() {
 	p.cancel(errStopped)
-	p.helper.Stop()
-	p.gate.Lock()
-	p.shut = true
-	p.gate.Unlock()
+	// The kubelet's calls end before their connections do: the answer of one that has given a drained node's last claim back would be
+	// lost, and nobody would answer when the kubelet asks again.
+	ended := make(chan struct{})
+	go func() {
+		p.gate.Lock()
+		p.shut = true
+		p.gate.Unlock()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(callPatience):
+	}
+	p.helper.Stop() // which ends what still waits
+	<-ended
 	p.wg.Wait()
 	if p.lock != nil {
 		_ = p.lock.Close() // which gives it up; there is nothing to lose in the file

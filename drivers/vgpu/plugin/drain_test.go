@@ -109,7 +109,7 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 //shows:gpu-drain vgpu-monitor
 func TestTheMonitorOpensNoGPU(t *testing.T) {
 	address, root := free(t), t.TempDir()
-	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+	machine(t, "l40s-8", root, func(ctx context.Context, o *Options, _ string, api *fake.Clientset) error {
 		return RunMonitor(ctx, o, false, api)
 	}, "--metrics-address="+address, "--dev-root="+t.TempDir(), "--driver-root="+t.TempDir())
 	scrape(t, address, "gpufabric_vgpu_plugin_answers 0")

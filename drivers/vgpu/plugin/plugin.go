@@ -100,12 +100,13 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	return together(ctx,
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error {
-			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, func() error {
+			alive := func() error { //nolint:contextcheck // a probe has the plugin's context
 				if plugins := served.Load(); plugins != nil {
 					return plugins.Answers()
 				}
 				return nil // it waits for a driver or for other nodes, which is no fault of its own
-			})
+			}
+			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, alive)
 		},
 		func(ctx context.Context) error {
 			// Versions before 0.1.0 had the monitor open NVML, and take part in drains.

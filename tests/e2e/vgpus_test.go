@@ -218,7 +218,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 	})
 	// As the seed's pod, sized asks for 3000 MB of a GPU in mode mig, and is given no slot.
 	e.apply(t, slice("sized", node, uuids[0]+",NVIDIA,3000,0:;", "main")+slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+
-		slice("software", node, uuids[1]+",NVIDIA,3000,50:;", "main"))
+		slice("software", node, uuids[1]+",NVIDIA,3000,0:;", "main"))
 	for _, pod := range []string{"sized", "slot", "software"} {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
 	}

@@ -112,7 +112,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 	uuids := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")
 
 	t.Run("two containers have a share each, and nvidia-smi shows it", func(t *testing.T) {
-		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,30:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
+		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,0:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
 		e.kubectl(t, "wait", "pod/duo", "--for=condition=Ready", "--timeout=120s")
 		for container, want := range map[string]string{"first": "0MiB /  10240MiB", "second": "0MiB /  20480MiB"} {
 			if out := e.kubectl(t, "exec", "duo", "--container", container, "--", "nvidia-smi"); !strings.Contains(out, want) ||

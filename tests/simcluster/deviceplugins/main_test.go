@@ -27,7 +27,7 @@ func run(m *testing.M) int {
 		"rdma":           map[string]any{"enabled": true, "namespace": "kube-system"},
 		// A simulated node has no container runtime, so no NRI either.
 		"gpus": map[string]any{"enabled": true},
-		"vgpu": map[string]any{"enabled": true, "nriSocket": "", "schedulerAccounts": []string{"admin"}}, // the tests play the scheduler
+		"vgpu": map[string]any{"enabled": true, "nriSocket": "", "schedulerAccounts": []any{"admin"}}, // the tests play the scheduler
 	}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)

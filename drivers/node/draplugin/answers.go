@@ -46,7 +46,7 @@ func (p *Plugin) Answers() error {
 	return nil
 }
 
-// ask opens a socket anew: one connection that is kept would go on after the socket's file is gone.
+// ask opens a connection of its own each time: one that is kept would go on after the socket's file is gone.
 func ask(socket string, question func(*grpc.ClientConn) error) error {
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

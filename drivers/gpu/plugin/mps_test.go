@@ -18,15 +18,17 @@ import (
 )
 
 // mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes what it is told, and returns what reads
-// the notes.
+// the notes since it was called last.
 func mpsControl(t *testing.T, m *gputest.Machine) func() string {
 	t.Helper()
 	log := m.Path("mps.log")
 	gputest.MPSControl(t, m.Path("driver"), log, "")
+	read := 0
 	return func() string {
 		text, _ := os.ReadFile(log)
-		_ = os.Remove(log)
-		return strings.TrimSpace(string(text))
+		since := text[read:]
+		read = len(text)
+		return strings.TrimSpace(string(since))
 	}
 }
 

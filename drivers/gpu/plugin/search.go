@@ -24,20 +24,22 @@ type search struct {
 
 // finding is what one look finds, once done is closed.
 type finding struct {
-	done chan struct{}
-	set  *edits.Set
-	err  error
+	// number counts the looks.
+	number int
+	done   chan struct{}
+	set    *edits.Set
+	err    error
 }
 
 // newSearch starts to look.
 func newSearch(running *sync.WaitGroup, look func() (*edits.Set, error)) *search {
 	s := &search{look: look, running: running}
-	s.last = s.start()
+	s.last = s.start(0)
 	return s
 }
 
-func (s *search) start() *finding {
-	f := &finding{done: make(chan struct{})}
+func (s *search) start(number int) *finding {
+	f := &finding{number: number, done: make(chan struct{})}
 	s.running.Go(func() {
 		defer close(f.done)
 		f.set, f.err = s.look()
@@ -55,19 +57,37 @@ func (f *finding) again() bool {
 	}
 }
 
-// get waits for the newest look. Claims that come together wait for the same one.
-func (s *search) get(ctx context.Context) (*edits.Set, error) {
+// begun is the number of the last look.
+func (s *search) begun() int {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last.number
+}
+
+// newest is the last look, or another where that one's result does not stand.
+func (s *search) newest() *finding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.last.again() {
-		s.last = s.start()
+		s.last = s.start(s.last.number + 1)
 	}
-	f := s.last
-	s.mu.Unlock()
-	select {
-	case <-f.done:
-		return f.set, f.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+	return s.last
+}
+
+// get waits for a look whose result stands. One that was under way when the claim came may have seen a file that was gone by then, so its
+// result is checked; that of a look that began later is taken as it is. Claims that come together wait for the same one.
+func (s *search) get(ctx context.Context) (*edits.Set, error) {
+	came := s.begun()
+	for {
+		f := s.newest()
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the driver's files to be found: %w", context.Cause(ctx))
+		}
+		if f.number > came || !f.again() {
+			return f.set, f.err
+		}
 	}
 }
 

@@ -21,8 +21,11 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/gpu/partition"
+	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/drain"
+	"gpufabric.io/drivers/node/draplugin"
 	"gpufabric.io/drivers/node/ledger"
+	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/observed"
 )
 
@@ -111,10 +114,42 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 	klog.FromContext(ctx).Info(message)
 	p.events.Note("GPUsDrained", message)
 	s.driver.say(troubleDrained, "GPUsDrained", message)
+	stop := s.answerDrained(ctx, p)
+	defer stop()
 	d.set(func() { d.idle = true })
 	err := d.await(ctx, func() bool { return !d.wanted })
 	d.set(func() { d.idle = false })
 	return err
+}
+
+// answerDrained serves the kubelet while the GPUs are drained. The drain may have cut off the answer to the call that gave the last claim
+// back: the kubelet asks again, and the pod would stay until undrain if nobody answered. The slices, which the kubelet removes for a driver
+// that stays away, keep their taint.
+func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
+	dra, err := draplugin.Start(ctx, draplugin.Config{
+		Driver: devices.Driver, Node: s.options.Node, Client: s.client, Kind: drainedKind{node: s.options.NodeName},
+		Metrics: metrics.New(devices.Driver), Recorder: p.events.recorder, Writer: s.tuning.writer,
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The kubelet gets no answers while the GPUs are drained: pods whose claims it asks about stay")
+		return func() {}
+	}
+	return dra.Stop
+}
+
+// drainedKind has no devices to give and none to take back.
+type drainedKind struct{ node string }
+
+func (k drainedKind) Prepare(context.Context, *draplugin.Claim) (*draplugin.Prepared, error) {
+	return nil, k.refusal()
+}
+
+// Unprepare is called for claims that still stand: those of a node whose drain was not seen to its end.
+func (k drainedKind) Unprepare(context.Context, claimstate.Record) error { return k.refusal() }
+
+func (k drainedKind) refusal() error {
+	return draplugin.Refuse("GPUsDrained", "the GPUs of node %s are drained, and nothing touches them until gpufabric undrain is run there",
+		k.node)
 }
 
 // control takes orders from the role's socket until ctx ends.

@@ -80,6 +80,13 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	if !drainedOn(t, b) {
 		t.Error("a role that is started again would open NVML")
 	}
+	// The kubelet did not get the last answer, and asks again.
+	if problem := b.unprepare(b.get("u2")); problem != "" {
+		t.Errorf("a claim that was given back is asked for again: %s", problem)
+	}
+	if problem := b.prepareWithin(time.Second, b.claim("u0", nil, device{name: "gpu-1"})); !strings.Contains(problem, "gpufabric undrain") {
+		t.Errorf("a claim for a drained GPU is refused with %q, want it to name gpufabric undrain", problem)
+	}
 	if err := order(t.Context(), b.options.StateDir, "undrain", io.Discard); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/computedomain/daemon"
 	domains "gpufabric.io/drivers/computedomain/plugin"
 	"gpufabric.io/drivers/controllers"
+	"gpufabric.io/drivers/fabric/topology"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/mpskeeper"
 	gpu "gpufabric.io/drivers/gpu/plugin"
@@ -37,6 +38,7 @@ func roles() []func(host.Host) *cobra.Command {
 		vgpu.MonitorCommand,
 		webhook.Command,
 		explainCommand,
+		topology.Command,
 		uninstall.Command,
 	}
 }

@@ -1,0 +1,299 @@
+// Package reader reads the objects that a picture of the fabric is made of, once or for as long as somebody looks, with the rights of
+// whoever asks. Of each object it keeps the facts alone.
+//
+// What cannot be read is left out and named: a tenant who may read one namespace sees its own claims on a fabric without nodes.
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/fabric"
+	"gpufabric.io/drivers/node/host"
+)
+
+// pageSize is how many objects are listed at a time: 500 ResourceSlices of 128 devices each are some 50 MB in protobuf.
+const pageSize = 500
+
+// Options say what is read.
+type Options struct {
+	// Namespace limits claims, pods and compute domains; empty: all namespaces.
+	Namespace string
+	// Agent names the reader in the API server's audit log.
+	Agent string
+}
+
+// Reader reads a cluster.
+type Reader struct {
+	kinds []*kind
+}
+
+// kind is one resource that is read.
+type kind struct {
+	name    string // as kubectl takes it
+	source  *cache.ListWatch
+	example runtime.Object
+	facts   func(any) any // nil: the object is of another kind
+	add     func(*fabric.Facts, any)
+}
+
+// New makes a reader. It sends nothing yet.
+func New(config *rest.Config, o Options) (*Reader, error) {
+	config = host.Tune(config, o.Agent)
+	core, err := host.Client(config, o.Agent)
+	if err != nil {
+		return nil, err
+	}
+	domains, err := custom(config, v1beta1.SchemeGroupVersion(), v1beta1.AddToScheme)
+	if err != nil {
+		return nil, err
+	}
+	pools, err := custom(config, v1alpha1.SchemeGroupVersion(), v1alpha1.AddToScheme)
+	if err != nil {
+		return nil, err
+	}
+	source := func(client cache.Getter, resource, namespace string) *cache.ListWatch {
+		return cache.NewListWatchFromClient(client, resource, namespace, fields.Everything())
+	}
+	v1, resource := core.CoreV1().RESTClient(), core.ResourceV1().RESTClient()
+	return &Reader{kinds: []*kind{
+		kindOf("nodes", source(v1, "nodes", ""), &corev1.Node{}, fabric.OfNode,
+			func(f *fabric.Facts, n *fabric.Node) { f.Nodes = append(f.Nodes, n) }),
+		kindOf("resourceslices.resource.k8s.io", source(resource, "resourceslices", ""), &resourceapi.ResourceSlice{}, fabric.OfSlice,
+			func(f *fabric.Facts, s *fabric.Slice) { f.Slices = append(f.Slices, s) }),
+		kindOf("resourceclaims.resource.k8s.io", source(resource, "resourceclaims", o.Namespace), &resourceapi.ResourceClaim{}, fabric.OfClaim,
+			func(f *fabric.Facts, c *fabric.Claim) { f.Claims = append(f.Claims, c) }),
+		kindOf("pods", source(v1, "pods", o.Namespace), &corev1.Pod{}, fabric.OfPod,
+			func(f *fabric.Facts, p *fabric.Pod) { f.Pods = append(f.Pods, p) }),
+		kindOf("computedomains.resource.nvidia.com", source(domains, "computedomains", o.Namespace), &v1beta1.ComputeDomain{}, fabric.OfDomain,
+			func(f *fabric.Facts, d *fabric.Domain) { f.Domains = append(f.Domains, d) }),
+		kindOf("rdmapools.gpufabric.io", source(pools, "rdmapools", ""), &v1alpha1.RDMAPool{}, fabric.OfPool,
+			func(f *fabric.Facts, p *fabric.Pool) { f.Pools = append(f.Pools, p) }),
+	}}, nil
+}
+
+func kindOf[O runtime.Object, F any](name string, source *cache.ListWatch, example O, facts func(O) *F, add func(*fabric.Facts, *F)) *kind {
+	return &kind{name: name, source: source, example: example,
+		facts: func(object any) any {
+			if o, ok := object.(O); ok {
+				return facts(o)
+			}
+			return nil
+		},
+		add: func(f *fabric.Facts, object any) {
+			if o, ok := object.(*F); ok {
+				add(f, o)
+			}
+		}}
+}
+
+// custom makes a client for the kinds of a CRD's group.
+func custom(config *rest.Config, version schema.GroupVersion, register func(*runtime.Scheme) error) (rest.Interface, error) {
+	scheme := runtime.NewScheme()
+	if err := register(scheme); err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", version, err)
+	}
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &version, "/apis"
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s at %s: %w", version, config.Host, err)
+	}
+	return client, nil
+}
+
+// List reads the cluster once. What could not be read is in the facts' Missing; the error is of a cluster of which nothing could be read.
+func (r *Reader) List(ctx context.Context) (*fabric.Facts, error) {
+	found := make([][]any, len(r.kinds))
+	errs := make([]error, len(r.kinds))
+	var reading sync.WaitGroup
+	for i, k := range r.kinds {
+		reading.Go(func() { found[i], errs[i] = k.list(ctx) })
+	}
+	reading.Wait()
+	facts := &fabric.Facts{}
+	for i, k := range r.kinds {
+		if errs[i] != nil {
+			facts.Missing = append(facts.Missing, fabric.Missing{Resource: k.name, Why: why(errs[i])})
+			continue
+		}
+		for _, object := range found[i] {
+			k.add(facts, object)
+		}
+	}
+	if len(facts.Missing) == len(r.kinds) {
+		return nil, fmt.Errorf("nothing of the cluster can be read: %w", errors.Join(errs...))
+	}
+	return facts, nil
+}
+
+func (k *kind) list(ctx context.Context) ([]any, error) {
+	var out []any
+	for page := (metav1.ListOptions{Limit: pageSize}); ; {
+		list, err := k.source.ListWithContext(ctx, page)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", k.name, err)
+		}
+		if err := meta.EachListItem(list, func(object runtime.Object) error {
+			if facts := k.facts(object); facts != nil {
+				out = append(out, facts)
+			}
+			return nil
+		}); err != nil {
+			return nil, fmt.Errorf("read the list of %s: %w", k.name, err)
+		}
+		more, err := meta.ListAccessor(list)
+		if err != nil {
+			return nil, fmt.Errorf("read the list of %s: %w", k.name, err)
+		}
+		if page.Continue = more.GetContinue(); page.Continue == "" {
+			return out, nil
+		}
+	}
+}
+
+// why says what keeps objects from being read, and what to do.
+func why(err error) string {
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return "the API server does not know who asks: the token is wrong or has expired; sign in again"
+	case apierrors.IsForbidden(err):
+		return err.Error() + "; ask an administrator for the verbs list and watch on it"
+	case apierrors.IsNotFound(err):
+		return "the cluster does not have this resource: the chart gpufabric installs it, or Kubernetes is older than 1.34"
+	}
+	return err.Error()
+}
+
+// Following is what a reader knows while it follows the cluster.
+type Following struct {
+	changed   func()
+	kinds     []*kind
+	informers []cache.SharedIndexInformer
+
+	mu      sync.Mutex
+	trouble map[string]error // by kind: the last try to list or watch it failed
+	tried   map[string]bool
+}
+
+// Follow reads the cluster and follows its changes until ctx ends, and then returns. It calls changed, which must not wait, whenever
+// something is new, and gives started what can be asked for the facts.
+func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Following)) error {
+	f := &Following{changed: changed, kinds: r.kinds, trouble: map[string]error{}, tried: map[string]bool{}}
+	for _, k := range r.kinds {
+		informer := cache.NewSharedIndexInformer(f.noting(k), k.example, 0, cache.Indexers{})
+		if err := informer.SetTransform(func(object any) (any, error) {
+			if facts := k.facts(object); facts != nil {
+				return facts, nil
+			}
+			return object, nil // facts already
+		}); err != nil {
+			return fmt.Errorf("follow %s: %w", k.name, err)
+		}
+		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { changed() }, UpdateFunc: func(_, _ any) { changed() }, DeleteFunc: func(any) { changed() },
+		}); err != nil {
+			return fmt.Errorf("follow %s: %w", k.name, err)
+		}
+		f.informers = append(f.informers, informer)
+	}
+	started(f)
+	var running sync.WaitGroup
+	for _, informer := range f.informers {
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+	running.Wait()
+	return ctx.Err()
+}
+
+// noting is the kind's source, which notes what becomes of each list and watch.
+func (f *Following) noting(k *kind) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := k.source.ListWithContext(ctx, o)
+			f.note(k, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := k.source.WatchWithContext(ctx, o)
+			f.note(k, err)
+			return w, err
+		},
+	}
+}
+
+func (f *Following) note(k *kind, err error) {
+	if errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // the reader ends, or the informer lists again
+	}
+	f.mu.Lock()
+	before := f.trouble[k.name]
+	f.tried[k.name] = true
+	if err != nil {
+		f.trouble[k.name] = err
+	} else {
+		delete(f.trouble, k.name)
+	}
+	news := (err == nil) != (before == nil)
+	f.mu.Unlock()
+	if news {
+		f.changed()
+	}
+}
+
+// Facts are what is known now. settled is false while some objects have neither been read nor refused: the picture would be of half a
+// cluster.
+func (f *Following) Facts() (facts *fabric.Facts, settled bool) {
+	facts, settled = &fabric.Facts{}, true
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, k := range f.kinds {
+		err := f.trouble[k.name]
+		settled = settled && (f.informers[i].HasSynced() || err != nil)
+		if err != nil {
+			facts.Missing = append(facts.Missing, fabric.Missing{Resource: k.name, Why: why(err)})
+		}
+		for _, object := range f.informers[i].GetStore().List() {
+			k.add(facts, object)
+		}
+	}
+	return facts, settled
+}
+
+// Refused says whether the API server does not know whoever asks, for every kind that was tried: the token has expired or was revoked.
+func (f *Following) Refused() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	refused := 0
+	for _, err := range f.trouble {
+		if apierrors.IsUnauthorized(err) {
+			refused++
+		}
+	}
+	return refused > 0 && refused == len(f.tried)
+}
+
+// Resources are what a reader lists and watches, as `kubectl auth can-i` takes them.
+func Resources() []string {
+	return []string{"nodes", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io", "pods",
+		"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io"}
+}

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -202,15 +203,41 @@ func (e *environment) waitsForDriver(t *testing.T) {
 // testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on. Helm's wait lets a DaemonSet have one
 // pod that does not run yet.
 func testRolesRun(t *testing.T, e *environment) {
+	e.rolesRun(t, map[string]string{})
+}
+
+// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that is not among those
+// of before was never restarted.
+func (e *environment) rolesRun(t *testing.T, before map[string]string) {
+	t.Helper()
+	eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {
+		phases, restarts, err := e.roles(ctx)
+		var late []string
+		for name, phase := range phases {
+			if phase != "Running" || restarts[name] != cmp.Or(before[name], "0") {
+				late = append(late, fmt.Sprintf("%s is %s with %s restarts", name, phase, restarts[name]))
+			}
+		}
+		slices.Sort(late)
+		return err == nil && len(late) == 0 && len(phases) > 0, strings.Join(late, ", "), err
+	})
+}
+
+// roles are the phases of the chart's pods and the restarts of their containers, by name.
+func (e *environment) roles(ctx context.Context) (phases, restarts map[string]string, err error) {
+	phases, restarts = map[string]string{}, map[string]string{}
 	for _, namespace := range []string{"gpufabric-system", "kube-system"} {
-		eventually(t, "every pod of the chart in "+namespace+" to run without a restart", func(ctx context.Context) (bool, string, error) {
-			out, err := e.Kubectl(ctx, nil, "--namespace", namespace, "get", "pods", "--selector", "app.kubernetes.io/name=gpufabric", "--output",
-				`jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
-			lines := strings.FieldsFunc(out, func(r rune) bool { return r == '\n' })
-			late := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.HasSuffix(line, " Running 0") })
-			return err == nil && len(late) == 0 && (namespace != "gpufabric-system" || len(lines) > 0), strings.Join(late, ", "), err
-		})
+		out, err := e.Kubectl(ctx, nil, "--namespace", namespace, "get", "pods", "--selector", "app.kubernetes.io/name=gpufabric", "--output",
+			`jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+		if err != nil {
+			return nil, nil, err
+		}
+		for line := range strings.Lines(out) {
+			fields := append(strings.Fields(line), "none", "none")
+			phases[fields[0]], restarts[fields[0]] = fields[1], fields[2]
+		}
 	}
+	return phases, restarts, nil
 }
 
 // testProgramInPod asks the driver's own program inside a pod, which finds its library through what CDI put there.

@@ -57,7 +57,7 @@ demo: prerequisites ## Show a compute domain form, in kind where Docker runs, el
 demo-programs: build-gpufabric build-provider fakes build-simcluster
 
 .PHONY: demo-kind-programs
-demo-kind-programs: build-gpufabric build-hook build-provider fakes
+demo-kind-programs: build-gpufabric build-hook limiter build-provider fakes
 
 .PHONY: demo-down
 demo-down: ## Remove what `make demo` made.
@@ -192,7 +192,7 @@ pages: prerequisites ## Check every Markdown page: links, anchors, commands, wal
 ##@ Building
 
 .PHONY: build
-build: build-hook build-gpufabric build-provider build-scheduler fakes ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook and the Terraform provider into bin/, fakefabric into fakes/build/.
+build: build-hook limiter build-gpufabric build-provider build-scheduler fakes ## Build gpufabric, gpufabric-scheduler, nvidia-cdi-hook, libvgpu.so and the Terraform provider into bin/, fakefabric into fakes/build/.
 
 .PHONY: build-hook
 build-hook: prerequisites
@@ -238,6 +238,7 @@ cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs g
 	cd provider && GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/arm64/terraform-provider-gpufabric .
 	cd drivers/scheduler && GOWORK=off GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/arm64/gpufabric-scheduler ./cmd/gpufabric-scheduler
 	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
+	$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library ARCH=arm64
 
 #shows:cross
 .PHONY: isolated

@@ -79,7 +79,7 @@ func (p Product) Build(root, architecture string) (v1.Image, error) {
 	return image, nil
 }
 
-// gpufabric also has the hook that its node plugins put on their hosts, with its licence.
+// gpufabric also has what its node plugins put on their hosts: the hook, with its licence, and the library that limits shares of GPUs.
 func gpufabric(root, architecture string) (v1.Image, error) {
 	const hook = "nvidia-cdi-hook"
 	path, err := built(filepath.Join(root, "bin"), hook, architecture)
@@ -94,10 +94,15 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 			err,
 		)
 	}
+	limiter, err := built(filepath.Join(root, "drivers/vgpu/limiter/build"), "libvgpu.so", architecture)
+	if err != nil {
+		return nil, err
+	}
 	return program(
 		root,
 		"gpufabric",
 		architecture,
+		File{Path: "/usr/lib/gpufabric/libvgpu.so", From: limiter, Mode: 0o644},
 		File{Path: "/usr/bin/" + hook, From: path},
 		File{Path: "/usr/share/doc/" + hook + "/LICENSE", From: path + ".LICENSE", Mode: 0o644},
 	)

@@ -18,6 +18,12 @@
 {{- if and .Values.vgpu.enabled (has "all" .Values.gpus.devicePlugin) }}
 {{- fail "vgpu.enabled and gpus.devicePlugin=[all] want the same GPUs: name the UUIDs of those that are handed out as nvidia.com/gpu" }}
 {{- end }}
+{{- if and (eq .Values.vgpu.limits "hami-core") (not .Values.vgpu.limiterDir) }}
+{{- fail "vgpu.limits=hami-core needs vgpu.limiterDir: name the directory of the nodes that holds HAMi-core's libvgpu.so and ld.so.preload" }}
+{{- end }}
+{{- if and (eq .Values.vgpu.limits "library") .Values.vgpu.limiterDir }}
+{{- fail "vgpu.limits=library and vgpu.limiterDir contradict each other: the directory holds HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
+{{- end }}
 {{- if .Values.gpus.enabled }}
 {{- $forms := .Values.gpus.forms | default dict }}
 {{- include "gpufabric.check.form" (dict "at" "gpus.forms.default" "value" ($forms.default | default dict)) }}

@@ -21,6 +21,8 @@ type Holder struct {
 	Name string
 	// Namespace is the pod's: nobody of another one reads its name.
 	Namespace string
+	// Limits names what holds it to its shares; empty where nobody wrote it down.
+	Limits string
 
 	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then
 	// is the most that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends
@@ -250,6 +252,17 @@ func (b *Book) Len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.holds)
+}
+
+// Limited counts the containers that hold shares by what holds them to these.
+func (b *Book) Limited() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := map[string]int{}
+	for _, entry := range b.holds {
+		out[cmp.Or(entry.holder.Limits, "unknown")]++
+	}
+	return out
 }
 
 // Names are those of the containers that hold shares, in order.

@@ -25,6 +25,8 @@ type Given struct {
 	Edits specs.ContainerEdits
 	// Shares are what is booked: of a MIG instance the memory that it has, not the memory that was asked for.
 	Shares []annotation.Share
+	// Limits is what holds the container to its shares.
+	Limits injection.Backend
 }
 
 // Give books a container's shares and makes what they need on the node; on an error nothing is booked. The runtime's hook and an allocation
@@ -41,20 +43,24 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 	if partitioned {
 		return h.partition(ctx, deck, pod, container, who, shares)
 	}
+	limits := injection.Limits(shares, deck.Factor, h.NoCoreLimit, deck.Index)
+	by := h.Limiter.Of(limits)
+	who.Limits = string(by)
 	if err := h.Book.Take(deck, who, shares); err != nil {
 		logHolders(ctx, who, err)
 		return Given{}, err
 	}
 	identity := injection.Container{PodUID: string(pod.UID), Name: container}
-	edits, err := h.Limiter.Edits(identity, injection.Limits(shares, deck.Factor, h.NoCoreLimit, deck.Index))
+	edits, err := h.Limiter.Edits(identity, limits)
 	if err == nil {
-		err = h.Limiter.Make(identity)
+		err = h.Limiter.Make(identity, limits)
+		h.wakeSweep()
 	}
 	if err != nil {
 		h.Book.Release(who.ID)
 		return Given{}, err
 	}
-	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares}, nil
+	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares, Limits: by}, nil
 }
 
 // logHolders tells the node's log who holds what a container was refused. The pod's own error does not.
@@ -123,7 +129,7 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 		return Given{}, err
 	}
 	booked := slices.Clone(shares)
-	out := Given{Shares: booked, Devices: h.devices(shares), Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
+	out := Given{Shares: booked, Limits: injection.MIG, Devices: h.devices(shares), Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
 	for i, instance := range given {
 		booked[i].Memory, booked[i].Cores = instance.MemoryMiB/int64(deck.Factor), 0
 		nodes, err := h.Capabilities(asks[i].GPU, instance)
@@ -132,6 +138,7 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 		}
 		out.Edits.DeviceNodes = append(out.Edits.DeviceNodes, nodes...)
 	}
+	who.Limits = string(injection.MIG)
 	if err := h.Book.Take(deck, who, booked); err != nil {
 		logHolders(ctx, who, err)
 		return Given{}, err

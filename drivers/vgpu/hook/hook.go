@@ -35,7 +35,8 @@ type Pods interface {
 
 // Outcome hears what became of a container, so that the scheduler can be told. It must not block: the runtime gives a hook two seconds.
 type Outcome interface {
-	Served(pod *corev1.Pod, container string)
+	// Served also hears what holds the container to its shares; empty where nobody wrote it down.
+	Served(pod *corev1.Pod, container string, by injection.Backend)
 	Failed(pod *corev1.Pod, container string, why error)
 	// Partitioned hears which MIG instances a container has.
 	Partitioned(pod *corev1.Pod, container string, given []instances.Instance)
@@ -105,14 +106,17 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 			continue
 		}
 		live[container.GetId()] = true
-		if err := h.Book.Hold(h.Deck(), holder(sandbox, container), shares); err != nil {
+		by := container.GetAnnotations()[annotation.Limits]
+		who := holder(sandbox, container)
+		who.Limits = by
+		if err := h.Book.Hold(h.Deck(), who, shares); err != nil {
 			// It runs, whatever the book says; the drift is for a person to see.
-			logHolders(ctx, holder(sandbox, container), err)
+			logHolders(ctx, who, err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
 		// The plugin may have died before it told; where it had, nothing is written.
 		if pod, err := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); err == nil {
-			h.Outcome.Served(pod, container.GetName())
+			h.Outcome.Served(pod, container.GetName(), injection.Backend(by))
 		}
 	}
 	h.Book.Keep(live)
@@ -141,6 +145,11 @@ func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
 	if err := h.Limiter.Remove(uid); err != nil {
 		klog.FromContext(ctx).Error(err, "Accounting directories of a pod that ended are left", "uid", uid)
 	}
+	h.wakeSweep()
+}
+
+// wakeSweep has Run remove what was set aside.
+func (h *Hook) wakeSweep() {
 	select {
 	case h.sweeping() <- struct{}{}:
 	default:
@@ -202,8 +211,9 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		return nil, nil, nil
 	}
 	var adjustment *api.ContainerAdjustment
+	var by injection.Backend
 	if err == nil {
-		adjustment, err = h.give(ctx, pod, sandbox, container, shares)
+		adjustment, by, err = h.give(ctx, pod, sandbox, container, shares)
 	}
 	if err != nil {
 		if pod != nil {
@@ -211,7 +221,7 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		}
 		return nil, nil, fmt.Errorf("gpufabric vgpu: pod %s/%s: %w", sandbox.GetNamespace(), sandbox.GetName(), err)
 	}
-	h.Outcome.Served(pod, container.GetName())
+	h.Outcome.Served(pod, container.GetName(), by)
 	return adjustment, nil, nil
 }
 
@@ -244,15 +254,15 @@ func mentioned(sandbox *api.PodSandbox) bool {
 }
 
 func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbox, container *api.Container,
-	shares []annotation.Share) (*api.ContainerAdjustment, error) {
+	shares []annotation.Share) (*api.ContainerAdjustment, injection.Backend, error) {
 	if h.ForbidControlOff {
 		if err := controlled(container.GetEnv(), h.NoCoreLimit); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
 	given, err := h.Give(ctx, pod, container.GetName(), holder(sandbox, container), shares)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	adjustment := adjust(given.Edits)
 	for _, device := range given.Devices {
@@ -260,7 +270,8 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 	}
 	adjustment.AddAnnotation(heldAnnotation, annotation.FormatShares([][]annotation.Share{given.Shares}))
 	adjustment.AddAnnotation(factorAnnotation, strconv.Itoa(h.Deck().Factor))
-	return adjustment, nil
+	adjustment.AddAnnotation(annotation.Limits, string(given.Limits))
+	return adjustment, given.Limits, nil
 }
 
 // controlled refuses a container whose environment, from wherever it comes, switches the limiter off, or its limit of cores where the

@@ -34,6 +34,7 @@ const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 type world struct {
 	cached, fresh  map[string]*corev1.Pod
 	served, failed []string
+	by             []injection.Backend // of those served
 	partitioned    []string
 	// away is an API server that does not answer.
 	away bool
@@ -54,7 +55,8 @@ func (w *world) Pod(ctx context.Context, namespace, name, uid string, fresh bool
 	return nil, errors.New("pod " + namespace + "/" + name + " of UID " + uid + " is not there")
 }
 
-func (w *world) Served(pod *corev1.Pod, container string) {
+func (w *world) Served(pod *corev1.Pod, container string, by injection.Backend) {
+	w.by = append(w.by, by)
 	w.served = append(w.served, pod.Name+"/"+container)
 }
 func (w *world) Failed(pod *corev1.Pod, container string, _ error) {
@@ -328,7 +330,7 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 
 	again, _ := setup(t, p) // the plugin after a restart
 	again.Limiter = h.Limiter
-	if err := h.Limiter.Make(injection.Container{PodUID: "uid-ended", Name: "main"}); err != nil {
+	if err := h.Limiter.Make(injection.Container{PodUID: "uid-ended", Name: "main"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := again.Synchronize(t.Context(), []*api.PodSandbox{sandbox(p)}, []*api.Container{made}); err != nil {
@@ -371,7 +373,7 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := pod("train", "")
-	if err := h.Limiter.Make(injection.Container{PodUID: string(p.UID), Name: "main"}); err != nil {
+	if err := h.Limiter.Make(injection.Container{PodUID: string(p.UID), Name: "main"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(h.Limiter.Containers, "uid-train_main", "giant"), nil, 0o600); err != nil {

@@ -18,11 +18,11 @@ import (
 	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/instances"
+	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // Paths in a container, where HAMi-core looks.
 const (
-	library  = "/usr/local/vgpu/libvgpu.so"
 	preload  = "/etc/ld.so.preload"
 	cache    = "/tmp/vgpu"
 	lock     = "/tmp/vgpulock"
@@ -54,8 +54,12 @@ func Visible(given []instances.Instance) string {
 
 // Limiter is where the limiter stands on the host.
 type Limiter struct {
-	// Directory holds libvgpu.so and ld.so.preload; empty: containers get limits as environment only, for a limiter that their image has.
+	// Backend holds the containers to their shares. With None they get limits as environment only, for a limiter that their image has.
+	Backend Backend
+	// Directory holds the backend's libvgpu.so and ld.so.preload.
 	Directory string
+	// Closed has our library refuse all memory where it cannot count; without, each process is then held to the limits by itself.
+	Closed bool
 	// Containers is the directory in which each container's accounting directory is made.
 	Containers string
 	// Locks is the directory in which each container's lock directory is made. HAMi-core takes turns through it when it starts; a lock that
@@ -143,16 +147,21 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 		{HostPath: filepath.Join(l.Locks, filepath.Base(directory)), ContainerPath: lock,
 			Options: []string{"rw", "nosuid", "nodev", "noexec", "bind"}},
 	}
-	if l.Directory != "" {
+	file := []string{"ro", "nosuid", "nodev", "noexec", "bind"}
+	switch l.Of(limits) {
+	case HAMiCore:
 		// HAMi-core takes its limits from this file of the image before it looks at its environment (ENV_OVERRIDE_FILE in its
 		// multiprocess_memory_limit.h): an empty one leaves the limits as they are.
-		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override,
-			Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"}})
-		for _, inside := range []string{library, preload} {
-			e.Mounts = append(e.Mounts, &specs.Mount{
-				HostPath: filepath.Join(l.Directory, filepath.Base(inside)), ContainerPath: inside, Options: []string{"ro", "nosuid", "nodev", "bind"},
-			})
-		}
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override, Options: file})
+	case Library:
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(filepath.Base(directory)), ContainerPath: limiter.File, Options: file})
+	default:
+		return e, nil
+	}
+	for _, inside := range []string{limiter.Loaded, preload} {
+		e.Mounts = append(e.Mounts, &specs.Mount{
+			HostPath: filepath.Join(l.Directory, filepath.Base(inside)), ContainerPath: inside, Options: []string{"ro", "nosuid", "nodev", "bind"},
+		})
 	}
 	return e, nil
 }
@@ -185,31 +194,11 @@ func (l Limiter) Accounting(c Container) (string, error) {
 	return filepath.Join(l.Containers, c.PodUID+"_"+c.Name), nil
 }
 
-// empty is an empty file, beside the containers' directories.
-func (l Limiter) empty() string { return filepath.Join(filepath.Dir(l.Containers), "empty") }
-
-// Make makes the container's accounting directory. The container's user, whoever it is, writes into it, so it is open to all, and sticky.
-func (l Limiter) Make(c Container) error {
-	directory, err := l.Accounting(c)
-	if err != nil {
-		return err
-	}
-	for _, path := range []string{directory, filepath.Join(l.Locks, filepath.Base(directory))} {
-		if err := l.open(path); err != nil {
-			return err
-		}
-	}
-	if l.Directory == "" {
-		return nil
-	}
-	if err := os.WriteFile(l.empty(), nil, 0o444); err != nil { //nolint:gosec // every container's user reads it
-		return fmt.Errorf("make the empty file that covers %s in containers: %w", override, err)
-	}
-	return nil
-}
-
 // gone begins the names of directories whose content is to be removed. No pod's UID begins so.
 const gone = ".gone-"
+
+// mostAside is how many directories of one container wait to be removed: it was started again so often meanwhile.
+const mostAside = 16
 
 // Remove puts a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them. Call it
 // when the pod's sandbox is gone: until then they are mounted.
@@ -227,28 +216,34 @@ func (l Limiter) Remove(uid string) error {
 	var errs []error
 	for _, entry := range entries {
 		if owner, _, found := strings.Cut(entry.Name(), "_"); found && owner == uid {
-			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Containers, entry.Name()))
+			errs = append(errs, l.setAside(l.Locks, entry.Name()), l.setAside(l.Containers, entry.Name()), l.forget(entry.Name()))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk. One of bounded
-// size is gone with its file system.
+// size is gone with its file system. One that is not there is no error.
 func (l Limiter) setAside(in, name string) error {
 	path := filepath.Join(in, name)
 	if err := tmpfs.Release(path); err != nil {
 		return err
 	}
-	err := os.Rename(path, filepath.Join(in, gone+name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // of a container of an earlier version, which had no lock of its own
+	aside := filepath.Join(in, gone+name)
+	for n := range mostAside {
+		if n > 0 {
+			aside = filepath.Join(in, fmt.Sprintf("%s%s.%d", gone, name, n))
+		}
+		err := os.Rename(path, aside)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return err // it names both
+		}
 	}
-	if errors.Is(err, fs.ErrExist) {
-		// One of that name is there still, since it could not be removed: this one is, without being set aside. RemoveAll does not follow links.
-		return os.RemoveAll(path)
-	}
-	return err // it names both
+	// Those of that name are there still, since they could not be removed: this one is, without being set aside. RemoveAll does not follow links.
+	return os.RemoveAll(path)
 }
 
 // Sweep removes what Remove put aside, also before a restart. It takes as long as the tenants' files take.

@@ -17,13 +17,13 @@ import (
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
-func limiter(t *testing.T) Limiter {
+func hami(t *testing.T) Limiter {
 	root := t.TempDir()
-	return Limiter{Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
+	return Limiter{Backend: HAMiCore, Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
 }
 
 func TestEditsHoldAContainerToItsShare(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	limits := Limits([]annotation.Share{{UUID: uuid, Memory: 1024, Cores: 50}, {UUID: other, Memory: 0, Cores: 30}}, 10, false, order)
 	got, err := l.Edits(Container{"uid-1", "main"}, limits)
 	if err != nil {
@@ -54,7 +54,7 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 // HAMi-core lets a container use the host's memory only where it is told to: without, what was promised beyond the GPU's own could not be
 // had.
 func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	for _, oversubscribed := range []bool{false, true} {
 		l.Oversubscribed = oversubscribed
 		got, err := l.Edits(Container{"uid-1", "main"}, []Limit{{UUID: uuid, MemoryMiB: 98280}})
@@ -98,12 +98,12 @@ func TestLimitsMayLeaveCoresUnlimited(t *testing.T) {
 
 //attack:injection-names A pod or container whose name is a path leads the plugin to a directory of the node
 func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	for _, c := range []Container{{"../../etc", "main"}, {"uid", "../x"}, {"", "main"}, {"uid", ""}, {"a/b", "c"}, {"uid", "A"}} {
 		if _, err := l.Edits(c, nil); !errors.Is(err, ErrName) {
 			t.Errorf("Edits(%v): %v, want ErrName", c, err)
 		}
-		if err := l.Make(c); !errors.Is(err, ErrName) {
+		if err := l.Make(c, nil); !errors.Is(err, ErrName) {
 			t.Errorf("Make(%v): %v, want ErrName", c, err)
 		}
 	}
@@ -116,14 +116,14 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 //
 //shows:vgpu-limits tenants
 func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	a, b := Container{"uid-1", "main"}, Container{"uid-2", "main"}
 	l.Bytes = 4 << 20
-	err := l.Make(a)
+	err := l.Make(a, nil)
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("mounting is for root alone: %v", err)
 	}
-	if err = errors.Join(err, l.Make(b), l.Make(a)); err != nil { // a container that is made again has the same
+	if err = errors.Join(err, l.Make(b, nil), l.Make(a, nil)); err != nil { // a container that is made again has another
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -168,9 +168,9 @@ func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 
 //attack:injection-links A tenant puts links into its directory to have files of the node removed with it
 func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	for _, c := range []Container{{"uid-1", "main"}, {"uid-1", "side"}, {"uid-10", "main"}} {
-		if err := l.Make(c); err != nil {
+		if err := l.Make(c, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -199,12 +199,12 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	}
 }
 
-// What could not be removed yet keeps its name, and a container that is made again has the same.
+// What could not be removed yet keeps its name, and a container that is made again has another.
 func TestADirectoryIsRemovedBesideOneThatStandsAside(t *testing.T) {
-	l := limiter(t)
+	l := hami(t)
 	c := Container{"uid-1", "main"}
 	for range 2 {
-		if err := l.Make(c); err != nil {
+		if err := l.Make(c, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(l.Containers, "uid-1_main", "file"), nil, 0o600); err != nil {

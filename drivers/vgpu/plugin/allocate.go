@@ -219,7 +219,9 @@ func (n number) recover(ctx context.Context) error {
 // made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
 	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
-		return n.hook.Book.Hold(n.hook.Deck(), held(pod, container), shares)
+		who := held(pod, container)
+		who.Limits = limitsOf(pod)[container]
+		return n.hook.Book.Hold(n.hook.Deck(), who, shares)
 	}
 	_, err := n.hook.Give(ctx, pod, container, held(pod, container), shares)
 	return err
@@ -263,7 +265,7 @@ func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.Co
 	for _, device := range given.Devices {
 		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: device})
 	}
-	n.hook.Outcome.Served(c.Pod, c.Container)
+	n.hook.Outcome.Served(c.Pod, c.Container, given.Limits)
 	return response, nil
 }
 

@@ -194,7 +194,7 @@ func TestAfterTwoHundredPodsNobodyHoldsAnything(t *testing.T) {
 // silent hears what became of containers and does nothing.
 type silent struct{}
 
-func (silent) Served(*corev1.Pod, string)                            {}
+func (silent) Served(*corev1.Pod, string, injection.Backend)         {}
 func (silent) Failed(*corev1.Pod, string, error)                     {}
 func (silent) Partitioned(*corev1.Pod, string, []instances.Instance) {}
 

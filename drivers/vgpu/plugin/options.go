@@ -10,6 +10,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/vgpu/limiter"
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
@@ -26,7 +27,13 @@ type Options struct {
 	Handover string
 	// RuntimeSocket is the container runtime's NRI socket; empty: do without NRI.
 	RuntimeSocket string
-	// LimiterDir holds libvgpu.so and ld.so.preload on the host; empty: none is mounted.
+	// Limits is what holds containers to their shares: auto, or a backend of package injection.
+	Limits string
+	// LimiterLibrary is this project's libvgpu.so in this container.
+	LimiterLibrary string
+	// LimiterClosed has that library refuse all memory where it cannot count.
+	LimiterClosed bool
+	// LimiterDir holds HAMi-core's libvgpu.so and ld.so.preload on the host; empty: there is none.
 	LimiterDir string
 	// LimiterBytes bounds each directory that a container writes through its limiter, in bytes; 0: nothing does.
 	LimiterBytes int64
@@ -73,8 +80,13 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and "+
 		"into that of its "+
 		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
-	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with libvgpu.so and ld.so.preload; empty: limits are given as "+
-		"environment alone")
+	text(&o.Limits, "limits", "auto", "what holds containers to their shares: library (libvgpu.so of this project: memory), hami-core (that "+
+		"of --limiter-dir), none (environment alone, for a limiter in the image); auto: hami-core where --limiter-dir is set, else library "+
+		"where it is there. MIG instances need none")
+	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
+	flags.BoolVar(&o.LimiterClosed, "limiter-closed", false, "have the library refuse all memory of GPUs where it cannot count what the "+
+		"container has, as where its directory is full; without, each process is then held to the limits by itself")
+	text(&o.LimiterDir, "limiter-dir", "", "directory on the host with HAMi-core's libvgpu.so and ld.so.preload")
 	text(&o.ConfigNamespace, "config-namespace", "", "namespace in which Volcano's scheduler reads volcano-vgpu-device-config, "+
 		"and so its plugin; empty: the files of --device-config and --node-config alone")
 	text(&o.Scheduler, "scheduler", string(settings.Volcano), "who places pods with shares: volcano or gpufabric; what Volcano cannot "+
@@ -105,6 +117,9 @@ func (o *Options) Validate() error {
 	if o.mig != "none" {
 		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com",
 			o.mig))
+	}
+	if _, err := o.backend(); err != nil {
+		errs = append(errs, err)
 	}
 	if o.Scheduler != string(settings.Volcano) && o.Scheduler != string(settings.GPUFabric) {
 		errs = append(errs, fmt.Errorf("--scheduler %q: %s and %s are allowed", o.Scheduler, settings.Volcano, settings.GPUFabric))

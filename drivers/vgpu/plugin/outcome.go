@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
@@ -28,6 +29,8 @@ type outcome struct {
 	queue     chan result
 	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
 	served map[types.UID]map[string]bool
+	// limits are what hold the containers of these pods, as far as they were told.
+	limits map[types.UID]map[string]string
 	// ended asks whether a pod has ended; set it before run.
 	ended func(context.Context, *corev1.Pod) (bool, error)
 	// after is time.After; tests put their own in its place.
@@ -40,6 +43,8 @@ type result struct {
 	pod       *corev1.Pod
 	container string
 	why       error
+	// by is what holds the container to its shares.
+	by injection.Backend
 	// given, where it is set, is told instead of a phase.
 	given []instances.Instance
 	// gone says that the pod has ended, and nothing more.
@@ -52,11 +57,11 @@ const queueLength = 512
 
 func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string) *outcome {
 	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength),
-		served: map[types.UID]map[string]bool{}, after: time.After}
+		served: map[types.UID]map[string]bool{}, limits: map[types.UID]map[string]string{}, after: time.After}
 }
 
-func (o *outcome) Served(pod *corev1.Pod, container string) {
-	o.add(result{pod: pod, container: container})
+func (o *outcome) Served(pod *corev1.Pod, container string, by injection.Backend) {
+	o.add(result{pod: pod, container: container, by: by})
 }
 
 func (o *outcome) Failed(pod *corev1.Pod, container string, why error) {
@@ -130,6 +135,7 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 
 func (o *outcome) forget(pod types.UID) {
 	delete(o.served, pod)
+	delete(o.limits, pod)
 	delete(o.shown, pod)
 }
 
@@ -146,17 +152,21 @@ func (o *outcome) write(ctx context.Context, r result) error {
 	}
 	phase := annotation.BindFailed
 	served[r.container] = r.why == nil
+	limits := o.limitsOf(r)
 	if r.why == nil {
 		if slices.ContainsFunc(r.pod.Spec.Containers, func(c corev1.Container) bool { return o.resources.Asks(&c) > 0 && !served[c.Name] }) {
 			return nil
 		}
 		phase = annotation.BindSuccess
 	}
-	if r.pod.Annotations[annotation.BindPhase] == phase {
+	if r.pod.Annotations[annotation.BindPhase] == phase && r.pod.Annotations[annotation.Limits] == limits {
 		return nil // a restarted container: nothing changed
 	}
 	// On failure the shares go back to "to be allocated", so that the next try finds them as the scheduler wrote them.
 	annotations := map[string]any{annotation.BindPhase: phase, annotation.PodPending: nil}
+	if limits != "" {
+		annotations[annotation.Limits] = limits
+	}
 	if r.why != nil {
 		annotations[annotation.PodPending] = r.pod.Annotations[annotation.PodDevices]
 	}
@@ -164,6 +174,25 @@ func (o *outcome) write(ctx context.Context, r result) error {
 		return err
 	}
 	return o.unlock(ctx, r.pod)
+}
+
+// limitsOf are what hold a pod's containers to their shares, with what a result brings, as the annotation says it: "main=library,side=whole".
+func (o *outcome) limitsOf(r result) string {
+	of := o.limits[r.pod.UID]
+	if of == nil {
+		of = limitsOf(r.pod)
+		o.limits[r.pod.UID] = of
+	}
+	if r.by != "" {
+		of[r.container] = string(r.by)
+	}
+	return annotation.FormatLimits(of)
+}
+
+// limitsOf are what hold a pod's containers to their shares, as its annotation says. It is for people and for figures: whoever wrote it,
+// nothing is given or taken by it.
+func limitsOf(pod *corev1.Pod) map[string]string {
+	return annotation.ParseLimits(pod.Annotations[annotation.Limits])
 }
 
 // instancesAnnotation shows people which MIG instances a pod's containers have: a JSON object of lists, by container.

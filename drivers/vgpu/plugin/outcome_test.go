@@ -22,6 +22,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/injection"
 	"gpufabric.io/drivers/vgpu/instances"
 	"gpufabric.io/drivers/vgpu/podwatch"
 	"gpufabric.io/drivers/vgpu/settings"
@@ -272,5 +273,29 @@ func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 		case <-timeout:
 			t.Fatal("the cluster's unit stays 1 MiB, in which this node cannot count")
 		}
+	}
+}
+
+//shows:vgpu-limits
+func TestAPodSaysWhatHoldsEachOfItsContainers(t *testing.T) {
+	o, client, _ := telling(t)
+	told(t, o, client, []result{{container: "main", by: injection.Library}, {container: "side", by: injection.Whole}},
+		"allocating", annotation.BindSuccess)
+	limits := func() string {
+		pod, err := client.CoreV1().Pods("default").Get(t.Context(), "train", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod.Annotations[annotation.Limits]
+	}
+	if got := limits(); got != "main=library,side=whole" {
+		t.Errorf("the pod says %q", got)
+	}
+	// Started again on a node whose limits were changed, by a plugin that was started again, too.
+	o.forget("uid-train")
+	told(t, o, client, []result{{container: "side", by: injection.Whole}, {container: "main", by: injection.HAMiCore}},
+		annotation.BindSuccess, annotation.BindSuccess)
+	if got := limits(); got != "main=hami-core,side=whole" {
+		t.Errorf("the pod says %q", got)
 	}
 }

@@ -171,6 +171,10 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	t.divide(ctx)
 	t.follow(ctx, o, lib)
 	t.lay(ctx)
+	backend, limiters, err := o.limiter(ctx)
+	if err != nil {
+		return err
+	}
 	made, err := openInstances(ctx, o, t)
 	if err != nil {
 		return err
@@ -184,7 +188,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter: injection.Limiter{
-			Directory: o.LimiterDir, Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
+			Backend: backend, Directory: limiters, Closed: o.LimiterClosed, Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
 			Oversubscribed: config.MemoryScaling > 1,
 		},
 		Deck:      t.Deck,
@@ -213,7 +217,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		return err
 	}
 	registers := &registrar{
-		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, now: time.Now,
+		client: client, node: o.NodeName, resource: config.MemoryResource, handshake: o.Handshake, limits: backend, now: time.Now,
 		deck: h.Deck, changed: make(chan struct{}, 1), after: time.After, pause: cmp.Or(o.pause, handshakePause),
 		slots: func(card decks.Card) ([][]int64, error) {
 			return instances.Slots(card.GPU, config.GeometriesOf(card.GPU.ProductName))
@@ -266,7 +270,7 @@ func count(registry *prometheus.Registry, book *holdings.Book, made *instances.M
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers",
 			Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
-		made.Collector(),
+		made.Collector(), newLimited(book),
 	}
 	registry.MustRegister(gauges...)
 	return func() {

@@ -127,6 +127,30 @@ func (n *node) schedule(name, devices string, containers ...string) *corev1.Pod 
 	return created
 }
 
+// awaitPods waits until the plugin has heard of every pod that was made so far: it hears of them in their order, and serves one more.
+func (n *node) awaitPods() {
+	n.t.Helper()
+	devices := n.machine.GPUs[0].UUID + ",NVIDIA,1,0:" + n.machine.GPUs[1].UUID + ",NVIDIA,1,0:;"
+	if _, err := n.api.CoreV1().Pods("default").Create(n.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "last", UID: "uid-last",
+			Annotations: map[string]string{annotation.PodDevices: devices, annotation.PodPending: devices, annotation.BindPhase: "allocating"}},
+		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("2")}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}, metav1.CreateOptions{}); err != nil {
+		n.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, err := n.tryAllocate("volcano.sh/vgpu-number", 2)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			n.t.Fatal(err)
+		}
+	}
+}
+
 // phase waits until the pod's bind phase is want.
 func (n *node) phase(name, want string) *corev1.Pod {
 	n.t.Helper()
@@ -320,6 +344,7 @@ func TestWithoutNRIAnAmbiguousAllocationIsRefusedInWords(t *testing.T) {
 	for _, name := range []string{"first", "second"} {
 		n.schedule(name, n.machine.GPUs[0].UUID+",NVIDIA,1024,0:;", "main")
 	}
+	n.awaitPods()
 	_, err := n.tryAllocate("volcano.sh/vgpu-number", 1)
 	for _, part := range []string{"default/first", "default/second", "NRI"} {
 		if err == nil || !strings.Contains(err.Error(), part) {

@@ -19,6 +19,7 @@ import (
 
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/decks"
+	"gpufabric.io/drivers/vgpu/injection"
 )
 
 // unitAnnotation tells people what one unit of memory is on the node.
@@ -30,8 +31,10 @@ type registrar struct {
 	node      string
 	resource  string // of memory
 	handshake bool
-	now       func() time.Time
-	deck      func() *decks.Deck
+	// limits is what holds containers on the node to their shares.
+	limits injection.Backend
+	now    func() time.Time
+	deck   func() *decks.Deck
 	// slots are the MIG slots of a card, in MiB; nil where no card has any.
 	slots func(decks.Card) ([][]int64, error)
 	// changed holds a token when the deck may have changed.
@@ -148,6 +151,9 @@ func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration,
 	out := map[string]string{
 		annotation.NodeRegister: annotation.FormatGPUs(deck.Registered()),
 		unitAnnotation:          decks.DescribeFactor(r.resource, deck.Factor),
+	}
+	if r.limits != "" {
+		out[annotation.Limits] = string(r.limits)
 	}
 	slots, refused := r.migSlots(deck)
 	if node.Annotations[annotation.NodeMIGSlots] != slots {

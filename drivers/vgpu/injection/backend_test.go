@@ -1,0 +1,121 @@
+//shows:vgpu-limits
+package injection
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestWhatHoldsContainersIsChosenByWhatTheNodeHas(t *testing.T) {
+	for _, test := range []struct {
+		wish, directory string
+		library         bool
+		want            Backend
+		wrong           string
+	}{
+		{"auto", "", true, Library, ""},
+		{"auto", "/opt/hami", true, HAMiCore, ""},
+		{"auto", "", false, None, ""},
+		{"library", "", true, Library, ""},
+		{"library", "", false, "", "there is no library at --limiter-library"},
+		{"library", "/opt/hami", true, "", "contradict each other"},
+		{"hami-core", "/opt/hami", true, HAMiCore, ""},
+		{"hami-core", "", true, "", "name the directory"},
+		{"none", "", true, None, ""},
+		{"whole", "", true, "", "library, hami-core and none are allowed"},
+	} {
+		got, err := Choose(test.wish, test.directory, test.library)
+		if got != test.want || test.wrong == "" && err != nil || test.wrong != "" && (err == nil || !strings.Contains(err.Error(), test.wrong)) {
+			t.Errorf("Choose(%q, %q, %t) is %q (%v), want %q %q", test.wish, test.directory, test.library, got, err, test.want, test.wrong)
+		}
+	}
+}
+
+// ours is a node whose containers have this project's library.
+func ours(t *testing.T) Limiter {
+	root := t.TempDir()
+	return Limiter{Backend: Library, Directory: "/state/lib", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
+}
+
+// mounted are the host's paths by the container's.
+func mounted(t *testing.T, l Limiter, c Container, limits []Limit) map[string]string {
+	t.Helper()
+	edits, err := l.Edits(c, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, m := range edits.Mounts {
+		out[m.ContainerPath] = m.HostPath + " " + m.Options[0]
+	}
+	return out
+}
+
+func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
+	l, c := ours(t), Container{"uid-1", "main"}
+	l.Closed = true
+	limits := []Limit{{uuid, 10240, 30}, {other, 0, 0}}
+	got := mounted(t, l, c, limits)
+	file, options, _ := strings.Cut(got["/usr/local/vgpu/limits"], " ")
+	if options != "ro" || got["/usr/local/vgpu/libvgpu.so"] != "/state/lib/libvgpu.so ro" ||
+		got["/etc/ld.so.preload"] != "/state/lib/ld.so.preload ro" || got["/overrideEnv"] != "" {
+		t.Errorf("mounts %v", got)
+	}
+	if err := l.Make(c, limits); err != nil {
+		t.Fatal(err)
+	}
+	want := "gpufabric-limits 1\nclosed\n" + uuid + " 10737418240 30\n" + other + " 0 0\n"
+	if text, err := os.ReadFile(file); err != nil || string(text) != want {
+		t.Errorf("the limits are %q (%v), want %q", text, err, want)
+	}
+	if strings.HasPrefix(file, l.Containers+"/") {
+		t.Errorf("the limits stand in %s, where containers write", file)
+	}
+	if err := l.Remove("uid-1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("the limits of a pod that is gone are there still (%v)", err)
+	}
+}
+
+func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
+	for _, backend := range []Backend{Library, HAMiCore} {
+		l := ours(t)
+		l.Backend = backend
+		limits := []Limit{{UUID: uuid}}
+		if by, mounts := l.Of(limits), mounted(t, l, Container{"uid-1", "main"}, limits); by != Whole || mounts["/etc/ld.so.preload"] != "" {
+			t.Errorf("%s: by %s, mounts %v; want none for a whole GPU", backend, by, mounts)
+		}
+	}
+}
+
+// What an earlier run of the container left would count as in use, or be believed.
+//
+//attack:limiter-region A tenant leaves a region of its own making for the next run of its container
+func TestAContainerThatIsStartedAgainFindsEmptyDirectories(t *testing.T) {
+	l, c := ours(t), Container{"uid-1", "main"}
+	limits := []Limit{{uuid, 10240, 0}}
+	for range 3 {
+		if err := l.Make(c, limits); err != nil {
+			t.Fatal(err)
+		}
+		for _, in := range []string{l.Containers, l.Locks} {
+			directory := filepath.Join(in, "uid-1_main")
+			if entries, err := os.ReadDir(directory); err != nil || len(entries) != 0 {
+				t.Fatalf("in %s are %v (%v)", directory, entries, err)
+			}
+			if err := os.WriteFile(filepath.Join(directory, "cudevshr.cache"), []byte("forged"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := l.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(l.Containers); err != nil || len(entries) != 1 {
+		t.Errorf("%v are left (%v), want the container's directory alone", entries, err)
+	}
+}

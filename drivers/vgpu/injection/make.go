@@ -1,0 +1,72 @@
+package injection
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/vgpu/limiter"
+)
+
+// empty is an empty file, beside the containers' directories.
+func (l Limiter) empty() string { return filepath.Join(filepath.Dir(l.Containers), "empty") }
+
+// limits is the file with the limits of a container that has a directory of that name. It stands where no container writes.
+func (l Limiter) limits(name string) string {
+	return filepath.Join(filepath.Dir(l.Containers), "limits", name)
+}
+
+// Make makes what a container finds when it starts: empty directories for its limiter, whatever an earlier run of it left there, and its
+// limits. The container's user, whoever it is, writes into the directories, so they are open to all, and sticky.
+func (l Limiter) Make(c Container, limits []Limit) error {
+	directory, err := l.Accounting(c)
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(directory)
+	for _, in := range []string{l.Containers, l.Locks} {
+		if err := l.setAside(in, name); err != nil {
+			return fmt.Errorf("empty the directory of the container's limiter: %w", err)
+		}
+		if err := l.open(filepath.Join(in, name)); err != nil {
+			return err
+		}
+	}
+	switch l.Of(limits) {
+	case HAMiCore:
+		if err := os.WriteFile(l.empty(), nil, 0o444); err != nil { //nolint:gosec // every container's user reads it
+			return fmt.Errorf("make the empty file that covers %s in containers: %w", override, err)
+		}
+	case Library:
+		return l.write(name, limits)
+	}
+	return nil
+}
+
+// write writes the file of a container's limits.
+func (l Limiter) write(name string, limits []Limit) error {
+	said := make([]limiter.Limit, 0, len(limits))
+	for _, limit := range limits {
+		said = append(said, limiter.Limit{UUID: limit.UUID, Bytes: limit.MemoryMiB << 20, Cores: limit.Cores})
+	}
+	text, err := limiter.Text(said, l.Closed)
+	if err != nil {
+		return err
+	}
+	path := l.limits(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("make the directory of containers' limits: %w", err)
+	}
+	return atomicfile.Writer{}.Write(path, text, 0o444)
+}
+
+// forget removes a container's limits.
+func (l Limiter) forget(name string) error {
+	if err := os.Remove(l.limits(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

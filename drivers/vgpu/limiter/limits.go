@@ -1,0 +1,57 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// File is where the library looks for a container's limits.
+const File = "/usr/local/vgpu/limits"
+
+// The most that the library understands (limits.h, limits.c).
+const (
+	mostGPUs  = 16
+	mostBytes = 1 << 47
+)
+
+// Limit is what a container may use of one GPU.
+type Limit struct {
+	UUID string
+	// Bytes of memory; 0: no limit.
+	Bytes int64
+	// Cores is in percent of the GPU's SMs; 0: no limit. It is shown to monitors, and not enforced.
+	Cores int
+}
+
+// ErrLimit marks limits that the library would not understand: it would then refuse its container all memory of GPUs.
+var ErrLimit = errors.New("no limit for a container")
+
+// Text is the file of a container's limits. closed has the library refuse all memory where it cannot count; without, each process is then
+// held to the limits by itself.
+func Text(limits []Limit, closed bool) ([]byte, error) {
+	if len(limits) == 0 || len(limits) > mostGPUs {
+		return nil, fmt.Errorf("%d GPUs, where 1 to %d are allowed: %w", len(limits), mostGPUs, ErrLimit)
+	}
+	var text strings.Builder
+	text.WriteString("gpufabric-limits 1\n")
+	if closed {
+		text.WriteString("closed\n")
+	}
+	named := map[string]bool{}
+	for _, l := range limits {
+		switch {
+		case !strings.HasPrefix(l.UUID, "GPU-") || len(l.UUID) > 40 || strings.ContainsAny(l.UUID, " \n"):
+			return nil, fmt.Errorf("%.80q is no GPU's UUID: %w", l.UUID, ErrLimit)
+		case named[l.UUID]:
+			return nil, fmt.Errorf("%s is named twice: %w", l.UUID, ErrLimit)
+		case l.Bytes < 0 || l.Bytes > mostBytes:
+			return nil, fmt.Errorf("%d bytes of %s, where 0 to %d are allowed: %w", l.Bytes, l.UUID, int64(mostBytes), ErrLimit)
+		case l.Cores < 0 || l.Cores > 100:
+			return nil, fmt.Errorf("%d %% of the cores of %s, where 0 to 100 are allowed: %w", l.Cores, l.UUID, ErrLimit)
+		}
+		named[l.UUID] = true
+		fmt.Fprintf(&text, "%s %d %d\n", l.UUID, l.Bytes, l.Cores)
+	}
+	return []byte(text.String()), nil
+}

@@ -1,0 +1,103 @@
+package limiter
+
+import (
+	"debug/elf"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/node/atomicfile"
+)
+
+const first, second = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
+
+func TestLimitsAreSaidAsTheLibraryReadsThem(t *testing.T) {
+	got, err := Text([]Limit{{first, 10 << 30, 30}, {second, 0, 0}}, true)
+	want := "gpufabric-limits 1\nclosed\n" + first + " 10737418240 30\n" + second + " 0 0\n"
+	if err != nil || string(got) != want {
+		t.Errorf("%q (%v), want %q", got, err, want)
+	}
+	for name, limits := range map[string][]Limit{
+		"none":                {},
+		"more than it counts": make([]Limit, 17),
+		"a MIG instance":      {{"MIG-1", 1, 0}},
+		"a line more":         {{first + "\nclosed", 1, 0}},
+		"one GPU twice":       {{first, 1, 0}, {first, 1, 0}},
+		"less than nothing":   {{first, -1, 0}},
+		"more than any GPU":   {{first, 1<<47 + 1, 0}},
+		"cores over 100":      {{first, 1, 101}},
+		"cores under 0":       {{first, 1, -1}},
+	} {
+		if text, err := Text(limits, false); !errors.Is(err, ErrLimit) {
+			t.Errorf("%s: %q (%v), want ErrLimit", name, text, err)
+		}
+	}
+}
+
+// A loader ends the programs of an image whose glibc is older than what a preloaded library asks for: all of them, not those with CUDA alone.
+//
+//shows:vgpu-limits
+func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "build")
+	run(t, "OUT="+out)
+	file, err := elf.Open(filepath.Join(out, Library))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	needs, err := file.ImportedSymbols()
+	if err != nil || len(needs) == 0 {
+		t.Fatalf("%d symbols are imported (%v)", len(needs), err)
+	}
+	for _, s := range needs {
+		version, found := strings.CutPrefix(s.Version, "GLIBC_2.")
+		if !found {
+			continue // __cxa_finalize is weak, and others stand in the library itself
+		}
+		minor, _, _ := strings.Cut(version, ".")
+		if n, err := strconv.Atoi(minor); err != nil || n > 17 {
+			t.Errorf("%s is of %s, which images with glibc 2.17 do not have", s.Name, s.Version)
+		}
+	}
+	libraries, err := file.ImportedLibraries()
+	if err != nil || strings.Join(libraries, " ") != "libdl.so.2 libc.so.6" {
+		t.Errorf("it needs the libraries %v (%v), want libdl.so.2, where dlopen stood before glibc 2.34, and libc.so.6", libraries, err)
+	}
+}
+
+func TestTheLibraryIsInstalledWholeAndAgain(t *testing.T) {
+	own, directory := filepath.Join(t.TempDir(), Library), filepath.Join(t.TempDir(), "lib")
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if runtime.GOOS == "linux" {
+		if err := os.Symlink(program, own); err != nil { // any ELF file will do
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := Install(own, directory, atomicfile.Writer{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := os.ReadFile(filepath.Join(directory, Preload))
+	if err != nil || string(list) != "/usr/local/vgpu/libvgpu.so\n" {
+		t.Errorf("the loader's list is %q (%v)", list, err)
+	}
+	info, err := os.Stat(filepath.Join(directory, Library))
+	if err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("the library is %v (%v), want a file that every container's user reads", info, err)
+	}
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Install(text, directory, atomicfile.Writer{}); err == nil || !strings.Contains(err.Error(), "cannot be loaded") {
+		t.Errorf("a file of text was installed as a library (%v)", err)
+	}
+}

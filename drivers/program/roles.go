@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/computedomain/daemon"
 	domains "gpufabric.io/drivers/computedomain/plugin"
 	"gpufabric.io/drivers/controllers"
+	"gpufabric.io/drivers/fabric/console"
 	"gpufabric.io/drivers/fabric/topology"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
 	"gpufabric.io/drivers/gpu/mpskeeper"
@@ -39,6 +40,7 @@ func roles() []func(host.Host) *cobra.Command {
 		webhook.Command,
 		explainCommand,
 		topology.Command,
+		console.Command,
 		uninstall.Command,
 	}
 }

@@ -103,7 +103,9 @@ func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
 	}
 	await("nothing can be read", func(facts *fabric.Facts, settled bool) bool { return settled && len(facts.Missing) == len(Resources()) })
 	grant(t, admin, "resourceslices", "resource.k8s.io")
-	await("slices can be read", func(facts *fabric.Facts, _ bool) bool { return len(facts.Slices) == 1 && len(facts.Slices[0].GPUs) == 1 })
+	await("slices can be read", func(facts *fabric.Facts, _ bool) bool {
+		return len(facts.Slices) == 1 && len(facts.Slices[0].GPUs) == 1
+	})
 	publish(t, admin, "node-b")
 	await("a slice came", func(facts *fabric.Facts, _ bool) bool { return len(facts.Slices) == 2 })
 	if f.Refused() {

@@ -1,0 +1,103 @@
+package snapshot
+
+import (
+	"fmt"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/node/host"
+)
+
+// agent is the reader's name in the API server's audit log.
+const agent = "gpufabric-doctor"
+
+// Reader reads and follows a cluster with one user's rights.
+type Reader struct {
+	url       string
+	timeout   time.Duration
+	meter     *meter
+	discovery *discovery.DiscoveryClient
+	client    client.WithWatch
+	watching  client.WithWatch // without a bound on the time of a request
+	config    *rest.Config
+}
+
+// NewReader makes a Reader. It asks the server for nothing.
+func NewReader(config *rest.Config, scope Scope) (*Reader, error) {
+	r := &Reader{url: config.Host, timeout: scope.Timeout, meter: &meter{}}
+	if r.timeout <= 0 {
+		r.timeout = DefaultTimeout
+	}
+	kinds, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	bounded := host.Tune(config, agent)
+	bounded.Wrap(r.meter.wrap)
+	unbounded := rest.CopyConfig(bounded)
+	bounded.Timeout = r.timeout
+	r.config = bounded
+	if r.discovery, err = discovery.NewDiscoveryClientForConfig(bounded); err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	}
+	for _, c := range []struct {
+		to     *client.WithWatch
+		config *rest.Config
+	}{{&r.client, bounded}, {&r.watching, unbounded}} {
+		if *c.to, err = client.NewWithWatch(c.config, client.Options{Scheme: kinds, Mapper: mapper()}); err != nil {
+			return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+		}
+	}
+	return r, nil
+}
+
+// Scheme has the kinds that a Snapshot holds.
+func Scheme() (*runtime.Scheme, error) {
+	kinds := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme, v1beta1.AddToScheme} {
+		if err := add(kinds); err != nil {
+			return nil, fmt.Errorf("register kinds: %w", err)
+		}
+	}
+	return kinds, nil
+}
+
+// crds is the kind of CustomResourceDefinitions, whose schemas are not read.
+func crds() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
+}
+
+// mapper knows the kinds' resources without asking: an API server that lacks some of them answers for the others.
+func mapper() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper(nil)
+	add := func(version schema.GroupVersion, scope meta.RESTScope, kinds ...string) {
+		for _, kind := range kinds {
+			m.Add(version.WithKind(kind), scope)
+		}
+	}
+	add(corev1.SchemeGroupVersion, meta.RESTScopeRoot, "Node", "Namespace")
+	add(corev1.SchemeGroupVersion, meta.RESTScopeNamespace, "Pod", "Event", "ResourceQuota")
+	add(resourceapi.SchemeGroupVersion, meta.RESTScopeRoot, "ResourceSlice", "DeviceClass")
+	add(resourceapi.SchemeGroupVersion, meta.RESTScopeNamespace, "ResourceClaim", "ResourceClaimTemplate")
+	add(appsv1.SchemeGroupVersion, meta.RESTScopeNamespace, "DaemonSet", "Deployment")
+	add(coordinationv1.SchemeGroupVersion, meta.RESTScopeNamespace, "Lease")
+	add(admissionv1.SchemeGroupVersion, meta.RESTScopeRoot, "ValidatingWebhookConfiguration")
+	add(crds().GroupVersion(), meta.RESTScopeRoot, crds().Kind)
+	add(v1beta1.SchemeGroupVersion(), meta.RESTScopeNamespace, "ComputeDomain")
+	add(v1alpha1.SchemeGroupVersion(), meta.RESTScopeRoot, "RDMAPool", "MIGLayout", "VGPUProfile")
+	return m
+}

@@ -1,0 +1,52 @@
+package snapshot
+
+import (
+	"net/http"
+	"sync"
+	"time"
+)
+
+// meter counts requests, and hears the API server's clock.
+type meter struct {
+	mu        sync.Mutex
+	requests  int
+	throttled int
+	skew      time.Duration
+	heard     bool
+}
+
+// wrap is a rest.Config's WrapTransport.
+func (m *meter) wrap(next http.RoundTripper) http.RoundTripper { return metered{m, next} }
+
+type metered struct {
+	*meter
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (m metered) RoundTrip(request *http.Request) (*http.Response, error) {
+	sent := time.Now()
+	response, err := m.next.RoundTrip(request)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.requests++
+	if err != nil {
+		return response, err
+	}
+	if response.StatusCode == http.StatusTooManyRequests {
+		m.throttled++
+	}
+	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil && !m.heard {
+		// The answer was written somewhere between sending and now, and its second was cut off.
+		middle := sent.Add(time.Since(sent) / 2)
+		m.skew, m.heard = middle.Sub(date.Add(time.Second/2)).Truncate(time.Second), true
+	}
+	return response, nil
+}
+
+// read returns what was counted so far.
+func (m *meter) read() (requests, throttled int, skew time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.requests, m.throttled, m.skew
+}

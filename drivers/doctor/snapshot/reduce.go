@@ -1,0 +1,208 @@
+package snapshot
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
+
+// What follows keeps of each object what a finding is made of. It builds the kept part of what tenants write, rather than removing what
+// is known to be secret, so that a field of a later Kubernetes is left out until somebody names it here.
+
+// keptAnnotations are the prefixes of annotations that are kept: those that gpufabric, Volcano's shares and Helm write.
+func keptAnnotations() []string {
+	return []string{"gpufabric.io/", "vgpu.gpufabric.io/", "resource.nvidia.com/", "volcano.sh/node-vgpu", "volcano.sh/vgpu-mode",
+		"nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "meta.helm.sh/", "resource.kubernetes.io/"}
+}
+
+// reduceMeta drops what the API server keeps for itself, and all annotations but ours.
+func reduceMeta(o client.Object) {
+	o.SetManagedFields(nil)
+	kept := map[string]string{}
+	for key, value := range o.GetAnnotations() {
+		if slices.ContainsFunc(keptAnnotations(), func(prefix string) bool { return strings.HasPrefix(key, prefix) }) {
+			kept[key] = value
+		}
+	}
+	if len(kept) == 0 {
+		kept = nil
+	}
+	o.SetAnnotations(kept)
+}
+
+// plain is reduceMeta for objects in which no tenant writes anything secret.
+func plain[T any, P pointer[T]](o P) { reduceMeta(o) }
+
+func reduceNode(n *corev1.Node) {
+	reduceMeta(n)
+	n.Status.Images, n.Status.VolumesInUse, n.Status.VolumesAttached = nil, nil, nil
+}
+
+func reduceClass(c *resourceapi.DeviceClass) {
+	reduceMeta(c)
+	for i := range c.Spec.Config {
+		reduceConfig(c.Spec.Config[i].Opaque)
+	}
+}
+
+func reduceClaim(c *resourceapi.ResourceClaim) {
+	reduceMeta(c)
+	for i := range c.Spec.Devices.Config {
+		reduceConfig(c.Spec.Devices.Config[i].Opaque)
+	}
+	if c.Status.Allocation != nil {
+		for i := range c.Status.Allocation.Devices.Config {
+			reduceConfig(c.Status.Allocation.Devices.Config[i].Opaque)
+		}
+	}
+	for i := range c.Status.Devices {
+		c.Status.Devices[i].Data = nil
+	}
+}
+
+func reduceTemplate(t *resourceapi.ResourceClaimTemplate) {
+	reduceMeta(t)
+	t.Spec.ObjectMeta = metav1.ObjectMeta{}
+	for i := range t.Spec.Spec.Devices.Config {
+		reduceConfig(t.Spec.Spec.Devices.Config[i].Opaque)
+	}
+}
+
+// reduceConfig keeps the kind of a driver's configuration, and of a compute domain's the domain's identity.
+func reduceConfig(opaque *resourceapi.OpaqueDeviceConfiguration) {
+	if opaque == nil {
+		return
+	}
+	var kept struct {
+		APIVersion string `json:"apiVersion,omitempty"`
+		Kind       string `json:"kind,omitempty"`
+		DomainID   string `json:"domainID,omitempty"`
+	}
+	opaque.Parameters.Object = nil
+	if json.Unmarshal(opaque.Parameters.Raw, &kept) != nil {
+		opaque.Parameters.Raw = []byte("{}")
+		return
+	}
+	raw, err := json.Marshal(kept)
+	if err != nil { // strings alone
+		raw = []byte("{}")
+	}
+	opaque.Parameters.Raw = raw
+}
+
+// reducePod keeps what places a pod and what became of it. gpufabric's own pods are reduced in the same way: their arguments stand in
+// their DaemonSets.
+func reducePod(p *corev1.Pod) {
+	reduceMeta(p)
+	spec := corev1.PodSpec{
+		NodeName: p.Spec.NodeName, NodeSelector: p.Spec.NodeSelector, Affinity: p.Spec.Affinity, Tolerations: p.Spec.Tolerations,
+		SchedulerName: p.Spec.SchedulerName, SchedulingGates: p.Spec.SchedulingGates, ResourceClaims: p.Spec.ResourceClaims,
+		HostNetwork: p.Spec.HostNetwork, PriorityClassName: p.Spec.PriorityClassName, Priority: p.Spec.Priority,
+		Containers: reduceContainers(p.Spec.Containers), InitContainers: reduceContainers(p.Spec.InitContainers),
+	}
+	p.Spec = spec
+	own := p.Labels["app.kubernetes.io/name"] == "gpufabric" || p.Labels[v1beta1.LabelComputeDomain] != ""
+	for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
+		for i := range statuses {
+			reduceStatus(&statuses[i], own)
+		}
+	}
+	for i := range p.Status.Conditions {
+		if !slices.Contains([]corev1.PodConditionType{corev1.PodScheduled, corev1.PodReady, corev1.DisruptionTarget,
+			corev1.ContainersReady, corev1.PodInitialized, corev1.PodReadyToStartContainers}, p.Status.Conditions[i].Type) {
+			p.Status.Conditions[i].Message = ""
+		}
+	}
+}
+
+func reduceContainers(all []corev1.Container) []corev1.Container {
+	var out []corev1.Container
+	for _, c := range all {
+		out = append(out, corev1.Container{Name: c.Name, Image: c.Image, Resources: c.Resources})
+	}
+	return out
+}
+
+// reduceStatus drops what a container wrote as it ended, and keeps what the kubelet says of devices and images.
+func reduceStatus(s *corev1.ContainerStatus, own bool) {
+	s.User, s.VolumeMounts = nil, nil
+	if own {
+		return
+	}
+	for _, ended := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
+		if ended != nil {
+			ended.Message = about(ended.Message)
+		}
+	}
+	if w := s.State.Waiting; w != nil && !strings.Contains(w.Reason, "Image") {
+		w.Message = about(w.Message)
+	}
+}
+
+func reduceDaemonSet(d *appsv1.DaemonSet) {
+	reduceMeta(d)
+	reduceWorkload(d.Labels, &d.Spec.Template)
+}
+
+func reduceDeployment(d *appsv1.Deployment) {
+	reduceMeta(d)
+	reduceWorkload(d.Labels, &d.Spec.Template)
+}
+
+// reduceWorkload keeps images and placement, and of gpufabric's own the arguments, in which no secret can stand: the chart has none.
+func reduceWorkload(labels map[string]string, template *corev1.PodTemplateSpec) {
+	own := labels["app.kubernetes.io/part-of"] == "gpufabric"
+	kept := corev1.PodSpec{
+		NodeSelector: template.Spec.NodeSelector, Tolerations: template.Spec.Tolerations, HostNetwork: template.Spec.HostNetwork,
+		PriorityClassName: template.Spec.PriorityClassName, SchedulerName: template.Spec.SchedulerName,
+	}
+	for _, c := range template.Spec.Containers {
+		container := corev1.Container{Name: c.Name, Image: c.Image, Ports: c.Ports, Resources: c.Resources}
+		if own {
+			container.Args = c.Args
+		}
+		kept.Containers = append(kept.Containers, container)
+	}
+	template.ObjectMeta = metav1.ObjectMeta{Labels: template.Labels}
+	template.Spec = kept
+}
+
+// reduceEvent drops the message of what a container said (a failed probe, a hook), and keeps what is about devices and placement.
+func reduceEvent(e *corev1.Event) {
+	reduceMeta(e)
+	if !placed(e.Reason) && !strings.HasPrefix(cmp.Or(e.ReportingController, e.Source.Component), "gpufabric") &&
+		!ownComponent(cmp.Or(e.Source.Component, e.ReportingController)) {
+		e.Message = about(e.Message)
+	}
+}
+
+// placed says whether the reason is one of the scheduler's or of a controller's that makes pods and claims.
+func placed(reason string) bool {
+	return slices.Contains([]string{"FailedScheduling", "FailedCreate", "FailedResourceClaimCreation", "FailedPrepareDynamicResources",
+		"NotTriggerScaleUp", "ErrImagePull", "ImagePullBackOff", "FailedCreatePodSandBox", "FailedMount", "UnexpectedAdmissionError"}, reason)
+}
+
+// ownComponent says whether an Event's component is a role of ours: they are named by their roles.
+func ownComponent(component string) bool {
+	return slices.Contains([]string{"gpu-plugin", "rdma-plugin", "vgpu-plugin", "compute-domain-plugin", "controller", "imex-daemon",
+		"mps-keeper", "gpufabric-controller", "gpufabric-scheduler"}, component)
+}
+
+// about returns what a message says of CDI devices, from there on: what stands before may be a command of the tenant's.
+func about(message string) string {
+	for _, words := range []string{"CDI device", "unresolvable CDI", "inject CDI", "Failed to pull image", "gpufabric"} {
+		if i := strings.Index(message, words); i >= 0 {
+			return message[i:min(len(message), i+512)]
+		}
+	}
+	return ""
+}

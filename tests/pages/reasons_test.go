@@ -46,7 +46,8 @@ func literals(t *testing.T, root string) map[string]string {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && strings.HasSuffix(entry.Name(), "test") {
+		// The doctor reads the words of everybody; those that it says itself are its table of findings.
+		if entry.IsDir() && (strings.HasSuffix(entry.Name(), "test") || entry.Name() == "doctor") {
 			return filepath.SkipDir
 		}
 		if entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {

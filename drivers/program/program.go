@@ -3,7 +3,9 @@ package program
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,4 +65,20 @@ func flagsOnly(cmd *cobra.Command, args []string) error {
 			cmd.CommandPath())
 	}
 	return nil
+}
+
+// Status is the exit status of a program that ended with an error, which it writes where there is something to say.
+func Status(to io.Writer, err error) int {
+	status := 1
+	var own interface {
+		error
+		ExitStatus() int
+	}
+	if errors.As(err, &own) {
+		status = own.ExitStatus()
+	}
+	if own == nil || own.Error() != "" {
+		_, _ = fmt.Fprintln(host.Visible(to), err) // standard error is the last that can be written to
+	}
+	return status
 }

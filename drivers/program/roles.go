@@ -10,6 +10,7 @@ import (
 	"gpufabric.io/drivers/computedomain/daemon"
 	domains "gpufabric.io/drivers/computedomain/plugin"
 	"gpufabric.io/drivers/controllers"
+	"gpufabric.io/drivers/doctor"
 	"gpufabric.io/drivers/fabric/console"
 	"gpufabric.io/drivers/fabric/topology"
 	gpuexplain "gpufabric.io/drivers/gpu/explain"
@@ -38,6 +39,7 @@ func roles() []func(host.Host) *cobra.Command {
 		vgpu.Command,
 		vgpu.MonitorCommand,
 		webhook.Command,
+		doctor.Command,
 		explainCommand,
 		topology.Command,
 		console.Command,

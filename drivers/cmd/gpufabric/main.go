@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -20,8 +19,7 @@ func main() {
 	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // what has no logger of its role's escapes what tenants wrote, too
 	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
 	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
 		stop()
-		os.Exit(1) //nolint:gocritic // stop was called
+		os.Exit(program.Status(os.Stderr, err)) //nolint:gocritic // stop was called
 	}
 }

@@ -1,0 +1,131 @@
+// Package diagnosis follows the chain from the machine to a running workload through a Snapshot, and says where it breaks first.
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gpufabric.io/drivers/doctor/findings"
+	"gpufabric.io/drivers/doctor/snapshot"
+)
+
+// Kind is a kind of subject.
+type Kind string
+
+// The kinds.
+const (
+	Install Kind = "install"
+	Pod     Kind = "pod"
+	Claim   Kind = "claim"
+	Node    Kind = "node"
+	Domain  Kind = "domain"
+	Pool    Kind = "pool"
+)
+
+// Kinds are all kinds, as a person types them.
+func Kinds() []Kind { return []Kind{Pod, Claim, Node, Domain, Pool, Install} }
+
+// Subject is what is asked about.
+type Subject struct {
+	Kind      Kind   `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// String is kind, namespace and name.
+func (s Subject) String() string {
+	name := s.Name
+	if s.Namespace != "" {
+		name = s.Namespace + "/" + s.Name
+	}
+	return strings.TrimSpace(string(s.Kind) + " " + name)
+}
+
+// Found is a finding on this cluster.
+type Found struct {
+	// Code and Stage are of the table of findings.
+	Code  string `json:"code"`
+	Stage string `json:"stage"`
+	// Objects are what it was found on, as "node n1" or "pod ns/p": at most shown of them; Count is how many there are.
+	Objects []string `json:"objects,omitempty"`
+	Count   int      `json:"count"`
+	// Says is what is wrong, on the first of the objects.
+	Says string `json:"says"`
+	// From is what it was read from.
+	From string `json:"from"`
+	// Do is what to do, Entry where that is described.
+	Do    string `json:"do"`
+	Entry string `json:"entry"`
+
+	rank float64
+}
+
+// shown is how many objects a finding names.
+const shown = 5
+
+// Report is an answer.
+type Report struct {
+	Subject Subject `json:"subject"`
+	// First is the first cause; nil: nothing was found.
+	First *Found `json:"first"`
+	// Behind is what waits behind it, or is broken too.
+	Behind []Found `json:"behind"`
+	// Lacking is what could not be read. Causes that would be seen there alone are not found.
+	Lacking []snapshot.Unread `json:"lacking"`
+	Server  snapshot.Server   `json:"server"`
+}
+
+// ExitStatus is that of the program: 0 where nothing was found, else by the stage of the first cause.
+func (r *Report) ExitStatus() int {
+	if r.First == nil {
+		return 0
+	}
+	f, _ := findings.Find(r.First.Code)
+	return f.Stage.ExitStatus()
+}
+
+// NotFoundError is a subject that is not there.
+type NotFoundError struct {
+	Subject Subject
+	// Near are names that are there and look alike, the nearest first.
+	Near []string
+	// Unsure: the kind could not be read whole, so that the subject may be there.
+	Unsure string
+}
+
+// Error implements error.
+func (e *NotFoundError) Error() string {
+	text := fmt.Sprintf("there is no %s", e.Subject)
+	if e.Unsure != "" {
+		text = fmt.Sprintf("%s was not seen (%s)", e.Subject, e.Unsure)
+	}
+	if len(e.Near) > 0 {
+		text += "; there is " + strings.Join(e.Near, ", ")
+	}
+	return text
+}
+
+// order sorts by the chain, puts findings of one code together and returns them.
+func order(all []Found) []Found {
+	slices.SortStableFunc(all, func(a, b Found) int { return cmp.Compare(a.rank, b.rank) })
+	var out []Found
+	at := map[string]int{}
+	for _, f := range all {
+		i, again := at[f.Code]
+		if !again {
+			at[f.Code] = len(out)
+			out = append(out, f)
+			continue
+		}
+		if len(f.Objects) == 1 && slices.Contains(out[i].Objects, f.Objects[0]) {
+			continue
+		}
+		out[i].Count += f.Count
+		if len(out[i].Objects) < shown {
+			out[i].Objects = append(out[i].Objects, f.Objects...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,237 @@
+package diagnosis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"gpufabric.io/drivers/doctor/selector"
+)
+
+// want is a request of a claim, or of a container for an extended resource.
+type want struct {
+	object    string // on which a finding stands: "claim ns/c"
+	name      string // of the request
+	class     string
+	selectors []resourceapi.DeviceSelector
+	tolerates []resourceapi.DeviceToleration
+	capacity  *resourceapi.CapacityRequirements
+	count     int
+	all       bool
+	holder    string // namespace/name of the claim itself
+}
+
+// wants are those of a claim: of alternatives, the first.
+func wants(c *resourceapi.ResourceClaimSpec, object, holder string) []want {
+	var out []want
+	for _, r := range c.Devices.Requests {
+		if x := r.Exactly; x != nil {
+			if x.AdminAccess != nil && *x.AdminAccess {
+				continue
+			}
+			out = append(out, want{object, r.Name, x.DeviceClassName, x.Selectors, x.Tolerations, x.Capacity, int(max(1, x.Count)),
+				x.AllocationMode == resourceapi.DeviceAllocationModeAll, holder})
+		} else if len(r.FirstAvailable) > 0 {
+			s := r.FirstAvailable[0]
+			out = append(out, want{object, r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors, s.Tolerations, s.Capacity, int(max(1, s.Count)),
+				s.AllocationMode == resourceapi.DeviceAllocationModeAll, holder})
+		}
+	}
+	return out
+}
+
+// tally counts the devices that a want matches, by what keeps the pod from them.
+type tally struct {
+	matched     int
+	ofDriver    int
+	byClass     int
+	failed      string // why a selector ended with an error
+	unknown     string // what a selector has that is not judged
+	tainted     map[string][]taintedDevice
+	nodes       map[string][]string // by code: node and reason
+	held        []string            // claims
+	heldDevices int
+	tooSmall    int
+	free        map[string]int // by node
+	most        map[string]int // matched, by node
+}
+
+type taintedDevice struct {
+	taint                resourceapi.DeviceTaint
+	driver, node, device string
+}
+
+// count looks at every device for a want of a pod; p is nil for a claim that no pod uses.
+func (e *examination) count(w want, p *corev1.Pod) tally {
+	t := tally{tainted: map[string][]taintedDevice{}, nodes: map[string][]string{}, free: map[string]int{}, most: map[string]int{}}
+	class := e.class[w.class]
+	classSelectors, ownSelectors := read(class.Spec.Selectors), read(w.selectors)
+	stock := e.devices()
+	for _, driver := range slices.Sorted(maps.Keys(stock.byDriver)) {
+		for _, pool := range stock.all(driver) {
+			for i := range pool.devices {
+				d := &pool.devices[i]
+				switch verdict, why := judge(classSelectors, driver, d); verdict {
+				case selector.No:
+					if mentions(class.Spec.Selectors, driver) {
+						t.ofDriver++
+					}
+					continue
+				case selector.Failed:
+					t.failed = fmt.Sprintf("class %s on device %s of node %s: %s", w.class, d.Name, pool.node, why)
+					continue
+				case selector.Unknown:
+					t.unknown = why
+				}
+				t.ofDriver++
+				t.byClass++
+				switch verdict, why := judge(ownSelectors, driver, d); verdict {
+				case selector.No:
+					continue
+				case selector.Failed:
+					t.failed = fmt.Sprintf("request %s on device %s of node %s: %s", w.name, d.Name, pool.node, why)
+					continue
+				case selector.Unknown:
+					t.unknown = why
+				}
+				e.file(&t, w, p, pool, d)
+			}
+		}
+	}
+	return t
+}
+
+// mentions says whether a class's selectors name a driver.
+func mentions(all []resourceapi.DeviceSelector, driver string) bool {
+	return slices.ContainsFunc(all, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && strings.Contains(s.CEL.Expression, driver)
+	})
+}
+
+// file puts a device that matches where it belongs.
+func (e *examination) file(t *tally, w want, p *corev1.Pod, pool *pool, d *resourceapi.Device) {
+	t.matched++
+	t.most[pool.node]++
+	if small(w.capacity, d) {
+		t.tooSmall++
+		return
+	}
+	if node := e.nodes[pool.node]; node != nil && p != nil {
+		if code, why := keeps(p, node); code != "" {
+			t.nodes[code] = append(t.nodes[code], pool.node+": "+why)
+			return
+		}
+	}
+	for _, taint := range d.Taints {
+		if taint.Effect != resourceapi.DeviceTaintEffectNone && !slices.ContainsFunc(w.tolerates, func(o resourceapi.DeviceToleration) bool {
+			return toleratesDevice(o, taint)
+		}) {
+			t.tainted[taint.Key] = append(t.tainted[taint.Key], taintedDevice{taint, pool.driver, pool.node, d.Name})
+			return
+		}
+	}
+	key := deviceKey{pool.driver, pool.name, d.Name}
+	holders := e.devices().holders[key]
+	shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+	switch {
+	case len(holders) > 0 && !shared, len(holders) == 0 && !pool.fits(d), shared && e.full(key, w.capacity, d):
+		t.heldDevices++
+		if len(holders) == 0 {
+			holders = e.neighbours(pool, d)
+		}
+		for _, h := range holders {
+			if !slices.Contains(t.held, h) && h != w.holder {
+				t.held = append(t.held, h)
+			}
+		}
+		return
+	}
+	t.free[pool.node]++
+}
+
+// neighbours are those who hold devices that consume the same counters: other forms of one GPU.
+func (e *examination) neighbours(pool *pool, d *resourceapi.Device) []string {
+	sets := map[string]bool{}
+	for _, c := range d.ConsumesCounters {
+		sets[c.CounterSet] = true
+	}
+	var out []string
+	for i := range pool.devices {
+		other := &pool.devices[i]
+		if slices.ContainsFunc(other.ConsumesCounters, func(c resourceapi.DeviceCounterConsumption) bool { return sets[c.CounterSet] }) {
+			out = append(out, e.devices().holders[deviceKey{pool.driver, pool.name, other.Name}]...)
+		}
+	}
+	return out
+}
+
+// small says whether a device has less of a capacity than is asked for, even when nobody holds any of it.
+func small(asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
+	if asked == nil {
+		return false
+	}
+	for name, quantity := range asked.Requests {
+		if has, ok := d.Capacity[name]; !ok || has.Value.Cmp(quantity) < 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// full says whether a shared device has less left than is asked for. What the request leaves out takes the device's default.
+func (e *examination) full(key deviceKey, asked *resourceapi.CapacityRequirements, d *resourceapi.Device) bool {
+	for name, capacity := range d.Capacity {
+		if capacity.RequestPolicy == nil {
+			continue
+		}
+		left := capacity.Value.DeepCopy()
+		left.Sub(e.devices().consumed[key][name])
+		need := capacity.RequestPolicy.Default
+		if asked != nil {
+			if quantity, ok := asked.Requests[name]; ok {
+				need = &quantity
+			}
+		}
+		if need != nil && left.Cmp(*need) < 0 || left.Sign() <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func toleratesDevice(o resourceapi.DeviceToleration, t resourceapi.DeviceTaint) bool {
+	if o.Effect != "" && o.Effect != t.Effect || o.Key != "" && o.Key != t.Key {
+		return false
+	}
+	return o.Operator == resourceapi.DeviceTolerationOpExists || o.Key != "" && o.Value == t.Value
+}
+
+func read(all []resourceapi.DeviceSelector) []selector.Selector {
+	var out []selector.Selector
+	for _, s := range all {
+		if s.CEL != nil {
+			out = append(out, selector.Read(s.CEL.Expression))
+		}
+	}
+	return out
+}
+
+// judge is the verdict of all selectors: the first that says no decides, then a failure.
+func judge(all []selector.Selector, driver string, d *resourceapi.Device) (selector.Verdict, string) {
+	verdict, why := selector.Yes, ""
+	for _, s := range all {
+		switch v, words := s.Judge(driver, d); v {
+		case selector.No:
+			return v, ""
+		case selector.Failed:
+			return v, words
+		case selector.Unknown:
+			verdict, why = v, words
+		}
+	}
+	return verdict, why
+}

@@ -1,0 +1,328 @@
+package diagnosis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/doctor/findings"
+	"gpufabric.io/drivers/gpu/devices"
+)
+
+// named is how many nodes or claims a sentence names.
+const named = 3
+
+func some(all []string) string {
+	slices.Sort(all)
+	all = slices.Compact(all)
+	text := strings.Join(all[:min(named, len(all))], ", ")
+	if more := len(all) - named; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// unscheduled looks why a pod has no node.
+func (e *examination) unscheduled(p *corev1.Pod) {
+	object := podObject(p)
+	for _, g := range p.Spec.SchedulingGates {
+		e.find("PodGated", object, "the pod's spec.schedulingGates", "the scheduling gate %s is not removed", g.Name)
+	}
+	e.scheduler(p, object)
+	all, known := e.podWants(p, object)
+	ok := map[string]int{} // of how many wants a node has enough
+	for _, w := range all {
+		for node := range e.request(w, p) {
+			ok[node]++
+		}
+	}
+	before := len(e.found)
+	e.room(p, object)
+	if before > 0 || len(e.found) > 0 || !known {
+		return
+	}
+	if len(all) > 1 && !slices.Contains(slices.Collect(maps.Values(ok)), len(all)) {
+		e.find("DevicesTooFew", object, "ResourceSlices and allocations", "nodes have free devices for each of the %d requests, and none has them for all",
+			len(all))
+		return
+	}
+	e.schedulersWords(p, object)
+}
+
+func podObject(p *corev1.Pod) string { return "pod " + p.Namespace + "/" + p.Name }
+
+// scheduler looks for the scheduler that the pod names: one that has placed or refused a pod, or runs.
+func (e *examination) scheduler(p *corev1.Pod, object string) {
+	name := p.Spec.SchedulerName
+	if name == "" || name == corev1.DefaultSchedulerName {
+		return
+	}
+	for i := range e.Events {
+		if v := &e.Events[i]; v.InvolvedObject.UID == p.UID && (v.Source.Component == name || v.ReportingController == name) {
+			return
+		}
+	}
+	for i := range e.Deployments {
+		d := &e.Deployments[i]
+		if (d.Name == name || d.Labels[labelComponent] == "scheduler" || strings.Contains(d.Name, strings.TrimSuffix(name, "-scheduler"))) &&
+			d.Status.AvailableReplicas > 0 {
+			return
+		}
+	}
+	if e.Reads("deployments.apps") {
+		e.find("SchedulerMissing", object, "the pod's spec.schedulerName", "no scheduler of the name %s runs or has spoken of the pod", name)
+	}
+}
+
+// podWants are the requests of a pod's claims that are not allocated, and of its extended resources that DRA serves. known is false where a
+// claim or template is missing or unread.
+func (e *examination) podWants(p *corev1.Pod, object string) (all []want, known bool) {
+	known = true
+	for _, r := range p.Spec.ResourceClaims {
+		c, spec, why := e.claimOf(p, r)
+		switch {
+		case why != "":
+			known = false
+			if why != "unread" {
+				e.claimMissing(p, r, why, object)
+			}
+		case c != nil && c.Status.Allocation != nil:
+			e.allocatedElsewhere(p, c, object)
+		case c != nil:
+			all = append(all, wants(&c.Spec, "claim "+c.Namespace+"/"+c.Name, c.Namespace+"/"+c.Name)...)
+		default:
+			all = append(all, wants(spec, object, "")...)
+		}
+	}
+	return append(all, e.extended(p, object)...), known
+}
+
+// claimOf finds a claim of a pod, or the template that it will be made of.
+func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *resourceapi.ResourceClaim, spec *resourceapi.ResourceClaimSpec, why string) {
+	name := ""
+	if r.ResourceClaimName != nil {
+		name = *r.ResourceClaimName
+	}
+	for _, s := range p.Status.ResourceClaimStatuses {
+		if s.Name == r.Name && s.ResourceClaimName != nil {
+			name = *s.ResourceClaimName
+		}
+	}
+	if c = e.claim[types.NamespacedName{Namespace: p.Namespace, Name: name}]; c != nil {
+		return c, nil, ""
+	}
+	if r.ResourceClaimTemplateName != nil {
+		for i := range e.Templates {
+			if t := &e.Templates[i]; t.Namespace == p.Namespace && t.Name == *r.ResourceClaimTemplateName {
+				return nil, &t.Spec.Spec, ""
+			}
+		}
+		if !e.Reads("resourceclaimtemplates.resource.k8s.io") {
+			return nil, nil, "unread"
+		}
+		return nil, nil, "template " + *r.ResourceClaimTemplateName
+	}
+	if !e.Reads("resourceclaims.resource.k8s.io") {
+		return nil, nil, "unread"
+	}
+	return nil, nil, "claim " + name
+}
+
+// claimMissing notes a claim or template that is not there, and why the claim could not be made where that was said.
+func (e *examination) claimMissing(p *corev1.Pod, r corev1.PodResourceClaim, why, object string) {
+	code := "ClaimMissing"
+	if strings.HasPrefix(why, "template ") {
+		code = "ClaimTemplateMissing"
+	}
+	text := fmt.Sprintf("namespace %s has no resource%s", p.Namespace, strings.Replace(why, "template ", "claimtemplate ", 1))
+	var near []string
+	for i := range e.Templates {
+		t := &e.Templates[i]
+		if code == "ClaimTemplateMissing" && t.Namespace == p.Namespace && distance(t.Name, strings.TrimPrefix(why, "template ")) <= 3 {
+			near = append(near, t.Name)
+		}
+	}
+	if len(near) > 0 {
+		text += "; there is " + some(near)
+	}
+	e.find(code, object, "the pod's spec.resourceClaims "+r.Name, "%s", text)
+}
+
+// allocatedElsewhere looks whether a pod may go where its claim's devices are.
+func (e *examination) allocatedElsewhere(p *corev1.Pod, c *resourceapi.ResourceClaim, object string) {
+	for _, r := range c.Status.Allocation.Devices.Results {
+		pool := e.devices().byDriver[r.Driver][r.Pool]
+		if pool == nil || e.nodes[pool.node] == nil {
+			continue
+		}
+		if code, why := keeps(p, e.nodes[pool.node]); code != "" {
+			e.find("ClaimInUse", object, "the allocation of claim "+c.Name, "claim %s is allocated on node %s, where the pod cannot go (%s)", c.Name, pool.node,
+				why)
+			return
+		}
+	}
+}
+
+// extended are the pod's extended resources. Those that no node and no class knows are a finding.
+func (e *examination) extended(p *corev1.Pod, object string) []want {
+	var out []want
+	for _, c := range p.Spec.Containers {
+		for _, name := range slices.Sorted(maps.Keys(c.Resources.Limits)) {
+			if !strings.Contains(string(name), "/") || strings.Contains(string(name), "kubernetes.io/") {
+				continue
+			}
+			quantity := c.Resources.Limits[name]
+			class := ""
+			for _, k := range e.Classes {
+				if k.Spec.ExtendedResourceName != nil && *k.Spec.ExtendedResourceName == string(name) {
+					class = k.Name
+				}
+			}
+			best, offered := int64(0), false
+			for _, n := range e.Nodes {
+				if q, ok := n.Status.Allocatable[name]; ok {
+					offered, best = true, max(best, q.Value())
+				}
+			}
+			from := "the nodes' status.allocatable, and DeviceClasses"
+			switch {
+			case best >= quantity.Value():
+			case class != "":
+				out = append(out, want{object: object, name: string(name), class: class, count: int(quantity.Value())})
+			case !offered && len(e.Nodes) > 0:
+				e.find("ExtendedResourceMissing", object, from, "no node and no DeviceClass offers %s", name)
+			case offered:
+				e.find("DevicesTooFew", object, from, "the pod asks for %d of %s, and no node has more than %d", quantity.Value(), name, best)
+			}
+		}
+	}
+	return out
+}
+
+// request looks why a request is not met, and returns the nodes that have enough free devices.
+func (e *examination) request(w want, p *corev1.Pod) (enough map[string]bool) {
+	enough = map[string]bool{}
+	if e.class[w.class] == nil {
+		if e.Reads("deviceclasses.resource.k8s.io") {
+			e.find("ClassMissing", w.object, "the request "+w.name+" and the list of DeviceClasses", "there is no DeviceClass %s", w.class)
+		}
+		return enough
+	}
+	if !e.Reads("resourceslices.resource.k8s.io") {
+		return enough
+	}
+	t := e.count(w, p)
+	for node, free := range t.free {
+		if free >= w.count || w.all && free == t.most[node] {
+			enough[node] = true
+		}
+	}
+	if len(enough) > 0 || t.unknown != "" && t.matched > 0 && t.failed == "" {
+		return enough
+	}
+	e.unmet(w, t, p)
+	return enough
+}
+
+// unmet says what keeps a request from devices.
+func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
+	from := "the ResourceSlices and allocations, by class " + w.class + " and request " + w.name
+	switch {
+	case t.failed != "" && t.matched == 0:
+		e.find("SelectorFails", w.object, "the CEL selectors of request "+w.name, "a selector ends with an error, and the scheduler gives the claim nothing: %s",
+			t.failed)
+		return
+	case t.matched == 0:
+		e.unpublished(w, t, p, from)
+		return
+	}
+	most := 0
+	for _, n := range t.most {
+		most = max(most, n)
+	}
+	if most < w.count {
+		e.find("DevicesTooFew", w.object, from, "the request asks for %d devices, and no node has more than %d that match", w.count, most)
+	}
+	if t.tooSmall == t.matched {
+		e.find("ShareTooLarge", w.object, from, "%d devices match, and none has the capacity that is asked for", t.matched)
+	}
+	for _, key := range slices.Sorted(maps.Keys(t.tainted)) {
+		all := t.tainted[key]
+		if _, ok := findings.Find(key); !ok || strings.HasSuffix(key, "/device-plugin") || 2*len(all) < t.matched-t.heldDevices {
+			e.note("SchedulerRefuses", 0.5, w.object, from, "%d devices have the taint %s that the claim does not tolerate", len(all), key)
+			continue
+		}
+		for _, d := range all {
+			e.taint(d.taint, d.driver, d.node, d.device)
+		}
+	}
+	for _, code := range slices.Sorted(maps.Keys(t.nodes)) {
+		e.find(code, w.object, "the nodes that have devices that match", "%s", some(t.nodes[code]))
+	}
+	if t.heldDevices > 0 {
+		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", t.matched, t.heldDevices, some(slices.Clone(t.held)))
+	}
+}
+
+// unpublished says why nothing that is published matches: the nodes' own trouble first, where there is some.
+func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
+	for i := range e.Nodes {
+		n := &e.Nodes[i]
+		if code, _ := keeps(p, n); code != "NodesExcluded" {
+			e.conditions(n)
+			e.published(n.Name)
+			e.plugins(n)
+		}
+	}
+	switch form := e.class[w.class].Name; {
+	case t.byClass > 0:
+		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them", t.byClass, w.class)
+	case t.ofDriver > 0 && strings.Contains(fmt.Sprint(e.class[w.class].Spec.Selectors), devices.Driver) && form != "gpu.nvidia.com",
+		t.ofDriver > 0 && form == "gpu.nvidia.com":
+		e.find("NoSuchForm", w.object, from, "%d devices are published, and none in the form that class %s selects", t.ofDriver, w.class)
+	default:
+		e.find("NoSuchDevice", w.object, from, "no node publishes a device that class %s selects", w.class)
+	}
+}
+
+// room looks whether a node is large enough for the pod's CPU and memory.
+func (e *examination) room(p *corev1.Pod, object string) {
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+		asked, most := int64(0), int64(0)
+		for _, c := range p.Spec.Containers {
+			q := c.Resources.Requests[name]
+			asked += q.MilliValue()
+		}
+		for i := range e.Nodes {
+			if code, _ := keeps(p, &e.Nodes[i]); code != "NodesExcluded" {
+				q := e.Nodes[i].Status.Allocatable[name]
+				most = max(most, q.MilliValue())
+			}
+		}
+		if asked > most && most > 0 {
+			e.find("NoRoomForPod", object, "the nodes' status.allocatable", "the pod asks for %d m of %s, and no node that it may use has more than %d m",
+				asked, name, most)
+		}
+	}
+}
+
+// schedulersWords is the last thing to say: what the scheduler itself wrote.
+func (e *examination) schedulersWords(p *corev1.Pod, object string) {
+	for _, c := range p.Status.Conditions {
+		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {
+			continue
+		}
+		code := "SchedulerRefuses"
+		if strings.Contains(c.Message, "Insufficient cpu") || strings.Contains(c.Message, "Insufficient memory") {
+			code = "NoRoomForPod"
+		}
+		e.find(code, object, "the pod's condition PodScheduled", "%s", c.Message)
+		return
+	}
+	e.find("PodNotScheduledYet", object, "the pod's spec.nodeName", "the pod has no node, and nothing that was read keeps it from one")
+}

@@ -1,0 +1,42 @@
+package findings
+
+// fabric are the words of compute domains, RDMA pools and rails.
+func fabric() []Finding {
+	return []Finding{
+		{"TemplateNameTaken", Claim, "Delete the ResourceClaimTemplate, or name another in the ComputeDomain."},
+		{"Deleting", Claim, "Wait for the pods that the message names, or delete them."},
+		{"ReconcileFailed", Plugin, "Read the message; the controller tries again."},
+		{"WaitingForNodes", Peers, "Look at the pods of the domain that are not running; lower numNodes if there are not as many."},
+		{"WaitingForDaemons", Peers, "Look at the IMEX daemons' pods on the nodes that the message names."},
+		{"DaemonNotRunning", Peers, "Look at the IMEX daemon's pod: its container does not run."},
+		{"DaemonNotReady", Peers, "Let the nodes reach each other on TCP port 50000: NetworkPolicies, the CNI and firewalls."},
+		{"IMEXDaemonFailed", Peers, "Read the message: nvidia-imex ended with its last words."},
+		{"IMEXPeersNotUpdated", Peers, "Delete the daemon's pod if the domain stays not Ready."},
+		{"DaemonsBehind", Peers, "Nothing: each daemon is current when its pod next starts."},
+		{"DeletedUnderPods", Peers, "Start the pods again: the memory that they shared is gone."},
+		{"FewerNodesInClique", Peers, "Put the domain's pods on nodes of one clique by affinity on nvidia.com/gpu.clique."},
+
+		{"InvalidSpec", Claim, "Correct the fields that the message names."},
+		{"NoMatchingDevices", Slice, "Compare the selectors with the nodes' devices: gpufabric explain rdma on a node says which refused each."},
+		{"ClaimedByOthers", Slice, "Narrow the selectors of one of the two pools."},
+		{"DevicesDown", Slice, "Look at cable, switch and subnet manager."},
+		{"SomeDevicesDown", Slice, "Look at status.nodes of the pool; then at cable, switch and subnet manager."},
+		{"ExclusiveMode", Container, "Use claims with network: Exclusive, or run rdma system set netns shared on the node."},
+		{"RailMTUDiffers", Peers, "Set one MTU on all interfaces of the rail: rdma.interfaces.mtu, or the node's network configuration."},
+		{"RailRateDiffers", Peers, "Look at the port, its cable and its switch port: it came up slower than its rail."},
+		{"RailLinkLayerDiffers", Peers, "Set one link layer on all NICs of the rail: mlxconfig LINK_TYPE."},
+		{"NICFirmwareDiffers", Peers, "Bring the NICs of one model to one firmware version."},
+		{"NoGPUDirect", Peers, "Load nvidia_peermem, or use a driver and a kernel with dma-buf."},
+		{"NICFarFromGPU", Peers, "Ask for GPU and NIC with a matchAttribute of gpufabric.io/pcieSwitch or resource.kubernetes.io/pcieRoot."},
+	}
+}
+
+// well are the words of what is as it should be.
+func well() []Finding {
+	var out []Finding
+	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "AllDaemonsCurrent", "AllDevicesHealthy", "NoConflicts", "Applied",
+		"Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn", "GPUsReadAgain"} {
+		out = append(out, Finding{Code: code})
+	}
+	return out
+}

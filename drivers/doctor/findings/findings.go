@@ -1,0 +1,106 @@
+// Package findings is the table of what `gpufabric doctor` can find: a stable code each, the link of the chain that it breaks, and what to
+// do. Every code has an entry of the same name in docs/troubleshooting.md.
+package findings
+
+import (
+	"strings"
+)
+
+// Stage is a link of the chain from the machine to a running workload. What breaks at one link keeps all later ones waiting, so that the
+// first cause is the finding of the lowest Stage.
+type Stage int
+
+// The links, in order.
+const (
+	// Healthy is no broken link: a word that says all is well.
+	Healthy Stage = iota
+	// Cluster: the API server, the kubelets and their versions.
+	Cluster
+	// Install: what the chart brings, and what keeps its pods from running.
+	Install
+	// Node: the machine as Kubernetes sees it.
+	Node
+	// Driver: the NVIDIA driver and the hardware behind it.
+	Driver
+	// Plugin: gpufabric's program on the node.
+	Plugin
+	// Slice: the devices that are published, and their taints.
+	Slice
+	// Scheduler: the choice of a node and of devices.
+	Scheduler
+	// Claim: what the claim says.
+	Claim
+	// Prepare: the node makes the claim's devices ready.
+	Prepare
+	// Container: CDI and the container itself.
+	Container
+	// Peers: the IMEX daemons of other nodes, and the ends of RDMA links.
+	Peers
+)
+
+// String is the stage's name in answers and in JSON.
+func (s Stage) String() string {
+	return [...]string{"healthy", "cluster", "install", "node", "driver", "plugin", "slice", "scheduler", "claim", "prepare", "container",
+		"peers"}[s]
+}
+
+// exitBase is what a Stage's number is added to for the program's exit status: 11 is cluster, 21 is peers.
+const exitBase = 10
+
+// ExitStatus is the exit status of the program whose first cause is at this stage.
+func (s Stage) ExitStatus() int {
+	if s == Healthy {
+		return 0
+	}
+	return exitBase + int(s)
+}
+
+// Finding is a row of the table.
+type Finding struct {
+	// Code is stable: programs may depend on it.
+	Code  string
+	Stage Stage
+	// Do is what a person does about it.
+	Do string
+}
+
+// page is where the entries are.
+const page = "docs/troubleshooting.md"
+
+// Entry is where the finding is described at length, from the root of the repository.
+func (f Finding) Entry() string { return page + "#" + Anchor(f.Code) }
+
+// Anchor is the anchor of a heading in Markdown.
+func Anchor(heading string) string {
+	var out strings.Builder
+	for _, r := range strings.ToLower(heading) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_':
+			out.WriteRune(r)
+		case r == ' ':
+			out.WriteRune('-')
+		}
+	}
+	return out.String()
+}
+
+// Find returns the row of a code.
+func Find(code string) (Finding, bool) {
+	for _, part := range [][]Finding{surroundings(), nodes(), claims(), fabric(), well()} {
+		for _, f := range part {
+			if f.Code == code {
+				return f, true
+			}
+		}
+	}
+	return Finding{}, false
+}
+
+// Table returns all rows.
+func Table() []Finding {
+	var out []Finding
+	for _, part := range [][]Finding{surroundings(), nodes(), claims(), fabric(), well()} {
+		out = append(out, part...)
+	}
+	return out
+}

@@ -1,0 +1,162 @@
+package snapshot
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+const (
+	// maxArchive bounds what an archive holds, before compression. 1,008 nodes of 4 GPUs in every form are some 60 MiB.
+	maxArchive = 256 << 20
+	// format is the first of the index; one that is not known is not read.
+	format = "gpufabric.io/bundle/v1"
+	// indexFile is the archive's first file.
+	indexFile = "bundle.json"
+)
+
+// archiveIndex is the archive's first file.
+type archiveIndex struct {
+	Format string   `json:"format"`
+	Server Server   `json:"server"`
+	Unread []Unread `json:"unread"`
+	// Kinds are the files that follow, by the resource's name.
+	Kinds []string `json:"kinds"`
+}
+
+// part is a kind's file in an archive.
+type part struct {
+	kind string
+	list any // pointer to the Snapshot's field
+}
+
+func (s *Snapshot) parts() []part {
+	return []part{
+		{"nodes", &s.Nodes}, {"resourceslices.resource.k8s.io", &s.Slices}, {"deviceclasses.resource.k8s.io", &s.Classes},
+		{"resourceclaims.resource.k8s.io", &s.Claims}, {"resourceclaimtemplates.resource.k8s.io", &s.Templates}, {"pods", &s.Pods},
+		{"daemonsets.apps", &s.DaemonSets}, {"deployments.apps", &s.Deployments},
+		{"customresourcedefinitions.apiextensions.k8s.io", &s.CRDs},
+		{"validatingwebhookconfigurations.admissionregistration.k8s.io", &s.Webhooks},
+		{"computedomains.resource.nvidia.com", &s.Domains}, {"rdmapools.gpufabric.io", &s.RDMAPools}, {"miglayouts.gpufabric.io", &s.MIGLayouts},
+		{"vgpuprofiles.gpufabric.io", &s.VGPUProfiles}, {"resourcequotas", &s.Quotas}, {"namespaces", &s.Namespaces},
+		{"leases.coordination.k8s.io", &s.Leases}, {"events", &s.Events},
+	}
+}
+
+// File is a further file of an archive, such as a pod's log.
+type File struct {
+	Name    string
+	Content []byte
+}
+
+// Save writes an archive: a tar, compressed with gzip, of the index, a JSON file a kind, and further files. The API server's address is left
+// out.
+func (s *Snapshot) Save(to io.Writer, files []File) error {
+	index := archiveIndex{Format: format, Server: s.Server, Unread: s.Unread}
+	index.Server.URL = ""
+	size := 0
+	var content []File
+	for _, p := range s.parts() {
+		body, err := json.Marshal(p.list)
+		if err != nil {
+			return fmt.Errorf("write %s: %w", p.kind, err)
+		}
+		if size += len(body); size > maxArchive {
+			size -= len(body)
+			index.Unread = append(index.Unread, Unread{Kind: p.kind, Verb: "list", Why: Bounded,
+				Message: fmt.Sprintf("left out, because an archive holds at most %d MiB", maxArchive>>20)})
+			continue
+		}
+		index.Kinds = append(index.Kinds, p.kind)
+		content = append(content, File{p.kind + ".json", body})
+	}
+	head, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the index: %w", err)
+	}
+	content = append([]File{{indexFile, head}}, content...)
+	for _, f := range files {
+		if size += len(f.Content); size > maxArchive {
+			break
+		}
+		content = append(content, f)
+	}
+	compressed := gzip.NewWriter(to)
+	archive := tar.NewWriter(compressed)
+	for _, f := range content {
+		header := &tar.Header{Name: f.Name, Mode: 0o600, Size: int64(len(f.Content)), ModTime: s.Server.Taken.Truncate(time.Second)}
+		if err := archive.WriteHeader(header); err != nil {
+			return fmt.Errorf("write %s: %w", f.Name, err)
+		}
+		if _, err := archive.Write(f.Content); err != nil {
+			return fmt.Errorf("write %s: %w", f.Name, err)
+		}
+	}
+	return errors.Join(archive.Close(), compressed.Close())
+}
+
+// Load reads an archive. One that was cut gives what stands before the cut; the rest is in Unread.
+func Load(from io.Reader) (*Snapshot, error) {
+	compressed, err := gzip.NewReader(from)
+	if err != nil {
+		return nil, fmt.Errorf("this is no archive of gpufabric doctor bundle: %w", err)
+	}
+	archive := tar.NewReader(io.LimitReader(compressed, maxArchive+maxArchive/4))
+	s := &Snapshot{}
+	index, err := s.head(archive)
+	if err != nil {
+		return nil, err
+	}
+	came := map[string]bool{}
+	var cut error
+	for cut == nil {
+		var header *tar.Header
+		if header, cut = archive.Next(); cut != nil {
+			break
+		}
+		for _, p := range s.parts() {
+			if p.kind+".json" != header.Name {
+				continue
+			}
+			body, err := io.ReadAll(archive)
+			if err == nil {
+				err = json.Unmarshal(body, p.list)
+			}
+			if cut = err; err == nil {
+				came[p.kind] = true
+			}
+		}
+	}
+	for _, kind := range index.Kinds {
+		if !came[kind] {
+			s.Unread = append(s.Unread, Unread{Kind: kind, Verb: "read", Why: Cut, Message: fmt.Sprintf("the archive ends before it: %v", cut)})
+		}
+	}
+	return s, nil
+}
+
+// head reads the index.
+func (s *Snapshot) head(archive *tar.Reader) (index archiveIndex, err error) {
+	header, err := archive.Next()
+	if err != nil || header.Name != indexFile {
+		return index, fmt.Errorf("this is no archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err, io.ErrUnexpectedEOF))
+	}
+	body, err := io.ReadAll(archive)
+	if err == nil {
+		err = json.Unmarshal(body, &index)
+	}
+	if err != nil {
+		return index, fmt.Errorf("read the archive's index: %w", err)
+	}
+	if index.Format != format {
+		return index, fmt.Errorf("the archive's format is %q, and this program reads %s: use the program of the version that wrote it",
+			strings.ToValidUTF8(index.Format[:min(len(index.Format), 80)], ""), format)
+	}
+	s.Server, s.Unread = index.Server, index.Unread
+	return index, nil
+}

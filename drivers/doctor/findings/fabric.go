@@ -27,7 +27,6 @@ func fabric() []Finding {
 		{"RailLinkLayerDiffers", Peers, "Set one link layer on all NICs of the rail: mlxconfig LINK_TYPE."},
 		{"NICFirmwareDiffers", Peers, "Bring the NICs of one model to one firmware version."},
 		{"NoGPUDirect", Peers, "Load nvidia_peermem, or use a driver and a kernel with dma-buf."},
-		{"NICFarFromGPU", Peers, "Ask for GPU and NIC with a matchAttribute of gpufabric.io/pcieSwitch or resource.kubernetes.io/pcieRoot."},
 	}
 }
 

@@ -182,6 +182,10 @@ func nodeAttacks() map[string][]attack {
 		"gpufabric-vgpu-plugin everywhere: pods": {
 			{"a pod on another node", patch(podResource, "default", "there", annotation), "may change pods on that node only"},
 		},
+		"gpufabric-vgpu-plugin everywhere: pods/status": {
+			{"a pod on another node that is failed", patch(podResource, "default", "there",
+				`{"status": {"phase": "Failed", "reason": "SharesRefused"}}`, "status"), "may fail pods on that node only"},
+		},
 		vgpu + "configmaps": {
 			{"a plugin's configuration", tryCreate(configMapResource, unit("volcano-vgpu-node-config", "4")), "gpufabric-vgpu-unit only"},
 		},

@@ -67,6 +67,7 @@ func guards() map[string]guard {
 		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
 		"gpufabric-vgpu-plugin everywhere: nodes":                                         {policy: "vgpu-nodes"},
 		"gpufabric-vgpu-plugin everywhere: pods":                                          {policy: "vgpu-pods"},
+		"gpufabric-vgpu-plugin everywhere: pods/status":                                   {policy: "vgpu-refused-pods"},
 		"gpufabric-vgpu-plugin in gpufabric-system: configmaps":                           {policy: "vgpu-unit"},
 		"gpufabric-vgpu-plugin in gpufabric-system: configmaps named gpufabric-vgpu-unit": {policy: "vgpu-unit"},
 	}
@@ -234,6 +235,7 @@ type attack struct {
 //attack:controller-domain-spec A stolen token of the controller changes a tenant's ComputeDomain
 //attack:controller-network A stolen token of the controller opens a port by a NetworkPolicy
 //attack:vgpu-unit A stolen token of the vGPU plugin makes the cluster's unit of memory a terabyte, or smaller
+//attack:vgpu-status A stolen token of the vGPU plugin fails pods of other nodes
 //attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
 //attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes
 func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {

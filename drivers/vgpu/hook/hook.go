@@ -74,6 +74,7 @@ type Hook struct {
 	sweep     chan struct{} // by sweeping
 	connected atomic.Bool
 	sandboxes sandboxes
+	first     first
 }
 
 // Connected tells whether a container runtime calls the hook.
@@ -101,7 +102,8 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		if sandbox == nil || container.GetState() == api.ContainerState_CONTAINER_STOPPED {
 			continue
 		}
-		shares := standing(container, h.Deck().Factor)
+		held, _ := granted(container)
+		shares := held.in(h.Deck().Factor)
 		if len(shares) == 0 {
 			continue
 		}
@@ -119,6 +121,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 			h.Outcome.Served(pod, container.GetName(), injection.Backend(by))
 		}
 	}
+	h.first.recall(byID, containers)
 	h.Book.Keep(live)
 	h.Instances.Keep(pods)
 	h.connected.Store(true)
@@ -186,19 +189,20 @@ const factorAnnotation = "vgpu.gpufabric.io/unit-mib"
 // seconds, and makes the container without it.
 const patience = 1500 * time.Millisecond
 
-// standing are the shares of a container that runs already, in today's units: the factor may have grown since it was made.
-func standing(container *api.Container, factor int) []annotation.Share {
+// mig is what holds containers with MIG instances, as their annotation says it.
+const mig = string(injection.MIG)
+
+// granted is what a container that the runtime has was made with.
+func granted(container *api.Container) (grant, bool) {
 	lists, err := annotation.ParseShares(container.GetAnnotations()[heldAnnotation])
 	if err != nil || len(lists) != 1 {
-		return nil
+		return grant{}, false
 	}
-	shares := lists[0]
-	if then, err := strconv.Atoi(container.GetAnnotations()[factorAnnotation]); err == nil && then > 0 && then != factor {
-		for i := range shares {
-			shares[i].Memory = (shares[i].Memory*int64(then) + int64(factor) - 1) / int64(factor)
-		}
+	factor, err := strconv.Atoi(container.GetAnnotations()[factorAnnotation])
+	if err != nil {
+		factor = 0 // of a version that did not say
 	}
-	return shares
+	return grant{lists[0], factor}, true
 }
 
 // CreateContainer gives a container its shares. An error keeps the container from being made, and stands in the pod's Events.
@@ -221,6 +225,9 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 		}
 		return nil, nil, fmt.Errorf("gpufabric vgpu: pod %s/%s: %w", sandbox.GetNamespace(), sandbox.GetName(), err)
 	}
+	if by != injection.MIG { // the state of the instances remembers these
+		h.first.remember(sandbox.GetUid(), container.GetName(), grant{shares, h.Deck().Factor})
+	}
 	h.Outcome.Served(pod, container.GetName(), by)
 	return adjustment, nil, nil
 }
@@ -232,6 +239,9 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 	pod, err := h.Pods.Pod(ctx, namespace, name, uid, false)
 	var shares []annotation.Share
 	if err == nil {
+		if had := h.first.of(uid, container, h.Deck().Factor); had != nil {
+			return pod, had, nil
+		}
 		if shares, err = h.Resources.Of(pod, container); err == nil {
 			return pod, shares, nil
 		}
@@ -281,6 +291,9 @@ func controlled(env []string, noCoreLimit bool) error {
 		name, value, _ := strings.Cut(variable, "=")
 		off := ""
 		switch {
+		case name == injection.TaskPriority && value != "" && value != "1":
+			return fmt.Errorf("%s=%s in its environment puts its work before that of others on the GPU, and the administrator forbids that "+
+				"(--forbid-control-off): remove the variable", name, value)
 		case name == injection.ControlOff && value != "" && value != "false" && value != "0":
 			off = "limits"
 		case name == injection.CorePolicy && strings.EqualFold(value, injection.CoreLimitOff) && !noCoreLimit:
@@ -340,6 +353,7 @@ func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) er
 	if !h.sandboxes.remove(sandbox) {
 		return nil
 	}
+	h.first.forget(sandbox.GetUid())
 	h.Instances.End(sandbox.GetUid())
 	h.RemoveDirectories(ctx, sandbox.GetUid())
 	return nil

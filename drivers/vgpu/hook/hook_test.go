@@ -294,6 +294,8 @@ func TestAContainerThatSwitchesItsLimiterOffIsRefusedWhereThatIsForbidden(t *tes
 		{"GPU_CORE_UTILIZATION_POLICY=disable", true, false},
 		{"GPU_CORE_UTILIZATION_POLICY=force", false, false},
 		{"GPU_CORE_UTILIZATION_POLICY=default", false, false},
+		{"CUDA_TASK_PRIORITY=0", false, true},
+		{"CUDA_TASK_PRIORITY=1", false, false},
 		{"OTHER=true", false, false},
 	} {
 		h, _ := setup(t, p)
@@ -403,4 +405,50 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Whoever may write a pod's annotations could else give a container that runs more, or another GPU, at its next start.
+//
+//attack:annotation-later A pod's annotations are changed after its container was first started
+func TestAContainerThatIsStartedAgainGetsWhatItFirstHad(t *testing.T) {
+	p := pod("train", uuid+",NVIDIA,1024,20:;", "main")
+	h, w := setup(t, p)
+	memory := func(h *Hook) string {
+		t.Helper()
+		adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, env := range adjustment.Env {
+			if env.Key == "CUDA_DEVICE_MEMORY_LIMIT_0" {
+				return env.Value
+			}
+		}
+		return ""
+	}
+	ended := container(p, "main")
+	adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), ended)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended.Annotations, ended.State = adjustment.Annotations, api.ContainerState_CONTAINER_STOPPED
+	changed := p.DeepCopy()
+	changed.Annotations[annotation.PodDevices] = uuid + ",NVIDIA,2048,20:;"
+	w.cached["train"], w.fresh["train"] = changed, changed
+	if got := memory(h); got != "10240m" {
+		t.Errorf("started again it has %s, want what it first had", got)
+	}
+	again, _ := setup(t, changed) // the plugin after a restart: the runtime has the container's last run
+	if _, err := again.Synchronize(t.Context(), []*api.PodSandbox{sandbox(p)}, []*api.Container{ended}); err != nil {
+		t.Fatal(err)
+	}
+	if got := memory(again); got != "10240m" {
+		t.Errorf("after a restart of the plugin it has %s, want what it first had", got)
+	}
+	if err := again.RemovePodSandbox(t.Context(), sandbox(p)); err != nil {
+		t.Fatal(err)
+	}
+	if got := again.first.of("uid-train", "main", 10); got != nil {
+		t.Errorf("%v is remembered of a pod that is gone", got)
+	}
 }

@@ -36,6 +36,9 @@ const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 // ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
 const ControlOff = "CUDA_DISABLE_CONTROL"
 
+// TaskPriority is the variable by which HAMi-core puts a container's work before that of others on its GPU: 0; 1 is every container's.
+const TaskPriority = "CUDA_TASK_PRIORITY"
+
 // CorePolicy is the variable by which a container chooses when HAMi-core limits its cores, and CoreLimitOff the value with which it never
 // does. The others, default and force, limit no less than what the container was given.
 const (

@@ -41,6 +41,8 @@ type Options struct {
 	ConfigNamespace string
 	// Scheduler places the pods with shares: volcano or gpufabric.
 	Scheduler string
+	// RefusalPatience is how long a pod may be refused its shares until it is failed; 0: for ever.
+	RefusalPatience time.Duration
 	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
 	Handshake bool
 	// ForbidControlOff refuses containers that switch their limiter off by environment.
@@ -91,6 +93,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"and so its plugin; empty: the files of --device-config and --node-config alone")
 	text(&o.Scheduler, "scheduler", string(settings.Volcano), "who places pods with shares: volcano or gpufabric; what Volcano cannot "+
 		"follow is refused where it does")
+	flags.DurationVar(&o.RefusalPatience, "refusal-patience", 5*time.Minute, "how long a pod may be refused its shares until it is failed, so "+
+		"that its controller makes another; 0: for ever")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano up to 1.14.2 and of 1.15.0, at most every 30 s")
 	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false,
 		"refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or "+
@@ -117,6 +121,9 @@ func (o *Options) Validate() error {
 	if o.mig != "none" {
 		errs = append(errs, fmt.Errorf("--mig-strategy %q: only none is allowed; claim MIG instances through the DeviceClass mig.nvidia.com",
 			o.mig))
+	}
+	if o.RefusalPatience < 0 {
+		errs = append(errs, fmt.Errorf("--refusal-patience %s: 0 and more are allowed", o.RefusalPatience))
 	}
 	if _, err := o.backend(); err != nil {
 		errs = append(errs, err)

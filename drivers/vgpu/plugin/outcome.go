@@ -29,6 +29,8 @@ type outcome struct {
 	queue     chan result
 	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
 	served map[types.UID]map[string]bool
+	// failing fails pods that are refused for too long.
+	failing *failing
 	// limits are what hold the containers of these pods, as far as they were told.
 	limits map[types.UID]map[string]string
 	// ended asks whether a pod has ended; set it before run.
@@ -55,8 +57,8 @@ type result struct {
 // learns from the pod's phase.
 const queueLength = 512
 
-func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string) *outcome {
-	return &outcome{client: client, resources: resources, node: node, queue: make(chan result, queueLength),
+func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string, failing *failing) *outcome {
+	return &outcome{client: client, resources: resources, node: node, failing: failing, queue: make(chan result, queueLength),
 		served: map[types.UID]map[string]bool{}, limits: map[types.UID]map[string]string{}, after: time.After}
 }
 
@@ -126,6 +128,14 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 	if err := o.write(ctx, r); err != nil {
 		return err
 	}
+	switch {
+	case r.why != nil:
+		if err := o.failing.refused(ctx, r.pod, r.container, r.why); err != nil {
+			return err
+		}
+	case r.given == nil:
+		o.failing.served(r.pod.UID, r.container)
+	}
 	ended, err := o.ended(ctx, r.pod)
 	if ended {
 		o.forget(r.pod.UID)
@@ -136,6 +146,7 @@ func (o *outcome) tell(ctx context.Context, r result) error {
 func (o *outcome) forget(pod types.UID) {
 	delete(o.served, pod)
 	delete(o.limits, pod)
+	o.failing.forget(pod)
 	delete(o.shown, pod)
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/inventory"
@@ -39,7 +40,8 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	}
 	client := fake.NewClientset(pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	o := newOutcome(client, annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory",
-		Cores: "volcano.sh/vgpu-cores"}, nodeName)
+		Cores: "volcano.sh/vgpu-cores"}, nodeName, &failing{client: client, node: nodeName, now: time.Now, events: record.NewFakeRecorder(8),
+		since: map[types.UID]map[string]time.Time{}})
 	o.ended = func(context.Context, *corev1.Pod) (bool, error) { return false, nil }
 	o.after = func(time.Duration) <-chan time.Time {
 		now := make(chan time.Time, 1)

@@ -10,7 +10,7 @@
 // directory of --nri-socket, --dev-root and --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and
 // volcano-vgpu-node-config, for --device-config and --node-config.
 //
-// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; events: create, patch; in its own namespace the ConfigMap
+// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; core pods/status: patch; events: create, patch; in its own namespace the ConfigMap
 // gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
 // node and the pods on it.
 package plugin
@@ -28,6 +28,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -184,7 +185,10 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	drained := drained{session: s, table: t, book: book, made: made}
 	defer drained.leave(ctx)
 	resources := resourcesOf(config)
-	told := newOutcome(client, resources, o.NodeName)
+	recorder, stop := host.Recorder(ctx, client, Role, o.NodeName)
+	defer stop()
+	told := newOutcome(client, resources, o.NodeName, &failing{client: client, node: o.NodeName, patience: o.RefusalPatience, now: time.Now,
+		events: recorder, since: map[types.UID]map[string]time.Time{}})
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter: injection.Limiter{
@@ -210,8 +214,6 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	plugins := deviceplugin.NewHost(o.KubeletRoot, o.Files, nil)
 	served.Store(plugins)
 	defer served.Store(nil)
-	recorder, stop := host.Recorder(ctx, client, Role, o.NodeName)
-	defer stop()
 	plugins.Trouble = host.NodeTrouble(recorder, o.NodeName)
 	if err := t.serve(plugins, shares); err != nil {
 		return err

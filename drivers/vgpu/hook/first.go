@@ -1,0 +1,86 @@
+package hook
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"gpufabric.io/drivers/vgpu/annotation"
+)
+
+// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's annotations may
+// change while it runs; a container that is started again gets what it had. The runtime keeps the last run of a container, whose annotations
+// tell after a restart of the plugin.
+type first struct {
+	mu   sync.Mutex
+	held map[string]map[string]grant // by pod UID and container
+}
+
+// grant is a container's shares, in units of so many MiB.
+type grant struct {
+	shares []annotation.Share
+	factor int
+}
+
+// in are the shares in today's units: the factor may have grown.
+func (g grant) in(factor int) []annotation.Share {
+	shares := slices.Clone(g.shares)
+	if g.factor > 0 && g.factor != factor {
+		for i := range shares {
+			shares[i].Memory = (shares[i].Memory*int64(g.factor) + int64(factor) - 1) / int64(factor)
+		}
+	}
+	return shares
+}
+
+// of are the shares that a container was first made with, nil where it was not.
+func (f *first) of(uid, container string, factor int) []annotation.Share {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, known := f.held[uid][container]
+	if !known {
+		return nil
+	}
+	return g.in(factor)
+}
+
+// remember notes what a container was made with, unless it was made before.
+func (f *first) remember(uid, container string, g grant) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, known := f.held[uid][container]; known {
+		return
+	}
+	if f.held == nil {
+		f.held = map[string]map[string]grant{}
+	}
+	if f.held[uid] == nil {
+		f.held[uid] = map[string]grant{}
+	}
+	f.held[uid][container] = grant{slices.Clone(g.shares), g.factor}
+}
+
+func (f *first) forget(uid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.held, uid)
+}
+
+// recall reads what the runtime has, oldest first, in the place of what was remembered.
+func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.Container) {
+	f.mu.Lock()
+	f.held = nil
+	f.mu.Unlock()
+	sorted := slices.Clone(containers)
+	slices.SortStableFunc(sorted, func(a, b *api.Container) int { return int(min(max(a.GetCreatedAt()-b.GetCreatedAt(), -1), 1)) })
+	for _, c := range sorted {
+		sandbox := sandboxes[c.GetPodSandboxId()]
+		g, ok := granted(c)
+		// What a container with MIG instances has, the state of these tells; booked is what they have and not what was asked for.
+		if sandbox != nil && ok && !slices.ContainsFunc(g.shares, func(s annotation.Share) bool { return s.Slot != nil }) &&
+			c.GetAnnotations()[annotation.Limits] != mig {
+			f.remember(sandbox.GetUid(), c.GetName(), g)
+		}
+	}
+}

@@ -160,7 +160,9 @@ type RDMASelectors struct {
 	// +optional
 	NUMANodes []int32 `json:"numaNodes,omitempty"`
 	// IsRDMA selects devices that have RDMA. A pool has no others, so that true takes every device that the other selectors leave, and false
-	// is as good as absent. +optional
+	// is as good as absent.
+	//
+	// +optional
 	IsRDMA bool `json:"isRdma,omitempty"`
 	// MinRateGbps is the least rate of a port, in Gb/s.
 	// +kubebuilder:validation:Minimum=0

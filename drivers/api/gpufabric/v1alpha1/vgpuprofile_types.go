@@ -133,7 +133,9 @@ type VGPUProfileStatus struct {
 	// +optional
 	Fits int32 `json:"fits,omitempty"`
 	// Free is how many slices fit beside what ResourceClaims have now. GPUs that are tainted (unhealthy, or given to a device plugin) have
-	// none. +optional
+	// none.
+	//
+	// +optional
 	Free int32 `json:"free"`
 	// Nodes says how many fit on each node.
 	// +listType=map

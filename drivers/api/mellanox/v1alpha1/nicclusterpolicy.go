@@ -116,7 +116,9 @@ type OFEDDriverSpec struct {
 	// +optional
 	LivenessProbe *ProbeSpec `json:"livenessProbe,omitempty"`
 	// ReadinessProbe asks the same. Where it is absent and pods are replaced by themselves there is one of 10 s and then 30 s: without any,
-	// one node's driver would be taken for loaded while it is built, and the next node's would follow. +optional
+	// one node's driver would be taken for loaded while it is built, and the next node's would follow.
+	//
+	// +optional
 	ReadinessProbe *ProbeSpec `json:"readinessProbe,omitempty"`
 	// Env is the environment of the driver's container.
 	// +optional
@@ -154,7 +156,9 @@ type UpgradePolicySpec struct {
 	// +optional
 	MaxParallelUpgrades *int32 `json:"maxParallelUpgrades,omitempty"`
 	// Drain moves other pods away from a node before its driver is replaced. It is not served: where it is enabled no pod is replaced by
-	// itself. +optional
+	// itself.
+	//
+	// +optional
 	Drain *DrainSpec `json:"drain,omitempty"`
 	// WaitForCompletion waits for pods to end before. It is not served: where it has a podSelector no pod is replaced by itself.
 	// +optional

@@ -5,9 +5,26 @@
 // node, which brings the domain's IMEX daemon, and lets the pod start once that daemon is ready. The controller sees the daemon
 // pods, numbers the nodes of each clique and writes them into the domain's status, where the daemons read who their peers are.
 // Nobody polls, and each node costs two writes: its label, and its part in a status patch.
+//
+// In clique mode the daemons are those of a ComputeDomain that the controller makes for each clique, and live as long as the node. A user's
+// domain is a channel of each clique that its pods run in. A node plugin labels its node with the domain, the controller enters the domain
+// into the clique's table of channels, and the plugin hands out the number that it reads there: the table stands in the controller's
+// namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes, and with the last label
+// the entry. A number is thus held from before its first use until after its last, whatever becomes of the domain's object.
 package computedomain
 
-import resourceapi "k8s.io/api/resource/v1"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+)
 
 // Names under which devices are published and claimed.
 const (
@@ -26,6 +43,8 @@ const (
 	TypeDaemon                              = "daemon"
 	// AttributeClique is the node's clique, on nodes that have one.
 	AttributeClique resourceapi.QualifiedName = "cliqueID"
+	// AttributeChannels is, of a channel that several domains share, how many IMEX channels stand behind it.
+	AttributeChannels resourceapi.QualifiedName = "channels"
 	// TaintFabric keeps pods away from the channel of a node whose fabric is not usable; its value says why.
 	TaintFabric = "compute-domain.nvidia.com/fabric"
 )
@@ -45,6 +64,60 @@ const (
 	// DaemonContainer is the container of the daemon pods.
 	DaemonContainer = "imex-daemon"
 )
+
+// Labels of nodes where the IMEX daemons of cliques serve all domains.
+const (
+	// LabelMemberPrefix and a ComputeDomain's UID are the label of a node on which a claim of that domain is prepared. It asks for a channel of
+	// the node's clique, and its removal gives the channel back.
+	LabelMemberPrefix = "computedomain.gpufabric.io/"
+	// LabelChannels is how many IMEX channels the node's driver made.
+	LabelChannels = "gpufabric.io/imex-channels"
+)
+
+// MemberLabel is the label of a node that is part of a domain which has a channel of the node's clique.
+func MemberLabel(domain types.UID) string { return LabelMemberPrefix + string(domain) }
+
+// MemberOf returns the domains that labels name in this way, sorted.
+func MemberOf(labels map[string]string) []types.UID {
+	var domains []types.UID
+	for label := range labels {
+		if uid, found := strings.CutPrefix(label, LabelMemberPrefix); found {
+			domains = append(domains, types.UID(uid))
+		}
+	}
+	slices.Sort(domains)
+	return domains
+}
+
+// CliqueName is the name of the ComputeDomain that stands for a whole clique, in the controller's namespace: the domain of the IMEX daemons
+// that serve all others there, with the table of their channels.
+func CliqueName(clique string) string {
+	name := "clique-" + strings.ToLower(clique)
+	if len(validation.IsDNS1123Subdomain(name)) == 0 {
+		return name
+	}
+	sum := sha256.Sum256([]byte(clique))
+	return "clique-" + hex.EncodeToString(sum[:16])
+}
+
+// CliqueOf is the clique that a ComputeDomain stands for; empty for one that a user made. namespace is the controller's.
+func CliqueOf(domain *v1beta1.ComputeDomain, namespace string) string {
+	clique := domain.Labels[v1beta1.LabelClique]
+	if clique == "" || domain.Namespace != namespace || domain.Name != CliqueName(clique) {
+		return ""
+	}
+	return clique
+}
+
+// ChannelOf is the entry of a domain in a clique's table of channels, or nil.
+func ChannelOf(clique *v1beta1.ComputeDomain, domain types.UID) *v1beta1.ComputeDomainChannel {
+	for i := range clique.Status.Channels {
+		if clique.Status.Channels[i].DomainID == string(domain) {
+			return &clique.Status.Channels[i]
+		}
+	}
+	return nil
+}
 
 // What a daemon's container is given with its device.
 const (

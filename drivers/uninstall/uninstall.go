@@ -10,6 +10,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -54,7 +56,8 @@ func Command(h host.Host) *cobra.Command {
 			return Run(cmd.Context(), client, keys)
 		},
 	}
-	command.Flags().StringSliceVar(&keys.Labels, "node-label", nil, "key of a label that is taken off every node; may be given several times")
+	command.Flags().StringSliceVar(&keys.Labels, "node-label", nil,
+		"key of a label that is taken off every node, or the beginning of keys that ends in a slash; may be given several times")
 	command.Flags().StringSliceVar(&keys.Annotations, "node-annotation", nil,
 		"key of an annotation that is taken off every node; may be given several times")
 	return command
@@ -91,8 +94,8 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 func (k Keys) off(node *metav1.PartialObjectMetadata) []byte {
 	fields := map[string]map[string]any{}
 	collect := func(kind string, have map[string]string, keys []string) {
-		for _, key := range keys {
-			if _, ok := have[key]; !ok {
+		for key := range have {
+			if !slices.ContainsFunc(keys, func(k string) bool { return k == key || strings.HasSuffix(k, "/") && strings.HasPrefix(key, k) }) {
 				continue
 			}
 			if fields[kind] == nil {

@@ -46,17 +46,26 @@
   expression: "object.metadata.?annotations.orValue({})"
 {{- end }}
 
+{{/* Whether key is one of a list, of which those that end in a slash stand for all that begin with them. */}}
+{{- define "gpufabric.policy.keys" -}}
+{{- $whole := list }}
+{{- $prefixes := list }}
+{{- range . }}{{ if hasSuffix "/" . }}{{ $prefixes = append $prefixes . }}{{ else }}{{ $whole = append $whole . }}{{ end }}{{ end -}}
+key in {{ $whole | toJson }}{{ range $prefixes }} || key.startsWith({{ . | squote }}){{ end }}
+{{- end }}
+
 {{/*
 Nothing of an object but some labels and annotations may change. (Its status cannot: that is a subresource, to which RBAC gives no right.)
-Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST).
+Called with (dict "who" WORDS "what" WORDS "labels" LIST "annotations" LIST). A key that ends in a slash stands for all that begin with it.
 */}}
 {{- define "gpufabric.policy.only" -}}
 {{- $rule := . }}
 {{- range $kind := list "labels" "annotations" }}
 {{- $keys := get $rule $kind }}
+{{- $may := include "gpufabric.policy.keys" $keys }}
 - expression: >-
-    variables.{{ $kind }}.all(key, key in {{ $keys | toJson }} || (key in variables.{{ $kind }}Before && variables.{{ $kind }}Before[key] == variables.{{ $kind }}[key])) &&
-    variables.{{ $kind }}Before.all(key, key in {{ $keys | toJson }} || key in variables.{{ $kind }})
+    variables.{{ $kind }}.all(key, {{ $may }} || (key in variables.{{ $kind }}Before && variables.{{ $kind }}Before[key] == variables.{{ $kind }}[key])) &&
+    variables.{{ $kind }}Before.all(key, {{ $may }} || key in variables.{{ $kind }})
   message: {{ $rule.who }} may change {{ if $keys }}no {{ $kind }} of {{ $rule.what }} but {{ join ", " $keys }}{{ else }}no {{ $kind }} of {{ $rule.what }}{{ end }}
   reason: Forbidden
 {{- end }}

@@ -57,7 +57,7 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 	template := &corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: domainLabels(domain.UID)},
 		Spec: corev1.PodSpec{
-			NodeSelector:                  map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)},
+			NodeSelector:                  daemonNodes(domain, s.Namespace),
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			PriorityClassName:             "system-node-critical",
 			ServiceAccountName:            s.DaemonServiceAccount,
@@ -93,6 +93,14 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 	sum := sha256.Sum256(content)
 	template.Labels[labelTemplate] = hex.EncodeToString(sum[:8])
 	return template, nil
+}
+
+// daemonNodes are the nodes of a domain's daemons: those that joined it, or those of the clique that it stands for.
+func daemonNodes(domain *v1beta1.ComputeDomain, namespace string) map[string]string {
+	if clique := computedomain.CliqueOf(domain, namespace); clique != "" {
+		return map[string]string{v1beta1.LabelClique: clique}
+	}
+	return map[string]string{v1beta1.LabelComputeDomain: string(domain.UID)}
 }
 
 // daemonSecurity: root, because the domain's directory on the node and /etc/hosts are root's, and nothing of what makes root strong.

@@ -46,7 +46,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}
-		_, told := r.writeStatus(ctx, &pass{domain: domain, problem: &metav1.Condition{
+		_, told := r.writeStatus(ctx, &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: "what was made for the domain cannot be removed: " + err.Error(),
 		}}, domain.Status.DeepCopy())
@@ -58,7 +58,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	if len(waiting) > 0 {
 		before := domain.Status.DeepCopy()
-		p := &pass{domain: domain, problem: &metav1.Condition{
+		p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
 		}}
@@ -103,7 +103,7 @@ func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result,
 // anythingLeft says whether the caches know of anything that remove would remove.
 func (r *Reconciler) anythingLeft(ctx context.Context, uid types.UID) (bool, error) {
 	nodes, _, err := r.observe(ctx, uid)
-	if err != nil || len(nodes) > 0 {
+	if err != nil || len(nodes) > 0 && slices.ContainsFunc(nodes, labelledWith(uid)) {
 		return true, err
 	}
 	var templates resourceapi.ResourceClaimTemplateList
@@ -180,6 +180,9 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 	var errs []error
 	for i := range nodes {
 		node := &nodes[i]
+		if !labelledWith(uid)(*node) {
+			continue // a node that has a channel of it gives that back itself
+		}
 		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 		err := r.client.Patch(ctx, node, client.RawPatch(types.JSONPatchType, patch))
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
@@ -187,6 +190,13 @@ func (r *Reconciler) removeLabels(ctx context.Context, uid types.UID) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// labelledWith says of a node whether its label brings a daemon of the domain's own.
+func labelledWith(uid types.UID) func(metav1.PartialObjectMetadata) bool {
+	return func(node metav1.PartialObjectMetadata) bool {
+		return node.Labels[v1beta1.LabelComputeDomain] == string(uid)
+	}
 }
 
 // ending returns the nodes whose daemon has not ended yet, and when to look again for those that never will.

@@ -41,6 +41,9 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 			len(pods), plural(len(pods), "pod that uses the domain", "pods that use the domain"), listed(pods), left.Round(time.Second))
 		return min(left, importersInterval), r.tellDeleting(ctx, domain, message)
 	}
+	if domain.Status.IMEX == v1beta1.IMEXClique && computedomain.CliqueOf(domain, r.settings.Namespace) == "" {
+		return 0, nil // the clique's daemons run on, and its pods keep what they share
+	}
 	if r.memory.once(domain.UID, "importers") {
 		message := fmt.Sprintf("the domain was deleted %s ago, and its IMEX daemons end under %s: "+
 			"memory that these share across nodes is gone, and they have to be started again", importersPatience, listed(pods))
@@ -49,8 +52,15 @@ func (r *Reconciler) awaitImporters(ctx context.Context, domain *v1beta1.Compute
 	return 0, nil
 }
 
-// importers are the pods that a claim for the domain's channel is reserved for.
+// importers are the pods that a claim for the domain's channel is reserved for; of a clique's own, the domains that hold its channels.
 func (r *Reconciler) importers(ctx context.Context, domain *v1beta1.ComputeDomain) ([]string, error) {
+	if computedomain.CliqueOf(domain, r.settings.Namespace) != "" {
+		var domains []string
+		for _, channel := range domain.Status.Channels {
+			domains = append(domains, "those of ComputeDomain "+channel.Namespace+"/"+channel.Name)
+		}
+		return domains, nil
+	}
 	var claims resourceapi.ResourceClaimList
 	if err := r.live.List(ctx, &claims, client.InNamespace(domain.Namespace)); err != nil {
 		return nil, fmt.Errorf("look for pods that use the domain: %w", err)
@@ -88,7 +98,7 @@ func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDo
 	if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 		return nil
 	}
-	_, err := r.writeStatus(ctx, &pass{domain: domain, problem: &metav1.Condition{
+	_, err := r.writeStatus(ctx, &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
 		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting, Message: message,
 	}}, domain.Status.DeepCopy())
 	return err

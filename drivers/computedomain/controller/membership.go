@@ -89,7 +89,7 @@ func nodesOf(previous []v1beta1.ComputeDomainNode, members []member) []v1beta1.C
 	var unnumbered []v1beta1.ComputeDomainNode
 	for _, m := range members {
 		old, was := before[m.name]
-		if !was && m.address == "" {
+		if !was && m.address == "" && !m.ready {
 			continue
 		}
 		node := v1beta1.ComputeDomainNode{Name: m.name, IPAddress: m.address, CliqueID: m.clique, Status: v1beta1.NotReady}

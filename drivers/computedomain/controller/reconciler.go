@@ -35,6 +35,9 @@ const (
 
 	// byDomain is the index of objects by the domain whose label they carry, and of ComputeDomains by their UID.
 	byDomain = "computeDomain"
+
+	// byClique is the index of nodes by the clique whose label they carry.
+	byClique = "clique"
 )
 
 // Reconciler brings domains into being and out of it. A request is a domain's UID: what belongs to a domain names it by that, and
@@ -58,20 +61,22 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 	indexer := manager.GetFieldIndexer()
 	err := errors.Join(
 		indexer.IndexField(ctx, &v1beta1.ComputeDomain{}, byDomain, func(o client.Object) []string { return []string{string(o.GetUID())} }),
-		indexer.IndexField(ctx, node, byDomain, labelIndex),
+		indexer.IndexField(ctx, node, byDomain, domainsOfNode),
+		indexer.IndexField(ctx, node, byClique, func(o client.Object) []string { return []string{o.GetLabels()[v1beta1.LabelClique]} }),
 		indexer.IndexField(ctx, &corev1.Pod{}, byDomain, labelIndex),
 		indexer.IndexField(ctx, &resourceapi.ResourceClaimTemplate{}, byDomain, labelIndex),
 	)
 	if err != nil {
 		return err
 	}
-	byUID := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []types.UID { return []types.UID{o.GetUID()} })
 	byLabel := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []types.UID {
 		if uid := o.GetLabels()[v1beta1.LabelComputeDomain]; uid != "" {
 			return []types.UID{types.UID(uid)}
 		}
 		return nil
 	})
+	byDomains := handler.TypedEnqueueRequestsFromMapFunc(r.concerns)
+	byNode := handler.TypedEnqueueRequestsFromMapFunc(r.concernsOfNode)
 	// Two controllers in one process (a simulation, a test) are none of each other's business.
 	skipNameValidation := true
 	building := builder.TypedControllerManagedBy[types.UID](manager).Named("computedomain")
@@ -79,11 +84,11 @@ func (r *Reconciler) setup(ctx context.Context, manager ctrl.Manager) error {
 		building = building.Watches(&networkingv1.NetworkPolicy{}, byLabel) // one that somebody deletes is made again
 	}
 	return building.
-		Watches(&v1beta1.ComputeDomain{}, byUID).
+		Watches(&v1beta1.ComputeDomain{}, byDomains).
 		Watches(&appsv1.DaemonSet{}, byLabel).
 		Watches(&resourceapi.ResourceClaimTemplate{}, byLabel).
 		Watches(&corev1.Pod{}, byLabel).
-		WatchesMetadata(&corev1.Node{}, byLabel).
+		WatchesMetadata(&corev1.Node{}, byNode).
 		WithOptions(controller.TypedOptions[types.UID]{MaxConcurrentReconciles: concurrent, SkipNameValidation: &skipNameValidation}).
 		Complete(r)
 }
@@ -100,6 +105,8 @@ type pass struct {
 	problem *metav1.Condition
 	// daemons is the domain's DaemonSet, nil until it is seen.
 	daemons *appsv1.DaemonSet
+	// clique is the clique that the domain stands for; empty for a user's.
+	clique string
 	// template is what the domain's daemon pods are to be made from; empty where that is of no interest.
 	template string
 	// again, where not zero, is when to look once more though nothing may have changed.
@@ -119,16 +126,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 	if domain.DeletionTimestamp != nil {
 		return r.delete(ctx, domain)
 	}
-	p := &pass{domain: domain}
+	p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace)}
 	before := domain.Status.DeepCopy()
 	var failed error
-	for _, step := range []func(context.Context, *pass) error{
-		r.ensureFinalizer,
-		r.ensureDaemonTemplate,
-		r.ensureDaemonSet,
-		r.ensureNetworkPolicy,
-		r.ensureWorkloadTemplate,
-	} {
+	for _, step := range r.steps(p) {
 		if failed = step(ctx, p); failed != nil {
 			p.problem = &metav1.Condition{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonFailed, Message: failed.Error()}
 			break
@@ -139,6 +140,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, uid types.UID) (ctrl.Result,
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{RequeueAfter: soonest(p.again, after)}, nil
+}
+
+// steps are what brings a domain into being, by whose daemons serve it.
+func (r *Reconciler) steps(p *pass) []func(context.Context, *pass) error {
+	r.decideMode(p)
+	steps := []func(context.Context, *pass) error{r.ensureFinalizer}
+	if p.ownDaemons() {
+		steps = append(steps, r.ensureDaemonTemplate, r.ensureDaemonSet, r.ensureNetworkPolicy)
+	}
+	if p.clique == "" {
+		steps = append(steps, r.ensureWorkloadTemplate)
+	}
+	return steps
 }
 
 // soonest is the earlier of two moments, where zero means never.
@@ -287,15 +301,26 @@ func (r *Reconciler) ensure(ctx context.Context, p *pass, want, found client.Obj
 
 // writeStatus writes the status if it changed, at the latest when its change may no longer wait; the result is when that is.
 func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.ComputeDomainStatus) (time.Duration, error) {
-	nodes, pods, err := r.observe(ctx, p.domain.UID)
+	members, pods, err := r.members(ctx, p)
 	if err != nil {
 		return 0, err
 	}
-	setStatus(p.domain, membersOf(nodes, pods), p.problem)
+	needs := p.domain.Spec.NumNodes
+	if p.clique != "" {
+		needs = max(1, len(members)) // all that the clique has
+	}
+	setStatusFor(p.domain, needs, members, p.problem)
+	if err := r.setChannels(ctx, p); err != nil {
+		return 0, err
+	}
+	summarise(p.domain)
 	if p.template != "" {
 		setDaemonsCurrent(p.domain, behind(pods, p.template))
 	}
 	pause, changed := pauseBefore(p.domain.Spec.NumNodes, *before, p.domain.Status)
+	if p.clique != "" {
+		pause = min(pause, addressPause) // others wait for what it says
+	}
 	if !changed {
 		return 0, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
 )
 
 // Settings are what the controller of compute domains is told by flags.
@@ -38,6 +40,8 @@ type Settings struct {
 	HostMounts []string
 	// DaemonVerbosity is the log level of the daemons.
 	DaemonVerbosity int
+	// IMEX says whose IMEX daemons serve domains that are made from now on.
+	IMEX v1beta1.IMEXMode
 	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
 	NetworkPolicies bool
 }
@@ -46,6 +50,8 @@ type Settings struct {
 func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringVar(&s.Namespace, "namespace", getenv("POD_NAMESPACE"),
 		"namespace in which IMEX daemons run: the controller's own (environment: POD_NAMESPACE)")
+	flags.StringVar((*string)(&s.IMEX), "imex", string(v1beta1.IMEXDomain),
+		"whose IMEX daemons serve domains that are made from now on: Domain (each its own) or Clique (those of the clique, by a channel each)")
 	flags.StringVar(&s.Image, "image", "", "image of the IMEX daemons: this program's")
 	flags.StringVar(&s.ImagePullPolicy, "image-pull-policy", string(corev1.PullIfNotPresent), "Always, IfNotPresent or Never")
 	flags.StringSliceVar(&s.ImagePullSecrets, "image-pull-secrets", nil, "names of the secrets to pull the image with, in the namespace")
@@ -65,6 +71,9 @@ func (s *Settings) Validate() error {
 	}
 	if s.Image == "" {
 		errs = append(errs, errors.New("--image is empty: give this program's image, which the IMEX daemons run too"))
+	}
+	if s.IMEX != v1beta1.IMEXDomain && s.IMEX != v1beta1.IMEXClique {
+		errs = append(errs, fmt.Errorf("--imex %q: allowed are %s and %s", s.IMEX, v1beta1.IMEXDomain, v1beta1.IMEXClique))
 	}
 	switch corev1.PullPolicy(s.ImagePullPolicy) {
 	case corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
@@ -89,7 +98,7 @@ func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 	labelled := labels.NewSelector().Add(*ours)
 	inNamespace := map[string]cache.Config{s.Namespace: {}}
 	held := map[client.Object]cache.ByObject{
-		&corev1.Node{}:                       {Label: labelled},
+		&corev1.Node{}:                       {Transform: keepLabels},
 		&corev1.Pod{}:                        {Label: labelled, Namespaces: inNamespace, Transform: keepDaemonPod},
 		&appsv1.DaemonSet{}:                  {Label: labelled, Namespaces: inNamespace},
 		&resourceapi.ResourceClaimTemplate{}: {Label: labelled},
@@ -98,6 +107,23 @@ func (s *Settings) Caches() (map[client.Object]cache.ByObject, error) {
 		held[&networkingv1.NetworkPolicy{}] = cache.ByObject{Label: labelled, Namespaces: inNamespace}
 	}
 	return held, nil
+}
+
+// keepLabels keeps of a node what the controller looks at.
+func keepLabels(obj any) (any, error) {
+	node, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	kept := &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta}
+	kept.Name, kept.UID, kept.ResourceVersion, kept.Labels = node.Name, node.UID, node.ResourceVersion, map[string]string{}
+	for label, value := range node.Labels {
+		if ours := strings.HasPrefix(label, computedomain.LabelMemberPrefix); ours || label == v1beta1.LabelClique ||
+			label == v1beta1.LabelComputeDomain || label == computedomain.LabelChannels {
+			kept.Labels[label] = value
+		}
+	}
+	return kept, nil
 }
 
 // keepDaemonPod keeps of a pod what the controller looks at.
@@ -118,5 +144,8 @@ func keepDaemonPod(obj any) (any, error) {
 
 // Add adds the controller to a manager whose scheme knows ComputeDomains and whose cache holds what Caches says. Events go to recorder.
 func Add(ctx context.Context, m ctrl.Manager, recorder record.EventRecorder, s Settings) error {
-	return newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s).setup(ctx, m)
+	if err := newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s).setup(ctx, m); err != nil {
+		return err
+	}
+	return (&cliques{client: m.GetClient(), settings: s}).setup(m)
 }

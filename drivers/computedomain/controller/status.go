@@ -35,12 +35,19 @@ const namedAtMost = 5
 // setStatus writes into status what members make of it. problem, where there is one, keeps the domain from being Ready whatever its
 // nodes say.
 func setStatus(domain *v1beta1.ComputeDomain, members []member, problem *metav1.Condition) {
+	setStatusFor(domain, domain.Spec.NumNodes, members, problem)
+}
+
+// setStatusFor is setStatus of a domain that needs another number of nodes than its spec says.
+func setStatusFor(domain *v1beta1.ComputeDomain, needs int, members []member, problem *metav1.Condition) {
 	status := &domain.Status
 	before := status.Nodes
 	status.Nodes = nodesOf(before, members)
 	status.Cliques = cliquesOf(status.Cliques, before, status.Nodes)
 	status.ObservedGeneration = domain.Generation
-	condition := readiness(domain.Spec, status.Nodes, members)
+	spec := domain.Spec
+	spec.NumNodes = needs
+	condition := readiness(spec, status.Nodes, members)
 	if problem != nil {
 		condition = *problem
 	}
@@ -149,6 +156,9 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	}
 	if old.Status != new.Status || old.ObservedGeneration != new.ObservedGeneration || len(old.Conditions) == 0 {
 		return atOnce, true
+	}
+	if !equality.Semantic.DeepEqual(old.Channels, new.Channels) {
+		return atOnce, true // a pod waits for its channel
 	}
 	if len(old.Nodes) < wanted && len(new.Nodes) >= wanted {
 		return atOnce, true

@@ -6,6 +6,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -19,6 +20,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/pci"
@@ -35,7 +37,7 @@ const role = "compute-domain-plugin"
 // Command is `gpufabric compute-domain-plugin`.
 func Command(h host.Host) *cobra.Command {
 	var node options.Node
-	var namespace string
+	var namespace, mode string
 	command := &cobra.Command{
 		Use:   role,
 		Short: "Serve IMEX channels on this node (DRA driver " + computedomain.Driver + ")",
@@ -46,19 +48,25 @@ func Command(h host.Host) *cobra.Command {
 				err = errors.Join(err, errors.New("--namespace is empty: give the namespace in which the controller runs IMEX daemons, or set "+
 					"POD_NAMESPACE"))
 			}
+			if mode != string(v1beta1.IMEXDomain) && mode != string(v1beta1.IMEXClique) {
+				err = errors.Join(err, fmt.Errorf("--imex %q: allowed are %s and %s", mode, v1beta1.IMEXDomain, v1beta1.IMEXClique))
+			}
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), h, node, namespace)
+			return run(cmd.Context(), h, node, namespace, v1beta1.IMEXMode(mode))
 		},
 	}
 	node.Bind(command.Flags(), h.Env, role)
 	command.Flags().StringVar(&namespace, "namespace", h.Env("POD_NAMESPACE"),
 		"namespace in which the controller runs IMEX daemons (environment: POD_NAMESPACE)")
+	command.Flags().StringVar(&mode, "imex", string(v1beta1.IMEXDomain),
+		"whose IMEX daemons serve domains: Domain (each its own, so that the channel is for one claim at a time) or Clique (those of the "+
+			"clique, so that several claims and domains share the node's channels)")
 	return command
 }
 
-func run(ctx context.Context, h host.Host, node options.Node, namespace string) error {
+func run(ctx context.Context, h host.Host, node options.Node, namespace string, mode v1beta1.IMEXMode) error {
 	config, err := h.Kubernetes()
 	if err != nil {
 		return err
@@ -77,6 +85,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	defer stopRecorder()
 
 	p := newPlugin(node, namespace, client, finder)
+	p.shared = mode == v1beta1.IMEXClique
+	p.clique.wanted.Set(p.shared)
 	reader := newFabricReader(h, node)
 	collected := metrics.New(computedomain.Driver)
 	collected.Registry.MustRegister(fabricMetric(&p.fabric))
@@ -85,7 +95,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 	// Everything the kubelet's first call may need is under way before the kubelet can call.
 	group.Go(func() error { p.node.follow(ctx); return nil })
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
-	group.Go(func() error { p.node.labelClique(ctx, &p.fabric); return nil })
+	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.shared); return nil })
+	group.Go(func() error { p.clique.follow(ctx, &p.fabric, finder, namespace); return nil })
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
 	follow := &follower{
@@ -120,7 +131,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string) 
 		defer cancel()
 		beside.Go(func() { renew(ctx, plugin, &p.fabric) })
 		beside.Go(func() { p.keepLabel(ctx) })
-		return publish(ctx, plugin, node.NodeName, &p.fabric)
+		beside.Go(func() { p.keepMembers(ctx) })
+		return publish(ctx, plugin, node.NodeName, p)
 	})
 	return group.Wait()
 }
@@ -151,6 +163,7 @@ func newFabricReader(h host.Host, node options.Node) *fabricReader {
 		board:      func(ctx context.Context) (board, error) { return readBoard(ctx, pci.NewFS(node.SysfsRoot)) },
 		last:       newLastFabric(node.StateDir),
 		hostDaemon: func() bool { return hostDaemon(node.SysfsRoot) },
+		channels:   imex.FS{ProcDevices: node.ProcDevices}.ChannelCount,
 	}
 }
 
@@ -165,12 +178,12 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 }
 
 // publish keeps the node's ResourceSlice as the fabric says until the plugin stops.
-func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, current *observed.Value[fabric]) error {
+func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *kind) error {
 	for {
-		f, changed := current.Get()
+		f, changed := k.fabric.Get()
 		if f.known {
 			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f)}}},
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, k.shared)}}},
 			}})
 			if ctx.Err() != nil {
 				return nil // what it was told to end in the middle of is no failure

@@ -11,6 +11,7 @@ import (
 	nvmllib "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/observed"
 )
@@ -32,6 +33,16 @@ type fabric struct {
 	// problem says why the node's fabric cannot be used; its kind is one of the taint's values.
 	problem     string
 	problemKind string
+	// channels is how many IMEX channels the node's driver made; 0: it is not known.
+	channels int
+}
+
+// channelCount is how many channels the node has, as far as is known.
+func (f fabric) channelCount() int {
+	if f.channels == 0 {
+		return imex.Channels
+	}
+	return f.channels
 }
 
 // The taint's values.
@@ -45,6 +56,8 @@ const (
 	problemOldDriver = "DriverTooOld"
 	// problemHostDaemon: the node runs an nvidia-imex of its own.
 	problemHostDaemon = "HostIMEXRunning"
+	// problemNoChannels: the driver was told to make no IMEX channels.
+	problemNoChannels = "NoIMEXChannels"
 	// problemDrained: the node's GPUs are drained, and its fabric is not read.
 	problemDrained = "GPUsDrained"
 )
@@ -79,6 +92,8 @@ type fabricReader struct {
 	last    lastFabric
 	// hostDaemon says whether the node runs an nvidia-imex of its own.
 	hostDaemon func() bool
+	// channels is how many IMEX channels the driver made.
+	channels func() (int, error)
 }
 
 // read never fails: what it cannot read is a node without fabric, or one with a problem.
@@ -123,7 +138,7 @@ func (r *fabricReader) read(ctx context.Context) fabric {
 	if err := r.last.remember(clique); err != nil {
 		klog.FromContext(ctx).Error(err, "The node's place in the fabric is not remembered over a reboot")
 	}
-	return r.usable(fabric{known: true, state: state, clique: clique})
+	return r.usable(r.withChannels(ctx, fabric{known: true, state: state, clique: clique}))
 }
 
 // missing is how many GPUs the kernel's driver has taken and its library does not show.
@@ -167,10 +182,28 @@ func (r *fabricReader) joining(ctx context.Context) fabric {
 	return fabric{known: true, state: nvml.NoFabric}
 }
 
+// withChannels adds how many channels a node in its fabric has.
+func (r *fabricReader) withChannels(ctx context.Context, f fabric) fabric {
+	if f.state != nvml.Joined || r.channels == nil {
+		return f
+	}
+	count, err := r.channels()
+	switch {
+	case err != nil:
+		klog.FromContext(ctx).V(2).Info("It is not known how many IMEX channels the node has", "reason", err.Error())
+	case count == 0:
+		f.problemKind = problemNoChannels
+		f.problem = "its NVIDIA driver was told to make no IMEX channels (NVreg_ImexChannelCount=0): load it with another value, or without"
+	default:
+		f.channels = count
+	}
+	return f
+}
+
 // usable adds why no daemon can run on a node that is in its fabric.
 func (r *fabricReader) usable(f fabric) fabric {
 	switch {
-	case f.state != nvml.Joined:
+	case f.state != nvml.Joined, f.problem != "":
 	case r.version != "" && older(r.version, minimumDriver):
 		f.problemKind = problemOldDriver
 		f.problem = fmt.Sprintf("its NVIDIA driver is %s, and IMEX needs %s or later (its peers are named, and change while it runs): update "+

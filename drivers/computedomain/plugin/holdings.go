@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,7 +49,9 @@ func (h *holdings) release(claim types.UID, data held, last func(domain types.UI
 	}
 	if _, known := h.byClaim[claim]; known {
 		delete(h.byClaim, claim)
-		delete(h.namespaces, data.Channel)
+		if !h.others(claim, data.Channel) {
+			delete(h.namespaces, data.Channel)
+		}
 		h.tell()
 	}
 	return nil
@@ -71,11 +74,35 @@ func (h *holdings) channel() (domain types.UID, sure bool, changed <-chan struct
 		h.changed = make(chan struct{})
 	}
 	for _, data := range h.byClaim {
-		if data.Channel != "" {
+		if data.Channel != "" && !data.Shared {
 			return data.Channel, true, h.changed
 		}
 	}
 	return "", !h.unsure, h.changed
+}
+
+// members are the domains of which claims here have a channel that the clique's daemons serve, whether these are all, and a channel that is
+// closed when they may have changed.
+func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	for _, data := range h.byClaim {
+		if data.Shared {
+			domains = append(domains, data.Channel)
+		}
+	}
+	slices.Sort(domains)
+	return slices.Compact(domains), !h.unsure, h.changed
+}
+
+// only says whether no other claim is for a claim's domain.
+func (h *holdings) only(claim, domain types.UID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.others(claim, domain)
 }
 
 // count is how many claims are for channels and for daemons.

@@ -22,6 +22,7 @@ import (
 	"gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/node/keylock"
 	"gpufabric.io/drivers/node/observed"
 )
 
@@ -49,6 +50,11 @@ type kind struct {
 	holdings  holdings
 	// settle is settleTime, but in tests.
 	settle time.Duration
+	// shared says that the node's channels are shared by domains from now on.
+	shared bool
+	clique clique
+	// joining is held while a node joins or leaves a domain whose channel several claims of the node may have.
+	joining keylock.Locks
 }
 
 var (
@@ -64,6 +70,9 @@ type held struct {
 	Daemon  types.UID `json:"daemon,omitempty"`
 	// Fabric is the clique that the node was in when a daemon's claim was prepared; empty: none.
 	Fabric string `json:"fabric,omitempty"`
+	// Shared says that the channel is one of the clique's, whose daemons serve several domains. Other claims of the node may be for the same
+	// domain.
+	Shared bool `json:"shared,omitempty"`
 }
 
 // Prepare implements draplugin.Kind.
@@ -78,7 +87,7 @@ func (k *kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		switch config := config.(type) {
 		case *v1beta1.ComputeDomainChannelConfig:
 			data.Channel = types.UID(config.DomainID)
-			prepared.Edits[i], err = k.prepareChannel(ctx, claim, config, data)
+			prepared.Edits[i], err = k.prepareChannel(ctx, claim, config, &data)
 		case *v1beta1.ComputeDomainDaemonConfig:
 			data.Daemon = types.UID(config.DomainID)
 			prepared.Edits[i], err = k.prepareDaemon(ctx, claim, &data)
@@ -115,9 +124,9 @@ func configOf(device draplugin.AllocatedDevice) (v1beta1.Config, error) {
 	return config, nil
 }
 
-// prepareChannel makes the node part of the claim's domain and waits for the domain's daemon here.
+// prepareChannel makes the node part of the claim's domain and waits for the daemon here that serves it.
 func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, config *v1beta1.ComputeDomainChannelConfig,
-	data held) (specs.ContainerEdits, error) {
+	data *held) (specs.ContainerEdits, error) {
 	domain, err := k.findDomain(ctx, claim, data.Channel)
 	if err != nil {
 		return specs.ContainerEdits{}, err
@@ -126,17 +135,23 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "allocationMode is All, but ComputeDomain %s/%s has allocationMode %s",
 			domain.Namespace, domain.Name, domain.Spec.Channel.AllocationMode)
 	}
+	if domain, err = k.awaitMode(ctx, claim, domain); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	if domain.Status.IMEX == v1beta1.IMEXClique {
+		return k.prepareShared(ctx, claim, config, domain, data)
+	}
 	if _, err := k.awaitFabric(ctx, claim); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	// Before the label, which a crash must not leave without a claim to answer for it.
-	if err := k.intend(claim, data); err != nil {
+	if err := k.intend(claim, *data); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	if err := k.node.join(ctx, data.Channel); err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if err := k.awaitDaemon(ctx, claim, domain); err != nil {
+	if err := k.awaitDaemon(ctx, claim, domain, domain.UID); err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	// Asked last: a node may have left its fabric, or joined one, during the wait.
@@ -149,7 +164,7 @@ func (k *kind) prepareChannel(ctx context.Context, claim *draplugin.Claim, confi
 	}
 	count := 1
 	if config.AllocationMode == v1beta1.AllocationModeAll {
-		count = imex.Channels
+		count = current.channelCount()
 	}
 	channels, err := k.imex.ChannelRange(0, count)
 	if err != nil {
@@ -222,9 +237,17 @@ func waitingFor(f fabric, node string) (reason, message string) {
 	return "WaitingForFabric", "waiting for the GPUs of node " + node + " to join their NVLink fabric"
 }
 
-// awaitDaemon waits for the domain's daemon on this node, and says what is missing once that takes long.
-func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain) error {
-	const reason = "WaitingForIMEXDaemon"
+// awaitDaemon waits for the daemon on this node that serves the domain, and says what is missing once that takes long. of is whose daemon it
+// is: the domain's own, or that which stands for the node's clique.
+func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain, of types.UID) error {
+	return k.awaitQuietly(ctx, claim, "WaitingForIMEXDaemon", domain, func(ctx context.Context, waiting func(string)) error {
+		return k.daemons.await(ctx, of, waiting)
+	})
+}
+
+// awaitQuietly waits by await, which is told whom to tell what is missing, and passes that on once it takes long.
+func (k *kind) awaitQuietly(ctx context.Context, claim *draplugin.Claim, reason string, domain *v1beta1.ComputeDomain,
+	await func(ctx context.Context, waiting func(string)) error) error {
 	// The wait tells its news to tell, which passes them on once the quiet time is over.
 	var mu sync.Mutex
 	var latest string
@@ -236,7 +259,7 @@ func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *
 	}
 	timer := time.AfterFunc(quiet, func() { mu.Lock(); defer mu.Unlock(); loud = true; tell() })
 	defer timer.Stop()
-	err := k.daemons.await(ctx, domain.UID, func(message string) { mu.Lock(); defer mu.Unlock(); latest = message; tell() })
+	err := await(ctx, func(message string) { mu.Lock(); defer mu.Unlock(); latest = message; tell() })
 	if err != nil {
 		return draplugin.Refuse(reason, "ComputeDomain %s on node %s: %w", domain.Name, k.node.name, err)
 	}
@@ -306,6 +329,9 @@ func (k *kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	data, err := decode(record)
 	if err != nil {
 		return err
+	}
+	if data.Shared {
+		return k.leaveShared(ctx, record.UID, data)
 	}
 	if data.Channel != "" {
 		// The channel is held by one claim at a time, so this was the last of its domain here.
@@ -386,9 +412,15 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 	return nodes
 }
 
-// devicesOf are the devices of a node with this fabric.
-func devicesOf(f fabric) []resourceapi.Device {
+// devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim gets
+// is its domain's to say, and any number of claims may have it.
+func devicesOf(f fabric, shared bool) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
+	if shared {
+		count := int64(f.channelCount())
+		channel.AllowMultipleAllocations = &shared
+		channel.Attributes[computedomain.AttributeChannels] = resourceapi.DeviceAttribute{IntValue: &count}
+	}
 	if value := f.taint(); value != "" {
 		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}}

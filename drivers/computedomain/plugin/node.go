@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/node/observed"
 )
 
@@ -29,7 +32,22 @@ type nodeLabels struct {
 	known  bool
 	clique string
 	domain types.UID
+	// channels is how many IMEX channels the label says that the node has, members the domains that have one of them, with commas between.
+	channels, members string
 }
+
+// domains are the domains that have a channel of the node's clique, as the labels say.
+func (l nodeLabels) domains() []types.UID {
+	var domains []types.UID
+	for uid := range strings.SplitSeq(l.members, ",") {
+		if uid != "" {
+			domains = append(domains, types.UID(uid))
+		}
+	}
+	return domains
+}
+
+func (l nodeLabels) has(domain types.UID) bool { return slices.Contains(l.domains(), domain) }
 
 // node is this node's Node object: one watch of one object, and patches of two labels.
 type node struct {
@@ -72,7 +90,14 @@ func (n *node) follow(ctx context.Context) {
 }
 
 func labelsOf(object *corev1.Node) nodeLabels {
-	return nodeLabels{known: true, clique: object.Labels[v1beta1.LabelClique], domain: types.UID(object.Labels[v1beta1.LabelComputeDomain])}
+	var members []string
+	for _, uid := range computedomain.MemberOf(object.Labels) {
+		members = append(members, string(uid))
+	}
+	return nodeLabels{
+		known: true, clique: object.Labels[v1beta1.LabelClique], domain: types.UID(object.Labels[v1beta1.LabelComputeDomain]),
+		channels: object.Labels[computedomain.LabelChannels], members: strings.Join(members, ","),
+	}
 }
 
 // keepMetadata drops what a Node object carries beside its labels: the list of its images alone is tens of kilobytes.
@@ -84,17 +109,25 @@ func keepMetadata(obj any) (any, error) {
 	return obj, nil
 }
 
-// labelClique keeps the node's clique label as the fabric says, until ctx ends: also when someone else changes it, or when the Node object
+// labelClique keeps the node's clique label as the fabric says, and with it that of the node's channels where they are shared, until ctx ends: also when someone else changes it, or when the Node object
 // is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
-func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric]) {
+func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff
 	for ctx.Err() == nil {
 		now, fabricChanged := current.Get()
 		labels, labelsChanged := n.labels.Get()
 		var again <-chan time.Time
-		if want, decided := cliqueLabel(now); decided && labels.known && labels.clique != want {
-			if err := n.patch(ctx, map[string]any{v1beta1.LabelClique: orNil(want)}); err != nil {
+		channels := ""
+		if shared && now.clique != "" {
+			channels = strconv.Itoa(now.channelCount())
+		}
+		if want, decided := cliqueLabel(now); decided && labels.known && (labels.clique != want || labels.channels != channels) {
+			wanted := map[string]any{v1beta1.LabelClique: orNil(want)}
+			if labels.channels != channels {
+				wanted[computedomain.LabelChannels] = orNil(channels)
+			}
+			if err := n.patch(ctx, wanted); err != nil {
 				klog.FromContext(ctx).Error(err, "Clique label not set", "clique", want)
 				again = time.After(retry.Step())
 			} else {

@@ -70,6 +70,9 @@ func (f FS) firstMajor(drivers ...string) (int64, error) {
 	return 0, errors.Join(errs...)
 }
 
+// errNoKey marks a file of the driver without the line that was looked for.
+var errNoKey = errors.New("has no")
+
 // minorOf reads a line "KEY: N" of a file of the driver.
 func minorOf(path, key string) (int64, error) {
 	data, err := os.ReadFile(path)
@@ -86,9 +89,9 @@ func minorOf(path, key string) (int64, error) {
 		}
 		minor, err := strconv.ParseInt(strings.TrimSpace(value), 10, 32)
 		if err != nil || minor < 0 {
-			return 0, fmt.Errorf("%s: %s %q is not a device number", path, key, strings.TrimSpace(value))
+			return 0, fmt.Errorf("%s: %s %q is not a number that it can be", path, key, strings.TrimSpace(value))
 		}
 		return minor, nil
 	}
-	return 0, fmt.Errorf("%s has no %s", path, key)
+	return 0, fmt.Errorf("%s %w %s", path, errNoKey, key)
 }

@@ -19,6 +19,7 @@ const (
 	channelDriver    = "nvidia-caps-imex-channels"
 	capabilityDriver = "nvidia-caps"
 	managementFile   = "driver/nvidia/capabilities/fabric-imex-mgmt"
+	paramsFile       = "driver/nvidia/params"
 )
 
 // FS reads /proc as it lies around a devices file.
@@ -60,6 +61,20 @@ func (f FS) ChannelRange(first, count int) ([]Device, error) {
 		devices = append(devices, Device{Path: fmt.Sprintf("/dev/%s/channel%d", channelDriver, n), Major: major, Minor: int64(n)})
 	}
 	return devices, nil
+}
+
+// ChannelCount is how many channels the loaded driver made (/proc/driver/nvidia/params: ImexChannelCount, its parameter
+// NVreg_ImexChannelCount). A driver that does not say has Channels.
+func (f FS) ChannelCount() (int, error) {
+	path := filepath.Join(filepath.Dir(f.ProcDevices), paramsFile)
+	count, err := minorOf(path, "ImexChannelCount")
+	if errors.Is(err, errNoKey) {
+		return Channels, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read how many IMEX channels the driver made: %w", err)
+	}
+	return int(min(count, Channels)), nil
 }
 
 // Management returns the device whose holder may manage the fabric as an IMEX daemon does

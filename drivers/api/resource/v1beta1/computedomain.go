@@ -9,9 +9,12 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Namespaced,shortName=cd
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.status`
-// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.spec.numNodes`
-// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.channel.resourceClaimTemplate.name`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.summary.ready`
+// +kubebuilder:printcolumn:name="Clique",type=string,JSONPath=`.status.summary.clique`
+// +kubebuilder:printcolumn:name="Channel",type=string,JSONPath=`.status.summary.channel`
 // +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,priority=1,JSONPath=`.spec.numNodes`
+// +kubebuilder:printcolumn:name="Template",type=string,priority=1,JSONPath=`.spec.channel.resourceClaimTemplate.name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type ComputeDomain struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -19,8 +22,7 @@ type ComputeDomain struct {
 
 	// Spec says what the domain is. It cannot be changed.
 	//
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: delete the ComputeDomain
-	// and create it again"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a ComputeDomain's spec cannot be changed: create another"
 	Spec ComputeDomainSpec `json:"spec"`
 
 	// Status says what has become of it.
@@ -48,7 +50,7 @@ type AllocationMode string
 
 // The allocation modes.
 const (
-	// AllocationModeSingle gives one channel, channel 0.
+	// AllocationModeSingle gives one channel: the one that the domain holds, which is channel 0 of a domain with IMEX daemons of its own.
 	AllocationModeSingle AllocationMode = "Single"
 	// AllocationModeAll gives every channel that the driver has.
 	AllocationModeAll AllocationMode = "All"
@@ -59,7 +61,7 @@ type ComputeDomainChannelSpec struct {
 	// ResourceClaimTemplate is made by the controller, in the domain's namespace.
 	ResourceClaimTemplate ComputeDomainResourceClaimTemplate `json:"resourceClaimTemplate"`
 
-	// AllocationMode says how many channels a claim gets: Single (channel 0) or All.
+	// AllocationMode says how many channels a claim gets: Single (one) or All.
 	//
 	// +kubebuilder:default=Single
 	// +optional
@@ -125,6 +127,25 @@ type ComputeDomainStatus struct {
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
+	// IMEX says whose IMEX daemons serve the domain, decided when the controller first saw it: Domain (its own) or Clique (those that run on
+	// every node of the clique as long as the node does). A domain that a version without the choice formed has its own, and no value here.
+	//
+	// +kubebuilder:validation:Enum=Domain;Clique
+	// +optional
+	IMEX IMEXMode `json:"imex,omitempty"`
+
+	// Channels are, of the ComputeDomain that stands for a whole clique, the IMEX channels of the clique that domains hold.
+	//
+	// +listType=map
+	// +listMapKey=domainID
+	// +optional
+	Channels []ComputeDomainChannel `json:"channels,omitempty"`
+
+	// Summary is for people: kubectl get prints it.
+	//
+	// +optional
+	Summary ComputeDomainSummary `json:"summary,omitempty"`
+
 	// ObservedGeneration is the generation that this status speaks of.
 	//
 	// +optional
@@ -147,6 +168,55 @@ type ComputeDomainClique struct {
 	// +kubebuilder:validation:Enum=Domain
 	// +optional
 	Names string `json:"names,omitempty"`
+	// Channel is the IMEX channel that the domain holds in this clique, the same on all its nodes there. It is absent of a domain with IMEX
+	// daemons of its own, which uses channel 0, and of one that has allocationMode All.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	Channel *int `json:"channel,omitempty"`
+}
+
+// IMEXMode says whose IMEX daemons serve a domain.
+type IMEXMode string
+
+// The modes.
+const (
+	// IMEXDomain: the domain has daemons of its own, which come and go with it.
+	IMEXDomain IMEXMode = "Domain"
+	// IMEXClique: the daemons of the clique serve every domain, each by a channel of its own.
+	IMEXClique IMEXMode = "Clique"
+)
+
+// ComputeDomainChannel is a channel of a clique that a domain holds, from when its first node joins until the last has given it back.
+type ComputeDomainChannel struct {
+	// Number of the channel, from 0; that of a domain with all channels is 0.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Number int `json:"number"`
+	// All says that the domain holds every channel of the clique.
+	//
+	// +optional
+	All bool `json:"all,omitempty"`
+	// DomainID is the UID of the ComputeDomain that holds it, Namespace and Name are where it stands, or stood.
+	DomainID  string `json:"domainID"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// ComputeDomainSummary is the status in a few words.
+type ComputeDomainSummary struct {
+	// Ready is how many nodes are ready of those that are needed, such as 17/18.
+	//
+	// +optional
+	Ready string `json:"ready,omitempty"`
+	// Clique is the NVLink clique of the domain's nodes, or how many there are.
+	//
+	// +optional
+	Clique string `json:"clique,omitempty"`
+	// Channel is the number of the domain's IMEX channel, or All.
+	//
+	// +optional
+	Channel string `json:"channel,omitempty"`
 }
 
 // NamesOfDomain is ComputeDomainClique.Names for names with the identity of domain and clique.

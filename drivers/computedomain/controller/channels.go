@@ -1,0 +1,348 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/hardware/imex"
+)
+
+// decideMode writes down whose IMEX daemons serve the domain, once: a domain keeps them whatever the controller is told later. One that an
+// earlier version has reconciled has its own.
+func (r *Reconciler) decideMode(p *pass) {
+	status := &p.domain.Status
+	switch {
+	case p.clique != "":
+		status.IMEX = v1beta1.IMEXClique
+	case status.IMEX != "":
+	case len(status.Conditions) == 0 && r.settings.IMEX == v1beta1.IMEXClique:
+		status.IMEX = v1beta1.IMEXClique
+	default:
+		status.IMEX = v1beta1.IMEXDomain
+	}
+}
+
+// ownDaemons says whether daemons run for this very domain.
+func (p *pass) ownDaemons() bool { return p.clique != "" || p.domain.Status.IMEX != v1beta1.IMEXClique }
+
+// channelsOf enters into a clique's table of channels the domains that its nodes have joined. Each that is new gets the lowest number that
+// is free, of the count that every node of the clique has, or none: there is no room for it, or it wants all channels while others hold
+// some.
+//
+// The table is one object, and each write of it is refused where another came between: whoever writes it, no number is held twice.
+func channelsOf(kept []v1beta1.ComputeDomainChannel, wanted []*v1beta1.ComputeDomain, count int) []v1beta1.ComputeDomainChannel {
+	channels := slices.Clone(kept)
+	taken := map[int]bool{}
+	known := map[string]bool{}
+	exclusive := false
+	for _, channel := range kept {
+		taken[channel.Number], known[channel.DomainID] = true, true
+		exclusive = exclusive || channel.All
+	}
+	// The same domains in the same state always get the same numbers.
+	slices.SortFunc(wanted, func(a, b *v1beta1.ComputeDomain) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
+	for _, domain := range wanted {
+		all := domain.Spec.Channel.AllocationMode == v1beta1.AllocationModeAll
+		if known[string(domain.UID)] || exclusive || all && len(channels) > 0 {
+			continue
+		}
+		number := 0
+		for taken[number] {
+			number++
+		}
+		if number >= count {
+			continue
+		}
+		channels = append(channels, v1beta1.ComputeDomainChannel{
+			Number: number, All: all, DomainID: string(domain.UID), Namespace: domain.Namespace, Name: domain.Name,
+		})
+		taken[number], exclusive = true, all
+	}
+	slices.SortFunc(channels, func(a, b v1beta1.ComputeDomainChannel) int { return cmp.Compare(a.Number, b.Number) })
+	return channels
+}
+
+// channelCount is how many channels each of a clique's nodes has: the least that one of them says. A node that says nothing yet, or
+// nonsense, is passed over.
+func channelCount(nodes []metav1.PartialObjectMetadata) int {
+	least := imex.Channels
+	for _, node := range nodes {
+		if count, err := strconv.Atoi(node.Labels[computedomain.LabelChannels]); err == nil && count >= 0 {
+			least = min(least, count)
+		}
+	}
+	return least
+}
+
+// setChannels writes the table of channels into a clique's status, and into a user's which number it holds.
+func (r *Reconciler) setChannels(ctx context.Context, p *pass) error {
+	status := &p.domain.Status
+	if p.clique == "" {
+		if status.IMEX != v1beta1.IMEXClique {
+			return nil
+		}
+		for i := range status.Cliques {
+			clique, err := r.clique(ctx, status.Cliques[i].ID)
+			if err != nil {
+				return err
+			}
+			status.Cliques[i].Channel = nil
+			if clique == nil {
+				continue
+			}
+			if channel := computedomain.ChannelOf(clique, p.domain.UID); channel != nil && !channel.All {
+				status.Cliques[i].Channel = &channel.Number
+			}
+		}
+		return nil
+	}
+	nodes, err := r.nodesOfClique(ctx, p.clique)
+	if err != nil {
+		return err
+	}
+	var kept []v1beta1.ComputeDomainChannel
+	for _, channel := range status.Channels {
+		free, err := r.givenBack(ctx, channel)
+		if err != nil {
+			return err
+		}
+		if !free {
+			kept = append(kept, channel)
+		}
+	}
+	wanted, err := r.joined(ctx, nodes)
+	if err != nil {
+		return err
+	}
+	status.Channels = channelsOf(kept, wanted, channelCount(nodes))
+	return nil
+}
+
+// joined are the domains that nodes are part of, without those that are going.
+func (r *Reconciler) joined(ctx context.Context, nodes []metav1.PartialObjectMetadata) ([]*v1beta1.ComputeDomain, error) {
+	var uids []types.UID
+	for _, node := range nodes {
+		uids = append(uids, computedomain.MemberOf(node.Labels)...)
+	}
+	slices.Sort(uids)
+	var domains []*v1beta1.ComputeDomain
+	for _, uid := range slices.Compact(uids) {
+		domain, err := r.find(ctx, uid)
+		if err != nil {
+			return nil, err
+		}
+		if domain != nil && domain.DeletionTimestamp == nil && domain.Status.IMEX == v1beta1.IMEXClique {
+			domains = append(domains, domain)
+		}
+	}
+	return domains, nil
+}
+
+// givenBack says whether a channel's number may go to another domain: its domain is going or gone, and no node has it any more.
+//
+// A plugin labels its node, then finds that the domain lives, and only then hands the number out. So once the domain is known to go, a node
+// that has handed the number out is labelled, until it has given it back. Both are asked of the API server, since a cache may be older than
+// the table; the domain first.
+func (r *Reconciler) givenBack(ctx context.Context, channel v1beta1.ComputeDomainChannel) (bool, error) {
+	uid := types.UID(channel.DomainID)
+	if cached, err := r.find(ctx, uid); err != nil || cached != nil && cached.DeletionTimestamp == nil {
+		return false, err
+	}
+	domains := metav1.PartialObjectMetadataList{}
+	domains.SetGroupVersionKind(v1beta1.SchemeGroupVersion().WithKind("ComputeDomainList"))
+	if err := r.live.List(ctx, &domains, client.InNamespace(channel.Namespace)); err != nil {
+		return false, fmt.Errorf("look for the ComputeDomain that holds channel %d: %w", channel.Number, err)
+	}
+	for _, domain := range domains.Items {
+		if domain.UID == uid && domain.DeletionTimestamp == nil {
+			return false, nil
+		}
+	}
+	nodes := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	if err := r.live.List(ctx, &nodes, client.HasLabels{computedomain.MemberLabel(uid)}, client.Limit(1)); err != nil {
+		return false, fmt.Errorf("look for nodes that have channel %d: %w", channel.Number, err)
+	}
+	return len(nodes.Items) == 0, nil
+}
+
+// members are a domain's nodes as the cluster shows them now, and the pods of its own daemons.
+func (r *Reconciler) members(ctx context.Context, p *pass) ([]member, []corev1.Pod, error) {
+	nodes, pods, err := r.observe(ctx, p.domain.UID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.clique != "" {
+		if nodes, err = r.nodesOfClique(ctx, p.clique); err != nil {
+			return nil, nil, err
+		}
+	}
+	if p.ownDaemons() {
+		return membersOf(nodes, pods), pods, nil
+	}
+	members := make([]member, 0, len(nodes))
+	for _, node := range nodes {
+		m := member{name: node.Name, clique: node.Labels[v1beta1.LabelClique], cliqueKnown: true}
+		if m.clique == "" {
+			m.ready = true // a node without fabric needs no daemon
+		} else if err := r.servedBy(ctx, p.domain, &m); err != nil {
+			return nil, nil, err
+		}
+		members = append(members, m)
+	}
+	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
+	return members, nil, nil
+}
+
+// servedBy fills in what a member's clique has for it: the node's daemon, and the domain's channel.
+func (r *Reconciler) servedBy(ctx context.Context, domain *v1beta1.ComputeDomain, m *member) error {
+	clique, err := r.clique(ctx, m.clique)
+	if err != nil {
+		return err
+	}
+	if clique == nil {
+		m.why = "its clique " + m.clique + " has no IMEX daemons yet"
+		return nil
+	}
+	for _, node := range clique.Status.Nodes {
+		if node.Name == m.name {
+			m.address, m.ready = node.IPAddress, node.Status == v1beta1.Ready
+		}
+	}
+	switch {
+	case computedomain.ChannelOf(clique, domain.UID) == nil:
+		m.ready, m.why = false, noChannel(clique, domain)
+	case !m.ready:
+		m.why = fmt.Sprintf("the IMEX daemon of its clique is not READY there: see ComputeDomain %s/%s", clique.Namespace, clique.Name)
+	}
+	return nil
+}
+
+// noChannel says why a domain has no channel of a clique.
+func noChannel(clique, domain *v1beta1.ComputeDomain) string {
+	held := len(clique.Status.Channels)
+	switch {
+	case held == 0:
+		return "it has no IMEX channel yet"
+	case clique.Status.Channels[0].All:
+		return fmt.Sprintf("ComputeDomain %s/%s holds all IMEX channels of its clique", clique.Status.Channels[0].Namespace,
+			clique.Status.Channels[0].Name)
+	case domain.Spec.Channel.AllocationMode == v1beta1.AllocationModeAll:
+		return fmt.Sprintf("it waits for all IMEX channels of its clique, of which %d %s held", held, plural(held, "is", "are"))
+	default:
+		return fmt.Sprintf("it has no IMEX channel yet: %d of its clique %s held", held, plural(held, "is", "are"))
+	}
+}
+
+// clique returns the ComputeDomain that stands for a clique, or nil.
+func (r *Reconciler) clique(ctx context.Context, clique string) (*v1beta1.ComputeDomain, error) {
+	if clique == "" {
+		return nil, nil
+	}
+	found := &v1beta1.ComputeDomain{}
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: r.settings.Namespace, Name: computedomain.CliqueName(clique)}, found)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("look up the ComputeDomain of clique %s: %w", clique, err)
+	}
+	if err != nil || computedomain.CliqueOf(found, r.settings.Namespace) != clique {
+		return nil, nil
+	}
+	return r.memory.newest(found), nil
+}
+
+func (r *Reconciler) nodesOfClique(ctx context.Context, clique string) ([]metav1.PartialObjectMetadata, error) {
+	nodes := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	if err := r.client.List(ctx, &nodes, client.MatchingFields{byClique: clique}); err != nil {
+		return nil, fmt.Errorf("list the nodes of clique %s: %w", clique, err)
+	}
+	return nodes.Items, nil
+}
+
+// domainsOfNode are the domains that a node's labels name.
+func domainsOfNode(o client.Object) []string {
+	domains := labelIndex(o)
+	for _, uid := range computedomain.MemberOf(o.GetLabels()) {
+		domains = append(domains, string(uid))
+	}
+	return domains
+}
+
+// concerns are the domains that a change of a ComputeDomain concerns: itself; those with a channel of the clique that it stands for; and,
+// where it is going, those that stand for the cliques in which it has a channel.
+func (r *Reconciler) concerns(ctx context.Context, o client.Object) []types.UID {
+	concerned := []types.UID{o.GetUID()}
+	domain, ok := o.(*v1beta1.ComputeDomain)
+	if !ok {
+		return concerned
+	}
+	if domain.DeletionTimestamp != nil && domain.Status.IMEX == v1beta1.IMEXClique {
+		for _, part := range domain.Status.Cliques {
+			if clique, err := r.clique(ctx, part.ID); err == nil && clique != nil {
+				concerned = append(concerned, clique.UID)
+			}
+		}
+	}
+	for _, channel := range domain.Status.Channels {
+		concerned = append(concerned, types.UID(channel.DomainID))
+	}
+	return concerned
+}
+
+// concernsOfNode are the domains that a change of a node concerns: those that it is part of, and that of its clique.
+func (r *Reconciler) concernsOfNode(ctx context.Context, o client.Object) []types.UID {
+	var concerned []types.UID
+	for _, uid := range domainsOfNode(o) {
+		if uid != "" {
+			concerned = append(concerned, types.UID(uid))
+		}
+	}
+	// An error is of a cache that is not there any more.
+	if clique, err := r.clique(ctx, o.GetLabels()[v1beta1.LabelClique]); err == nil && clique != nil {
+		concerned = append(concerned, clique.UID)
+	}
+	return concerned
+}
+
+// summarise writes the words that kubectl get prints.
+func summarise(domain *v1beta1.ComputeDomain) {
+	status := &domain.Status
+	ready := 0
+	for _, node := range status.Nodes {
+		if node.Status == v1beta1.Ready {
+			ready++
+		}
+	}
+	summary := v1beta1.ComputeDomainSummary{Ready: fmt.Sprintf("%d/%d", ready, max(domain.Spec.NumNodes, len(status.Nodes)))}
+	switch len(status.Cliques) {
+	case 0:
+	case 1:
+		summary.Clique = status.Cliques[0].ID
+	default:
+		summary.Clique = fmt.Sprintf("%d cliques", len(status.Cliques))
+	}
+	var channels []string
+	for _, clique := range status.Cliques {
+		if clique.Channel != nil {
+			channels = append(channels, strconv.Itoa(*clique.Channel))
+		}
+	}
+	slices.Sort(channels)
+	if channels = slices.Compact(channels); len(channels) > 0 {
+		summary.Channel = listed(channels)
+	}
+	if domain.Spec.Channel.AllocationMode == v1beta1.AllocationModeAll {
+		summary.Channel = string(v1beta1.AllocationModeAll)
+	}
+	status.Summary = summary
+}

@@ -1,0 +1,84 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+)
+
+// cliques keeps a ComputeDomain for every clique that has nodes, where the daemons of cliques serve all domains. A request is a clique. What
+// such a domain needs, the Reconciler makes, as for any other.
+type cliques struct {
+	client   client.Client
+	settings Settings
+}
+
+func (c *cliques) setup(manager ctrl.Manager) error {
+	byLabel := handler.TypedEnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []string {
+		if clique := o.GetLabels()[v1beta1.LabelClique]; clique != "" {
+			return []string{clique}
+		}
+		return nil
+	})
+	skipNameValidation := true // as the Reconciler's
+	return builder.TypedControllerManagedBy[string](manager).Named("imexclique").
+		Watches(&v1beta1.ComputeDomain{}, byLabel).
+		WatchesMetadata(&corev1.Node{}, byLabel).
+		WithOptions(controller.TypedOptions[string]{MaxConcurrentReconciles: 1, SkipNameValidation: &skipNameValidation}).
+		Complete(c)
+}
+
+// Reconcile makes the clique's ComputeDomain, or removes it once nobody needs it. One that holds channels stays: its daemons have memory of
+// jobs, also where the controller was told since to make none.
+func (c *cliques) Reconcile(ctx context.Context, clique string) (ctrl.Result, error) {
+	nodes := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	if err := c.client.List(ctx, &nodes, client.MatchingFields{byClique: clique}); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list the nodes of clique %s: %w", clique, err)
+	}
+	wanted := len(nodes.Items) > 0 && c.settings.IMEX == v1beta1.IMEXClique
+	found := &v1beta1.ComputeDomain{}
+	want := cliqueDomain(clique, c.settings.Namespace)
+	err := c.client.Get(ctx, client.ObjectKeyFromObject(want), found)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return ctrl.Result{}, fmt.Errorf("look up the ComputeDomain of clique %s: %w", clique, err)
+	case err != nil && wanted:
+		if err := c.client.Create(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
+			return ctrl.Result{}, fmt.Errorf("make the ComputeDomain of clique %s: %w", clique, err)
+		}
+	case err == nil && !wanted && len(found.Status.Channels) == 0 && found.DeletionTimestamp == nil:
+		// The version that was seen: one that a domain got a channel of since stays.
+		precondition := client.Preconditions{UID: &found.UID, ResourceVersion: &found.ResourceVersion}
+		err := c.client.Delete(ctx, found, precondition)
+		if apierrors.IsConflict(err) {
+			return ctrl.Result{}, nil // its change comes into view
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return ctrl.Result{}, fmt.Errorf("remove the ComputeDomain of clique %s: %w", clique, err)
+		}
+	}
+	return ctrl.Result{}, nil
+}
+
+// cliqueDomain stands for a whole clique. No claim is made from a template of it, so that none is made.
+func cliqueDomain(clique, namespace string) *v1beta1.ComputeDomain {
+	name := computedomain.CliqueName(clique)
+	return &v1beta1.ComputeDomain{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{v1beta1.LabelClique: clique}},
+		Spec: v1beta1.ComputeDomainSpec{Channel: v1beta1.ComputeDomainChannelSpec{
+			AllocationMode:        v1beta1.AllocationModeSingle,
+			ResourceClaimTemplate: v1beta1.ComputeDomainResourceClaimTemplate{Name: name},
+		}},
+	}
+}

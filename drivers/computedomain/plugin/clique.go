@@ -1,0 +1,86 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/node/observed"
+)
+
+// clique is the ComputeDomain that stands for the node's clique, with the table of its channels. It lies in the controller's namespace:
+// what a tenant writes into the status of a ComputeDomain of its own does not count here.
+type clique struct {
+	// wanted says whether it is followed: a node none of whose claims has a channel of the clique has no use for it.
+	wanted observed.Value[bool]
+	object observed.Value[*v1beta1.ComputeDomain]
+}
+
+// domainWatcher calls changed with a domain now and whenever it changes (computedomain.Client).
+type domainWatcher interface {
+	Watch(ctx context.Context, namespace, name string, changed func(*v1beta1.ComputeDomain))
+}
+
+// follow keeps the clique current until ctx ends, as the node goes from one to another.
+func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], client domainWatcher, namespace string) {
+	for ctx.Err() == nil {
+		f, fabricChanged := current.Get()
+		wanted, wantedChanged := c.wanted.Get()
+		watching, stop := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if !wanted || f.clique == "" {
+				return
+			}
+			client.Watch(watching, namespace, computedomain.CliqueName(f.clique), func(domain *v1beta1.ComputeDomain) {
+				if domain != nil && computedomain.CliqueOf(domain, namespace) != f.clique {
+					domain = nil
+				}
+				c.object.Set(domain)
+			})
+		}()
+		stay := true
+		for stay {
+			select {
+			case <-fabricChanged:
+				var now fabric
+				now, fabricChanged = current.Get()
+				stay = now.clique == f.clique
+			case <-wantedChanged:
+				stay = false
+			case <-ctx.Done():
+				stay = false
+			}
+		}
+		stop()
+		<-ended
+		c.object.Set(nil)
+	}
+}
+
+// await returns the entry of a domain in the clique's table, and whose daemons serve the clique. Until there is one it tells waiting what is
+// missing; when ctx ends first, the error does.
+func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string),
+) (channel v1beta1.ComputeDomainChannel, daemons types.UID, err error) {
+	for {
+		object, changed := c.object.Get()
+		missing := "the controller has made no ComputeDomain for clique " + id + " yet"
+		if object != nil && object.Labels[v1beta1.LabelClique] == id {
+			if found := computedomain.ChannelOf(object, domain); found != nil {
+				return *found, object.UID, nil
+			}
+			missing = fmt.Sprintf("it has no IMEX channel of clique %s yet, of which %d are held", id, len(object.Status.Channels))
+		}
+		waiting(missing)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return channel, "", errors.New(missing)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package cliques
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/tests/simcluster/cluster"
+	"gpufabric.io/tests/simcluster/domain"
+	"gpufabric.io/tests/simcluster/fixture"
+)
+
+func ready(count int) func(domain.Domain) bool {
+	return func(d domain.Domain) bool { return d.Status == domain.Ready && d.Ready == count }
+}
+
+// channelsOf are the IMEX channels that a pod's containers have.
+func channelsOf(n *fixture.Namespace, pod string) []string {
+	var channels []string
+	for _, container := range n.Received(pod) {
+		for _, device := range container.Devices {
+			channels = append(channels, device.Path)
+		}
+	}
+	return channels
+}
+
+// daemons are the pods of IMEX daemons, by UID.
+func daemons(t *testing.T) []string {
+	t.Helper()
+	pods, err := shared.Client.CoreV1().Pods(fixture.System).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=imex-daemon"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var uids []string
+	for _, pod := range pods.Items {
+		uids = append(uids, string(pod.UID))
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+//shows:cd-several
+func TestFourDomainsOfFourPodsRunOnOneNodeEachByItsOwnChannel(t *testing.T) {
+	n := shared.Namespace(t)
+	const count = 4
+	for d := range count {
+		name := fmt.Sprintf("d%d", d)
+		n.Domain(name, 1)
+		for p := range count {
+			n.Pod(fmt.Sprintf("%s-%d", name, p), name+"-channel", cluster.NodeName(0))
+		}
+	}
+	holder := map[string]string{}
+	for d := range count {
+		name := fmt.Sprintf("d%d", d)
+		n.AwaitDomain(name, ready(1))
+		var first []string
+		for p := range count {
+			pod := fmt.Sprintf("%s-%d", name, p)
+			n.AwaitPod(pod, fixture.Running)
+			channels := channelsOf(n, pod)
+			if p == 0 {
+				first = channels
+			}
+			if len(channels) != 1 || !slices.Equal(channels, first) {
+				t.Errorf("%s received %v, and the first pod of its domain %v", pod, channels, first)
+			}
+		}
+		for _, channel := range first {
+			if other, held := holder[channel]; held {
+				t.Errorf("%s and %s both have %s", name, other, channel)
+			}
+			holder[channel] = name
+		}
+	}
+}
+
+func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
+	n := shared.Namespace(t)
+	// The clique's daemons run before there is a domain.
+	n.Domain("first", 1)
+	n.Pod("first", "first-channel", cluster.NodeName(0))
+	n.AwaitDomain("first", ready(1))
+	before := daemons(t)
+	n.Domain("d", nodes)
+	for i := range nodes {
+		n.Pod(fmt.Sprintf("rank-%d", i), "d-channel", cluster.NodeName(i))
+	}
+	n.AwaitDomain("d", ready(nodes))
+	var all []string
+	for i := range nodes {
+		n.AwaitPod(fmt.Sprintf("rank-%d", i), fixture.Running)
+		all = append(all, channelsOf(n, fmt.Sprintf("rank-%d", i))...)
+	}
+	if slices.Sort(all); len(all) != nodes || len(slices.Compact(all)) != 1 {
+		t.Errorf("the domain's nodes have the channels %v", all)
+	}
+	if after := daemons(t); len(after) != nodes || !slices.Equal(before, after) {
+		t.Errorf("IMEX daemons before: %v, after: %v", before, after)
+	}
+}

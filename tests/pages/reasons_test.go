@@ -27,9 +27,9 @@ var noReasons = map[string]string{
 		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
 		"VGPUProfile VfioDeviceConfig",
 	"types of conditions": "Conflicting DaemonsCurrent GPUDriver GPUForms Ready",
-	"values of fields": "Allocated Binpack Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
+	"values of fields": "Allocated Binpack Clique Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
 		"Spread TimeSlicing",
-	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage NodeName " +
+	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount NodeName " +
 		"SystemGetDriverVersion",
 	"headers of HTTP":          "Authorization",
 	"plugins of the scheduler": "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",

@@ -121,6 +121,11 @@ func controllerAttacks() map[string][]attack {
 			{"another Secret", replace(secretResource, namespace, "sh.helm.release.v1.gpufabric.v1", `{"apiVersion": "v1", "kind": "Secret",
 				"metadata": {}}`), "cannot update resource \"secrets\""},
 		},
+		here + "computedomains.resource.nvidia.com": {
+			{"a ComputeDomain that stands for no clique", tryCreate(domainResource, `{"apiVersion": "resource.nvidia.com/v1beta1", "kind":
+				"ComputeDomain", "metadata": {"name": "mine", "namespace": "`+namespace+`"}, "spec": {"channel": {"resourceClaimTemplate":
+				{"name": "mine"}}}}`), "stand for NVLink cliques"},
+		},
 		here + "networkpolicies.networking.k8s.io": {
 			{"a policy that opens the webhook", tryCreate(networkPolicyResource, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
 				"metadata": {"name": "open", "namespace": "`+namespace+`"}, "spec": {"podSelector": {}, "ingress": [{}]}}`),

@@ -81,16 +81,16 @@ func TestFourDomainsOfFourPodsRunOnOneNodeEachByItsOwnChannel(t *testing.T) {
 
 func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 	n := shared.Namespace(t)
-	// The clique's daemons run before there is a domain.
-	n.Domain("first", 1)
-	n.Pod("first", "first-channel", cluster.NodeName(0))
-	n.AwaitDomain("first", ready(1))
-	before := daemons(t)
-	n.Domain("d", nodes)
-	for i := range nodes {
-		n.Pod(fmt.Sprintf("rank-%d", i), "d-channel", cluster.NodeName(i))
+	form := func(name string) {
+		n.Domain(name, nodes)
+		for i := range nodes {
+			n.Pod(fmt.Sprintf("%s-%d", name, i), name+"-channel", cluster.NodeName(i))
+		}
+		n.AwaitDomain(name, ready(nodes))
 	}
-	n.AwaitDomain("d", ready(nodes))
+	form("first")
+	before := daemons(t)
+	form("rank")
 	var all []string
 	for i := range nodes {
 		n.AwaitPod(fmt.Sprintf("rank-%d", i), fixture.Running)
@@ -100,6 +100,6 @@ func TestADomainHasOneChannelOnAllNodesAndStartsNoPod(t *testing.T) {
 		t.Errorf("the domain's nodes have the channels %v", all)
 	}
 	if after := daemons(t); len(after) != nodes || !slices.Equal(before, after) {
-		t.Errorf("IMEX daemons before: %v, after: %v", before, after)
+		t.Errorf("IMEX daemons with one domain: %v, with two: %v", before, after)
 	}
 }

@@ -46,7 +46,7 @@ func guards() map[string]guard {
 		"gpufabric-controller in gpufabric-system: secrets named gpufabric-webhook-certificate": {named: true},
 		"gpufabric-controller everywhere: vgpuprofiles/status.gpufabric.io":                     {reason: summed},
 		"gpufabric-controller in gpufabric-system: daemonsets.apps":                             {policy: "controller-daemonsets"},
-		"gpufabric-controller in gpufabric-system: computedomains.resource.nvidia.com": {policy: "controller-cliques"},
+		"gpufabric-controller in gpufabric-system: computedomains.resource.nvidia.com":          {policy: "controller-cliques"},
 		"gpufabric-controller in gpufabric-system: networkpolicies.networking.k8s.io": {
 			policy: "controller-network-policies"},
 		"gpufabric-controller in gpufabric-system: leases.coordination.k8s.io":                            {policy: "own-leases"},

@@ -5,7 +5,6 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -131,13 +130,10 @@ func (o *options) run(ctx context.Context, h host.Host, args []string) error {
 	if err != nil {
 		return err
 	}
-	out := host.Visible(h.Out())
 	if o.output == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(report)
+		err = writeJSON(h.Out(), report)
 	} else {
-		err = Write(out, report)
+		err = Write(host.Visible(h.Out()), report)
 	}
 	switch {
 	case err != nil:

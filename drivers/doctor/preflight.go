@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -56,7 +55,7 @@ func (o *options) preflightCommand(h host.Host) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.table(h, preflight.Run(taken, v, o.system), output)
+			return table(h, preflight.Run(taken, v, o.system), output)
 		},
 	}
 	command.Flags().StringVarP(&values, "values", "f", "", "values of the chart, as for helm install")
@@ -65,20 +64,17 @@ func (o *options) preflightCommand(h host.Host) *cobra.Command {
 }
 
 // table writes the checks; one that fails is the exit status.
-func (o *options) table(h host.Host, checks []preflight.Check, output string) error {
-	out := host.Visible(h.Out())
+func table(h host.Host, checks []preflight.Check, output string) error {
 	var err error
 	if output == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(checks)
+		err = writeJSON(h.Out(), checks)
 	} else {
-		table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(table, "CHECK\tRESULT\tDETAIL") // Flush returns the error
+		rows := tabwriter.NewWriter(host.Visible(h.Out()), 0, 0, 2, ' ', 0)
+		_, _ = fmt.Fprintln(rows, "CHECK\tRESULT\tDETAIL") // Flush returns the error
 		for _, c := range checks {
-			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, c.Result, one(c.Detail))
+			_, _ = fmt.Fprintf(rows, "%s\t%s\t%s\n", c.Name, c.Result, one(c.Detail))
 		}
-		err = table.Flush()
+		err = rows.Flush()
 	}
 	if err != nil {
 		return fmt.Errorf("write the table: %w", err)

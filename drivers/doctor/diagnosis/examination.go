@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,13 +25,29 @@ type examination struct {
 	pods  map[types.NamespacedName]*corev1.Pod
 	claim map[types.NamespacedName]*resourceapi.ResourceClaim
 	class map[string]*resourceapi.DeviceClass
-	stock *stock // made when it is first asked for
+	lease map[string]*coordinationv1.Lease
+	// What follows is made when it is first asked for.
+	stock     *stock
+	plugin    map[[2]string]*corev1.Pod     // by component and node
+	events    map[[2]string][]*corev1.Event // by kind and name of the object
+	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
+	tallies   map[string]tally
+	// looked: every node has been looked at.
+	looked bool
 }
 
 // Diagnose says what keeps a subject from working. The error is a *NotFoundError where the subject is not there.
 func Diagnose(s *snapshot.Snapshot, subject Subject) (*Report, error) {
 	e := &examination{Snapshot: s, nodes: map[string]*corev1.Node{}, pods: map[types.NamespacedName]*corev1.Pod{},
-		claim: map[types.NamespacedName]*resourceapi.ResourceClaim{}, class: map[string]*resourceapi.DeviceClass{}}
+		claim: map[types.NamespacedName]*resourceapi.ResourceClaim{}, class: map[string]*resourceapi.DeviceClass{},
+		lease: map[string]*coordinationv1.Lease{}, templates: map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
+		tallies: map[string]tally{}}
+	index(s.Leases, func(l *coordinationv1.Lease) {
+		if l.Namespace == corev1.NamespaceNodeLease {
+			e.lease[l.Name] = l
+		}
+	})
+	index(s.Templates, func(t *resourceapi.ResourceClaimTemplate) { e.templates[client.ObjectKeyFromObject(t)] = t })
 	index(s.Nodes, func(n *corev1.Node) { e.nodes[n.Name] = n })
 	index(s.Pods, func(p *corev1.Pod) { e.pods[client.ObjectKeyFromObject(p)] = p })
 	index(s.Claims, func(c *resourceapi.ResourceClaim) { e.claim[client.ObjectKeyFromObject(c)] = c })

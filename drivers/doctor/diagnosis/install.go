@@ -32,6 +32,7 @@ func (e *examination) everything() {
 	for i := range e.Nodes {
 		e.node(&e.Nodes[i])
 	}
+	e.looked = true
 	e.acrossNodes()
 	e.rails(nil)
 	for i := range e.Domains {

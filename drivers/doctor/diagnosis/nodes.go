@@ -7,7 +7,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -49,10 +48,7 @@ func (e *examination) machine(n *corev1.Node) {
 	if tooOld(n.Status.NodeInfo.KubeletVersion) {
 		e.find("KubeletTooOld", object, "the node's status.nodeInfo", "the kubelet is %s, and gpufabric needs %s", n.Status.NodeInfo.KubeletVersion, needed)
 	}
-	index(e.Leases, func(l *coordinationv1.Lease) {
-		if l.Name != n.Name || l.Namespace != corev1.NamespaceNodeLease || l.Spec.RenewTime == nil {
-			return
-		}
+	if l := e.lease[n.Name]; l != nil && l.Spec.RenewTime != nil {
 		// The kubelet writes the time by the node's clock.
 		ahead := l.Spec.RenewTime.Sub(e.Server.Taken)
 		switch {
@@ -62,7 +58,7 @@ func (e *examination) machine(n *corev1.Node) {
 			e.find("ClockSkew", object, "the node's Lease in kube-node-lease", "the node is Ready, and its clock is %v behind the API server's",
 				-ahead.Round(time.Second))
 		}
-	})
+	}
 }
 
 func isReady(n *corev1.Node) bool {
@@ -116,13 +112,15 @@ func (e *examination) shouldRun(d *appsv1.DaemonSet, n *corev1.Node) bool {
 }
 
 func (e *examination) pluginPod(component, node string) *corev1.Pod {
-	for i := range e.Pods {
-		p := &e.Pods[i]
-		if p.Spec.NodeName == node && p.Labels[labelComponent] == component && p.Labels[labelName] == ownName && p.DeletionTimestamp == nil {
-			return p
-		}
+	if e.plugin == nil {
+		e.plugin = map[[2]string]*corev1.Pod{}
+		index(e.Pods, func(p *corev1.Pod) {
+			if p.Labels[labelName] == ownName && p.DeletionTimestamp == nil {
+				e.plugin[[2]string{p.Labels[labelComponent], p.Spec.NodeName}] = p
+			}
+		})
 	}
-	return nil
+	return e.plugin[[2]string{component, node}]
 }
 
 func podReady(p *corev1.Pod) bool {
@@ -133,9 +131,12 @@ func podReady(p *corev1.Pod) bool {
 
 // publishes says whether a node publishes devices of ours.
 func (e *examination) publishes(node string) bool {
-	return slices.ContainsFunc(e.Slices, func(s resourceapi.ResourceSlice) bool {
-		return s.Spec.NodeName != nil && *s.Spec.NodeName == node && components()[s.Spec.Driver] != ""
-	})
+	for driver := range components() {
+		if len(e.devices().pools(driver, node)) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // published looks at a node's ResourceSlices: whether they are there and whole, and the taints of their devices.
@@ -202,8 +203,8 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 // nodeEvents reads what our roles said of the node as a whole. What a condition or a taint says too is not read from Events, which
 // nobody takes back.
 func (e *examination) nodeEvents(n *corev1.Node) {
-	index(e.Events, func(v *corev1.Event) {
-		if v.InvolvedObject.Kind != "Node" || v.InvolvedObject.Name != n.Name || v.Type != corev1.EventTypeWarning || e.age(v) > nodeWords {
+	e.eventsOf("Node", n.Name, func(v *corev1.Event) {
+		if v.Type != corev1.EventTypeWarning || e.age(v) > nodeWords {
 			return
 		}
 		switch v.Reason {
@@ -212,6 +213,20 @@ func (e *examination) nodeEvents(n *corev1.Node) {
 			e.find(v.Reason, "node "+n.Name, "Event "+v.Reason+" of the node", "%s", v.Message)
 		}
 	})
+}
+
+// eventsOf calls each with the Events on objects of a kind and name.
+func (e *examination) eventsOf(kind, name string, each func(*corev1.Event)) {
+	if e.events == nil {
+		e.events = map[[2]string][]*corev1.Event{}
+		index(e.Events, func(v *corev1.Event) {
+			key := [2]string{v.InvolvedObject.Kind, v.InvolvedObject.Name}
+			e.events[key] = append(e.events[key], v)
+		})
+	}
+	for _, v := range e.events[[2]string{kind, name}] {
+		each(v)
+	}
 }
 
 // age is how long ago an Event was last repeated.

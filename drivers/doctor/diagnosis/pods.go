@@ -64,7 +64,7 @@ func (e *examination) waiting(p *corev1.Pod) {
 	e.podClaims(p)
 	e.image(p)
 	e.runtime(p, object)
-	index(e.Events, func(v *corev1.Event) {
+	e.eventsOf("Pod", p.Name, func(v *corev1.Event) {
 		if v.InvolvedObject.UID != p.UID || p.UID == "" {
 			return
 		}
@@ -106,8 +106,8 @@ func (e *examination) runtime(p *corev1.Pod, object string) {
 		}
 	}
 	if n := e.nodes[p.Spec.NodeName]; n != nil {
-		index(e.Events, func(v *corev1.Event) {
-			if v.InvolvedObject.Kind == "Node" && v.InvolvedObject.Name == n.Name && v.Reason == "ContainerRuntimeReadsNoCDI" && e.age(v) < nodeWords {
+		e.eventsOf("Node", n.Name, func(v *corev1.Event) {
+			if v.Reason == "ContainerRuntimeReadsNoCDI" && e.age(v) < nodeWords {
 				e.find(v.Reason, "node "+n.Name, "Event "+v.Reason+" of the node", "%s", v.Message)
 			}
 		})
@@ -168,7 +168,7 @@ func (e *examination) unprepared(c *resourceapi.ResourceClaim) {
 // lastWords is the newest Event of our roles on a claim.
 func (e *examination) lastWords(c *resourceapi.ResourceClaim) *corev1.Event {
 	var last *corev1.Event
-	index(e.Events, func(v *corev1.Event) {
+	e.eventsOf("ResourceClaim", c.Name, func(v *corev1.Event) {
 		if f, ok := findings.Find(v.Reason); v.InvolvedObject.UID == c.UID && c.UID != "" && ok && f.Stage >= findings.Driver {
 			if last == nil || e.age(v) <= e.age(last) {
 				last = v

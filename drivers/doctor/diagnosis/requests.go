@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -63,6 +64,24 @@ type tally struct {
 type taintedDevice struct {
 	taint                resourceapi.DeviceTaint
 	driver, node, device string
+}
+
+// counted is count, once for pods and claims that ask alike: 10,000 pods that wait are mostly of a few jobs.
+func (e *examination) counted(w want, p *corev1.Pod) tally {
+	var where any
+	if p != nil {
+		where = []any{p.Spec.NodeSelector, p.Spec.Tolerations, p.Spec.Affinity}
+	}
+	key, err := json.Marshal([]any{w.class, w.selectors, w.tolerates, w.capacity, where})
+	if err != nil { // fields of the API alone, which are JSON
+		return e.count(w, p)
+	}
+	t, ok := e.tallies[string(key)]
+	if !ok {
+		t = e.count(w, p)
+		e.tallies[string(key)] = t
+	}
+	return t
 }
 
 // count looks at every device for a want of a pod; p is nil for a claim that no pod uses.

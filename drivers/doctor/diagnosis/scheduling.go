@@ -117,10 +117,8 @@ func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *reso
 		return c, nil, ""
 	}
 	if r.ResourceClaimTemplateName != nil {
-		for i := range e.Templates {
-			if t := &e.Templates[i]; t.Namespace == p.Namespace && t.Name == *r.ResourceClaimTemplateName {
-				return nil, &t.Spec.Spec, ""
-			}
+		if t := e.templates[types.NamespacedName{Namespace: p.Namespace, Name: *r.ResourceClaimTemplateName}]; t != nil {
+			return nil, &t.Spec.Spec, ""
 		}
 		if !e.Reads("resourceclaimtemplates.resource.k8s.io") {
 			return nil, nil, "unread"
@@ -216,7 +214,7 @@ func (e *examination) request(w want, p *corev1.Pod) (enough map[string]bool) {
 	if !e.Reads("resourceslices.resource.k8s.io") {
 		return enough
 	}
-	t := e.count(w, p)
+	t := e.counted(w, p)
 	for node, free := range t.free {
 		if free >= w.count || w.all && free == t.most[node] {
 			enough[node] = true
@@ -273,7 +271,7 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	for i := range e.Nodes {
 		n := &e.Nodes[i]
-		if code, _ := keeps(p, n); code != "NodesExcluded" {
+		if code, _ := keeps(p, n); code != "NodesExcluded" && !e.looked {
 			e.conditions(n)
 			e.published(n.Name)
 			e.plugins(n)

@@ -14,6 +14,8 @@ import (
 
 // stock is what nodes publish, and who holds it.
 type stock struct {
+	sorted   map[string][]*pool          // by driver; in order of node and name
+	onNode   map[deviceKey][]*pool       // by driver, and the node in the place of the pool
 	byDriver map[string]map[string]*pool // by driver and pool name
 	holders  map[deviceKey][]string      // claims, as namespace/name
 	consumed map[deviceKey]map[resourceapi.QualifiedName]resource.Quantity
@@ -41,6 +43,16 @@ func (e *examination) devices() *stock {
 	e.stock = s
 	index(e.Slices, s.add)
 	index(e.Claims, s.hold)
+	s.sorted, s.onNode = map[string][]*pool{}, map[deviceKey][]*pool{}
+	for driver, pools := range s.byDriver {
+		s.sorted[driver] = slices.SortedFunc(maps.Values(pools), func(a, b *pool) int {
+			return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name))
+		})
+		for _, p := range s.sorted[driver] {
+			at := deviceKey{driver: driver, pool: p.node}
+			s.onNode[at] = append(s.onNode[at], p)
+		}
+	}
 	return s
 }
 
@@ -129,15 +141,11 @@ func (p *pool) fits(d *resourceapi.Device) bool {
 
 // pools are those of a driver on a node.
 func (s *stock) pools(driver, node string) []*pool {
-	return slices.DeleteFunc(s.all(driver), func(p *pool) bool { return p.node != node })
+	return s.onNode[deviceKey{driver: driver, pool: node}]
 }
 
 // all are those of a driver, by node and name.
-func (s *stock) all(driver string) []*pool {
-	return slices.SortedFunc(maps.Values(s.byDriver[driver]), func(a, b *pool) int {
-		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name))
-	})
-}
+func (s *stock) all(driver string) []*pool { return s.sorted[driver] }
 
 // attribute is that of the first device that has it, as text.
 func attribute(devices []resourceapi.Device, name resourceapi.QualifiedName) string {

@@ -55,7 +55,7 @@ func (s Selector) Judge(driver string, device *resourceapi.Device) (verdict Verd
 	if s.bad != "" {
 		return Unknown, s.bad
 	}
-	switch v := s.root.value(&subject{driver, device}).(type) {
+	switch v := s.root.value(&subject{driver: driver, device: device}).(type) {
 	case bool:
 		if v {
 			return Yes, ""
@@ -74,6 +74,8 @@ func (s Selector) Judge(driver string, device *resourceapi.Device) (verdict Verd
 type subject struct {
 	driver string
 	device *resourceapi.Device
+	// attributes are the device's, once an expression has asked for them.
+	attributes map[string]map[string]any
 }
 
 // failure is CEL's error, unknown what this package does not know.

@@ -65,8 +65,12 @@ func broken(v any) bool {
 
 // value is CEL's: an error on one side counts for nothing where the other side decides.
 func (j junction) value(s *subject) any {
-	left, right := j.left.value(s), j.right.value(s)
-	if left == j.or || right == j.or {
+	left := j.left.value(s)
+	if left == j.or {
+		return j.or
+	}
+	right := j.right.value(s)
+	if right == j.or {
 		return j.or
 	}
 	for _, v := range []any{left, right} {
@@ -224,10 +228,14 @@ func (s *subject) field(name string) any {
 	case "allowMultipleAllocations":
 		return s.device.AllowMultipleAllocations != nil && *s.device.AllowMultipleAllocations
 	case "attributes":
+		if s.attributes != nil {
+			return qualified{s.attributes}
+		}
 		out := map[string]map[string]any{}
 		for name, attribute := range s.device.Attributes {
 			s.put(out, name, attributeValue(attribute))
 		}
+		s.attributes = out
 		return qualified{out}
 	case "capacity":
 		out := map[string]map[string]any{}

@@ -1,4 +1,5 @@
-// Package doctor is `gpufabric doctor`: it follows the chain from the hardware to a running workload, and says the first cause of what waits
+// Package doctor is `gpufabric doctor`: it follows the chain from the hardware to a running workload, and says the first cause of what
+// waits
 // or is broken, what that was read from, what to do, and what waits behind it. It reads the API server with the rights of whoever runs it,
 // and changes nothing.
 package doctor
@@ -65,7 +66,8 @@ func Command(h host.Host) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), h, args) },
 	}
 	flags := command.PersistentFlags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster; empty: KUBECONFIG, ~/.kube/config, else the pod's service account")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"kubeconfig of the cluster; empty: KUBECONFIG, ~/.kube/config, else the pod's service account")
 	flags.StringVar(&o.context, "context", "", "context of the kubeconfig; empty: its current one")
 	flags.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the object; empty: that of the kubeconfig's context")
 	flags.StringVar(&o.system, "system-namespace", snapshot.DefaultSystem, "gpufabric's own namespace, which is read where all may not be")

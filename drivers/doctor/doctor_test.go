@@ -81,7 +81,8 @@ func TestHostileWordsDoNotReachTheTerminal(t *testing.T) {
 			t.Errorf("%s: %q", output, out)
 		}
 		var report diagnosis.Report
-		if output == "json" && (json.Unmarshal([]byte(out), &report) != nil || report.First.Code != "PodGated" || !strings.Contains(report.First.Says, hostile)) {
+		if output == "json" && (json.Unmarshal([]byte(out), &report) != nil || report.First.Code != "PodGated" ||
+			!strings.Contains(report.First.Says, hostile)) {
 			t.Errorf("the JSON is not read back: %s", out)
 		}
 	}
@@ -90,9 +91,11 @@ func TestHostileWordsDoNotReachTheTerminal(t *testing.T) {
 //shows:doctor
 func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 	well := archive(t, func(s *snapshot.Snapshot) {
-		s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "gpufabric-system", Name: "gpufabric-gpu-plugin", Labels: map[string]string{
-			"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "gpu-plugin"}}}}
-		for _, name := range []string{"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io", "vgpuprofiles.gpufabric.io"} {
+		s.DaemonSets = []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Namespace: "gpufabric-system", Name: "gpufabric-gpu-plugin",
+			Labels: map[string]string{
+				"app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": "gpu-plugin"}}}}
+		for _, name := range []string{"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io",
+			"vgpuprofiles.gpufabric.io"} {
 			s.CRDs = append(s.CRDs, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		}
 	})
@@ -154,15 +157,18 @@ func TestTheCommandsOnARealServer(t *testing.T) {
 	if out, status, err = run(t, config, "bundle", "--file", file, "--request-timeout=1m"); status != 0 {
 		t.Fatalf("bundle: %d %v\n%s", status, err, out)
 	}
-	if out, status, _ = run(t, nil, "--from", file); status != 12 || !strings.Contains(out, "CRDMissing") && !strings.Contains(out, "NotInstalled") {
+	if out, status, _ = run(t, nil, "--from", file); status != 12 || !strings.Contains(out, "CRDMissing") && !strings.Contains(out,
+		"NotInstalled") {
 		t.Errorf("the bundle is read as %d\n%s", status, out)
 	}
-	if _, status, err = run(t, config, "bundle", "--file", file, "--request-timeout=1m"); status != 1 || !strings.Contains(err.Error(), "--file") {
+	if _, status, err = run(t, config, "bundle", "--file", file, "--request-timeout=1m"); status != 1 || !strings.Contains(err.Error(),
+		"--file") {
 		t.Errorf("an archive that is there was written over: %d %v", status, err)
 	}
 	viewer := rest.CopyConfig(config)
 	viewer.BearerToken = apiserver.ViewerToken
-	if out, status, err = run(t, viewer, "install", "--request-timeout=1m"); status != doctor.ExitUnknown || !strings.Contains(out, "you lack the right to list") {
+	if out, status, err = run(t, viewer, "install", "--request-timeout=1m"); status != doctor.ExitUnknown || !strings.Contains(out,
+		"you lack the right to list") {
 		t.Errorf("without rights: %d %v\n%s", status, err, out)
 	}
 }

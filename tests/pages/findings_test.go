@@ -7,7 +7,8 @@ import (
 	"gpufabric.io/drivers/doctor/findings"
 )
 
-// TestEveryFindingHasAnEntry compares the doctor's table with the troubleshooting page, both ways: a word of a driver that is not in the table
+// TestEveryFindingHasAnEntry compares the doctor's table with the troubleshooting page, both ways: a word of a driver that is not in the
+// table
 // is a cause that the doctor cannot name.
 func TestEveryFindingHasAnEntry(t *testing.T) {
 	root := root(t)
@@ -21,7 +22,8 @@ func TestEveryFindingHasAnEntry(t *testing.T) {
 		}
 	}
 	for entry := range entries {
-		if _, ok := findings.Find(entry); !ok && (word.MatchString(entry) || strings.Contains(entry, ".io/") || strings.Contains(entry, ".com/")) {
+		if _, ok := findings.Find(entry); !ok && (word.MatchString(entry) || strings.Contains(entry, ".io/") || strings.Contains(entry,
+			".com/")) {
 			t.Errorf("%s has an entry for %s, which is no finding of the doctor: add it to drivers/doctor/findings", troubleshooting, entry)
 		}
 	}

@@ -33,7 +33,8 @@ func fewer(g *ground, set string) {
 }
 
 func waitingContainer(p *corev1.Pod, reason, message string) {
-	p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "main", Image: "registry.example.com/x:1",
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "main",
+		Image: "registry.example.com/x:1",
 		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}}
 }
 
@@ -85,8 +86,10 @@ func installCauses() []cause {
 		{"install", "the controller does not run", install(), "ControllerNotReady", nil, func(g *ground) {
 			change(g, system, "gpufabric-controller", func(d *appsv1.Deployment) { d.Status = appsv1.DeploymentStatus{Replicas: 1} })
 		}},
-		{"install", "another DRA driver runs", install(), "OtherDriver", nil, func(g *ground) { g.put(foreign("nvidia-dra-driver-gpu-kubelet-plugin")) }},
-		{"install", "a device plugin runs beside", install(), "OtherDevicePlugin", nil, func(g *ground) { g.put(foreign("nvidia-device-plugin-daemonset")) }},
+		{"install", "another DRA driver runs", install(), "OtherDriver", nil,
+			func(g *ground) { g.put(foreign("nvidia-dra-driver-gpu-kubelet-plugin")) }},
+		{"install", "a device plugin runs beside", install(), "OtherDevicePlugin", nil,
+			func(g *ground) { g.put(foreign("nvidia-device-plugin-daemonset")) }},
 		{"install", "a kubelet is too old", install(), "KubeletTooOld", nil, func(g *ground) {
 			change(g, "", "n1", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.33.4" })
 		}},
@@ -146,7 +149,10 @@ func schedulingCauses() []cause {
 	return []cause{
 		{part, "all GPUs are held", ofPod("p"), "DevicesTaken", nil, func(g *ground) { takeAll(g, "n0", "n1", "n2"); wants(1)(g) }},
 		{part, "more GPUs are asked for than a node has", ofPod("p"), "DevicesTooFew", nil, wants(5)},
-		{part, "the class is not there", ofPod("p"), "ClassMissing", nil, func(g *ground) { g.put(claim("c", "gpu.nvidia.cmo", 1), pod("p", "", "c")) }},
+		{part, "the class is not there", ofPod("p"), "ClassMissing", nil, func(g *ground) {
+			g.put(claim("c", "gpu.nvidia.cmo", 1), pod("p", "",
+				"c"))
+		}},
 		{part, "the claim is not there", ofPod("p"), "ClaimMissing", nil, func(g *ground) { g.put(pod("p", "", "c")) }},
 		{part, "the claim template is not there", ofPod("p"), "ClaimTemplateMissing", nil, func(g *ground) {
 			p := pod("p", "", "c")
@@ -180,7 +186,8 @@ func schedulingCauses() []cause {
 		}},
 		{part, "a selector names an attribute that is not there", ofPod("p"), "SelectorFails", nil,
 			wants(1, `device.attributes["gpu.nvidia.com"].modle == "x"`)},
-		{part, "a selector selects another model", ofPod("p"), "NoSuchDevice", nil, wants(1, `device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`)},
+		{part, "a selector selects another model", ofPod("p"), "NoSuchDevice", nil, wants(1,
+			`device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`)},
 		{part, "an extended resource is spelt wrong", ofPod("p"), "ExtendedResourceMissing", nil, func(g *ground) {
 			p := pod("p", "")
 			limits := corev1.ResourceList{"nvidia.com/gpus": resource.MustParse("1")}
@@ -240,7 +247,10 @@ func gpuCauses() []cause {
 			}
 			one(g)
 		}},
-		{part, "the driver is not loaded", onNode("n1"), "DriverNotLoaded", nil, func(g *ground) { noDriver(g, "n1", "DriverNotLoaded", "no /proc/driver/nvidia") }},
+		{part, "the driver is not loaded", onNode("n1"), "DriverNotLoaded", nil, func(g *ground) {
+			noDriver(g, "n1", "DriverNotLoaded",
+				"no /proc/driver/nvidia")
+		}},
 		{part, "the driver's files and modules differ", onNode("n1"), "DriverVersionsDiffer", nil, func(g *ground) {
 			noDriver(g, "n1", "DriverVersionsDiffer", "files 580.95.5, modules 570.158.1")
 		}},
@@ -282,17 +292,22 @@ func gpuCauses() []cause {
 		{part, "the GPU of a pod that runs has broken", ofPod("p"), "gpu.nvidia.com/ecc", nil, func(g *ground) {
 			g.put(allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n1"), "gpu-0"))
 			p := pod("p", "n1", "c")
-			p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+			p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+				Status: corev1.ConditionTrue}}}
 			g.put(p)
 			taintGPUs(g, "n1", "gpu.nvidia.com/ecc", "48")
 		}},
-		{part, "a claim's sharing was refused on the node", ofPod("p"), "SharingContradicts", nil, func(g *ground) { refusedClaim(g, "SharingContradicts", "two ways") }},
-		{part, "two nodes' GPUs have XIDs, and the third's are held", ofPod("p"), "gpu.nvidia.com/xid", []string{"DevicesTaken"}, func(g *ground) {
-			taintGPUs(g, "n0", "gpu.nvidia.com/xid", "79")
-			taintGPUs(g, "n1", "gpu.nvidia.com/xid", "79")
-			takeAll(g, "n2")
-			one(g)
+		{part, "a claim's sharing was refused on the node", ofPod("p"), "SharingContradicts", nil, func(g *ground) {
+			refusedClaim(g,
+				"SharingContradicts", "two ways")
 		}},
+		{part, "two nodes' GPUs have XIDs, and the third's are held", ofPod("p"), "gpu.nvidia.com/xid", []string{"DevicesTaken"},
+			func(g *ground) {
+				taintGPUs(g, "n0", "gpu.nvidia.com/xid", "79")
+				taintGPUs(g, "n1", "gpu.nvidia.com/xid", "79")
+				takeAll(g, "n2")
+				one(g)
+			}},
 	}
 	for _, kind := range []string{"xid", "nvlink", "lost"} {
 		out = append(out, cause{part, "all GPUs have the fault " + kind, ofPod("p"), "gpu.nvidia.com/" + kind, nil, func(g *ground) {
@@ -309,7 +324,8 @@ func gpuCauses() []cause {
 func refusedClaim(g *ground, reason, message string) {
 	c := allocated(claim("c", "gpu.nvidia.com", 1), devices.Driver, devices.PoolName("n1"), "gpu-0")
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: devices.Driver, Pool: devices.PoolName("n1"), Device: "gpu-0",
-		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf("refused: %s", message),
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf("refused: %s",
+			message),
 			LastTransitionTime: metav1.Now()}}}}
 	g.put(c, pod("p", "n1", "c"))
 }

@@ -34,12 +34,16 @@ func shareCauses() []cause {
 	const part = "MIG and shares"
 	mig := func(g *ground) { g.put(claim("c", "mig.nvidia.com", 1), pod("p", "", "c")) }
 	refused := func(code string) cause {
-		return cause{part, "a prepare was refused: " + code, ofPod("p"), code, nil, func(g *ground) { refusedClaim(g, code, "as the message says") }}
+		return cause{part, "a prepare was refused: " + code, ofPod("p"), code, nil, func(g *ground) {
+			refusedClaim(g, code,
+				"as the message says")
+		}}
 	}
 	layout := func(reason string) cause {
 		return cause{part, "a MIGLayout is not applied: " + reason, install(), reason, nil, func(g *ground) {
-			g.put(&v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "l"}, Spec: migLayout(), Status: v1alpha1.MIGLayoutStatus{Conditions: []metav1.Condition{{
-				Type: "Ready", Status: metav1.ConditionFalse, Reason: reason, Message: "as the message says", LastTransitionTime: metav1.Now()}}}})
+			g.put(&v1alpha1.MIGLayout{ObjectMeta: metav1.ObjectMeta{Name: "l"}, Spec: migLayout(),
+				Status: v1alpha1.MIGLayoutStatus{Conditions: []metav1.Condition{{
+					Type: "Ready", Status: metav1.ConditionFalse, Reason: reason, Message: "as the message says", LastTransitionTime: metav1.Now()}}}})
 		}}
 	}
 	return []cause{
@@ -48,7 +52,10 @@ func shareCauses() []cause {
 			reshape(g, "mig_1g.5gb")
 			g.put(claim("c", "gpu.nvidia.com", 1), pod("p", "", "c"))
 		}},
-		{part, "a share is asked for, and GPUs are whole", ofPod("p"), "NoSuchForm", nil, func(g *ground) { g.put(share("c", "10Gi"), pod("p", "", "c")) }},
+		{part, "a share is asked for, and GPUs are whole", ofPod("p"), "NoSuchForm", nil, func(g *ground) {
+			g.put(share("c", "10Gi"), pod("p",
+				"", "c"))
+		}},
 		{part, "a share larger than any GPU", ofPod("p"), "ShareTooLarge", nil, func(g *ground) {
 			reshape(g, "shareable")
 			g.put(share("c", "200Gi"), pod("p", "", "c"))
@@ -59,7 +66,8 @@ func shareCauses() []cause {
 		}},
 		{part, "the forms of a node contradict", onNode("n1"), "FormsContradict", nil, func(g *ground) {
 			change(g, "", "n1", func(n *corev1.Node) {
-				n.Status.Conditions[2] = corev1.NodeCondition{Type: "GPUForms", Status: corev1.ConditionFalse, Reason: "FormsContradict", Message: "two rules"}
+				n.Status.Conditions[2] = corev1.NodeCondition{Type: "GPUForms", Status: corev1.ConditionFalse, Reason: "FormsContradict",
+					Message: "two rules"}
 			})
 		}},
 		layout("InvalidSpec"), layout("NoNodes"), layout("Failed"),
@@ -95,7 +103,8 @@ func daemonPod(d *v1beta1.ComputeDomain, node string, state corev1.ContainerStat
 	p := pod("daemon-"+node, node)
 	p.Namespace, p.Labels = system, map[string]string{v1beta1.LabelComputeDomain: string(d.UID)}
 	p.Spec.Containers[0].Name = computedomain.DaemonContainer
-	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}},
+	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+		Status: corev1.ConditionFalse}},
 		ContainerStatuses: []corev1.ContainerStatus{{Name: computedomain.DaemonContainer, Image: "gpufabric", State: state}}}
 	return p
 }
@@ -116,7 +125,10 @@ func domainCauses() []cause {
 		}}
 	}
 	return []cause{
-		{part, "no pod of the domain has come", domain, "WaitingForNodes", nil, func(g *ground) { g.put(aDomain(2, "WaitingForNodes", "2 more nodes must join")) }},
+		{part, "no pod of the domain has come", domain, "WaitingForNodes", nil, func(g *ground) {
+			g.put(aDomain(2, "WaitingForNodes",
+				"2 more nodes must join"))
+		}},
 		{part, "a daemon's peers are not reached", domain, "WaitingForDaemons", []string{"DaemonNotReady"}, func(g *ground) {
 			d := aDomain(2, "WaitingForDaemons", "n1", "n0", "n1")
 			g.put(daemonPod(putDomain(g, d), "n1", running()))
@@ -131,7 +143,10 @@ func domainCauses() []cause {
 			g.put(p)
 			g.put(event("Pod", system, p.Name, p.UID, "imex-daemon", "IMEXDaemonFailed", "exit status 1: bad config"))
 		}},
-		{part, "the domain's template name is taken", domain, "TemplateNameTaken", nil, func(g *ground) { g.put(aDomain(2, "TemplateNameTaken", "d-channel")) }},
+		{part, "the domain's template name is taken", domain, "TemplateNameTaken", nil, func(g *ground) {
+			g.put(aDomain(2, "TemplateNameTaken",
+				"d-channel"))
+		}},
 		{part, "the controller has not looked at the domain", domain, "ControllerNotReady", nil, func(g *ground) {
 			d := aDomain(2, "", "")
 			d.Status = v1beta1.ComputeDomainStatus{}
@@ -175,9 +190,11 @@ func rdmaCauses() []cause {
 			kind, status = v1alpha1.RDMAPoolConflicting, metav1.ConditionTrue
 		}
 		return cause{part, "a pool is not ready: " + reason, diagnosis.Subject{Kind: diagnosis.Pool, Name: "rail"}, reason, nil, func(g *ground) {
-			g.put(&v1alpha1.RDMAPool{ObjectMeta: metav1.ObjectMeta{Name: "rail"}, Spec: v1alpha1.RDMAPoolSpec{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{
-				ResourceName: "a", RDMAHCAMax: 1, Selectors: &v1alpha1.RDMASelectors{IsRDMA: true}}}, Status: v1alpha1.RDMAPoolStatus{
-				Conditions: []metav1.Condition{{Type: kind, Status: status, Reason: reason, Message: "as the message says", LastTransitionTime: metav1.Now()}}}})
+			g.put(&v1alpha1.RDMAPool{ObjectMeta: metav1.ObjectMeta{Name: "rail"},
+				Spec: v1alpha1.RDMAPoolSpec{RDMAPoolConfig: v1alpha1.RDMAPoolConfig{
+					ResourceName: "a", RDMAHCAMax: 1, Selectors: &v1alpha1.RDMASelectors{IsRDMA: true}}}, Status: v1alpha1.RDMAPoolStatus{
+					Conditions: []metav1.Condition{{Type: kind, Status: status, Reason: reason, Message: "as the message says",
+						LastTransitionTime: metav1.Now()}}}})
 		}}
 	}
 	down := func(d *resourceapi.Device) {
@@ -193,8 +210,10 @@ func rdmaCauses() []cause {
 		}),
 		nic("a link layer differs", "RailLinkLayerDiffers", func(d *resourceapi.Device) { d.Attributes[rdma.AttrLinkLayer] = text("Ethernet") }),
 		nic("a firmware differs", "NICFirmwareDiffers", func(d *resourceapi.Device) { d.Attributes[rdma.AttrFirmware] = text("28.39.1002") }),
-		nic("a node has neither peermem nor dma-buf", "NoGPUDirect", func(d *resourceapi.Device) { d.Attributes[rdma.AttrGPUDirect] = text("none") }),
-		pool("NoMatchingDevices", false), pool("DevicesDown", false), pool("InvalidSpec", false), pool("ExclusiveMode", false), pool("ClaimedByOthers", true),
+		nic("a node has neither peermem nor dma-buf", "NoGPUDirect",
+			func(d *resourceapi.Device) { d.Attributes[rdma.AttrGPUDirect] = text("none") }),
+		pool("NoMatchingDevices", false), pool("DevicesDown", false), pool("InvalidSpec", false), pool("ExclusiveMode", false),
+		pool("ClaimedByOthers", true),
 		{part, "all ports are down for a claim", ofPod("p"), rdma.TaintPortDown, nil, func(g *ground) {
 			for i := range 3 {
 				g.remove(&resourceapi.ResourceSlice{}, "", nodeName(i)+"-rdma")
@@ -202,11 +221,12 @@ func rdmaCauses() []cause {
 			}
 			g.put(claim("c", "rdma.gpufabric.io", 1, `device.attributes["rdma.gpufabric.io"].rail == 0`), pod("p", "", "c"))
 		}},
-		{part, "a port is down, and another NIC has another firmware", install(), rdma.TaintPortDown, []string{"NICFirmwareDiffers"}, func(g *ground) {
-			g.remove(&resourceapi.ResourceSlice{}, "", "n1-rdma")
-			g.remove(&resourceapi.ResourceSlice{}, "", "n2-rdma")
-			g.put(nicSlice("n1", down), nicSlice("n2", func(d *resourceapi.Device) { d.Attributes[rdma.AttrFirmware] = text("28.39.1002") }))
-		}},
+		{part, "a port is down, and another NIC has another firmware", install(), rdma.TaintPortDown, []string{"NICFirmwareDiffers"},
+			func(g *ground) {
+				g.remove(&resourceapi.ResourceSlice{}, "", "n1-rdma")
+				g.remove(&resourceapi.ResourceSlice{}, "", "n2-rdma")
+				g.put(nicSlice("n1", down), nicSlice("n2", func(d *resourceapi.Device) { d.Attributes[rdma.AttrFirmware] = text("28.39.1002") }))
+			}},
 		{part, "the rate and the MTU of a NIC differ", install(), "RailMTUDiffers", []string{"RailRateDiffers"}, func(g *ground) {
 			g.remove(&resourceapi.ResourceSlice{}, "", "n1-rdma")
 			g.put(nicSlice("n1", func(d *resourceapi.Device) {

@@ -124,7 +124,8 @@ func TestTheTableOfCausesIsThatOfTheTest(t *testing.T) {
 		for _, code := range c.also {
 			also = append(also, fmt.Sprintf("`%s`", code))
 		}
-		fmt.Fprintf(&table, "| %s | %s | [`%s`](troubleshooting.md#%s) | %s |\n", c.part, c.name, c.code, findings.Anchor(c.code), strings.Join(also, ", "))
+		fmt.Fprintf(&table, "| %s | %s | [`%s`](troubleshooting.md#%s) | %s |\n", c.part, c.name, c.code, findings.Anchor(c.code),
+			strings.Join(also, ", "))
 	}
 	want := before + begin + table.String() + end + after
 	if want == string(page) {

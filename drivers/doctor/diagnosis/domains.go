@@ -17,7 +17,8 @@ import (
 func (e *examination) domain(d *v1beta1.ComputeDomain) {
 	object := "computedomain " + d.Namespace + "/" + d.Name
 	if len(d.Status.Conditions) == 0 {
-		e.find("ControllerNotReady", object, "the domain's status", "the controller has not looked at ComputeDomain %s/%s yet", d.Namespace, d.Name)
+		e.find("ControllerNotReady", object, "the domain's status", "the controller has not looked at ComputeDomain %s/%s yet", d.Namespace,
+			d.Name)
 		return
 	}
 	waits := false
@@ -94,8 +95,9 @@ func (e *examination) daemon(p *corev1.Pod, d *v1beta1.ComputeDomain) {
 	case !running:
 		e.find("DaemonNotRunning", object, "the pod's status", "%s", computedomain.WhyNotReady(p))
 	case len(d.Status.Nodes) > 1:
-		e.find("DaemonNotReady", object, "the pod's condition Ready", "nvidia-imex runs on node %s and is not READY: it has %d peers in this domain, "+
-			"and reaches them on TCP port %d", p.Spec.NodeName, len(d.Status.Nodes)-1, computedomain.ServerPort)
+		e.find("DaemonNotReady", object, "the pod's condition Ready",
+			"nvidia-imex runs on node %s and is not READY: it has %d peers in this domain, "+
+				"and reaches them on TCP port %d", p.Spec.NodeName, len(d.Status.Nodes)-1, computedomain.ServerPort)
 	default:
 		e.find("DaemonNotReady", object, "the pod's condition Ready", "nvidia-imex runs on node %s and is not READY", p.Spec.NodeName)
 	}

@@ -87,7 +87,8 @@ func (e *examination) examine(subject Subject) error {
 			e.claimAndPods(c)
 			return nil
 		}
-		return e.missing(subject, "resourceclaims.resource.k8s.io", names(e.Claims, func(c *resourceapi.ResourceClaim) client.Object { return c }))
+		return e.missing(subject, "resourceclaims.resource.k8s.io", names(e.Claims,
+			func(c *resourceapi.ResourceClaim) client.Object { return c }))
 	case Node:
 		if n := e.nodes[subject.Name]; n != nil {
 			e.node(n)
@@ -101,7 +102,8 @@ func (e *examination) examine(subject Subject) error {
 				return nil
 			}
 		}
-		return e.missing(subject, "computedomains.resource.nvidia.com", names(e.Domains, func(d *v1beta1.ComputeDomain) client.Object { return d }))
+		return e.missing(subject, "computedomains.resource.nvidia.com", names(e.Domains,
+			func(d *v1beta1.ComputeDomain) client.Object { return d }))
 	case Pool:
 		for i := range e.RDMAPools {
 			if e.RDMAPools[i].Name == subject.Name {

@@ -56,7 +56,8 @@ func (g *ground) create(o client.Object) {
 		g.t.Fatalf("create %T %s: %v", o, o.GetName(), err)
 	}
 	switch o.(type) {
-	case *corev1.Event, *corev1.Namespace, *resourceapi.ResourceSlice, *resourceapi.DeviceClass, *resourceapi.ResourceClaimTemplate, *corev1.Node:
+	case *corev1.Event, *corev1.Namespace, *resourceapi.ResourceSlice, *resourceapi.DeviceClass, *resourceapi.ResourceClaimTemplate,
+		*corev1.Node:
 		return // no status, or one that creation takes
 	}
 	wanted.SetUID(o.GetUID())
@@ -180,7 +181,8 @@ func (g *ground) healthy() {
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
 func own(component string) map[string]string {
-	return map[string]string{"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/part-of": "gpufabric", "app.kubernetes.io/component": component}
+	return map[string]string{"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/part-of": "gpufabric",
+		"app.kubernetes.io/component": component}
 }
 
 func template(labels map[string]string, name string) corev1.PodTemplateSpec {
@@ -199,7 +201,8 @@ func daemonSet(component string) *appsv1.DaemonSet {
 func pluginPod(component, node string) *corev1.Pod {
 	p := pod("gpufabric-"+component+"-"+node, node)
 	p.Namespace, p.Labels = system, own(component)
-	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+		Status: corev1.ConditionTrue}}}
 	return p
 }
 
@@ -217,7 +220,8 @@ func pod(name, node string, claims ...string) *corev1.Pod {
 func node(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
 		Status: corev1.NodeStatus{
-			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: "v1.36.1", ContainerRuntimeVersion: "containerd://2.1.4", OperatingSystem: "linux", Architecture: "arm64"},
+			NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.1", ContainerRuntimeVersion: "containerd://2.1.4", OperatingSystem: "linux",
+				Architecture: "arm64"},
 			Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("144"), corev1.ResourceMemory: resource.MustParse("900Gi")},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue},
 				{Type: "GPUDriver", Status: corev1.ConditionTrue, Reason: "DriverReady", Message: "the NVIDIA driver 580.95.5 can be used"},
@@ -268,7 +272,8 @@ func gpuSlicesOf(node, form, version, clique string, taint *resourceapi.DeviceTa
 	layout := pool.Slices(taints)
 	var out []client.Object
 	for i, s := range layout {
-		out = append(out, slice(fmt.Sprintf("%s-gpu-%d", node, i), devices.Driver, devices.PoolName(node), node, len(layout), s.Devices, s.SharedCounters))
+		out = append(out, slice(fmt.Sprintf("%s-gpu-%d", node, i), devices.Driver, devices.PoolName(node), node, len(layout), s.Devices,
+			s.SharedCounters))
 	}
 	return out
 }
@@ -286,9 +291,11 @@ func a100(minor int, clique string) *inventory.GPU {
 	return g
 }
 
-func slice(name, driver, pool, node string, count int, list []resourceapi.Device, counters []resourceapi.CounterSet) *resourceapi.ResourceSlice {
-	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node,
-		Devices: list, SharedCounters: counters, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(count)}}}
+func slice(name, driver, pool, node string, count int, list []resourceapi.Device,
+	counters []resourceapi.CounterSet) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{Driver: driver,
+		NodeName: &node,
+		Devices:  list, SharedCounters: counters, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(count)}}}
 }
 
 // channelSlice is what compute-domain-plugin publishes; fabric is the value of its taint, empty: none.
@@ -296,7 +303,8 @@ func channelSlice(node, fabric string) *resourceapi.ResourceSlice {
 	channel := resourceapi.Device{Name: computedomain.ChannelDevice, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		computedomain.AttributeType: {StringValue: ptr.To(computedomain.TypeChannel)}, computedomain.AttributeID: {IntValue: ptr.To[int64](0)}}}
 	if fabric != "" {
-		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: fabric, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: fabric,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	return slice(node+"-channel", computedomain.Driver, computedomain.PoolName(node), node, 1, []resourceapi.Device{channel}, nil)
 }
@@ -308,7 +316,8 @@ func nicSlice(node string, with func(*resourceapi.Device)) *resourceapi.Resource
 		text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 		number := func(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
 		d := resourceapi.Device{Name: fmt.Sprintf("mlx5-%d-1", i), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			rdma.AttrRDMADevice: text(fmt.Sprintf("mlx5_%d", i)), rdma.AttrRail: number(int64(i)), rdma.AttrRate: number(400), rdma.AttrMTU: number(9000),
+			rdma.AttrRDMADevice: text(fmt.Sprintf("mlx5_%d", i)), rdma.AttrRail: number(int64(i)), rdma.AttrRate: number(400),
+			rdma.AttrMTU:       number(9000),
 			rdma.AttrLinkLayer: text("InfiniBand"), rdma.AttrFirmware: text("28.43.2026"), rdma.AttrPSID: text("MT_0000000838"),
 			rdma.AttrDeviceID: text("1021"), rdma.AttrGPUDirect: text("dmabuf")}}
 		if with != nil && i == 0 {
@@ -344,7 +353,8 @@ func event(kind, namespace, name string, uid types.UID, component, reason, messa
 	if where == "" {
 		where = metav1.NamespaceDefault
 	}
-	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: where, GenerateName: "e"}, Type: corev1.EventTypeWarning, Reason: reason, Message: message,
-		Source: corev1.EventSource{Component: component}, FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(), Count: 1,
+	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: where, GenerateName: "e"}, Type: corev1.EventTypeWarning, Reason: reason,
+		Message: message,
+		Source:  corev1.EventSource{Component: component}, FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(), Count: 1,
 		InvolvedObject: corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name, UID: uid}}
 }

@@ -105,7 +105,8 @@ func (e *examination) definitions() {
 	for _, name := range []string{"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io",
 		"vgpuprofiles.gpufabric.io"} {
 		if !there[name] {
-			e.find("CRDMissing", "customresourcedefinition "+name, "the list of CustomResourceDefinitions", "the CustomResourceDefinition %s is missing", name)
+			e.find("CRDMissing", "customresourcedefinition "+name, "the list of CustomResourceDefinitions",
+				"the CustomResourceDefinition %s is missing", name)
 		}
 	}
 }
@@ -136,7 +137,8 @@ func (e *examination) daemonSet(d *appsv1.DaemonSet) {
 	object := "daemonset " + d.Namespace + "/" + d.Name
 	component := d.Labels[labelComponent]
 	switch {
-	case d.Status.DesiredNumberScheduled == 0 && d.Status.ObservedGeneration >= d.Generation && d.Status.ObservedGeneration > 0 && len(e.Nodes) > 0:
+	case d.Status.DesiredNumberScheduled == 0 && d.Status.ObservedGeneration >= d.Generation && d.Status.ObservedGeneration > 0 &&
+		len(e.Nodes) > 0:
 		e.find("PluginNotPlaced", object, "its status", "%s selects none of the %d nodes (nodeSelector %v)", d.Name, len(e.Nodes),
 			d.Spec.Template.Spec.NodeSelector)
 	case d.Status.NumberReady < d.Status.DesiredNumberScheduled:
@@ -185,7 +187,8 @@ func (e *examination) ownPod(p *corev1.Pod) {
 		return
 	}
 	for _, s := range p.Status.ContainerStatuses {
-		if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" || s.State.Terminated != nil && s.State.Terminated.ExitCode != 0 {
+		if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" || s.State.Terminated != nil &&
+			s.State.Terminated.ExitCode != 0 {
 			last := cmp.Or(s.LastTerminationState.Terminated, s.State.Terminated, &corev1.ContainerStateTerminated{})
 			code := "PluginCrashes"
 			if p.Labels[v1beta1.LabelComputeDomain] != "" {
@@ -208,7 +211,8 @@ func quoted(message string) string {
 // image looks for an image that cannot be pulled.
 func (e *examination) image(p *corev1.Pod) bool {
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}, w.Reason) {
+		if w := s.State.Waiting; w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName",
+			"ErrImageNeverPull"}, w.Reason) {
 			e.find("ImageNotPulled", "pod "+p.Namespace+"/"+p.Name, "the status of container "+s.Name, "image %s on node %s: %s%s", s.Image,
 				p.Spec.NodeName, w.Reason, quoted(w.Message))
 			return true

@@ -46,14 +46,16 @@ func (e *examination) machine(n *corev1.Node) {
 		e.find("NodeCordoned", object, "the node's spec.unschedulable", "node %s takes no new pods", n.Name)
 	}
 	if tooOld(n.Status.NodeInfo.KubeletVersion) {
-		e.find("KubeletTooOld", object, "the node's status.nodeInfo", "the kubelet is %s, and gpufabric needs %s", n.Status.NodeInfo.KubeletVersion, needed)
+		e.find("KubeletTooOld", object, "the node's status.nodeInfo", "the kubelet is %s, and gpufabric needs %s",
+			n.Status.NodeInfo.KubeletVersion, needed)
 	}
 	if l := e.lease[n.Name]; l != nil && l.Spec.RenewTime != nil {
 		// The kubelet writes the time by the node's clock.
 		ahead := l.Spec.RenewTime.Sub(e.Server.Taken)
 		switch {
 		case ahead > maxSkew:
-			e.find("ClockSkew", object, "the node's Lease in kube-node-lease", "the node's clock is %v ahead of the API server's", ahead.Round(time.Second))
+			e.find("ClockSkew", object, "the node's Lease in kube-node-lease", "the node's clock is %v ahead of the API server's",
+				ahead.Round(time.Second))
 		case -ahead > maxSilence+maxSkew && isReady(n):
 			e.find("ClockSkew", object, "the node's Lease in kube-node-lease", "the node is Ready, and its clock is %v behind the API server's",
 				-ahead.Round(time.Second))
@@ -93,7 +95,8 @@ func (e *examination) plugins(n *corev1.Node) {
 			before := len(e.found)
 			e.ownPod(p)
 			if len(e.found) == before {
-				e.find("PluginNotReady", "pod "+p.Namespace+"/"+p.Name, "the pod's condition Ready", "%s on node %s is not ready (%s)", component, n.Name,
+				e.find("PluginNotReady", "pod "+p.Namespace+"/"+p.Name, "the pod's condition Ready", "%s on node %s is not ready (%s)", component,
+					n.Name,
 					p.Status.Phase)
 			}
 		}
@@ -148,7 +151,8 @@ func (e *examination) published(node string) {
 	for driver, component := range components() {
 		pools := stock.pools(driver, node)
 		if p := e.pluginPod(component, node); len(pools) == 0 && p != nil && podReady(p) && e.shouldPublish(driver, node) {
-			e.find("SlicesMissing", "node "+node, "the ResourceSlices of driver "+driver, "%s runs on node %s and has published nothing", component, node)
+			e.find("SlicesMissing", "node "+node, "the ResourceSlices of driver "+driver, "%s runs on node %s and has published nothing",
+				component, node)
 		}
 		for _, pool := range pools {
 			if pool.slices < pool.expected {
@@ -196,7 +200,8 @@ func (e *examination) taint(t resourceapi.DeviceTaint, driver, node, device stri
 	if t.Value != "" {
 		says = "=" + t.Value
 	}
-	e.find(code, "node "+node, "the taint of device "+device+" in a ResourceSlice of "+driver, "device %s of node %s has the taint %s%s:%s", device, node,
+	e.find(code, "node "+node, "the taint of device "+device+" in a ResourceSlice of "+driver, "device %s of node %s has the taint %s%s:%s",
+		device, node,
 		t.Key, says, t.Effect)
 }
 

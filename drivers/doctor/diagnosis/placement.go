@@ -92,7 +92,8 @@ func meets(r corev1.NodeSelectorRequirement, value string, has bool) bool {
 		}
 		got, err := strconv.ParseInt(value, 10, 64)
 		want, wrong := strconv.ParseInt(r.Values[0], 10, 64)
-		return has && err == nil && wrong == nil && (r.Operator == corev1.NodeSelectorOpGt && got > want || r.Operator == corev1.NodeSelectorOpLt && got < want)
+		return has && err == nil && wrong == nil && (r.Operator == corev1.NodeSelectorOpGt && got > want ||
+			r.Operator == corev1.NodeSelectorOpLt && got < want)
 	}
 	return false
 }

@@ -20,7 +20,8 @@ func (e *examination) fabricPod(p *corev1.Pod) bool {
 	}
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
 		for name := range c.Resources.Limits {
-			if strings.HasPrefix(string(name), "nvidia.com/") || strings.HasPrefix(string(name), "rdma/") || strings.HasPrefix(string(name), "volcano.sh/vgpu") {
+			if strings.HasPrefix(string(name), "nvidia.com/") || strings.HasPrefix(string(name), "rdma/") || strings.HasPrefix(string(name),
+				"volcano.sh/vgpu") {
 				return true
 			}
 		}
@@ -55,7 +56,8 @@ func (e *examination) waiting(p *corev1.Pod) {
 		return
 	}
 	object := podObject(p)
-	if p.Status.Reason == "UnexpectedAdmissionError" || p.Status.Phase == corev1.PodFailed && strings.Contains(p.Status.Message, "UnexpectedAdmissionError") {
+	if p.Status.Reason == "UnexpectedAdmissionError" || p.Status.Phase == corev1.PodFailed && strings.Contains(p.Status.Message,
+		"UnexpectedAdmissionError") {
 		e.find("UnexpectedAdmissionError", object, "the pod's status", "%s", p.Status.Message)
 	}
 	if podReady(p) {
@@ -72,7 +74,8 @@ func (e *examination) waiting(p *corev1.Pod) {
 		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive":
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
 		case "FailedPrepareDynamicResources":
-			if strings.Contains(v.Message, "not registered") || strings.Contains(v.Message, "DRA driver") && strings.Contains(v.Message, "not found") {
+			if strings.Contains(v.Message, "not registered") || strings.Contains(v.Message, "DRA driver") && strings.Contains(v.Message,
+				"not found") {
 				e.unregistered(p, v, object)
 			}
 		}
@@ -188,7 +191,8 @@ func (e *examination) domainOf(c *resourceapi.ResourceClaim, n *corev1.Node) {
 		d := &e.Domains[i]
 		if d.Namespace == key.Namespace && d.Name == key.Name {
 			for j := range e.Pods {
-				if p := &e.Pods[j]; p.Spec.NodeName == n.Name && p.Labels["resource.nvidia.com/computeDomain"] == string(d.UID) && isDaemon(p) && !podReady(p) {
+				if p := &e.Pods[j]; p.Spec.NodeName == n.Name && p.Labels["resource.nvidia.com/computeDomain"] == string(d.UID) && isDaemon(p) &&
+					!podReady(p) {
 					e.daemon(p, d)
 				}
 			}
@@ -245,10 +249,11 @@ func (e *examination) claimAndPods(c *resourceapi.ResourceClaim) {
 func (e *examination) userOf(c *resourceapi.ResourceClaim) *corev1.Pod {
 	for i := range e.Pods {
 		p := &e.Pods[i]
-		if p.Namespace == c.Namespace && p.Spec.NodeName == "" && slices.ContainsFunc(p.Spec.ResourceClaims, func(r corev1.PodResourceClaim) bool {
-			used, _, _ := e.claimOf(p, r)
-			return used == c
-		}) {
+		if p.Namespace == c.Namespace && p.Spec.NodeName == "" && slices.ContainsFunc(p.Spec.ResourceClaims,
+			func(r corev1.PodResourceClaim) bool {
+				used, _, _ := e.claimOf(p, r)
+				return used == c
+			}) {
 			return p
 		}
 	}

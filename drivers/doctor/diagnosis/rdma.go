@@ -18,7 +18,8 @@ func (e *examination) pool(p *v1alpha1.RDMAPool) {
 	for _, c := range p.Status.Conditions {
 		from := "the pool's condition " + c.Type
 		switch {
-		case c.Type == v1alpha1.RDMAPoolConflicting && c.Status == metav1.ConditionTrue, c.Type == v1alpha1.RDMAPoolReady && c.Status == metav1.ConditionFalse,
+		case c.Type == v1alpha1.RDMAPoolConflicting && c.Status == metav1.ConditionTrue, c.Type == v1alpha1.RDMAPoolReady &&
+			c.Status == metav1.ConditionFalse,
 			c.Reason == "SomeDevicesDown":
 			e.find(c.Reason, object, from, "%s", c.Message)
 		}
@@ -119,7 +120,8 @@ func (e *examination) differs(code, among, what string, name resourceapi.Qualifi
 		}
 		for _, at := range values[v] {
 			node, device, _ := strings.Cut(at, " ")
-			e.find(code, "node "+node, "attribute "+string(name)+" of ResourceSlices", "%s of %s on node %s is %s; among %s, %d have %s", what, device,
+			e.find(code, "node "+node, "attribute "+string(name)+" of ResourceSlices", "%s of %s on node %s is %s; among %s, %d have %s", what,
+				device,
 				node, v, among, len(values[usual]), usual)
 		}
 	}

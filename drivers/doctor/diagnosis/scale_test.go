@@ -18,7 +18,8 @@ import (
 // large is a healthy cluster in memory.
 func large(nodes int) *snapshot.Snapshot {
 	s := &snapshot.Snapshot{Server: snapshot.Server{Version: "v1.36.0", Groups: []string{"resource.k8s.io/v1"}, Taken: time.Now()}}
-	for _, name := range []string{"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io", "vgpuprofiles.gpufabric.io"} {
+	for _, name := range []string{"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io", "miglayouts.gpufabric.io",
+		"vgpuprofiles.gpufabric.io"} {
 		s.CRDs = append(s.CRDs, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	for _, component := range []string{"gpu-plugin", "compute-domain-plugin", "rdma-plugin"} {

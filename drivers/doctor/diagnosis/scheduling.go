@@ -47,7 +47,8 @@ func (e *examination) unscheduled(p *corev1.Pod) {
 		return
 	}
 	if len(all) > 1 && !slices.Contains(slices.Collect(maps.Values(ok)), len(all)) {
-		e.find("DevicesTooFew", object, "ResourceSlices and allocations", "nodes have free devices for each of the %d requests, and none has them for all",
+		e.find("DevicesTooFew", object, "ResourceSlices and allocations",
+			"nodes have free devices for each of the %d requests, and none has them for all",
 			len(all))
 		return
 	}
@@ -103,7 +104,8 @@ func (e *examination) podWants(p *corev1.Pod, object string) (all []want, known 
 }
 
 // claimOf finds a claim of a pod, or the template that it will be made of.
-func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *resourceapi.ResourceClaim, spec *resourceapi.ResourceClaimSpec, why string) {
+func (e *examination) claimOf(p *corev1.Pod, r corev1.PodResourceClaim) (c *resourceapi.ResourceClaim,
+	spec *resourceapi.ResourceClaimSpec, why string) {
 	name := ""
 	if r.ResourceClaimName != nil {
 		name = *r.ResourceClaimName
@@ -159,7 +161,8 @@ func (e *examination) allocatedElsewhere(p *corev1.Pod, c *resourceapi.ResourceC
 			continue
 		}
 		if code, why := keeps(p, e.nodes[pool.node]); code != "" {
-			e.find("ClaimInUse", object, "the allocation of claim "+c.Name, "claim %s is allocated on node %s, where the pod cannot go (%s)", c.Name, pool.node,
+			e.find("ClaimInUse", object, "the allocation of claim "+c.Name, "claim %s is allocated on node %s, where the pod cannot go (%s)",
+				c.Name, pool.node,
 				why)
 			return
 		}
@@ -232,7 +235,8 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 	from := "the ResourceSlices and allocations, by class " + w.class + " and request " + w.name
 	switch {
 	case t.failed != "" && t.matched == 0:
-		e.find("SelectorFails", w.object, "the CEL selectors of request "+w.name, "a selector ends with an error, and the scheduler gives the claim nothing: %s",
+		e.find("SelectorFails", w.object, "the CEL selectors of request "+w.name,
+			"a selector ends with an error, and the scheduler gives the claim nothing: %s",
 			t.failed)
 		return
 	case t.matched == 0:
@@ -263,7 +267,8 @@ func (e *examination) unmet(w want, t tally, p *corev1.Pod) {
 		e.find(code, w.object, "the nodes that have devices that match", "%s", some(t.nodes[code]))
 	}
 	if t.heldDevices > 0 {
-		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", t.matched, t.heldDevices, some(slices.Clone(t.held)))
+		e.find("DevicesTaken", w.object, from, "of %d devices that match, %d are held, by %s", t.matched, t.heldDevices,
+			some(slices.Clone(t.held)))
 	}
 }
 
@@ -279,7 +284,8 @@ func (e *examination) unpublished(w want, t tally, p *corev1.Pod, from string) {
 	}
 	switch form := e.class[w.class].Name; {
 	case t.byClass > 0:
-		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them", t.byClass, w.class)
+		e.find("NoSuchDevice", w.object, from, "%d devices are of class %s, and the request's own selectors select none of them", t.byClass,
+			w.class)
 	case t.ofDriver > 0 && strings.Contains(fmt.Sprint(e.class[w.class].Spec.Selectors), devices.Driver) && form != "gpu.nvidia.com",
 		t.ofDriver > 0 && form == "gpu.nvidia.com":
 		e.find("NoSuchForm", w.object, from, "%d devices are published, and none in the form that class %s selects", t.ofDriver, w.class)
@@ -303,7 +309,8 @@ func (e *examination) room(p *corev1.Pod, object string) {
 			}
 		}
 		if asked > most && most > 0 {
-			e.find("NoRoomForPod", object, "the nodes' status.allocatable", "the pod asks for %d m of %s, and no node that it may use has more than %d m",
+			e.find("NoRoomForPod", object, "the nodes' status.allocatable",
+				"the pod asks for %d m of %s, and no node that it may use has more than %d m",
 				asked, name, most)
 		}
 	}

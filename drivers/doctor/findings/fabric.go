@@ -33,7 +33,8 @@ func fabric() []Finding {
 // well are the words of what is as it should be.
 func well() []Finding {
 	var out []Finding
-	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "AllDaemonsCurrent", "AllDevicesHealthy", "NoConflicts", "Applied",
+	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "AllDaemonsCurrent", "AllDevicesHealthy", "NoConflicts",
+		"Applied",
 		"Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn", "GPUsReadAgain"} {
 		out = append(out, Finding{Code: code})
 	}

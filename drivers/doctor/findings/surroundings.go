@@ -41,9 +41,11 @@ func surroundings() []Finding {
 		{"SchedulerMissing", Scheduler, "Correct schedulerName, or start that scheduler (scheduler.enabled for gpufabric-scheduler)."},
 		{"SchedulerRefuses", Scheduler, "The message has the scheduler's own words."},
 		{"ClaimMissing", Scheduler, "Create the ResourceClaim that the pod names, in the pod's namespace."},
-		{"ClaimTemplateMissing", Scheduler, "Create the ResourceClaimTemplate that the pod names, in the pod's namespace; one of a ComputeDomain " +
-			"comes with the domain."},
-		{"ClaimInUse", Scheduler, "Give each pod its own claim by a template, or wait: the claim is allocated on a node where the pod cannot go."},
+		{"ClaimTemplateMissing", Scheduler,
+			"Create the ResourceClaimTemplate that the pod names, in the pod's namespace; one of a ComputeDomain " +
+				"comes with the domain."},
+		{"ClaimInUse", Scheduler,
+			"Give each pod its own claim by a template, or wait: the claim is allocated on a node where the pod cannot go."},
 		{"NodesExcluded", Scheduler, "Loosen nodeSelector or affinity, or label a node that has such devices."},
 		{"NoSuchDevice", Scheduler, "Compare the class and its selectors with what nodes publish: kubectl get resourceslices -o yaml."},
 		{"NoSuchForm", Scheduler, "Change the GPUs' form on a node by its label gpufabric.io/gpu-forms: gpufabric explain gpu has the command."},
@@ -51,7 +53,8 @@ func surroundings() []Finding {
 		{"DevicesTaken", Scheduler, "Wait for the claims that the message names, or end them."},
 		{"DevicesTooFew", Scheduler, "Ask for fewer devices, or for nodes that have as many."},
 		{"ShareTooLarge", Scheduler, "Ask for less memory or fewer cores, or for another model."},
-		{"ExtendedResourceMissing", Scheduler, "No node and no DeviceClass offers a resource of this name: correct it, or enable what serves it."},
+		{"ExtendedResourceMissing", Scheduler,
+			"No node and no DeviceClass offers a resource of this name: correct it, or enable what serves it."},
 		{"NoRoomForPod", Scheduler, "Ask for less CPU or memory, or make room."},
 		{"UnexpectedAdmissionError", Scheduler, "Read the pod's message: docs/troubleshooting.md has a row for each sentence."},
 	}

@@ -162,7 +162,8 @@ func kubelets(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
 
 // runtimes judges by the version alone: a runtime's configuration is not seen from outside.
 func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
-	return each(s, "container runtimes", "CDI and NRI are on by default in these versions; whether they were switched off is not seen from outside", nodes,
+	return each(s, "container runtimes",
+		"CDI and NRI are on by default in these versions; whether they were switched off is not seen from outside", nodes,
 		Warning, func(n *corev1.Node) string {
 			name, text, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
 			v, err := version.ParseGeneric(text)
@@ -196,7 +197,8 @@ func rivals(s *snapshot.Snapshot, v Values) Check {
 	var found []string
 	for i := range s.DaemonSets {
 		d := &s.DaemonSets[i]
-		if d.Labels["app.kubernetes.io/part-of"] != "gpufabric" && slices.ContainsFunc(slices.Concat(drivers, plugins), func(r string) bool { return is(d, r) }) {
+		if d.Labels["app.kubernetes.io/part-of"] != "gpufabric" && slices.ContainsFunc(slices.Concat(drivers, plugins),
+			func(r string) bool { return is(d, r) }) {
 			found = append(found, d.Namespace+"/"+d.Name)
 		}
 	}
@@ -222,8 +224,9 @@ func security(s *snapshot.Snapshot, namespace string) Check {
 		}
 		level := s.Namespaces[i].Labels["pod-security.kubernetes.io/enforce"]
 		if level == "baseline" || level == "restricted" {
-			return Check{"PodSecurity", Fails, fmt.Sprintf("namespace %s enforces %s, and node plugins mount directories of the node: label it privileged",
-				namespace, level)}
+			return Check{"PodSecurity", Fails,
+				fmt.Sprintf("namespace %s enforces %s, and node plugins mount directories of the node: label it privileged",
+					namespace, level)}
 		}
 		return Check{"PodSecurity", OK, "namespace " + namespace + " has no level that refuses node plugins"}
 	}

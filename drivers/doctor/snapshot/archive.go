@@ -54,7 +54,8 @@ type File struct {
 	Content []byte
 }
 
-// Save writes an archive: a tar, compressed with gzip, of the index, a JSON file a kind, and further files. The API server's address is left
+// Save writes an archive: a tar, compressed with gzip, of the index, a JSON file a kind, and further files. The API server's address is
+// left
 // out.
 func (s *Snapshot) Save(to io.Writer, files []File) error {
 	index := archiveIndex{Format: format, Server: s.Server, Unread: s.Unread}
@@ -144,7 +145,8 @@ func Load(from io.Reader) (*Snapshot, error) {
 func (s *Snapshot) head(archive *tar.Reader) (index archiveIndex, err error) {
 	header, err := archive.Next()
 	if err != nil || header.Name != indexFile {
-		return index, fmt.Errorf("this is no archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err, io.ErrUnexpectedEOF))
+		return index, fmt.Errorf("this is no archive of gpufabric doctor bundle, or it was cut before its index: %w", errors.Join(err,
+			io.ErrUnexpectedEOF))
 	}
 	body, err := io.ReadAll(archive)
 	if err == nil {

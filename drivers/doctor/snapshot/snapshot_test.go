@@ -35,7 +35,8 @@ func TestASnapshotOfARealServer(t *testing.T) {
 	node := "n1"
 	create(t, c,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "tenant"}},
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{"kubeadm/token": canary, "gpufabric.io/a": "kept"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{"kubeadm/token": canary,
+			"gpufabric.io/a": "kept"}}},
 		&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{Driver: "gpu.nvidia.com",
 			NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: []resourceapi.Device{{Name: "gpu-0"}}}},
 		tenantPod(), tenantClaim(),
@@ -142,12 +143,14 @@ func TestAServerThatHangsIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() }) // nobody ever accepts
-	reader, err := snapshot.NewReader(&rest.Config{Host: "http://" + listener.Addr().String()}, snapshot.Scope{Timeout: 200 * time.Millisecond})
+	reader, err := snapshot.NewReader(&rest.Config{Host: "http://" + listener.Addr().String()},
+		snapshot.Scope{Timeout: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var silent *snapshot.SilentError
-	if _, err := reader.Read(t.Context(), snapshot.Scope{}); !errors.As(err, &silent) || !strings.Contains(err.Error(), listener.Addr().String()) {
+	if _, err := reader.Read(t.Context(), snapshot.Scope{}); !errors.As(err, &silent) || !strings.Contains(err.Error(),
+		listener.Addr().String()) {
 		t.Errorf("got %v", err)
 	}
 }

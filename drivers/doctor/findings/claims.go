@@ -31,6 +31,7 @@ func claims() []Finding {
 		{"NotExclusive", Prepare, "Read the message: the device cannot be given with network: Exclusive."},
 		{"WaitingForIMEXDaemon", Prepare, "Look at the daemon's pod in gpufabric's namespace."},
 
+		{"SharesRefused", Container, "Read the message, which says why the node refused the pod its shares, and create the pod again."},
 		{"ContainerRuntimeReadsNoCDI", Container, "Switch CDI on in the container runtime, with the chart's cdi.root among its directories."},
 		{"ContainerRuntimeNotWatched", Container, "Nothing, as long as containers have their devices."},
 		{"CDIDeviceUnresolved", Container, "Let cdi_spec_dirs of the container runtime have the chart's cdi.root."},

@@ -92,6 +92,8 @@ type Options struct {
 	Ledger *ledger.Ledger
 	Pool   string
 	Events NodeEvents
+	// Limits holds the containers of shares to them.
+	Limits Limits
 }
 
 // TimeSlices sets the length of a GPU's time slices. sharing.TimeSlicer is one.

@@ -91,10 +91,11 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	first := k.hold(claim)
 	var made []specs.ContainerEdits
 	if err = k.prepare(ctx, p); err == nil {
-		made, err = p.containerEdits(k.options.Capabilities, k.options.MPSDir)
+		made, err = p.containerEdits(k.options.Capabilities, k.options.MPSDir, k.options.Limits)
 	}
 	if err != nil {
 		if !p.intended {
+			err = errors.Join(err, k.options.Limits.remove(claim.UID))
 			k.forgetSharing(claim.UID) // no record, so no unprepare will come
 			if first {
 				k.release(claim.UID)
@@ -287,7 +288,7 @@ func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
 
 // containerEdits are what the containers of each device get. What all devices need comes with the first device of each request: a container
 // that asks for a request gets all its devices, and needs the driver's files once.
-func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir string) ([]specs.ContainerEdits, error) {
+func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir string, limits Limits) ([]specs.ContainerEdits, error) {
 	out := make([]specs.ContainerEdits, len(p.devices))
 	served := map[string]bool{}
 	shares := 0
@@ -303,6 +304,11 @@ func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir str
 		case devices.Shared:
 			edits.Merge(&out[i], p.edits.GPU(d.GPU))
 			edits.Merge(&out[i], shareEdits(shares, allocated))
+			held, err := limits.edits(p.claim.UID, shares, d.GPU.UUID, allocated)
+			if err != nil {
+				return nil, err
+			}
+			edits.Merge(&out[i], held)
 			shares++
 		case devices.MIG:
 			instance := p.instances[i]

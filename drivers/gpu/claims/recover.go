@@ -20,6 +20,9 @@ import (
 // which other instances stand has an administrator's layout: it is offered as it is.
 func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	k.aside = aside
+	if err := k.options.Limits.keep(records, aside); err != nil {
+		klog.FromContext(ctx).Error(err, "Limits of claims that are gone are left")
+	}
 	held := map[string]bool{}
 	for _, record := range records {
 		for _, device := range record.Devices {

@@ -27,6 +27,9 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	if err := k.endSharing(ctx, record.UID, kept); err != nil {
 		return err
 	}
+	if err := k.options.Limits.remove(record.UID); err != nil {
+		return err
+	}
 	for _, made := range kept.Partitions {
 		g, p, err := k.partitionOf(made)
 		if err != nil {

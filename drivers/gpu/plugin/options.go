@@ -12,6 +12,7 @@ import (
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/options"
+	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // Options are the role's flags.
@@ -45,6 +46,10 @@ type Options struct {
 	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
 	DevicePlugin []string
 	ShareCores   int64
+	// Limits is what holds the containers of shares to their memory: auto, library or none.
+	Limits string
+	// LimiterLibrary is this project's libvgpu.so in this container.
+	LimiterLibrary string
 
 	formsConfig devices.Choice // what Forms says, once it is valid
 }
@@ -63,6 +68,9 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": `+
 		`{...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
+	text(&o.Limits, "limits", limitsAuto, "what holds the containers of shares to their memory: library (libvgpu.so of this project), none "+
+		"(environment alone, for a limiter in their image); auto: the library where it is there")
+	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	text(&o.ShareMemory, "share-memory", "", "memory of a share of a GPU that asks for none, such as 4Gi; empty: a tenth of the GPU")
 	text(&o.MPSDir, "mps-dir", "/run/gpufabric/mps",
 		"directory, at the same path on the host, where MPS control daemons and their clients meet; best on a tmpfs of its own, since clients "+
@@ -98,6 +106,7 @@ func (o *Options) Validate() error {
 	if _, err := sharing.ParseBounds(o.MPSSize); err != nil {
 		errs = append(errs, err)
 	}
+	oneOf("limits", o.Limits, limitsAuto, limitsLibrary, limitsNone)
 	oneOf("mig", o.MIG, "dynamic", "static")
 	oneOf("unknown-mig-instances", o.UnknownMIG, "keep", "remove")
 	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {

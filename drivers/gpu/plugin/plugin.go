@@ -178,6 +178,10 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	pool := devices.PoolName(p.options.NodeName)
 	s := &parts{self: selection.Self(p.client, p.options.NodeName)}
 	view := selection.Node{Name: p.options.NodeName, Core: p.client, Dynamic: p.objects, Self: s.self}
+	limits, err := p.options.limits(p.tuning.writer)
+	if err != nil {
+		return nil, err
+	}
 	s.kind = claims.New(hardware, claims.Options{
 		Capabilities:  edits.Capabilities{ProcRoot: p.options.ProcRoot(), DevRoot: r.at.Dev.Path, HostDevRoot: r.at.Dev.Host},
 		TimeSlices:    sharing.TimeSlicer{Programs: p.programs, Mountpoint: p.stateFile("root")},
@@ -191,6 +195,7 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 		Ledger:        holders,
 		Pool:          pool,
 		Events:        p.events,
+		Limits:        limits,
 	})
 	p.metrics.Registry.MustRegister(s.kind.Collectors()...)
 	taints := publishedTaints{client: p.client, node: p.options.NodeName, kind: s.kind}
@@ -202,7 +207,6 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	s.profiles = &profiles{kind: s.kind, view: view}
 	s.handovers = newHandovers(p.options, s.kind, holders, taints, p.events)
 	s.counted = &countedGPUs{options: p.options, kind: s.kind, monitor: s.monitor, registry: p.metrics.Registry, events: p.events}
-	var err error
 	s.dra, err = draplugin.Start(ctx, draplugin.Config{
 		Driver: devices.Driver, Node: p.options.Node, Client: p.client,
 		Kind:    servedKind{s.kind, &healthServer{kind: s.kind, monitor: s.monitor, pool: pool}},

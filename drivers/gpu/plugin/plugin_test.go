@@ -80,7 +80,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 			ProcDevices: filepath.Join(root, "proc/devices"), CDIRoot: filepath.Join(dir, "cdi"), KubeletRoot: filepath.Join(dir, "kubelet"),
 			StateDir: filepath.Join(dir, "state"), NodeName: "n1",
 		},
-		Forms: `{"default": {"form": "flexible"}}`, MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10,
+		Forms: `{"default": {"form": "flexible"}}`, MIG: "dynamic", UnknownMIG: "keep", ShareCores: 10, Limits: limitsNone,
 		HandoverDir: filepath.Join(dir, "handover"), HandoverTo: []string{"volcano"}, MPSDir: filepath.Join(dir, "mps"),
 	}}
 	for _, c := range change {

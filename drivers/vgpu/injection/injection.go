@@ -23,7 +23,6 @@ import (
 
 // Paths in a container, where HAMi-core looks.
 const (
-	preload  = "/etc/ld.so.preload"
 	cache    = "/tmp/vgpu"
 	lock     = "/tmp/vgpulock"
 	override = "/overrideEnv"
@@ -161,7 +160,7 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	default:
 		return e, nil
 	}
-	for _, inside := range []string{limiter.Loaded, preload} {
+	for _, inside := range []string{limiter.Loaded, limiter.LoadersList} {
 		e.Mounts = append(e.Mounts, &specs.Mount{
 			HostPath: filepath.Join(l.Directory, filepath.Base(inside)), ContainerPath: inside, Options: []string{"ro", "nosuid", "nodev", "bind"},
 		})

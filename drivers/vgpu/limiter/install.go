@@ -19,8 +19,11 @@ const (
 	Preload = "ld.so.preload"
 )
 
-// Loaded is where containers have the library.
-const Loaded = "/usr/local/vgpu/" + Library
+// Loaded is where containers have the library, and LoadersList where their loader looks for its list.
+const (
+	Loaded      = "/usr/local/vgpu/" + Library
+	LoadersList = "/etc/" + Preload
+)
 
 // Install puts the library that stands at own, and the loader's list, into a directory that the host has at the same path. It may be
 // repeated while containers use the library: those keep the file that they have.

@@ -6,8 +6,15 @@ import (
 	"strings"
 )
 
-// File is where the library looks for a container's limits.
-const File = "/usr/local/vgpu/limits"
+// File is where the library looks for a container's limits, and Directory where it looks for those of claims, a file each: what two of them
+// give of one GPU adds up. There, only what is mounted counts.
+const (
+	File      = "/usr/local/vgpu/limits"
+	Directory = "/usr/local/vgpu/limits.d"
+)
+
+// Accounts is the directory in which the library counts what the container has.
+const Accounts = "/tmp/vgpu"
 
 // The most that the library understands (limits.h, limits.c).
 const (

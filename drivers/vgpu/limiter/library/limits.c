@@ -1,11 +1,14 @@
 #define _GNU_SOURCE
 #include "limits.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "words.h"
@@ -80,27 +83,99 @@ bool limits_parse(const char *text, size_t length, struct limits *out)
 	return out->count > 0;
 }
 
+/* The sum of two amounts of which 0 is all. */
+static uint64_t both(uint64_t a, uint64_t b, uint64_t most)
+{
+	if (a == 0 || b == 0)
+		return 0;
+	return a + b < most ? a + b : most;
+}
+
+bool limits_join(struct limits *have, const struct limits *more)
+{
+	have->closed = have->closed || more->closed;
+	for (int i = 0; i < more->count; i++) {
+		const struct limit *m = &more->devices[i];
+		int at = 0;
+		while (at < have->count && strcmp(have->devices[at].uuid, m->uuid) != 0)
+			at++;
+		if (at == MOST_DEVICES)
+			return false;
+		struct limit *h = &have->devices[at];
+		if (at == have->count) {
+			*h = *m;
+			have->count++;
+		} else {
+			h->memory = both(h->memory, m->memory, (uint64_t)1 << 47);
+			h->cores = (unsigned int)both(h->cores, m->cores, 100);
+		}
+	}
+	return true;
+}
+
 static struct limits here;
 static atomic_int state; /* 0: not read, 1: none, 2: read */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int read_here(void)
+/* Adds the limits of one file, in a directory that is open or by its whole path. False: it is there and cannot be understood. */
+static bool read_file(int directory, const char *name, dev_t not_on, bool *found)
 {
 	static char text[MOST_BYTES + 1];
-	int file = open(LIMITS_FILE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	static struct limits more;
+	struct stat s;
+	int file = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (file < 0) {
-		if (errno != ENOENT)
-			words_once("cannot read " LIMITS_FILE ": no limit holds in this container");
-		return 1;
+		if (errno != ENOENT && directory == AT_FDCWD)
+			words_once("cannot read " LIMITS_FILE ": it limits nothing in this container");
+		return true; /* in the directory: a link, which the container itself made */
+	}
+	/* The call is the kernel's own: the C library's fstat is of 2.33. */
+	if (directory != AT_FDCWD && (syscall(SYS_fstat, file, &s) != 0 || !S_ISREG(s.st_mode) || s.st_dev == not_on)) {
+		close(file);
+		return true;
 	}
 	ssize_t length = read(file, text, sizeof text);
 	close(file);
-	if (length < 0 || length > MOST_BYTES || !limits_parse(text, (size_t)length, &here)) {
+	*found = true;
+	return length >= 0 && length <= MOST_BYTES && limits_parse(text, (size_t)length, &more) && limits_join(&here, &more);
+}
+
+/* Adds the limits of every file that is mounted into the directory. */
+static bool read_directory(bool *found)
+{
+	struct stat s;
+	bool good = true;
+	DIR *d = opendir(LIMITS_DIRECTORY);
+	if (!d)
+		return true;
+	dev_t on = syscall(SYS_fstat, dirfd(d), &s) == 0 ? s.st_dev : 0;
+#ifdef LIMITS_ANYWHERE
+	on = (dev_t)-1; /* tests mount nothing */
+#endif
+	for (struct dirent *e; good && (e = readdir(d));)
+		if (e->d_name[0] != '.')
+			good = read_file(dirfd(d), e->d_name, on, found);
+	closedir(d);
+	/* In an order that does not depend on the directory's: all processes of the container count by the same numbers. */
+	for (int i = 1; i < here.count; i++)
+		for (int j = i; j > 0 && strcmp(here.devices[j - 1].uuid, here.devices[j].uuid) > 0; j--) {
+			struct limit l = here.devices[j];
+			here.devices[j] = here.devices[j - 1];
+			here.devices[j - 1] = l;
+		}
+	return good;
+}
+
+static int read_here(void)
+{
+	bool found = false;
+	if (!read_file(AT_FDCWD, LIMITS_FILE, 0, &found) || !read_directory(&found)) {
 		/* The node wrote it whole: something else is mounted in its place. Nothing may be allocated then. */
-		words_once(LIMITS_FILE " is not a file of limits: nothing can be allocated on a GPU; tell the administrator of the node");
+		words_once("a file of limits at " LIMITS_FILE " is none: nothing can be allocated on a GPU; tell the administrator of the node");
 		here = (struct limits){.closed = true};
+		return 2;
 	}
-	return 2;
+	return found ? 2 : 1;
 }
 
 const struct limits *limits_get(void)

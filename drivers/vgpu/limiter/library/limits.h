@@ -8,6 +8,14 @@
 #define LIMITS_FILE "/usr/local/vgpu/limits"
 #endif
 
+/*
+ * Further files of the same kind, one for each claim that the container uses: what two of them give of one GPU adds up. Only what is mounted there
+ * counts, which a program in the container cannot do.
+ */
+#ifndef LIMITS_DIRECTORY
+#define LIMITS_DIRECTORY LIMITS_FILE ".d"
+#endif
+
 /* The most GPUs that a container has, which is also what the region for monitors has room for. */
 #define MOST_DEVICES 16
 
@@ -28,6 +36,9 @@ struct limits {
 
 /* Reads limits from text of so many bytes. False for anything that is not wholly understood. */
 bool limits_parse(const char *text, size_t length, struct limits *out);
+
+/* Adds further limits to those that a container has. False: there are more GPUs than can be counted. */
+bool limits_join(struct limits *have, const struct limits *more);
 
 /* The limits of this container, read once; NULL where it has none. */
 const struct limits *limits_get(void);

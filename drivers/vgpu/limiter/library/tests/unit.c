@@ -36,6 +36,21 @@ static void limits_are_read_whole_or_not_at_all(void)
 		CHECK(!limits_parse(bad[i], strlen(bad[i]), &l), "taken for limits: %s", bad[i]);
 }
 
+static void limits_of_two_claims_add_up(void)
+{
+	static const char first[] = "gpufabric-limits 1\nGPU-01010101 1000 30\nGPU-02020202 7 0\n", second[] =
+		"gpufabric-limits 1\nclosed\nGPU-01010101 500 80\nGPU-03030303 0 5\n";
+	struct limits have, more;
+	CHECK(limits_parse(first, sizeof first - 1, &have) && limits_parse(second, sizeof second - 1, &more) && limits_join(&have, &more), "join");
+	CHECK(have.count == 3 && have.closed && have.devices[0].memory == 1500 && have.devices[0].cores == 100 && have.devices[1].memory == 7 &&
+	      have.devices[2].memory == 0, "%d: %llu", have.count, (unsigned long long)have.devices[0].memory);
+	CHECK(limits_join(&more, &have) && more.devices[0].memory == 2000 && more.devices[1].memory == 0, "all of one");
+	have.count = MOST_DEVICES;
+	for (int i = 0; i < MOST_DEVICES; i++)
+		snprintf(have.devices[i].uuid, sizeof have.devices[i].uuid, "GPU-%d", i);
+	CHECK(!limits_join(&have, &more), "more GPUs than can be counted");
+}
+
 static void every_way_to_allocate_counts(void)
 {
 	CUdeviceptr p[6];
@@ -148,6 +163,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	limits_are_read_whole_or_not_at_all();
+	limits_of_two_claims_add_up();
 	every_way_to_allocate_counts();
 	what_does_not_fit_is_refused_and_changes_nothing();
 	a_child_has_its_own_and_its_death_gives_it_back();

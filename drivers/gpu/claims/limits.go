@@ -1,0 +1,109 @@
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/claimstate"
+	"gpufabric.io/drivers/node/draplugin"
+	"gpufabric.io/drivers/vgpu/limiter"
+)
+
+// Limits has the containers of shares held to their memory by this project's library. The zero value leaves them with limits as environment
+// alone, for a limiter in their image.
+type Limits struct {
+	// Library is the directory on the host that holds libvgpu.so and ld.so.preload; empty: there is none.
+	Library string
+	// Files is the directory in which the limits of claims stand, at the same path here and on the host. No container writes there.
+	Files  string
+	Writer atomicfile.Writer
+}
+
+// region is what a container's limiter counts in: a tmpfs of the container's own, which it finds empty whenever it starts. It has room for
+// the limiter's two files (2.2 MB). A claim that several containers use is counted in each of them.
+func region() *specs.Mount {
+	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Accounts, Type: "tmpfs",
+		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=8m", "nr_inodes=128"}}
+}
+
+// edits write the limit of the claim's share of that index, and give its containers the library. A share that asks for no memory has none.
+func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.AllocatedDevice) (specs.ContainerEdits, error) {
+	memory, limited := allocated.ConsumedCapacity[devices.CapMemory]
+	if l.Library == "" || !limited || memory.Sign() <= 0 || allocated.Admin() {
+		return specs.ContainerEdits{}, nil
+	}
+	limit := limiter.Limit{UUID: gpu, Bytes: memory.Value()}
+	if cores, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
+		limit.Cores = int(cores.Value())
+	}
+	text, err := limiter.Text([]limiter.Limit{limit}, false)
+	if err != nil {
+		return specs.ContainerEdits{}, draplugin.Refuse("InvalidConfig", "the share of %s: %w", gpu, err)
+	}
+	name := fmt.Sprintf("%s_%d", uid, index)
+	if err := os.MkdirAll(l.Files, 0o755); err != nil {
+		return specs.ContainerEdits{}, fmt.Errorf("make the directory of claims' limits: %w", err)
+	}
+	if err := l.Writer.Write(filepath.Join(l.Files, name), text, 0o444); err != nil {
+		return specs.ContainerEdits{}, err
+	}
+	read := []string{"ro", "nosuid", "nodev", "bind"}
+	mounts := []*specs.Mount{
+		{HostPath: filepath.Join(l.Files, name), ContainerPath: filepath.Join(limiter.Directory, name), Options: read},
+		{HostPath: filepath.Join(l.Library, limiter.Library), ContainerPath: limiter.Loaded, Options: read},
+		{HostPath: filepath.Join(l.Library, limiter.Preload), ContainerPath: limiter.LoadersList, Options: read},
+		region(),
+	}
+	return specs.ContainerEdits{Mounts: mounts}, nil
+}
+
+// remove removes a claim's limits. It may be repeated.
+func (l Limits) remove(uid types.UID) error {
+	return l.sweep(func(name string) bool { return strings.HasPrefix(name, string(uid)+"_") })
+}
+
+// keep removes the limits of all claims but those that have records, whether or not these can be read.
+func (l Limits) keep(records []claimstate.Record, aside []types.UID) error {
+	live := map[string]bool{}
+	for _, record := range records {
+		live[string(record.UID)] = true
+	}
+	for _, uid := range aside {
+		live[string(uid)] = true
+	}
+	return l.sweep(func(name string) bool {
+		uid, _, _ := strings.Cut(name, "_")
+		return !live[uid]
+	})
+}
+
+func (l Limits) sweep(gone func(name string) bool) error {
+	if l.Files == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(l.Files)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the limits of claims: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if gone(entry.Name()) {
+			if err := os.Remove(filepath.Join(l.Files, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

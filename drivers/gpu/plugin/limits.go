@@ -1,0 +1,36 @@
+package plugin
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/vgpu/limiter"
+)
+
+// What may hold the containers of shares to their memory.
+const (
+	limitsAuto    = "auto"
+	limitsLibrary = "library"
+	limitsNone    = "none"
+)
+
+// limits puts the library that holds containers to their shares on the node, where it is wanted and there.
+func (o *Options) limits(writer atomicfile.Writer) (claims.Limits, error) {
+	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer}
+	if o.Limits == limitsNone {
+		return l, nil
+	}
+	if _, err := os.Stat(o.LimiterLibrary); errors.Is(err, fs.ErrNotExist) && o.Limits == limitsAuto {
+		return l, nil // not our image: a program that was built and started by hand
+	}
+	directory := filepath.Join(o.StateDir, "lib")
+	if err := limiter.Install(o.LimiterLibrary, directory, writer); err != nil {
+		return claims.Limits{}, err
+	}
+	l.Library = directory
+	return l, nil
+}

@@ -103,7 +103,7 @@ func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	b.options.NodeName, b.options.SysfsRoot, b.options.DriverRoot = "n1", filepath.Join(root, "sys"), filepath.Join(root, "driver")
 	b.options.DevRoot, b.options.ProcDevices = filepath.Join(root, "dev"), filepath.Join(root, "proc/devices")
 	b.options.CDIRoot, b.options.KubeletRoot, b.options.StateDir = t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "state")
-	b.options.MIG, b.options.UnknownMIG, b.options.ShareCores = "dynamic", "keep", 10
+	b.options.MIG, b.options.UnknownMIG, b.options.ShareCores, b.options.Limits = "dynamic", "keep", 10, limitsNone
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	s := &starter{options: b.options, lib: nvmlstate.New(root), client: b.client, enter: programs.Reexec(role, driverProgram)}

@@ -8,7 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULES := build drivers fakes provider tests
 # Others' programs that tests/conformance shows the fakes.
 PEERS := compute-domain-kubelet-plugin gpu-feature-discovery gpu-kubelet-plugin nfd-worker nvidia-ctk nvidia-device-plugin
-ISOLATED := tests/e2e tests/simcluster tests/conformance tests/firstday drivers/scheduler
+ISOLATED := tests/e2e tests/simcluster tests/conformance tests/firstday tests/console drivers/scheduler
 GO ?= go
 TESTFLAGS := -count=1 -vet=off -timeout 30m
 LDFLAGS := -s -w -X gpufabric.io/drivers/program.Version=$(VERSION)
@@ -101,6 +101,7 @@ test-scheduler: toolchain-sim ## Run the tests of gpufabric-scheduler.
 .PHONY: test-conformance
 test-conformance: fakes toolchain-sim ## Show the fakes to others' programs, and to the first day's.
 	@echo "== go test tests/firstday"; cd tests/firstday && GOWORK=off $(GO) test $(TESTFLAGS) ./...
+	@echo "== go test tests/console"; cd tests/console && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 	@echo "== go test tests/conformance"; $(GO) run ./build/cmd/toolchain $(PEERS) >/dev/null; cd tests/conformance && GOWORK=off $(GO) test $(TESTFLAGS) ./...
 
 .PHONY: nvidia-programs

@@ -112,6 +112,7 @@ func onGPU(name, dev string, consumed map[resourceapi.QualifiedName]int64) *Clai
 
 type used = map[resourceapi.QualifiedName]int64
 
+//shows:fabric-topology
 func TestTheStateOfAGPU(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -305,6 +306,8 @@ func everyHold(p *Picture, visit func(h Hold)) {
 }
 
 // Whatever the API server holds, also of half an upgrade: each device that a claim has is in the picture once.
+//
+//shows:fabric-topology
 func TestEveryAllocatedDeviceIsShownOnce(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -209,6 +209,10 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 		}); err != nil {
 			return fmt.Errorf("follow %s: %w", k.name, err)
 		}
+		// What fails is noted by the source, and shown to whoever looks.
+		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
+			return fmt.Errorf("follow %s: %w", k.name, err)
+		}
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: func(any) { changed() }, UpdateFunc: func(_, _ any) { changed() }, DeleteFunc: func(any) { changed() },
 		}); err != nil {
@@ -220,6 +224,13 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 	var running sync.WaitGroup
 	for _, informer := range f.informers {
 		running.Go(func() { informer.RunWithContext(ctx) })
+		running.Go(func() { // a kind of which there is no object sends no event
+			select {
+			case <-informer.HasSyncedChecker().Done():
+				changed()
+			case <-ctx.Done():
+			}
+		})
 	}
 	running.Wait()
 	return ctx.Err()

@@ -37,6 +37,8 @@ func publish(t *testing.T, admin kubernetes.Interface, name string) {
 
 // TestTheFabricIsReadWithTheViewersOwnRights goes from no rights at all to those that a tenant may have, on a real API server, in which no
 // CRD is installed.
+//
+//shows:fabric-topology fabric-page
 func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
 	server := apiserver.Start(t)
 	admin, err := kubernetes.NewForConfig(configOf(server, apiserver.AdminToken))
@@ -113,6 +115,33 @@ func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {
 	}
 }
 
+func TestAReadingSettlesWithoutAnObjectOfAnyKind(t *testing.T) {
+	server := apiserver.Start(t)
+	r, err := New(configOf(server, apiserver.AdminToken), Options{Agent: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	news := make(chan struct{}, 1)
+	following := make(chan *Following, 1)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- r.Follow(ctx, func() {
+			select {
+			case news <- struct{}{}:
+			default:
+			}
+		}, func(f *Following) { following <- f })
+	}()
+	f := <-following
+	for settled := false; !settled; {
+		<-news
+		_, settled = f.Facts()
+	}
+	stop()
+	<-ended
+}
+
 func TestATokenThatTheAPIServerDoesNotKnowIsRefused(t *testing.T) {
 	server := apiserver.Start(t)
 	r, err := New(configOf(server, "wrong"), Options{Agent: "test"})
@@ -121,7 +150,7 @@ func TestATokenThatTheAPIServerDoesNotKnowIsRefused(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	news := make(chan struct{}, 100)
+	news := make(chan struct{}, 1)
 	following := make(chan *Following, 1)
 	ended := make(chan error, 1)
 	go func() {

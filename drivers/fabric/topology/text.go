@@ -35,7 +35,11 @@ func writeText(w io.Writer, p *fabric.Picture, nodes []string, now time.Time) er
 	for _, m := range p.Missing {
 		fmt.Fprintf(&out, "\nNot shown: %s (%s).\n", m.Resource, line(m.Why))
 	}
-	_, err := io.WriteString(w, out.String())
+	var lines []string
+	for l := range strings.Lines(out.String()) {
+		lines = append(lines, strings.TrimRight(l, " \n"))
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
 	return err
 }
 

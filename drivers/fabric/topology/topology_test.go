@@ -40,6 +40,7 @@ func written(t *testing.T, form string, p *fabric.Picture, nodes ...string) stri
 	return out.String()
 }
 
+//shows:fabric-topology
 func TestTheOverviewSaysWhoHoldsWhatAndWhatIsBroken(t *testing.T) {
 	const want = `2 nodes in 1 rack. 2 GPUs: 1 free, 1 held. 1 port: 1 down. 1 domain: 1 not ready. 2 waiting pods.
 
@@ -90,6 +91,7 @@ func TestJSONIsThePictureOrTheNamedNodesOfIt(t *testing.T) {
 	}
 }
 
+//shows:fabric-topology
 func TestNothingThatAnObjectSaysSteersATerminalOrForgesALine(t *testing.T) {
 	const evil = "x\x1b[2J\u009b2J\u202e\"\\\nFORGED"
 	p := picture()

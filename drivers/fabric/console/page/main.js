@@ -120,7 +120,7 @@ function find() {
 
 byId('search').addEventListener('input', find);
 byId('show').addEventListener('change', find);
-byId('search').addEventListener('keydown', (event) => {
+byId('search').addEventListener('keyup', (event) => { // at keydown the same key would press what the focus moves to
   if (event.key === 'Enter') {
     const [first] = find();
     if (first) {
@@ -172,22 +172,22 @@ function refused(answer) {
     dialog.showModal();
   }
   return new Promise((done) => {
-    const enter = () => {
+    const enter = (event) => {
+      event.preventDefault();
       if (byId('token').value.trim() === '') {
         return;
       }
       signIn(byId('token').value);
       byId('token').value = '';
+      byId('signin-token').removeEventListener('submit', enter);
       dialog.close();
-      byId('enter').removeEventListener('click', enter);
-      byId('token').removeEventListener('keydown', key);
       done();
     };
-    const key = (event) => event.key === 'Enter' && enter();
-    byId('enter').addEventListener('click', enter);
-    byId('token').addEventListener('keydown', key);
+    byId('signin-token').addEventListener('submit', enter);
   });
 }
+
+byId('signin').addEventListener('cancel', (event) => event.preventDefault());
 
 racks.drawn = () => {
   if (!document.querySelector('#racks [tabindex="0"]')) {

@@ -46,6 +46,8 @@ type handovers struct {
 	held map[string]bool
 	// waiting is what was last said of GPUs in use that device plugins no longer installed have.
 	waiting string
+	// trouble is what was last said to be wrong with the directory.
+	trouble string
 	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not
 	// be looked for whenever a GPU is tried again.
 	seen   map[string]string
@@ -90,7 +92,8 @@ func addHandoverTaints(into map[string][]resourceapi.DeviceTaint, requests map[s
 	}
 }
 
-// Run keeps the handover going until ctx ends.
+// Run keeps the handover going until ctx ends. A directory that cannot be read or written now keeps every GPU where it is, and the role
+// goes on with its claims: what was asked for last still stands.
 func (h *handovers) Run(ctx context.Context) error {
 	if h.directory == "" {
 		return nil
@@ -100,17 +103,7 @@ func (h *handovers) Run(ctx context.Context) error {
 		return err
 	}
 	for {
-		inUse, err := h.takeBack(ctx)
-		if err != nil {
-			return err
-		}
-		if err := h.ask(); err != nil {
-			return err
-		}
-		if err := h.read(); err != nil {
-			return err
-		}
-		again, err := h.settle(ctx)
+		again, err := h.step(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -119,7 +112,7 @@ func (h *handovers) Run(ctx context.Context) error {
 			again = true
 		}
 		var timer <-chan time.Time
-		if again || inUse {
+		if again {
 			timer = time.After(retryHold)
 		}
 		select {
@@ -129,6 +122,28 @@ func (h *handovers) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// step brings the handover up to date with what stands in the directory. again says that some GPU has to wait.
+func (h *handovers) step(ctx context.Context) (again bool, err error) {
+	inUse, err := h.takeBack(ctx)
+	if err == nil {
+		err = h.ask()
+	}
+	if err == nil {
+		err = h.read()
+	}
+	if err != nil {
+		if now := err.Error(); now != h.trouble {
+			h.trouble = now
+			h.events.Report("HandoverUnreadable", now+": until the handover directory can be used again no GPU changes hands between DRA and a "+
+				"device plugin; claims are prepared as before")
+		}
+		return true, err
+	}
+	h.trouble = ""
+	again, err = h.settle(ctx)
+	return again || inUse, err
 }
 
 // takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that

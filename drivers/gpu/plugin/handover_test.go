@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"gpufabric.io/drivers/gpu/gputest"
 	"gpufabric.io/drivers/gpu/handover"
@@ -81,6 +82,35 @@ func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
 		}
 		return time.Since(since) > 3*retryHold
 	}, "ResourceSlices are not listed for three tries of the GPU")
+}
+
+// It happens where a disk goes away for a moment. Pods that have nothing to do with a device plugin must not see it.
+func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T) {
+	m := gputest.New(t, 2)
+	b := newBench(t, m)
+	directory := handover.Directory(b.options.HandoverDir)
+	if err := directory.Ask("volcano", m.GPUs[1].UUID); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-1", taken)
+	aside := b.options.HandoverDir + ".aside"
+	if err := os.WriteFile(aside, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	exchange := func() { // in one step: the role makes a directory that is missing
+		if err := unix.Renameat2(unix.AT_FDCWD, b.options.HandoverDir, unix.AT_FDCWD, aside, unix.RENAME_EXCHANGE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exchange()
+	b.event("Node", "HandoverUnreadable")
+	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-0"}))
+	b.taints("gpu-1", taken)
+	exchange()
+	if err := directory.Ask("volcano"); err != nil {
+		t.Fatal(err)
+	}
+	b.taints("gpu-1", "")
 }
 
 func TestARestartHandsNothingBack(t *testing.T) {

@@ -5,6 +5,7 @@ package smalldisk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,7 +55,7 @@ func Enter() (status int, ran bool, err error) {
 func Inside() bool { return os.Getenv(insideEnv) != "" }
 
 // Fill puts the directory, with what is in it, on a disk of its own that has no byte left. empty makes room again; the disk
-// stays until Release.
+// stays until Release. Sockets are not on it: nobody reaches them at their path until Release, and who is connected stays so.
 func Fill(dir string) (empty func() error, err error) {
 	if !mounted(dir) {
 		if err := mount(dir); err != nil {
@@ -84,23 +85,67 @@ func release(dir string) error {
 		return err
 	}
 	aside := dir + ".above"
-	if err := os.CopyFS(aside, os.DirFS(dir)); err != nil {
+	if err := copyFiles(aside, dir); err != nil {
 		return err
 	}
 	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 		return err
 	}
+	if err := removeFiles(dir); err != nil {
+		return err
+	}
+	return copyFiles(dir, aside)
+}
+
+// copyFiles copies directories and files. A socket is no file of a disk's: who listens on it has the one that it made.
+func copyFiles(to, from string) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rest, err := filepath.Rel(from, path)
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir():
+			return os.MkdirAll(filepath.Join(to, rest), 0o755)
+		case entry.Type()&fs.ModeSocket != 0:
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, rest), content, 0o644)
+	})
+}
+
+// removeFiles empties a directory but for sockets and the directories that they are in.
+func removeFiles(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, entry := range entries {
-		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
-			return err
+		path := filepath.Join(dir, entry.Name())
+		switch {
+		case entry.Type()&fs.ModeSocket != 0:
+			continue
+		case entry.IsDir():
+			if err := removeFiles(path); err != nil {
+				return err
+			}
+			if err := os.Remove(path); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
+				return err
+			}
+		default:
+			if err := os.Remove(path); err != nil {
+				return err
+			}
 		}
 	}
-	return os.CopyFS(dir, os.DirFS(aside))
+	return nil
 }
 
 func mounted(dir string) bool {
@@ -111,7 +156,7 @@ func mounted(dir string) bool {
 // mount covers the directory with a file system that has its content and little room more.
 func mount(dir string) error {
 	aside := dir + ".below"
-	if err := os.CopyFS(aside, os.DirFS(dir)); err != nil {
+	if err := copyFiles(aside, dir); err != nil {
 		return fmt.Errorf("copy what is there: %w", err)
 	}
 	defer os.RemoveAll(aside) //nolint:errcheck // it lies in the test's own directory
@@ -119,7 +164,7 @@ func mount(dir string) error {
 	if err := unix.Mount("small", dir, "tmpfs", 0, "size=512k,mode=0755"); err != nil {
 		return err
 	}
-	if err := os.CopyFS(dir, os.DirFS(aside)); err != nil {
+	if err := copyFiles(dir, aside); err != nil {
 		return fmt.Errorf("copy what was there: %w", err)
 	}
 	return nil

@@ -3,6 +3,7 @@ package smalldisk
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -119,6 +120,41 @@ func TestADiskMayBeFilledAgain(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "new"), []byte("x"), 0o644); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a write gives %v; want that no space is left", err)
 	}
+}
+
+func TestASocketStaysWhereItWasMade(t *testing.T) {
+	if !Inside() {
+		t.Skipf("no mounts without root here: %v", whyNone)
+	}
+	dir, err := os.MkdirTemp("", "small") // short, because of the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "plugin", "control.sock")
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	empty, err := Fill(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := empty(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Release(dir); err != nil {
+		t.Fatal(err)
+	}
+	connection, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("nobody answers at the socket that was there before: %v", err)
+	}
+	_ = connection.Close()
 }
 
 func TestADirectoryThatIsNotThereIsNamed(t *testing.T) {

@@ -16,6 +16,9 @@ import (
 // ErrKilled is the cause of a container's context when it is to end at once, without its program's own shutdown.
 var ErrKilled = errors.New("killed")
 
+// ErrNotRunning says that a container whose program was to be killed runs none: it was killed before and is not started again yet.
+var ErrNotRunning = errors.New("no program runs")
+
 // maxRestartBackoff is the kubelet's.
 const maxRestartBackoff = 5 * time.Minute
 
@@ -97,7 +100,7 @@ func (c *container) once(ctx context.Context) error {
 	ended := corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: began, FinishedAt: metav1.Now(), ContainerID: c.id()}
 	if err != nil {
 		ended.Reason, ended.ExitCode, ended.Message = "Error", 1, err.Error()
-		if errors.Is(err, ErrKilled) {
+		if errors.Is(context.Cause(ctx), ErrKilled) { // a program that got the signal says so in words of its own
 			ended.ExitCode = 137
 		}
 	}
@@ -131,13 +134,16 @@ func (c *container) program(ctx context.Context, kill context.CancelCauseFunc) e
 	return err
 }
 
-// crash ends the program at once; the worker's lock may be held.
-func (c *container) crash() {
+// crash ends the program at once, and tells whether one ran that was not killed before; the worker's lock may be held.
+func (c *container) crash() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.kill != nil {
-		c.kill(ErrKilled)
+	if c.kill == nil {
+		return false
 	}
+	c.kill(ErrKilled)
+	c.kill = nil
+	return true
 }
 
 // set changes the container's state and has it reported.

@@ -295,7 +295,9 @@ func (w *worker) kill(name string) error {
 	var have []string
 	for _, c := range w.containers {
 		if c.spec.Name == name || name == "" {
-			c.crash()
+			if !c.crash() {
+				return fmt.Errorf("kill container %q of pod %s: %w", c.spec.Name, w.latest.Name, ErrNotRunning)
+			}
 			return nil
 		}
 		have = append(have, c.spec.Name)

@@ -17,7 +17,7 @@ func disturbWatches(s *scenario) {
 
 // pauseAPIServer has the API server stand still while the domain forms: connections stay, and nobody answers.
 func (s *scenario) pauseAPIServer(outage time.Duration) {
-	restart := s.maybeRestartPlugin()
+	restart, proof := s.maybeRestartPlugin()
 	s.start()
 	s.pause(2500 * time.Millisecond)
 	server := shared.Plane.Process("kube-apiserver")
@@ -30,12 +30,13 @@ func (s *scenario) pauseAPIServer(outage time.Duration) {
 		s.t.Fatal(err)
 	}
 	s.settle()
+	proof()
 	s.end()
 }
 
 // killAPIServer kills the API server while the domain forms: connections break, and are refused until it is back.
 func (s *scenario) killAPIServer(outage time.Duration) {
-	restart := s.maybeRestartPlugin()
+	restart, proof := s.maybeRestartPlugin()
 	s.start()
 	s.pause(2500 * time.Millisecond)
 	shared.Plane.Process("kube-apiserver").Kill()
@@ -45,20 +46,22 @@ func (s *scenario) killAPIServer(outage time.Duration) {
 		s.t.Fatal(err)
 	}
 	s.settle()
+	proof()
 	s.end()
 }
 
-// maybeRestartPlugin returns what kills a plugin, so that it starts without an API server, or does not, as the seed has it.
-func (s *scenario) maybeRestartPlugin() func() {
+// maybeRestartPlugin returns what kills a plugin, so that it starts without an API server, and what proves that it did; or does neither, as
+// the seed has it.
+func (s *scenario) maybeRestartPlugin() (restart, proof func()) {
 	plugin := plugins()[s.random.IntN(len(plugins()))]
 	if s.random.IntN(2) == 0 {
-		return func() {}
+		return func() {}, func() {}
 	}
 	kill := s.n.PluginKiller(plugin, s.victim)
 	return func() {
 		s.t.Logf("the %s starts without an API server", plugin)
-		if err := kill(); err != nil {
+		if err := kill.Strike(); err != nil {
 			s.t.Error(err)
 		}
-	}
+	}, kill.Prove
 }

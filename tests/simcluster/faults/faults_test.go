@@ -17,6 +17,7 @@ import (
 	"gpufabric.io/tests/simcluster/cluster"
 	"gpufabric.io/tests/simcluster/fabric"
 	"gpufabric.io/tests/simcluster/fixture"
+	"gpufabric.io/tests/simcluster/manifests"
 	"gpufabric.io/tests/simcluster/smalldisk"
 )
 
@@ -51,7 +52,10 @@ func run(m *testing.M) int {
 	up, err := fixture.Up(context.Background(), fixture.Options{
 		// Only processes can be killed without a last word.
 		Nodes: nodes, Mode: fabric.AsProcesses, NodeGrace: nodeGrace, RestartBackoff: 200 * time.Millisecond, Proxy: true,
-		Values: map[string]any{"gpus": map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}}},
+		Values: map[string]any{
+			"gpus": map[string]any{"enabled": true, "forms": map[string]any{"default": map[string]any{"form": "flexible"}}},
+			"rdma": map[string]any{"enabled": true, "devicePlugin": false}, // what a device plugin counts is not DRA's to give
+		},
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bring the cluster up:", err)
@@ -59,6 +63,10 @@ func run(m *testing.M) int {
 	}
 	defer up.Down()
 	shared = up
+	if err := offerNICs(up); err != nil {
+		fmt.Fprintln(os.Stderr, "offer NICs to one claim each:", err)
+		return 1
+	}
 	if files, err = openChanges(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -72,6 +80,18 @@ func run(m *testing.M) int {
 		status = 1
 	}
 	return status
+}
+
+// pool is an RDMAPool whose NICs go to one claim each.
+const pool = "whole_hca"
+
+func offerNICs(up *fixture.Cluster) error {
+	objects, err := manifests.Parse(fmt.Appendf(nil, `{apiVersion: gpufabric.io/v1alpha1, kind: RDMAPool, metadata: {name: whole},
+spec: {resourceName: %s, mode: Exclusive, selectors: {vendors: ["15b3"]}}}`, pool))
+	if err != nil {
+		return err
+	}
+	return up.Manifests.Apply(context.Background(), fixture.System, objects...)
 }
 
 // fault is a script of what goes wrong while a scenario's pods come and go.

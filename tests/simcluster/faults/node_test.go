@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"gpufabric.io/tests/simcluster/cluster"
@@ -44,19 +45,32 @@ func silenceAndReboot(s *scenario) {
 
 func (s *scenario) stateDir() string { return filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric") }
 
-// blockState puts a file where the drivers' state directories are: whatever they write fails, for root too.
+// blockState puts a file where each plugin's state directory is: whatever it writes fails, for root too. The directory by which roles agree on
+// drains is left: one that cannot be read counts as a drain, and then claims are not allocated.
 func blockState(s *scenario) {
-	aside := s.stateDir() + ".aside"
-	if err := os.Rename(s.stateDir(), aside); err != nil {
-		s.t.Fatal(err)
+	exchange := func() (err error) { // in one step: plugins make directories that are missing
+		for _, plugin := range plugins() {
+			dir := filepath.Join(s.stateDir(), plugin)
+			err = errors.Join(err, unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, dir+".aside", unix.RENAME_EXCHANGE))
+		}
+		return err
+	}
+	for _, plugin := range plugins() {
+		if err := os.WriteFile(filepath.Join(s.stateDir(), plugin+".aside"), nil, 0o644); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	unblock := sync.OnceFunc(func() {
-		if err := errors.Join(os.Remove(s.stateDir()), os.Rename(aside, s.stateDir())); err != nil {
-			s.t.Errorf("give %s its state directory back: %v", cluster.NodeName(s.victim), err)
+		err := exchange()
+		for _, plugin := range plugins() {
+			err = errors.Join(err, os.Remove(filepath.Join(s.stateDir(), plugin+".aside")))
+		}
+		if err != nil {
+			s.t.Errorf("give %s its state directories back: %v", cluster.NodeName(s.victim), err)
 		}
 	})
 	defer unblock() // a scenario that fails must not make those fail that get its nodes next
-	if err := os.WriteFile(s.stateDir(), nil, 0o644); err != nil {
+	if err := exchange(); err != nil {
 		s.t.Fatal(err)
 	}
 	s.start()

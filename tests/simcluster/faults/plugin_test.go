@@ -4,40 +4,54 @@ package faults
 
 import (
 	"path/filepath"
-	"sync/atomic"
+
+	"gpufabric.io/tests/simcluster/fixture"
 )
 
 // plugins are the programs on a node that prepare claims.
-func plugins() []string { return []string{"compute-domain-plugin", "gpu-plugin"} }
+func plugins() []string { return []string{"compute-domain-plugin", "gpu-plugin", "rdma-plugin"} }
 
-func (s *scenario) killPlugins() {
+// killPlugins kills the victim's plugins. The returned function proves that each of them ended so and was started again.
+func (s *scenario) killPlugins() (proof func()) {
 	s.t.Helper()
+	var killers []*fixture.Killer
 	for _, plugin := range plugins() {
-		s.n.KillPlugin(plugin, s.victim)
+		killer := s.n.PluginKiller(plugin, s.victim)
+		killer.StrikeRunning()
+		killers = append(killers, killer)
+	}
+	return func() {
+		s.t.Helper()
+		for _, killer := range killers {
+			killer.Prove()
+		}
 	}
 }
 
 func killBeforePrepare(s *scenario) {
-	s.killPlugins()
+	proof := s.killPlugins()
 	s.start()
 	s.settle()
+	proof()
 	s.end()
 }
 
 func killDuringPrepare(s *scenario) {
 	// A claim's preparation makes a temporary file, its content and a rename.
 	const changes = 4
-	struck := s.killAtWrites(changes)
+	proof := s.killAtWrites(changes)
 	s.start()
 	s.settle()
-	struck()
+	proof()
 	s.end()
 }
 
 func killAfterPrepare(s *scenario) {
 	s.start()
 	s.settle()
-	s.killPlugins()
+	proof := s.killPlugins()
+	s.holdNobodyTwice()
+	proof()
 	s.holdNobodyTwice()
 	s.end()
 }
@@ -47,39 +61,37 @@ func killDuringUnprepare(s *scenario) {
 	s.settle()
 	// A claim's end is a removal, and each plugin has two claims at least.
 	const changes = 2
-	struck := s.killAtWrites(changes)
+	proof := s.killAtWrites(changes)
 	s.end()
-	struck()
+	proof()
 }
 
 // killAtWrites kills each plugin of the victim when it changes its files for the nth time, n being the seed's and at most the
 // given number: between the steps of what it does for a claim, each of which is on disk before the next begins. The returned
-// function holds that it did.
-func (s *scenario) killAtWrites(most int) (struck func()) {
+// function proves that it did.
+func (s *scenario) killAtWrites(most int) (proof func()) {
 	s.t.Helper()
 	var stops []func()
-	killed := make([]atomic.Bool, len(plugins()))
-	for at, plugin := range plugins() {
-		kill := s.n.PluginKiller(plugin, s.victim)
+	var killers []*fixture.Killer
+	for _, plugin := range plugins() {
+		killer := s.n.PluginKiller(plugin, s.victim)
 		nth, seen := s.random.IntN(most), 0
 		stop, err := files.of(filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric", plugin), func() {
 			if seen == nth {
-				killed[at].Store(kill() == nil)
+				_ = killer.Strike() // the proof says whether it did
 			}
 			seen++
 		})
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		stops = append(stops, stop)
+		stops, killers = append(stops, stop), append(killers, killer)
 	}
 	return func() {
 		s.t.Helper()
-		for at, plugin := range plugins() {
+		for at, killer := range killers {
 			stops[at]()
-			if !killed[at].Load() {
-				s.t.Errorf("the %s was not killed: it did not change its files often enough", plugin)
-			}
+			killer.Prove()
 		}
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"gpufabric.io/tests/simcluster/fixture"
 )
 
-// scenario is a domain over a few nodes with a pod on each that has a channel, and pods with a GPU and with a MIG instance besides on
-// the victim, while something goes wrong there.
+// scenario is a domain over a few nodes with a pod on each that has a channel, and pods with a GPU, with a MIG instance, and two with a NIC
+// besides on the victim, while something goes wrong there.
 //
 // Each pod has one claim from a template: of a pod with two, the controller manager of Kubernetes 1.36.3 can lose one from the pod's
 // status for good when its cache of claims is late (syncPod applies only what it holds for new, and so takes the other away).
@@ -35,11 +35,16 @@ type scenario struct {
 	uid    string // the domain's
 }
 
-// Names of the victim's pods with a GPU and with a MIG instance.
+// Names of the victim's pods with a GPU, with a MIG instance, and with a NIC each.
 const (
-	whole = "whole"
-	slice = "slice"
+	whole  = "whole"
+	slice  = "slice"
+	nic    = "nic"
+	second = "second-nic"
 )
+
+// onVictim are the names of the victim's pods but for the domain's member there.
+func onVictim() []string { return []string{whole, slice, nic, second} }
 
 // start makes the domain and the pods and returns before any of them is there.
 func (s *scenario) start() {
@@ -47,11 +52,15 @@ func (s *scenario) start() {
 	s.uid = s.n.AwaitDomain("d", func(d domain.Domain) bool { return d.UID != "" }).UID
 	s.n.Template("gpu", "gpu.nvidia.com", "")
 	s.n.Template("mig", "mig.nvidia.com", "")
+	s.n.Template("nic", "rdma.gpufabric.io", `device.attributes['rdma.gpufabric.io'].?pool.orValue('') == 'rdma/`+pool+`'`)
 	for _, i := range s.nodes {
 		s.n.ClaimPod(member(i), cluster.NodeName(i), "d-channel")
 	}
 	s.n.ClaimPod(whole, cluster.NodeName(s.victim), "gpu")
 	s.n.ClaimPod(slice, cluster.NodeName(s.victim), "mig")
+	for _, name := range []string{nic, second} {
+		s.n.ClaimPod(name, cluster.NodeName(s.victim), "nic")
+	}
 }
 
 // settle waits until the domain is Ready and every pod runs.
@@ -67,7 +76,7 @@ func (s *scenario) settle() {
 // explain waits until the claims of the victim's pods say why they are not prepared.
 func (s *scenario) explain(words ...string) {
 	s.t.Helper()
-	for _, pod := range []string{member(s.victim), whole, slice} {
+	for _, pod := range append(onVictim(), member(s.victim)) {
 		s.n.AwaitEvent(pod, words...)
 	}
 	s.holdNobodyTwice()
@@ -88,7 +97,7 @@ func (s *scenario) end() {
 }
 
 func (s *scenario) pods() []string {
-	names := []string{whole, slice}
+	names := onVictim()
 	for _, i := range s.nodes {
 		names = append(names, member(i))
 	}
@@ -104,9 +113,10 @@ var (
 	channel  = regexp.MustCompile(`^/dev/nvidia-caps-imex-channels/channel\d+$`)
 	wholeGPU = regexp.MustCompile(`^/dev/nvidia\d+$`)
 	instance = regexp.MustCompile(`^/dev/nvidia-caps/nvidia-cap\d+$`)
+	verbs    = regexp.MustCompile(`^/dev/infiniband/uverbs\d+$`)
 )
 
-// holdNobodyTwice fails the test if two running pods of a node have the same channel, GPU or MIG instance, or one the GPU of
+// holdNobodyTwice fails the test if two running pods of a node have the same channel, GPU, MIG instance or NIC, or one the GPU of
 // which another has an instance.
 func (s *scenario) holdNobodyTwice() {
 	s.t.Helper()
@@ -123,7 +133,7 @@ func (s *scenario) holdNobodyTwice() {
 			}
 			for _, device := range container.Devices {
 				gpu := wholeGPU.MatchString(device.Path)
-				if !gpu && !channel.MatchString(device.Path) && !instance.MatchString(device.Path) {
+				if !gpu && !channel.MatchString(device.Path) && !instance.MatchString(device.Path) && !verbs.MatchString(device.Path) {
 					continue
 				}
 				key := pod.Spec.NodeName + " " + device.Path

@@ -143,7 +143,7 @@ kind-upgrade: build ## Upgrade a kind cluster of four workers from an earlier ve
 #shows:sim-faults
 .PHONY: test-faults
 test-faults: build toolchain-sim ## Run the seeded fault suite on the simulated cluster (SEEDS=20).
-	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -timeout 60m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
+	cd tests/simcluster && GOWORK=off $(GO) test -count=1 -p 1 -timeout 240m -tags faults ./faults/... -seeds $(or $(SEEDS),20)
 
 #shows:gpu-speed rdma-speed tf-speed fakes-speed
 .PHONY: bench

@@ -43,9 +43,9 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 		if err != nil {
 			return Setup{}, err
 		}
-		setup := Setup{Runtime: &processes{program: assets.program}}
+		setup := Setup{Runtime: &processes{program: assets.program, scheduler: assets.scheduler}}
 		if mode == Sampled {
-			setup.Runtime = &sampled{goroutines: newGoroutines(nodes), processes: &processes{program: assets.program}}
+			setup.Runtime = &sampled{goroutines: newGoroutines(nodes), processes: &processes{program: assets.program, scheduler: assets.scheduler}}
 		}
 		setup.Hardware, err = hardware(profileName, nodes, assets)
 		return setup, err
@@ -56,6 +56,7 @@ func New(mode Mode, profileName string, nodes int) (Setup, error) {
 // built are the files of this checkout's build that processes need; empty for goroutines.
 type built struct {
 	program    string // gpufabric
+	scheduler  string // gpufabric-scheduler; few clusters have it, and it need not be built for the others
 	libraryDir string // of libnvidia-ml.so.1
 	tools      string // fakefabric, which nvidia-smi and nvidia-imex are names of
 }
@@ -67,6 +68,7 @@ func findBuilt() (built, error) {
 	}
 	b := built{
 		program:    filepath.Join(root, "bin/gpufabric"),
+		scheduler:  filepath.Join(root, "bin/gpufabric-scheduler"),
 		libraryDir: filepath.Join(root, "fakes/build/lib"),
 		tools:      filepath.Join(root, "fakes/build/fakefabric"),
 	}

@@ -23,13 +23,16 @@ const processGrace = 10 * time.Second
 // processes runs the roles of gpufabric as processes of the program itself, with the fake C library and the fake IMEX daemon
 // of the node's driver root. They can be killed as containers can: with no time for a last word.
 type processes struct {
-	program string // the path of gpufabric
+	program   string // the path of gpufabric
+	scheduler string // the path of gpufabric-scheduler
 }
 
 var _ simnode.Runtime = (*processes)(nil)
 
-// Owns tells whether the image is gpufabric's.
-func (p *processes) Owns(image string) bool { return ownImage(image) }
+// Owns tells whether the image is gpufabric's, or gpufabric-scheduler's.
+func (p *processes) Owns(image string) bool {
+	return ownImage(image) || imageOf(image, SchedulerRepository)
+}
 
 // Run runs the role that the container's arguments name.
 func (p *processes) Run(ctx context.Context, container simnode.Container) error {
@@ -42,7 +45,22 @@ func (p *processes) Exec(ctx context.Context, container simnode.Container, comma
 }
 
 func (p *processes) call(ctx context.Context, container simnode.Container, args []string) error {
-	cmd := exec.CommandContext(ctx, p.program, arguments(container, args)...)
+	kubeconfig := ""
+	if container.REST != nil {
+		var err error
+		if kubeconfig, err = writeKubeconfig(container); err != nil {
+			return err
+		}
+	}
+	program := p.program
+	if args = arguments(container, args); imageOf(container.Image, SchedulerRepository) {
+		program = p.scheduler
+		var err error
+		if args, err = schedulerArguments(container, args, kubeconfig); err != nil {
+			return err
+		}
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdout, cmd.Stderr = container.Output, container.Output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error {
@@ -65,11 +83,7 @@ func (p *processes) call(ctx context.Context, container simnode.Container, args 
 	for name := range defaultPlaces {
 		cmd.Env = append(cmd.Env, name+"="+environment(container, name))
 	}
-	if container.REST != nil {
-		kubeconfig, err := writeKubeconfig(container)
-		if err != nil {
-			return err
-		}
+	if kubeconfig != "" {
 		cmd.Env = append(cmd.Env, "KUBECONFIG="+kubeconfig)
 	}
 	if err := cmd.Run(); err != nil {

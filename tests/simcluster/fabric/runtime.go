@@ -128,7 +128,10 @@ func arguments(container simnode.Container, args []string) []string {
 	return changed
 }
 
-func ownImage(image string) bool {
-	rest, ok := strings.CutPrefix(image, Repository)
+func ownImage(image string) bool { return imageOf(image, Repository) }
+
+// imageOf tells whether an image is one of a repository's.
+func imageOf(image, repository string) bool {
+	rest, ok := strings.CutPrefix(image, repository)
 	return ok && (rest == "" || rest[0] == ':' || rest[0] == '@')
 }

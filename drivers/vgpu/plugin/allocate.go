@@ -192,27 +192,60 @@ func (n number) recover(ctx context.Context) error {
 	}
 	live := map[string]bool{}
 	for _, pod := range all {
+		if !podwatch.Over(pod) {
+			live[string(pod.UID)] = true
+		}
+	}
+	n.book(ctx, all)
+	n.hook.Instances.Keep(live)
+	n.hook.RemoveLeftovers(ctx, live)
+	return nil
+}
+
+// follow books pods that begin to run and are not booked, until ctx ends: the kubelet had asked for them when the plugin was killed, and they
+// did not run yet when it started again.
+func (n number) follow(ctx context.Context) error {
+	for {
+		changed := n.pods.Changed()
+		if all, err := n.pods.All(); err == nil { // of a watch's cache; the error is of a selector, and there is none
+			n.book(ctx, all)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// book books what the pods have that run, or that the scheduler was told of, where it is not booked.
+func (n number) book(ctx context.Context, all []*corev1.Pod) {
+	for _, pod := range all {
 		if podwatch.Over(pod) {
 			continue
 		}
-		live[string(pod.UID)] = true
 		// One that runs has its share, whether or not the plugin lived to say so.
 		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess && pod.Status.Phase != corev1.PodRunning {
 			continue
 		}
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if n.hook.Book.Holds(heldID(string(pod.UID), container.Name)) {
+				continue
+			}
 			shares, err := n.hook.Resources.Of(pod, container.Name)
 			if err == nil && len(shares) > 0 {
 				err = n.rebook(ctx, pod, container.Name, shares)
+				if err == nil {
+					// The plugin may have died before it told; where it had, nothing is written. What holds the container to its share is known then
+					// alone: this program may run with other settings than the one that gave it.
+					n.hook.Outcome.Served(pod, container.Name, injection.Backend(limitsOf(pod)[container.Name]))
+				}
 			}
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "A running container's share does not fit", "pod", klog.KObj(pod))
 			}
 		}
 	}
-	n.hook.Instances.Keep(live)
-	n.hook.RemoveLeftovers(ctx, live)
-	return nil
 }
 
 // rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is

@@ -237,7 +237,10 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 			Status: corev1.PodStatus{Phase: phase},
 		}
 	}
-	shares := withoutNRI(t, fake.NewClientset(pod("runs", corev1.PodRunning), pod("waits", corev1.PodPending)), uuid)
+	api := fake.NewClientset(pod("runs", corev1.PodRunning), pod("waits", corev1.PodPending))
+	shares := withoutNRI(t, api, uuid)
+	heard := make(hearing, 10)
+	shares.hook.Outcome = heard
 	none, _, err := instances.New(instances.Options{Directory: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +252,38 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 	if !shares.hook.Book.Holds(heldID("uid-runs", "main")) || shares.hook.Book.Holds(heldID("uid-waits", "main")) {
 		t.Error("booked are others than the pod that runs")
 	}
+	if got := <-heard; got != "runs" {
+		t.Errorf("the scheduler hears that %s has its share, want runs", got)
+	}
+	// It was allocated before the plugin was killed, and its image took a while.
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- shares.follow(ctx) }()
+	if _, err := api.CoreV1().Pods("default").UpdateStatus(t.Context(), pod("waits", corev1.PodRunning), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case got := <-heard:
+		if got != "waits" || !shares.hook.Book.Holds(heldID("uid-waits", "main")) {
+			t.Errorf("the scheduler hears that %s has its share, want waits, which is to be booked", got)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the pod that began to run is not booked")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
+
+// hearing is an Outcome that hears which pods have their shares.
+type hearing chan string
+
+func (h hearing) Served(pod *corev1.Pod, _ string, _ injection.Backend) { h <- pod.Name }
+
+func (hearing) Failed(*corev1.Pod, string, error) {}
+
+func (hearing) Partitioned(*corev1.Pod, string, []instances.Instance) {}
 
 func TestAUnitThatSomebodyMadeSmallerIsRaisedAgain(t *testing.T) {
 	n := start(t, "--namespace=gpufabric-system", "--device-memory-scaling=8")

@@ -232,6 +232,12 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		func(ctx context.Context) error { return t.monitor.Run(ctx, &attendant{table: t, lib: lib}) },
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
+		func(ctx context.Context) error {
+			if nri {
+				return nil // the runtime tells what runs
+			}
+			return shares.follow(ctx)
+		},
 		func(ctx context.Context) error { return figures.Serve(ctx, o.stateFile(figures.Socket), t.read) },
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",

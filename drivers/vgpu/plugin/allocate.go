@@ -202,8 +202,8 @@ func (n number) recover(ctx context.Context) error {
 	return nil
 }
 
-// follow books pods that begin to run and are not booked, until ctx ends: the kubelet had asked for them when the plugin was killed, and they
-// did not run yet when it started again.
+// follow books pods that begin to run and are not booked, until ctx ends: the kubelet had asked for them when the plugin was killed, and
+// they did not run yet when it started again.
 func (n number) follow(ctx context.Context) error {
 	for {
 		changed := n.pods.Changed()

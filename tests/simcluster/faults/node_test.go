@@ -45,8 +45,8 @@ func silenceAndReboot(s *scenario) {
 
 func (s *scenario) stateDir() string { return filepath.Join(nodeDir(s.victim), "r/var/lib/gpufabric") }
 
-// blockState puts a file where each plugin's state directory is: whatever it writes fails, for root too. The directory by which roles agree on
-// drains is left: one that cannot be read counts as a drain, and then claims are not allocated.
+// blockState puts a file where each plugin's state directory is: whatever it writes fails, for root too. The directory by which roles agree
+// on drains is left: one that cannot be read counts as a drain, and then claims are not allocated.
 func blockState(s *scenario) {
 	exchange := func() (err error) { // in one step: plugins make directories that are missing
 		for _, plugin := range plugins() {

@@ -9,9 +9,9 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's annotations may
-// change while it runs; a container that is started again gets what it had. The runtime keeps the last run of a container, whose annotations
-// tell after a restart of the plugin.
+// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's annotations
+// may change while it runs; a container that is started again gets what it had. The runtime keeps the last run of a container, whose
+// annotations tell after a restart of the plugin.
 type first struct {
 	mu   sync.Mutex
 	held map[string]map[string]grant // by pod UID and container

@@ -129,7 +129,8 @@ func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod,
 		return Given{}, err
 	}
 	booked := slices.Clone(shares)
-	out := Given{Shares: booked, Limits: injection.MIG, Devices: h.devices(shares), Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
+	out := Given{Shares: booked, Limits: injection.MIG, Devices: h.devices(shares),
+		Edits: specs.ContainerEdits{Env: []string{injection.Visible(given)}}}
 	for i, instance := range given {
 		booked[i].Memory, booked[i].Cores = instance.MemoryMiB/int64(deck.Factor), 0
 		nodes, err := h.Capabilities(asks[i].GPU, instance)

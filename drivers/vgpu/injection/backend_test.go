@@ -36,7 +36,8 @@ func TestWhatHoldsContainersIsChosenByWhatTheNodeHas(t *testing.T) {
 // ours is a node whose containers have this project's library.
 func ours(t *testing.T) Limiter {
 	root := t.TempDir()
-	return Limiter{Backend: Library, Directory: "/state/lib", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
+	return Limiter{Backend: Library, Directory: "/state/lib", Containers: filepath.Join(root, "containers"),
+		Locks: filepath.Join(root, "locks")}
 }
 
 // mounted are the host's paths by the container's.

@@ -244,7 +244,7 @@ func (l Limiter) setAside(in, name string) error {
 			return err // it names both
 		}
 	}
-	// Those of that name are there still, since they could not be removed: this one is, without being set aside. RemoveAll does not follow links.
+	// Those of that name are there still, since they could not be removed: this one is, without being set aside. RemoveAll follows no link.
 	return os.RemoveAll(path)
 }
 

@@ -19,7 +19,8 @@ const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
 func hami(t *testing.T) Limiter {
 	root := t.TempDir()
-	return Limiter{Backend: HAMiCore, Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"), Locks: filepath.Join(root, "locks")}
+	return Limiter{Backend: HAMiCore, Directory: "/opt/vgpu", Containers: filepath.Join(root, "containers"),
+		Locks: filepath.Join(root, "locks")}
 }
 
 func TestEditsHoldAContainerToItsShare(t *testing.T) {

@@ -38,7 +38,7 @@ func TestLimitsAreSaidAsTheLibraryReadsThem(t *testing.T) {
 	}
 }
 
-// A loader ends the programs of an image whose glibc is older than what a preloaded library asks for: all of them, not those with CUDA alone.
+// A loader ends the programs of an image whose glibc is older than what a preloaded library asks for: all of them, with CUDA or without.
 //
 //shows:vgpu-limits
 func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {

@@ -93,8 +93,8 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"and so its plugin; empty: the files of --device-config and --node-config alone")
 	text(&o.Scheduler, "scheduler", string(settings.Volcano), "who places pods with shares: volcano or gpufabric; what Volcano cannot "+
 		"follow is refused where it does")
-	flags.DurationVar(&o.RefusalPatience, "refusal-patience", 5*time.Minute, "how long a pod may be refused its shares until it is failed, so "+
-		"that its controller makes another; 0: for ever")
+	flags.DurationVar(&o.RefusalPatience, "refusal-patience", 5*time.Minute, "how long a pod may be refused its shares until it is failed, "+
+		"so that its controller makes another; 0: for ever")
 	flags.BoolVar(&o.Handshake, "handshake", true, "answer the handshake annotation of Volcano up to 1.14.2 and of 1.15.0, at most every 30 s")
 	flags.BoolVar(&o.ForbidControlOff, "forbid-control-off", false,
 		"refuse containers whose environment has CUDA_DISABLE_CONTROL, by which they switch their limits off, or "+

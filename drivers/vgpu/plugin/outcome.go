@@ -187,7 +187,7 @@ func (o *outcome) write(ctx context.Context, r result) error {
 	return o.unlock(ctx, r.pod)
 }
 
-// limitsOf are what hold a pod's containers to their shares, with what a result brings, as the annotation says it: "main=library,side=whole".
+// limitsOf are what hold a pod's containers to their shares, with what a result brings, in the form of the annotation.
 func (o *outcome) limitsOf(r result) string {
 	of := o.limits[r.pod.UID]
 	if of == nil {

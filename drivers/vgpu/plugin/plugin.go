@@ -10,8 +10,8 @@
 // directory of --nri-socket, --dev-root and --driver-root (read only). ConfigMaps, optional: volcano-vgpu-device-config and
 // volcano-vgpu-node-config, for --device-config and --node-config.
 //
-// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; core pods/status: patch; events: create, patch; in its own namespace the ConfigMap
-// gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
+// RBAC: core nodes: get, list, watch, patch; core pods: get, list, watch, patch; core pods/status: patch; events: create, patch;
+// in its own namespace the ConfigMap gpufabric-vgpu-unit: create, get, list, watch, update. A ValidatingAdmissionPolicy keeps it to its own
 // node and the pods on it.
 package plugin
 
@@ -192,7 +192,8 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	h := &hook.Hook{
 		Resources: resources, Book: book, Outcome: told, NoCoreLimit: config.NoCoreLimit, ForbidControlOff: o.ForbidControlOff,
 		Limiter: injection.Limiter{
-			Backend: backend, Directory: limiters, Closed: o.LimiterClosed, Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
+			Backend: backend, Directory: limiters, Closed: o.LimiterClosed,
+			Containers: o.stateFile("containers"), Locks: o.stateFile("container-locks"), Bytes: o.LimiterBytes,
 			Oversubscribed: config.MemoryScaling > 1,
 		},
 		Deck:      t.Deck,

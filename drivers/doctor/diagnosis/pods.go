@@ -71,7 +71,7 @@ func (e *examination) waiting(p *corev1.Pod) {
 			return
 		}
 		switch v.Reason {
-		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive":
+		case "RDMADeviceNotInPodNetwork", "RDMAInterfaceIncomplete", "NotExclusive", "SharesRefused":
 			e.find(v.Reason, object, "Event "+v.Reason+" of the pod", "%s", v.Message)
 		case "FailedPrepareDynamicResources":
 			if strings.Contains(v.Message, "not registered") || strings.Contains(v.Message, "DRA driver") && strings.Contains(v.Message,

@@ -116,9 +116,10 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 		values map[string]any
 		want   []string
 	}{
-		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique"}},
+		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels"}},
 		{"ComputeDomains go too", map[string]any{"crds": map[string]any{"keep": false}},
-			[]string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=resource.nvidia.com/computeDomain"}},
+			[]string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels",
+				"--node-label=resource.nvidia.com/computeDomain", "--node-label=computedomain.gpufabric.io/"}},
 		{"GPUs alone", map[string]any{"gpus": on(), "computeDomains": off()}, nil},
 		{"told not to", map[string]any{"gpus": on(), "vgpu": on(), "uninstall": map[string]any{"cleanNodes": false}}, nil},
 	} {

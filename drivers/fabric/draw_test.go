@@ -132,8 +132,9 @@ func TestTheStateOfAGPU(t *testing.T) {
 			[]*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 80 * gib, devices.CapCores: 10})}, Held, []string{"whole"}},
 		{"shareable, a part of it held", []resourceapi.Device{whole(0, multiple)},
 			[]*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 8 * gib, devices.CapCores: 10})}, Partly, []string{"share"}},
-		{"shareable, all memory in shares", []resourceapi.Device{whole(0, multiple)}, []*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 40 * gib}),
-			onGPU("b", "gpu-0", used{devices.CapMemory: 40 * gib})}, Held, []string{"share", "share"}},
+		{"shareable, all memory in shares", []resourceapi.Device{whole(0, multiple)},
+			[]*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 40 * gib}),
+				onGPU("b", "gpu-0", used{devices.CapMemory: 40 * gib})}, Held, []string{"share", "share"}},
 		{"shareable, all cores in shares", []resourceapi.Device{whole(0, multiple, has(devices.CapCores, 100))},
 			[]*Claim{onGPU("a", "gpu-0", used{devices.CapMemory: 8 * gib, devices.CapCores: 100})}, Held, []string{"share"}},
 		{"one of two counted shares", []resourceapi.Device{whole(0, multiple, has(devices.CapShares, 2))},
@@ -151,7 +152,8 @@ func TestTheStateOfAGPU(t *testing.T) {
 		{"a fault that keeps nobody away", []resourceapi.Device{whole(0, tainted("gpu.nvidia.com/xid", "None"))}, nil, Free, nil},
 		{"a fault of every placement", []resourceapi.Device{mig(0, 0, 1, tainted("gpu.nvidia.com/lost", "NoExecute")),
 			mig(0, 1, 1, tainted("gpu.nvidia.com/lost", "NoExecute"))}, nil, Broken, nil},
-		{"a fault of one placement", []resourceapi.Device{mig(0, 0, 1, tainted("gpu.nvidia.com/xid", "NoSchedule")), mig(0, 1, 1)}, nil, Free, nil},
+		{"a fault of one placement", []resourceapi.Device{mig(0, 0, 1, tainted("gpu.nvidia.com/xid", "NoSchedule")), mig(0, 1, 1)},
+			nil, Free, nil},
 		{"handed to a device plugin", []resourceapi.Device{whole(0, tainted(handover.Taint, "NoSchedule"))}, nil, Tainted, nil},
 		{"drained while held", []resourceapi.Device{whole(0, tainted("gpufabric.io/drained", "NoSchedule"))},
 			[]*Claim{onGPU("a", "gpu-0", nil)}, Tainted, []string{"whole"}},
@@ -222,7 +224,8 @@ func TestRacksAreOfOneNVLinkFabricOrOfOneLabel(t *testing.T) {
 	}
 	facts := &Facts{Nodes: []*Node{
 		node("n-10", map[string]string{v1beta1.LabelClique: "aa.1"}), node("n-2", map[string]string{v1beta1.LabelClique: "aa.2"}),
-		node("m-1", map[string]string{v1beta1.LabelClique: "bb.1"}), node("x", map[string]string{"topology.kubernetes.io/rack": "r7"}), node("y", nil),
+		node("m-1", map[string]string{v1beta1.LabelClique: "bb.1"}), node("x", map[string]string{"topology.kubernetes.io/rack": "r7"}),
+		node("y", nil),
 		node("without a fabric", nil),
 	}, Slices: []*Slice{gpuSlice("x", whole(0)), gpuSlice("y", whole(0))}}
 	var got []string
@@ -251,7 +254,8 @@ func TestADomainShowsWhoIsReadyAndWhoJoins(t *testing.T) {
 		Claims: []*Claim{claim("c", computedomain.Driver, "a-compute-domain", "channel-0", nil, "pod")},
 	}
 	p := Draw(facts)
-	want := DomainState{Name: "tenant/d", Wanted: 2, Up: 1, Reason: "Waiting", Why: "waiting for b", Members: []Member{{Node: "a", Ready: true}},
+	want := DomainState{Name: "tenant/d", Wanted: 2, Up: 1, Reason: "Waiting", Why: "waiting for b",
+		Members: []Member{{Node: "a", Ready: true}},
 		Joining: []string{"b"}}
 	if diff := cmp.Diff([]DomainState{want}, p.Domains); diff != "" {
 		t.Error(diff)
@@ -270,8 +274,10 @@ func TestPodsThatWaitForTheSameHaveOneCause(t *testing.T) {
 				Status: corev1.ConditionFalse, Message: message, LastTransitionTime: metav1.Unix(100, 0)}}}})
 	}
 	queue := Draw(&Facts{Pods: []*Pod{
-		waiting("a", "0/18 nodes are available: 2 node(s) had untolerated taint {x: }, 16 cannot allocate all claims. preemption: 0/18 nodes are available."),
-		waiting("b", "0/19 nodes are available: 16 cannot allocate all claims, 3 node(s) had untolerated taint {x: }. no new claims to deallocate, preemption: x"),
+		waiting("a", "0/18 nodes are available: 2 node(s) had untolerated taint {x: }, 16 cannot allocate all claims. "+
+			"preemption: 0/18 nodes are available."),
+		waiting("b", "0/19 nodes are available: 16 cannot allocate all claims, 3 node(s) had untolerated taint {x: }. "+
+			"no new claims to deallocate, preemption: x"),
 		waiting("c", "waiting for ResourceClaim c"),
 		OfPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "of no fabric"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}),
 	}}).Queue

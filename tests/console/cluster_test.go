@@ -49,7 +49,8 @@ func domainsResource() schema.GroupVersionResource {
 func startCluster(t *testing.T, nodes int) *cluster {
 	t.Helper()
 	server := apiserver.Start(t)
-	config := &rest.Config{Host: server.URL, BearerToken: apiserver.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}, QPS: -1}
+	config := &rest.Config{Host: server.URL, BearerToken: apiserver.AdminToken,
+		TLSClientConfig: rest.TLSClientConfig{CAData: server.CA}, QPS: -1}
 	c := &cluster{server: server, config: config, nodes: nodes}
 	var err error
 	if c.core, err = kubernetes.NewForConfig(config); err != nil {
@@ -162,7 +163,8 @@ func (c *cluster) addNode(ctx context.Context, i int) error {
 	}
 	for driver, devices := range map[string][]resourceapi.Device{"gpu.nvidia.com": gpus, "rdma.gpufabric.io": ports,
 		"compute-domain.nvidia.com": {{Name: "channel-0"}, {Name: "daemon-0"}}} {
-		pool := name + map[string]string{"gpu.nvidia.com": "-gpu", "rdma.gpufabric.io": "-rdma", "compute-domain.nvidia.com": "-compute-domain"}[driver]
+		pool := name + map[string]string{"gpu.nvidia.com": "-gpu", "rdma.gpufabric.io": "-rdma",
+			"compute-domain.nvidia.com": "-compute-domain"}[driver]
 		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: pool}, Spec: resourceapi.ResourceSliceSpec{NodeName: &name,
 			Driver: driver, Pool: resourceapi.ResourcePool{Name: pool, ResourceSliceCount: 1}, Devices: devices}}
 		if _, err := c.core.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{}); err != nil {
@@ -174,8 +176,9 @@ func (c *cluster) addNode(ctx context.Context, i int) error {
 
 func gpu(i, g int) resourceapi.Device {
 	d := resourceapi.Device{Name: fmt.Sprintf("gpu-%d", g), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"type": text("gpu"), "uuid": text(fmt.Sprintf("GPU-%08x-0000-4000-8000-%012x", i, g)), "index": number(int64(g)), "productName": text("NVIDIA GB200"),
-		"brand": text("Nvidia"), "architecture": text("Blackwell"), "cliqueID": text(cliqueOf(i)), "nvlinkDomain": text(cliqueOf(i)[:36]),
+		"type": text("gpu"), "uuid": text(fmt.Sprintf("GPU-%08x-0000-4000-8000-%012x", i, g)), "index": number(int64(g)),
+		"productName": text("NVIDIA GB200"),
+		"brand":       text("Nvidia"), "architecture": text("Blackwell"), "cliqueID": text(cliqueOf(i)), "nvlinkDomain": text(cliqueOf(i)[:36]),
 		"gpufabric.io/pcieSwitch":         text(fmt.Sprintf("%04x:01:00.0", g)),
 		"resource.kubernetes.io/numaNode": number(int64(g / 2)), "resource.kubernetes.io/pciBusID": text(fmt.Sprintf("%04x:02:00.0", g)),
 		"resource.kubernetes.io/pcieRoot": text(fmt.Sprintf("pci%04x:00", g))},
@@ -258,16 +261,18 @@ func (c *cluster) addDomain(ctx context.Context, rack, ready int) error {
 		if i < ready {
 			state = "Ready"
 		}
-		members = append(members, map[string]any{"name": nodeName(node), "ipAddress": fmt.Sprintf("10.0.%d.%d", rack, i), "cliqueID": cliqueOf(node),
-			"index": int64(i), "status": state})
+		members = append(members, map[string]any{"name": nodeName(node), "ipAddress": fmt.Sprintf("10.0.%d.%d", rack, i),
+			"cliqueID": cliqueOf(node),
+			"index":    int64(i), "status": state})
 	}
 	summary := "NotReady"
 	if ready == nodesPerRack {
 		summary = "Ready"
 	}
 	domain.Object["status"] = map[string]any{"status": summary, "nodes": members, "conditions": []any{map[string]any{"type": "Ready",
-		"status": map[bool]string{true: "True", false: "False"}[ready == nodesPerRack], "reason": "Waiting", "lastTransitionTime": "2026-11-23T00:00:00Z",
-		"message": fmt.Sprintf("IMEX ready on %d of %d nodes", ready, nodesPerRack)}}}
+		"status": map[bool]string{true: "True", false: "False"}[ready == nodesPerRack], "reason": "Waiting",
+		"lastTransitionTime": "2026-11-23T00:00:00Z",
+		"message":            fmt.Sprintf("IMEX ready on %d of %d nodes", ready, nodesPerRack)}}}
 	_, err = client.UpdateStatus(ctx, domain, metav1.UpdateOptions{})
 	return err
 }
@@ -281,7 +286,8 @@ func (c *cluster) addWaitingPod(ctx context.Context, name, why string) error {
 	if err != nil {
 		return err
 	}
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why,
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
+		Message:            why,
 		LastTransitionTime: metav1.Now()}}
 	_, err = c.core.CoreV1().Pods("default").UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 	return err

@@ -365,7 +365,8 @@ func TestAThousandNodes(t *testing.T) {
 	v := open(t, program, address, 1400, 900)
 	opened := time.Since(begin)
 	v.await("all is drawn", drawn(nodes))
-	t.Logf("%d nodes: the browser started and loaded in %.1f s, all was drawn after %.1f s", nodes, opened.Seconds(), time.Since(begin).Seconds())
+	t.Logf("%d nodes: the browser started and loaded in %.1f s, all was drawn after %.1f s", nodes, opened.Seconds(),
+		time.Since(begin).Seconds())
 	begin = time.Now()
 	v.run(chromedp.Reload())
 	v.await("all is drawn again", drawn(nodes))

@@ -63,7 +63,8 @@ func Command(h host.Host) *cobra.Command {
 	flags.BoolVar(&o.viewerTokens, "viewer-tokens", false, "read the cluster with the bearer token of each request, and with nothing else")
 	flags.StringVar(&o.server, "api-server", "", "with --viewer-tokens: URL of the API server; empty: the cluster's own")
 	flags.StringVar(&o.serverCA, "api-server-ca", "", "with --viewer-tokens: file with the certificates that the API server is verified by")
-	flags.StringSliceVar(&o.hosts, "host", nil, "a name under which browsers reach the page, besides localhost and addresses of this machine's "+
+	flags.StringSliceVar(&o.hosts, "host", nil, "a name under which browsers reach the page, besides localhost and addresses of this "+
+		"machine's "+
 		"loopback; may be given several times")
 	flags.IntVar(&o.viewers, "viewers", 4, "how many viewers may look at once; each has a picture of its own in memory")
 	return command
@@ -84,7 +85,8 @@ func (o *options) validate() error {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("--address %q: want HOST:PORT: %w", o.address, err))
 	} else if ip := net.ParseIP(bound); !o.viewerTokens && bound != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		errs = append(errs, fmt.Errorf("--address %q: with a kubeconfig the page is served to this machine alone, such as 127.0.0.1:8420; others "+
+		errs = append(errs, fmt.Errorf("--address %q: with a kubeconfig the page is served to this machine alone, such as 127.0.0.1:8420; "+
+			"others "+
 			"reach it by a tunnel", o.address))
 	}
 	return errors.Join(errs...)
@@ -98,7 +100,8 @@ func (o *options) run(ctx context.Context, h host.Host) error {
 	if err != nil {
 		return err
 	}
-	settings := Settings{Config: config, Hosts: o.hosts, Viewers: o.viewers, Options: reader.Options{Namespace: o.namespace, Agent: "gpufabric-" + role}}
+	settings := Settings{Config: config, Hosts: o.hosts, Viewers: o.viewers,
+		Options: reader.Options{Namespace: o.namespace, Agent: "gpufabric-" + role}}
 	if !o.viewerTokens {
 		settings.Key = newKey()
 	}

@@ -20,7 +20,8 @@ func colour(s fabric.State) string {
 // have.
 func writeDOT(w io.Writer, p *fabric.Picture, nodes []string, _ time.Time) error {
 	var out strings.Builder
-	out.WriteString("graph fabric {\n  rankdir=LR; compound=true;\n  node [shape=box, style=filled, fillcolor=white, fontname=\"sans-serif\"];\n")
+	out.WriteString("graph fabric {\n  rankdir=LR; compound=true;\n" +
+		"  node [shape=box, style=filled, fillcolor=white, fontname=\"sans-serif\"];\n")
 	claims := map[string]bool{}
 	for i := range p.Racks {
 		r := &p.Racks[i]
@@ -79,7 +80,8 @@ func dotNode(out *strings.Builder, n *fabric.NodeState, claims map[string]bool) 
 	for i := range n.Ports {
 		p := &n.Ports[i]
 		id := n.Name + "/" + p.Name
-		fmt.Fprintf(out, "      %s [label=%s, fillcolor=%s];\n", quoted(id), quoted(fmt.Sprintf("%s\n%d Gb/s", p.Device, p.RateGbps)), colour(p.State))
+		fmt.Fprintf(out, "      %s [label=%s, fillcolor=%s];\n", quoted(id), quoted(fmt.Sprintf("%s\n%d Gb/s", p.Device, p.RateGbps)),
+			colour(p.State))
 		hang(id, p.Root, p.Switch)
 		hold(id, p.Holds)
 	}

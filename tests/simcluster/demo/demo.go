@@ -77,7 +77,8 @@ func (d *Demo) Run(ctx context.Context) error {
 		kubectl = "$(go run ./build/cmd/toolchain kubectl)"
 	}
 	fmt.Fprintf(d.Out, "\n%.0f s in all. Look around:\n  export KUBECONFIG=%s\n  %s get computedomains,pods -o wide\n  bin/simcluster "+
-		"devices --dir %s rack-0\n  bin/gpufabric topology\n  bin/gpufabric console   # a page of the rack in your browser, live\nand remove it all with `make demo-down`.\n",
+		"devices --dir %s rack-0\n  bin/gpufabric topology\n  bin/gpufabric console   # a page of the rack in your browser, live\n"+
+		"and remove it all with `make demo-down`.\n",
 		time.Since(begin).Seconds(), d.kubeconfig(), kubectl, d.Dir)
 	return nil
 }

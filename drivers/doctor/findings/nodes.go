@@ -39,6 +39,7 @@ func nodes() []Finding {
 		{"DeviceHeldTwice", Plugin, "Wait: the second claim is prepared when the device is free."},
 		{"DrainNotServed", Plugin, "Read the message; everything but gpufabric drain works."},
 		{"HandoverStillInUse", Plugin, "End the processes on the GPU."},
+		{"HandoverUnreadable", Plugin, "Look at the node's disk, and at what stands in the place of the directory that the message names."},
 		{"HandoverUnknownGPU", Plugin, "If the GPU is gone for good, remove the file that the message names."},
 		{"ComputeModeNotReset", Plugin, "Wait: it is tried again with the next claim."},
 		{"TimeSliceNotReset", Plugin, "Wait: it is tried again with the next claim."},

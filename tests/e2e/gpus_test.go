@@ -3,6 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +22,7 @@ func testGPUClaims(t *testing.T, e *environment) {
 		{"three MIG devices are made on one parent and removed with their pod", testMIGOfOneParent},
 		{"one claim has a GPU in long time slices and one behind MPS", testTimeSlicingAndMPS},
 		{"two pods share a GPU by memory and cores", testGPUShares},
+		{"a node of counted shares gives two pods one each", testCountedShares},
 	})
 }
 
@@ -96,6 +100,57 @@ func testGPUShares(t *testing.T, e *environment) {
 			t.Errorf("%s is not told its limits:\n%s", pod, out)
 		}
 	}
+}
+
+// testCountedShares has a node offer its GPUs in shares. The claim is that of the NVIDIA driver's own tests of consumableShares.
+//
+//shows:gpu-share gpu-forms
+func testCountedShares(t *testing.T, e *environment) {
+	const template = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: counted}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {shares: "1"}}}}]}}}
+`
+	const pod = `
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: counted-%s}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers: [{name: main, image: "ubuntu:22.04", command: [sleep, infinity], resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: counted}]
+`
+	node := e.Workers()[0]
+	offers := func(want string) {
+		t.Helper()
+		eventually(t, "the node to offer "+want, func(ctx context.Context) (bool, string, error) {
+			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.conditions[?(@.type=="GPUForms")].message}`)
+			return strings.Contains(out, "asked for: "+want), out, err
+		})
+	}
+	e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms=shares_4")
+	t.Cleanup(func() { e.kubectlCleanup(t, "label", "node", node, "gpufabric.io/gpu-forms-") })
+	offers("shares_4")
+	program := filepath.Join(e.root, "bin/gpufabric")
+	said, err := exec.CommandContext(t.Context(), program, "explain", "gpu", "--kubeconfig", e.Kubeconfig).CombinedOutput()
+	if err != nil || !regexp.MustCompile(node+` +8 +8 +8 shares \(4\) `).Match(said) {
+		t.Errorf("gpufabric explain gpu does not say that %s offers 8 GPUs in shares (error: %v):\n%s", node, err, said)
+	}
+	e.apply(t, template+fmt.Sprintf(pod, "a", node)+fmt.Sprintf(pod, "b", node))
+	e.ready(t, "counted-a", "counted-b")
+	a, b := e.seen(t, "counted-a", "main"), e.seen(t, "counted-b", "main")
+	if len(a) != 1 || !slices.Equal(a, b) {
+		t.Errorf("the pods see %v and %v, want the same GPU", a, b)
+	}
+	if out := e.kubectl(t, "exec", "counted-a", "--", "env"); strings.Contains(out, "CUDA_DEVICE_MEMORY_LIMIT") {
+		t.Errorf("a share that asked for no memory is limited:\n%s", out)
+	}
+	e.kubectl(t, "delete", "pod/counted-a", "pod/counted-b", "--timeout=60s")
+	e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms-")
+	offers("flexible")
 }
 
 //shows:gpu-mig

@@ -146,6 +146,10 @@ func testGPUSlices(t *testing.T, e *environment) {
 		e.kubectl(t, "delete", "pod/patient", "--timeout=60s")
 	})
 
+	t.Run("a container that the runtime makes without the hook starts when the hook is back", func(t *testing.T) {
+		testWithoutHook(t, e, node, slice("deaf", node, uuids[5]+",NVIDIA,1024,0:;", "main"), uuids[5])
+	})
+
 	t.Run("after pods came and went nobody holds anything", func(t *testing.T) {
 		const pods = 40 // a node takes 110 pods at a time
 		plugin := e.pluginOf(t, "vgpu-plugin", node)

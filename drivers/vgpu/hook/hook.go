@@ -275,6 +275,7 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 		return nil, "", err
 	}
 	adjustment := adjust(given.Edits)
+	shared(adjustment)
 	for _, device := range given.Devices {
 		adjustment.AddCDIDevice(&api.CDIDevice{Name: device})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -226,6 +227,32 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 	}
 }
 
+// The device of an allocation mounts what does not exist, and only the hook takes that mount away.
+//
+//shows:vgpu-shares
+func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
+	p := pod("train", uuid+",NVIDIA,100,0:;", "main")
+	h, _ := setup(t, p)
+	directory := t.TempDir()
+	mounts := UnsharedEdits(directory).Mounts
+	if len(mounts) != 1 || filepath.Dir(mounts[0].HostPath) != directory {
+		t.Fatalf("the device mounts %+v", mounts)
+	}
+	if _, err := os.Lstat(mounts[0].HostPath); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what it mounts is there: %v", err)
+	}
+	adjustment, _, err := h.CreateContainer(t.Context(), sandbox(p), container(p, "main"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(adjustment.Mounts, func(m *api.Mount) bool {
+		path, removed := api.IsMarkedForRemoval(m.Destination)
+		return removed && path == mounts[0].ContainerPath
+	}) {
+		t.Errorf("the hook leaves the mount in place: %v", adjustment.Mounts)
+	}
+}
+
 func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 	p := pod("train", uuid+"[0-1],NVIDIA,300,0:;", "main")
 	h, w := setup(t, p)
@@ -234,7 +261,7 @@ func TestAContainerOnAGPUInModeMIGGetsAnInstanceAndNoLimiter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(adjustment.Env) != 1 || adjustment.Env[0].Value != "MIG-1" || len(adjustment.Mounts) != 0 {
+	if len(adjustment.Env) != 1 || adjustment.Env[0].Value != "MIG-1" || len(adjustment.Mounts) != 1 {
 		t.Errorf("environment %v, mounts %v; want the instance and no limiter", adjustment.Env, adjustment.Mounts)
 	}
 	if devices := adjustment.Linux.Devices; len(devices) != 1 || devices[0].Path != "/dev/nvidia-caps/nvidia-cap7" || devices[0].Minor != 7 {

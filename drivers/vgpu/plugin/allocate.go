@@ -36,7 +36,7 @@ type memory struct{ shares number }
 func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	n := m.shares
 	if n.nri {
-		return nothing(), nil
+		return n.nothing(), nil
 	}
 	all, err := n.pods.All()
 	if err != nil {
@@ -54,9 +54,12 @@ func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 }
 
 // nothing is the answer where the container runtime's hook brings the GPUs: no GPU at all, also by a runtime that reads this variable from
-// the image, if the hook should be left out.
-func nothing() *pluginapi.ContainerAllocateResponse {
-	return &pluginapi.ContainerAllocateResponse{Envs: map[string]string{injection.VisibleDevices: "void"}}
+// the image, and a device that keeps the container from starting if the hook should be left out.
+func (n number) nothing() *pluginapi.ContainerAllocateResponse {
+	return &pluginapi.ContainerAllocateResponse{
+		Envs:       map[string]string{injection.VisibleDevices: "void"},
+		CdiDevices: []*pluginapi.CDIDevice{{Name: n.hook.Device(hook.Unshared)}},
+	}
 }
 
 // number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted.
@@ -115,7 +118,7 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 			return nil, fmt.Errorf("allocate %d shares: the container runtime's NRI is not connected, and without it nobody says which container "+
 				"this is for; is NRI enabled in containerd (on by default since 2.0), and is --nri-socket its socket?", len(ids))
 		}
-		return nothing(), nil
+		return n.nothing(), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, watchDelay)
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/cdi"
 	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/hook"
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
@@ -38,7 +39,7 @@ type deviceFiles struct {
 
 func openDevices(o *Options, lib nvml.Interface, t *table) (*deviceFiles, error) {
 	at := o.Driver().Locate()
-	hook, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
+	program, err := edits.Hook{Wish: o.CDIHook, Own: o.CDIHookProgram, Directory: filepath.Join(o.StateDir, "bin")}.Install()
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func openDevices(o *Options, lib nvml.Interface, t *table) (*deviceFiles, error)
 		return nil, err
 	}
 	return &deviceFiles{
-		options: o, nvml: lib, table: t, hook: hook, directory: directory,
+		options: o, nvml: lib, table: t, hook: program, directory: directory,
 		nodes: edits.Capabilities{ProcRoot: o.ProcRoot(), DevRoot: at.Dev.Path, HostDevRoot: at.Dev.Host},
 	}, nil
 }
@@ -68,7 +69,7 @@ func (f *deviceFiles) find(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var devices []cdi.Device
+	devices := []cdi.Device{{Name: hook.Unshared, Edits: hook.UnsharedEdits(f.options.StateDir)}}
 	lacking := map[string]string{}
 	for _, card := range f.table.Deck().Cards {
 		own := found.GPU(card.GPU)

@@ -185,7 +185,7 @@ func schedulingCauses() []cause {
 			g.put(claim("c", "gpu.nvidia.com", 1), p)
 		}},
 		{part, "a selector names an attribute that is not there", ofPod("p"), "SelectorFails", nil,
-			wants(1, `device.attributes["gpu.nvidia.com"].modle == "x"`)},
+			wants(1, `device.attributes["gpu.nvidia.com"].model == "x"`)},
 		{part, "a selector selects another model", ofPod("p"), "NoSuchDevice", nil, wants(1,
 			`device.attributes["gpu.nvidia.com"].productName == "NVIDIA H100"`)},
 		{part, "an extended resource is spelt wrong", ofPod("p"), "ExtendedResourceMissing", nil, func(g *ground) {

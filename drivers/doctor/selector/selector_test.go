@@ -96,7 +96,7 @@ func FuzzNoExpressionBreaksTheReader(f *testing.F) {
 	}
 	f.Add("((((((((")
 	f.Add("![-['")
-	f.Fuzz(func(t *testing.T, text string) {
+	f.Fuzz(func(_ *testing.T, text string) {
 		s := selector.Read(text)
 		for _, d := range devices() {
 			s.Judge("gpu.nvidia.com", d)

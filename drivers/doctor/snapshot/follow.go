@@ -27,7 +27,7 @@ func (r *Reader) Follow(ctx context.Context, scope Scope, changed func(*Snapshot
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for i, k := range kinds(scope) {
-		f.followed = append(f.followed, f.follow(group, ctx, i, k))
+		f.followed = append(f.followed, f.follow(ctx, group, i, k))
 	}
 	group.Go(func() error {
 		f.tell(ctx, changed)
@@ -54,7 +54,7 @@ type followed struct {
 	synced func() bool
 }
 
-func (f *following) follow(group *errgroup.Group, ctx context.Context, i int, k kind) followed {
+func (f *following) follow(ctx context.Context, group *errgroup.Group, i int, k kind) followed {
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: f.source(i, k),
 		ObjectType:    nil,

@@ -43,7 +43,7 @@ func local() Settings {
 	return Settings{Config: &rest.Config{Host: "https://127.0.0.1:1"}, Key: key, Viewers: 1, Options: reader.Options{Agent: "test"}}
 }
 
-func ask(t *testing.T, method, address string, edit func(*http.Request)) (*http.Response, string) {
+func ask(t *testing.T, method, address string, edit func(*http.Request)) (status int, header http.Header, content string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, address, nil)
 	if err != nil {
@@ -61,7 +61,7 @@ func ask(t *testing.T, method, address string, edit func(*http.Request)) (*http.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return answer, string(body)
+	return answer.StatusCode, answer.Header, string(body)
 }
 
 func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
@@ -69,11 +69,11 @@ func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
 	for file, kind := range map[string]string{"/": "text/html", "/main.js": "text/javascript", "/racks.js": "text/javascript",
 		"/details.js": "text/javascript", "/keys.js": "text/javascript", "/stream.js": "text/javascript", "/dom.js": "text/javascript",
 		"/page.css": "text/css", "/icon.svg": "image/svg+xml"} {
-		answer, body := ask(t, http.MethodGet, address+file, nil)
-		policy := answer.Header.Get("Content-Security-Policy")
-		if answer.StatusCode != http.StatusOK || !strings.HasPrefix(answer.Header.Get("Content-Type"), kind) ||
+		status, header, body := ask(t, http.MethodGet, address+file, nil)
+		policy := header.Get("Content-Security-Policy")
+		if status != http.StatusOK || !strings.HasPrefix(header.Get("Content-Type"), kind) ||
 			!strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self'") || strings.Contains(policy, "unsafe") {
-			t.Errorf("%s: %d %s %s", file, answer.StatusCode, answer.Header.Get("Content-Type"), policy)
+			t.Errorf("%s: %d %s %s", file, status, header.Get("Content-Type"), policy)
 		}
 		for _, bad := range []string{"http://", "https://", "innerHTML", "eval(", "<style", " style="} {
 			if bad == "http://" && file == "/icon.svg" { // a namespace
@@ -118,15 +118,15 @@ func TestOnlyThePageItselfIsAnswered(t *testing.T) {
 		{"a file that is none", http.MethodGet, address + "/../server.go", nil, http.StatusNotFound},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if answer, body := ask(t, c.method, c.address, c.edit); answer.StatusCode != c.want {
-				t.Errorf("%s, want %d: %s", answer.Status, c.want, body)
+			if status, _, body := ask(t, c.method, c.address, c.edit); status != c.want {
+				t.Errorf("status %d, want %d: %s", status, c.want, body)
 			}
 		})
 	}
 }
 
-// messages reads the stream's events until one satisfies done.
-func messages(t *testing.T, address, token string, done func(batch) bool) *http.Response {
+// messages reads the stream's events until one satisfies done, and returns the answer's status.
+func messages(t *testing.T, address, token string, done func(batch) bool) (status int) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/api/stream", nil)
 	if err != nil {
@@ -139,7 +139,7 @@ func messages(t *testing.T, address, token string, done func(batch) bool) *http.
 	}
 	t.Cleanup(func() { _ = answer.Body.Close() })
 	if answer.StatusCode != http.StatusOK {
-		return answer
+		return answer.StatusCode
 	}
 	lines := bufio.NewScanner(answer.Body)
 	lines.Buffer(nil, 4<<20)
@@ -153,11 +153,11 @@ func messages(t *testing.T, address, token string, done func(batch) bool) *http.
 			t.Fatal(err)
 		}
 		if done(b) {
-			return answer
+			return answer.StatusCode
 		}
 	}
 	t.Fatalf("the stream ended: %v", lines.Err())
-	return nil
+	return 0
 }
 
 //shows:fabric-page
@@ -168,9 +168,9 @@ func TestEachViewerSeesWhatItsTokenMayAndNoMoreLookThanAllowed(t *testing.T) {
 		BearerToken: apiserver.AdminToken}, Viewers: 1, Options: reader.Options{Agent: "test"}}
 	address := serving(t, settings)
 	for _, token := range []string{"wrong", ""} {
-		answer, body := ask(t, http.MethodGet, address+"/api/stream", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) })
-		if answer.StatusCode != http.StatusUnauthorized || !strings.Contains(body, `"wants":"token"`) {
-			t.Errorf("token %q: %s %s", token, answer.Status, body)
+		status, _, body := ask(t, http.MethodGet, address+"/api/stream", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) })
+		if status != http.StatusUnauthorized || !strings.Contains(body, `"wants":"token"`) {
+			t.Errorf("token %q: %d %s", token, status, body)
 		}
 	}
 	settled := func(b batch) bool { return strings.Contains(string(b.Parts["about"]), `"settled":true`) }
@@ -181,8 +181,8 @@ func TestEachViewerSeesWhatItsTokenMayAndNoMoreLookThanAllowed(t *testing.T) {
 		}
 		return strings.Contains(missing, "rdmapools") && strings.Contains(missing, `User \"viewer\" cannot list resource \"nodes\"`)
 	})
-	if answer := messages(t, address, apiserver.AdminToken, settled); answer.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("a second viewer: %s, want 503", answer.Status)
+	if status := messages(t, address, apiserver.AdminToken, settled); status != http.StatusServiceUnavailable {
+		t.Errorf("a second viewer: status %d, want 503", status)
 	}
 }
 

@@ -121,7 +121,7 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 		if len(s.all) >= s.settings.Viewers {
 			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers)", len(s.all))
 		}
-		if current, err = s.begin(key, config, user); err != nil {
+		if current, err = s.begin(key, config, user); err != nil { //nolint:contextcheck // it outlives the request
 			return nil, http.StatusInternalServerError, err
 		}
 	}
@@ -342,7 +342,8 @@ func (e *events) await(ctx context.Context, current *session, wake <-chan struct
 		case <-ctx.Done():
 			return errEnded
 		case <-current.ctx.Done():
-			if cause := context.Cause(current.ctx); errors.Is(cause, errRefused) {
+			cause := context.Cause(current.ctx) //nolint:contextcheck // the session's end, not the request's
+			if errors.Is(cause, errRefused) {
 				_ = e.send("end", refusal{Error: cause.Error(), Wants: "token"}) // the stream ends either way
 			}
 			return errEnded

@@ -16,7 +16,8 @@ import (
 // The tables here were written by hand from what is documented of Volcano's deviceshare plugin: its predicates and its scores. Their values
 // are literals on purpose; nothing in them is computed by the code under test.
 
-var volcano = annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores"}
+var volcano = annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores",
+	Percentage: "volcano.sh/vgpu-memory-percentage"}
 
 // uuid is the UUID of GPU i.
 func uuid(i int) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i) }

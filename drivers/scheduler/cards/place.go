@@ -49,9 +49,9 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 
 // share is what the GPU gives for a request that it does not refuse: of MIG instances the one in a slot, with the memory that it has.
 func (c *Card) share(w *Wish, r Request) annotation.Share {
-	share := annotation.Share{UUID: c.UUID, Memory: r.Memory, Cores: r.Cores}
+	share := annotation.Share{UUID: c.UUID, Memory: c.memory(r), Cores: r.Cores}
 	if w.Mode == annotation.ModeMIG {
-		share.Slot, share.Memory = c.slot(r.Memory)
+		share.Slot, share.Memory = c.slot(share.Memory)
 	}
 	if share.Memory == 0 {
 		share.Memory = c.Memory
@@ -59,13 +59,24 @@ func (c *Card) share(w *Wish, r Request) annotation.Share {
 	return share
 }
 
+// memory is what a request comes to on the GPU in units, whole ones; 0: all that it has.
+func (c *Card) memory(r Request) int64 {
+	if r.Memory > 0 || r.Percent == 0 || r.Percent >= 100 {
+		return r.Memory
+	}
+	return c.Memory * r.Percent / 100
+}
+
 // refuses says why a share of the GPU cannot be had, empty where it can.
 func (c *Card) refuses(w *Wish, r Request) string {
-	memory := r.Memory
+	memory := c.memory(r)
+	tooLittle := memory == 0 && r.Memory == 0 && r.Percent > 0 && r.Percent < 100
 	if memory == 0 {
 		memory = c.Memory
 	}
 	switch {
+	case tooLittle:
+		return fmt.Sprintf("of so little memory that %d percent are less than a unit", r.Percent)
 	case !c.Healthy:
 		return "unhealthy"
 	case c.Mode == annotation.ModeMIG && w.Mode != annotation.ModeMIG:
@@ -79,7 +90,7 @@ func (c *Card) refuses(w *Wish, r Request) string {
 	case c.Sibling:
 		return "of another pod of its PodGroup, which is to be spread"
 	case w.Mode == annotation.ModeMIG:
-		return c.refusesSlot(r.Memory)
+		return c.refusesSlot(c.memory(r))
 	case c.Sharers >= c.Slots:
 		return "shared by as many as it may be"
 	case memory > c.Memory:

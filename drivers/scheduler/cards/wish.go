@@ -60,11 +60,12 @@ func HasPolicy(pod *corev1.Pod) bool {
 	return pod.Annotations[NodePolicyAnnotation] != "" || pod.Annotations[CardPolicyAnnotation] != ""
 }
 
-// Request is what one container asks for: Number different GPUs, and of each Memory units and Cores percent.
+// Request is what one container asks for: Number different GPUs, and of each Memory units or Percent of its memory, and Cores percent.
 type Request struct {
 	Container string
 	Number    int
-	Memory    int64 // 0: all of the GPU's
+	Memory    int64 // 0: as Percent says
+	Percent   int64 // 0: all of the GPU's
 	Cores     int   // 0: no limit, as long as no container has the GPU alone; 100: the GPU alone
 }
 
@@ -189,11 +190,14 @@ func requests(containers []corev1.Container, resources annotation.Resources) ([]
 		if err != nil {
 			return nil, err
 		}
+		if _, err := amount(resources.Percentage, 100); err != nil {
+			return nil, err
+		}
 		cores, err := amount(resources.Cores, 100)
 		if err != nil {
 			return nil, err
 		}
-		out[i] = Request{c.Name, resources.Asks(c), memory, int(cores)}
+		out[i] = Request{Container: c.Name, Number: resources.Asks(c), Memory: memory, Percent: resources.Percent(c), Cores: int(cores)}
 	}
 	return out, nil
 }

@@ -35,13 +35,16 @@ type Args struct {
 	NumberResource string `json:"numberResource,omitempty"`
 	MemoryResource string `json:"memoryResource,omitempty"`
 	CoresResource  string `json:"coresResource,omitempty"`
+	// PercentageResource is memory in percent of each GPU's.
+	PercentageResource string `json:"percentageResource,omitempty"`
 	// NodeLock has one pod with shares after another go to a node, by the lock that Volcano knows.
 	NodeLock bool `json:"nodeLock,omitempty"`
 }
 
 func defaults() Args {
 	return Args{NodePolicy: cards.Binpack, CardPolicy: cards.NVLink,
-		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores"}
+		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores",
+		PercentageResource: "volcano.sh/vgpu-memory-percentage"}
 }
 
 // Plugin places shares of GPUs.
@@ -79,7 +82,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	}
 	informers := handle.SharedInformerFactory()
 	pods := informers.Core().V1().Pods().Lister()
-	resources := annotation.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource}
+	resources := annotation.Resources{Number: args.NumberResource, Memory: args.MemoryResource, Cores: args.CoresResource,
+		Percentage: args.PercentageResource}
 	p := &Plugin{
 		handle:    handle,
 		resources: resources,

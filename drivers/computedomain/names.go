@@ -67,8 +67,8 @@ const (
 
 // Labels of nodes where the IMEX daemons of cliques serve all domains.
 const (
-	// LabelMemberPrefix and a ComputeDomain's UID are the label of a node on which a claim of that domain is prepared. It asks for a channel of
-	// the node's clique, and its removal gives the channel back.
+	// LabelMemberPrefix and a ComputeDomain's UID are the label of a node on which a claim of that domain is prepared. It asks for a channel
+	// of the node's clique, and its removal gives the channel back.
 	LabelMemberPrefix = "computedomain.gpufabric.io/"
 	// LabelChannels is how many IMEX channels the node's driver made.
 	LabelChannels = "gpufabric.io/imex-channels"

@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/computedomain"
 )
 
-// cliques keeps a ComputeDomain for every clique that has nodes, where the daemons of cliques serve all domains. A request is a clique. What
-// such a domain needs, the Reconciler makes, as for any other.
+// cliques keeps a ComputeDomain for every clique that has nodes, where the daemons of cliques serve all domains. A request is a clique.
+// What such a domain needs, the Reconciler makes, as for any other.
 type cliques struct {
 	client   client.Client
 	settings Settings

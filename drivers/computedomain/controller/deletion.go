@@ -46,10 +46,10 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}
-		_, told := r.writeStatus(ctx, &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
+		_, told := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: "what was made for the domain cannot be removed: " + err.Error(),
-		}}, domain.Status.DeepCopy())
+		}), domain.Status.DeepCopy())
 		return ctrl.Result{}, errors.Join(err, told)
 	}
 	waiting, again, err := r.ending(ctx, domain.UID)
@@ -58,10 +58,10 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	if len(waiting) > 0 {
 		before := domain.Status.DeepCopy()
-		p := &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
+		p := r.failing(domain, &metav1.Condition{
 			Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting,
 			Message: fmt.Sprintf("waiting for %d IMEX %s to end on %s", len(waiting), plural(len(waiting), "daemon", "daemons"), listed(waiting)),
-		}}
+		})
 		// Usually they end before there is anything to tell.
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{RequeueAfter: soonest(again, tellAfter)}, nil
@@ -77,6 +77,11 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	}
 	r.memory.forget(domain.UID)
 	return ctrl.Result{}, nil
+}
+
+// failing is a pass that writes a condition into a domain's status, and does nothing else.
+func (r *Reconciler) failing(domain *v1beta1.ComputeDomain, problem *metav1.Condition) *pass {
+	return &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: problem}
 }
 
 // leftovers removes what is left of a domain that no longer exists: something that came into being, or into view, while the domain

@@ -98,9 +98,9 @@ func (r *Reconciler) tellDeleting(ctx context.Context, domain *v1beta1.ComputeDo
 	if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 		return nil
 	}
-	_, err := r.writeStatus(ctx, &pass{domain: domain, clique: computedomain.CliqueOf(domain, r.settings.Namespace), problem: &metav1.Condition{
+	_, err := r.writeStatus(ctx, r.failing(domain, &metav1.Condition{
 		Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonDeleting, Message: message,
-	}}, domain.Status.DeepCopy())
+	}), domain.Status.DeepCopy())
 	return err
 }
 

@@ -63,8 +63,8 @@ func (c *clique) follow(ctx context.Context, current *observed.Value[fabric], cl
 	}
 }
 
-// await returns the entry of a domain in the clique's table, and whose daemons serve the clique. Until there is one it tells waiting what is
-// missing; when ctx ends first, the error does.
+// await returns the entry of a domain in the clique's table, and whose daemons serve the clique. Until there is one it tells waiting what
+// is missing; when ctx ends first, the error does.
 func (c *clique) await(ctx context.Context, id string, domain types.UID, waiting func(message string),
 ) (channel v1beta1.ComputeDomainChannel, daemons types.UID, err error) {
 	for {

@@ -237,8 +237,8 @@ func waitingFor(f fabric, node string) (reason, message string) {
 	return "WaitingForFabric", "waiting for the GPUs of node " + node + " to join their NVLink fabric"
 }
 
-// awaitDaemon waits for the daemon on this node that serves the domain, and says what is missing once that takes long. of is whose daemon it
-// is: the domain's own, or that which stands for the node's clique.
+// awaitDaemon waits for the daemon on this node that serves the domain, and says what is missing once that takes long. of is whose daemon
+// it is: the domain's own, or that which stands for the node's clique.
 func (k *kind) awaitDaemon(ctx context.Context, claim *draplugin.Claim, domain *v1beta1.ComputeDomain, of types.UID) error {
 	return k.awaitQuietly(ctx, claim, "WaitingForIMEXDaemon", domain, func(ctx context.Context, waiting func(string)) error {
 		return k.daemons.await(ctx, of, waiting)
@@ -412,8 +412,8 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 	return nodes
 }
 
-// devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim gets
-// is its domain's to say, and any number of claims may have it.
+// devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim
+// gets is its domain's to say, and any number of claims may have it.
 func devicesOf(f fabric, shared bool) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {

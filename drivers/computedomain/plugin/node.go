@@ -109,8 +109,9 @@ func keepMetadata(obj any) (any, error) {
 	return obj, nil
 }
 
-// labelClique keeps the node's clique label as the fabric says, and with it that of the node's channels where they are shared, until ctx ends: also when someone else changes it, or when the Node object
-// is made again. While GPUs are in trouble or drained the label stays as it was, since the jobs that run do; a disagreement takes it away.
+// labelClique keeps the node's clique label as the fabric says, and with it that of the node's channels where they are shared, until ctx
+// ends: also when someone else changes it, or when the Node object is made again. While GPUs are in trouble or drained the label stays as
+// it was, since the jobs that run do; a disagreement takes it away.
 func (n *node) labelClique(ctx context.Context, current *observed.Value[fabric], shared bool) {
 	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8, Cap: 30 * time.Second}
 	retry := backoff

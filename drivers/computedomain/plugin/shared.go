@@ -31,7 +31,8 @@ func (k *kind) awaitMode(ctx context.Context, claim *draplugin.Claim, domain *v1
 		return false, err
 	})
 	if err != nil && ctx.Err() != nil {
-		return nil, draplugin.Refuse("WaitingForController", "the controller has not looked at ComputeDomain %s/%s yet", domain.Namespace, domain.Name)
+		return nil, draplugin.Refuse("WaitingForController", "the controller has not looked at ComputeDomain %s/%s yet", domain.Namespace,
+			domain.Name)
 	}
 	return domain, err
 }
@@ -98,8 +99,8 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 	return specs.ContainerEdits{DeviceNodes: deviceNodes(channels)}, nil
 }
 
-// joinShared makes the node part of a domain. The claim is noted before the label, so that another claim of the domain which ends now leaves
-// the label.
+// joinShared makes the node part of a domain. The claim is noted before the label, so that another claim of the domain which ends now
+// leaves the label.
 func (k *kind) joinShared(ctx context.Context, claim *draplugin.Claim, data held) error {
 	unlock, err := k.joining.Lock(ctx, string(data.Channel))
 	if err != nil {

@@ -33,7 +33,7 @@ func TestMemoryIsGivenByPercent(t *testing.T) {
 		{"all of it", l40s(0), percentage(100, -1), 4914, ""},
 		{"an amount comes first", l40s(0), percentage(50, 100), 100, ""},
 		{"more than is left", used(l40s(0), 1, 2458, 0), percentage(50, -1), 0, "1 without the memory left"},
-		{"less than a unit", small, percentage(2, -1), 0, "2 percent are less than a unit"},
+		{"less than a unit", small, percentage(2, -1), 0, "1 so small that the percentage asked for is less than a unit"},
 		{"more than everything", l40s(0), percentage(101, -1), 0, "at most 100 is allowed"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

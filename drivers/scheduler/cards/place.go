@@ -76,7 +76,7 @@ func (c *Card) refuses(w *Wish, r Request) string {
 	}
 	switch {
 	case tooLittle:
-		return fmt.Sprintf("of so little memory that %d percent are less than a unit", r.Percent)
+		return "so small that the percentage asked for is less than a unit of memory"
 	case !c.Healthy:
 		return "unhealthy"
 	case c.Mode == annotation.ModeMIG && w.Mode != annotation.ModeMIG:

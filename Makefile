@@ -219,11 +219,11 @@ build-simcluster: prerequisites
 simcluster: build build-simcluster ## Build the simulated cluster's command into bin/, and all that it can run.
 
 .PHONY: limiter bench-limiter
-limiter: prerequisites ## Build libvgpu.so, which holds containers to their memory of shared GPUs, into drivers/vgpu/limiter/build/.
-	@$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library
+limiter: prerequisites ## Build libvgpu.so, which holds containers to their memory of shared GPUs, into drivers/gpu/limiter/build/.
+	@$(MAKE) --no-print-directory -C drivers/gpu/limiter/library
 
 bench-limiter: ## Measure what a limit costs, over a driver that does nothing.
-	@$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library bench
+	@$(MAKE) --no-print-directory -C drivers/gpu/limiter/library bench
 
 .PHONY: fakes
 fakes: prerequisites ## Build fakefabric and its C libraries into fakes/build/.
@@ -239,7 +239,7 @@ cross: prerequisites ## Build everything that ships for amd64 and arm64 (needs g
 	cd provider && GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o ../bin/arm64/terraform-provider-gpufabric .
 	cd drivers/scheduler && GOWORK=off GOOS=linux GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc $(GO) build -ldflags "$(SCHEDULER_LDFLAGS)" -o ../../bin/arm64/gpufabric-scheduler ./cmd/gpufabric-scheduler
 	$(MAKE) --no-print-directory -C fakes ARCH=arm64 CC=aarch64-linux-gnu-gcc
-	$(MAKE) --no-print-directory -C drivers/vgpu/limiter/library ARCH=arm64
+	$(MAKE) --no-print-directory -C drivers/gpu/limiter/library ARCH=arm64
 
 #shows:cross
 .PHONY: isolated

@@ -94,7 +94,7 @@ func gpufabric(root, architecture string) (v1.Image, error) {
 			err,
 		)
 	}
-	limiter, err := built(filepath.Join(root, "drivers/vgpu/limiter/build"), "libvgpu.so", architecture)
+	limiter, err := built(filepath.Join(root, "drivers/gpu/limiter/build"), "libvgpu.so", architecture)
 	if err != nil {
 		return nil, err
 	}

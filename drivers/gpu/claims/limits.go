@@ -12,10 +12,10 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"gpufabric.io/drivers/gpu/devices"
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/atomicfile"
 	"gpufabric.io/drivers/node/claimstate"
 	"gpufabric.io/drivers/node/draplugin"
-	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // Limits has the containers of shares held to their memory by this project's library. The zero value leaves them with limits as environment

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 
 	"gpufabric.io/drivers/gpu/claims"
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/atomicfile"
-	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // What may hold the containers of shares to their memory.

@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/handover"
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/gpu/sharing"
 	"gpufabric.io/drivers/node/options"
-	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // Options are the role's flags.

@@ -15,10 +15,10 @@ import (
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/tmpfs"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/instances"
-	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // Paths in a container, where HAMi-core looks.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/atomicfile"
-	"gpufabric.io/drivers/vgpu/limiter"
 )
 
 // empty is an empty file, beside the containers' directories.

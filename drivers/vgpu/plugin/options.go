@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpufabric.io/drivers/gpu/edits"
+	"gpufabric.io/drivers/gpu/limiter"
 	"gpufabric.io/drivers/node/options"
-	"gpufabric.io/drivers/vgpu/limiter"
 	"gpufabric.io/drivers/vgpu/settings"
 )
 

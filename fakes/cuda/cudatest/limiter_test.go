@@ -24,7 +24,7 @@ func limited(t *testing.T, lib nvml.Interface, mib uint64) (preload string) {
 	}
 	container, out := t.TempDir(), t.TempDir()
 	target := filepath.Join(out, "testing/libvgpu.so")
-	if said, err := exec.CommandContext(t.Context(), "make", "-C", "../../../drivers/vgpu/limiter/library", "OUT="+out, "TESTS="+container,
+	if said, err := exec.CommandContext(t.Context(), "make", "-C", "../../../drivers/gpu/limiter/library", "OUT="+out, "TESTS="+container,
 		target).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Visible returns a writer of text for a terminal: what would steer the terminal is written as an escape. Each call of its Write takes whole
-// characters.
+// Visible returns a writer of text for a terminal: what would steer the terminal is written as an escape. Each call of its Write takes
+// whole characters.
 func Visible(to io.Writer) io.Writer { return visible{to} }
 
 // visible writes a log so that it says what it looks like. The logger quotes strings, but prints those of several lines as they are: with

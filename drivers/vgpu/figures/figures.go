@@ -45,7 +45,8 @@ type Figures struct {
 	GPUs   []GPU `json:"gpus"`
 }
 
-// Serve gives whoever connects to the socket at path what read returns, until ctx ends. When it returns nobody calls read any more.
+// Serve gives whoever connects to the socket at path what read returns, until ctx ends. When it returns nobody calls read any more,
+// and nobody can connect.
 func Serve(ctx context.Context, path string, read func() Figures) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("give the GPUs' figures away: %w", err)
@@ -65,8 +66,18 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("give the GPUs' figures to root alone: %w", err), listener.Close())
 	}
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
-	defer stop()
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = listener.Close()
+		close(closed)
+	})
+	defer func() { // nobody connects any more when it returns: Accept is woken a moment before the socket is closed
+		if stop() {
+			_ = listener.Close()
+			return
+		}
+		<-closed
+	}()
 	var answers sync.WaitGroup
 	defer answers.Wait()
 	var one sync.Mutex // NVML is asked for one at a time, however many connect

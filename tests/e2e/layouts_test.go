@@ -206,8 +206,8 @@ func testRolesRun(t *testing.T, e *environment) {
 	e.rolesRun(t, map[string]string{})
 }
 
-// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that is not among those
-// of before was never restarted.
+// rolesRun waits until every pod of the chart runs, and fails for one that was restarted more often than before. A pod that is not among
+// those of before was never restarted.
 func (e *environment) rolesRun(t *testing.T, before map[string]string) {
 	t.Helper()
 	eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {

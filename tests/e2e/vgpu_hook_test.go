@@ -8,8 +8,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// testWithoutHook has containerd drop the plugin's hook, which does not answer within containerd's two seconds, while a container of the pod
-// "deaf" is made again. The container must not run without its share.
+// testWithoutHook has containerd drop the plugin's hook, which does not answer within containerd's two seconds, while a container of the
+// pod "deaf" is made again. The container must not run without its share.
 //
 //shows:vgpu-shares
 func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) {
@@ -34,7 +34,8 @@ func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) 
 		kill -9 $(crictl inspect --output go-template --template '{{.info.pid}}' $id)`)
 	must(t, err)
 	eventually(t, "the container to fail for want of its share", func(ctx context.Context) (bool, string, error) {
-		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=deaf", "--output", "jsonpath={.items[*].message}")
+		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=deaf", "--output",
+			"jsonpath={.items[*].message}")
 		return strings.Contains(out, "NRI-did-not-reach-vgpu-plugin"), out, err
 	})
 	resume()

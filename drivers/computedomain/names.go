@@ -9,8 +9,8 @@
 // In clique mode the daemons are those of a ComputeDomain that the controller makes for each clique, and live as long as the node. A user's
 // domain is a channel of each clique that its pods run in. A node plugin labels its node with the domain, the controller enters the domain
 // into the clique's table of channels, and the plugin hands out the number that it reads there: the table stands in the controller's
-// namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes, and with the last label
-// the entry. A number is thus held from before its first use until after its last, whatever becomes of the domain's object.
+// namespace, where no tenant can write. When the last claim of a domain on a node is unprepared the label goes. The entry goes when the
+// domain is being deleted or gone and no node has its label. A number is thus held from before its first use until after its last.
 package computedomain
 
 import (

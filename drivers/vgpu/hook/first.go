@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -73,7 +74,7 @@ func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.C
 	f.held = nil
 	f.mu.Unlock()
 	sorted := slices.Clone(containers)
-	slices.SortStableFunc(sorted, func(a, b *api.Container) int { return int(min(max(a.GetCreatedAt()-b.GetCreatedAt(), -1), 1)) })
+	slices.SortStableFunc(sorted, func(a, b *api.Container) int { return cmp.Compare(a.GetCreatedAt(), b.GetCreatedAt()) })
 	for _, c := range sorted {
 		sandbox := sandboxes[c.GetPodSandboxId()]
 		g, ok := granted(c)

@@ -30,9 +30,9 @@ func testACKJob(t *testing.T, e *environment) {
 	e.apply(t, ackPool)
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/ack-hps-benchmark.yaml"))
-	e.kubectl(t, "wait", "pods", "--selector", pods, "--for=create", "--timeout=60s")
+	e.kubectl(t, "wait", "pods", "--selector", pods, "--for=create", inTime)
 	_, err := e.Kubectl(t.Context(), nil, "wait", "pods", "--selector", pods,
-		"--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}", "--timeout=120s")
+		"--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}", inTime)
 	code := e.kubectl(t, "get", "pods", "--selector", pods, "--output",
 		"jsonpath={.items[*].status.containerStatuses[0].state.terminated.exitCode}")
 	if err != nil || code != "0" {
@@ -40,7 +40,7 @@ func testACKJob(t *testing.T, e *environment) {
 		about, _ := e.Kubectl(t.Context(), nil, "describe", "pods", "--selector", pods)
 		t.Fatalf("the job's pod ended with the code %q, want 0 (error: %v):\n%s\n%s", code, err, said, about)
 	}
-	e.kubectl(t, "wait", "job/hps-benchmark", "--for=condition=Complete", "--timeout=60s")
+	e.kubectl(t, "wait", "job/hps-benchmark", "--for=condition=Complete", inTime)
 	measured(t, "the ACK job applied to complete", time.Since(started))
 
 	var list struct {
@@ -69,7 +69,7 @@ func testACKJob(t *testing.T, e *environment) {
 	}
 	e.trained(t, pod.Spec.NodeName, e.kubectl(t, "logs", pod.Metadata.Name))
 
-	e.kubectl(t, "delete", "job/hps-benchmark", "--cascade=foreground", "--timeout=60s")
+	e.kubectl(t, "delete", "job/hps-benchmark", "--cascade=foreground", inTime)
 	vanish(t, "the job's claim", func(ctx context.Context) ([]string, error) {
 		left, err := e.Kubectl(ctx, nil, "get", "resourceclaims", "--output", "name")
 		return slices.DeleteFunc(strings.Fields(left), func(name string) bool { return !strings.Contains(name, "hps-benchmark") }), err

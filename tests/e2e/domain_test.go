@@ -35,7 +35,7 @@ type computeDomain struct {
 func testSeedManifest(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/imex-channel-injection.yaml"))
-	e.kubectl(t, "wait", "pod/imex-channel-injection", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/imex-channel-injection", "--for=condition=Ready", inTime)
 	measured(t, "seed manifest applied to pod running", time.Since(started))
 	if log := e.kubectl(t, "logs", "imex-channel-injection"); !channel.MatchString(log) {
 		t.Errorf("the pod sees no channel0 with mode crw-rw-rw-:\n%s", log)
@@ -49,7 +49,7 @@ func testSeedManifest(t *testing.T, e *environment) {
 	if traces, err := e.traces(t.Context(), uids...); err != nil || len(traces) == 0 {
 		t.Errorf("while the pod runs there is no trace of %v on any node (error: %v), so nothing would tell that they go", uids, err)
 	}
-	e.kubectl(t, "delete", "pod/imex-channel-injection", "computedomain/imex-channel-injection", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/imex-channel-injection", "computedomain/imex-channel-injection", inTime)
 	e.nothingLeft(t, uids...)
 }
 
@@ -59,9 +59,9 @@ func testSeedManifest(t *testing.T, e *environment) {
 func testTwoNodeDomain(t *testing.T, e *environment) {
 	started := time.Now()
 	e.apply(t, member("member-a", e.Workers()[0])+"---\n"+member("member-b", e.Workers()[1]))
-	e.kubectl(t, "wait", "computedomain/quickstart", "--for=jsonpath={.status.status}=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "computedomain/quickstart", "--for=jsonpath={.status.status}=Ready", inTime)
 	measured(t, "pods of a two-node domain created to domain ready", time.Since(started))
-	e.kubectl(t, "wait", "pod/member-a", "pod/member-b", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/member-a", "pod/member-b", "--for=condition=Ready", inTime)
 	measured(t, "pods of a two-node domain created to both running", time.Since(started))
 	for _, pod := range []string{"member-a", "member-b"} {
 		if log := e.kubectl(t, "logs", pod); !channel.MatchString(log) {
@@ -106,15 +106,15 @@ func testTwoNodeDomain(t *testing.T, e *environment) {
 func testDeletion(t *testing.T, e *environment) {
 	e.apply(t, `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: short-lived},
 		spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: short-lived-channel}}}}`)
-	e.kubectl(t, "wait", "resourceclaimtemplate/short-lived-channel", "--for=create", "--timeout=30s")
+	e.kubectl(t, "wait", "resourceclaimtemplate/short-lived-channel", "--for=create", inTime)
 	pods := memberOf("short-lived-a", e.Workers()[0], "short-lived-channel") + "---\n" +
 		memberOf("short-lived-b", e.Workers()[1], "short-lived-channel")
 	e.apply(t, pods)
-	e.kubectl(t, "wait", "pod/short-lived-a", "pod/short-lived-b", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/short-lived-a", "pod/short-lived-b", "--for=condition=Ready", inTime)
 	uids := append(e.claimUIDs(t, "short-lived-a", "short-lived-b"), e.domain(t, "short-lived").Metadata.UID)
 
 	started := time.Now()
-	e.kubectl(t, "delete", "pod/short-lived-a", "pod/short-lived-b", "computedomain/short-lived", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/short-lived-a", "pod/short-lived-b", "computedomain/short-lived", inTime)
 	measured(t, "two pods and their domain deleted", time.Since(started))
 	e.nothingLeft(t, uids...)
 	if out := e.kubectl(t, "get", "resourceclaimtemplates", "--output", "name", "--ignore-not-found", "short-lived-channel"); out != "" {

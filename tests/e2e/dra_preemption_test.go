@@ -53,7 +53,7 @@ func testDRAPreempted(t *testing.T, e *environment) {
 	if got := there(); len(got) != 2 {
 		t.Errorf("a pod of low priority came, and of dra-line and dra-claim %v are left", got)
 	}
-	e.kubectl(t, "delete", "pod/dra-equal", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/dra-equal", inTime)
 
 	e.apply(t, pod("dra-urgent-line", "dra-high", bySingleLine))
 	e.ready(t, "dra-urgent-line")
@@ -76,5 +76,5 @@ func testDRAPreempted(t *testing.T, e *environment) {
 		t.Errorf("the pods that preempted see %v and %v, want one GPU and two others", line, claim)
 	}
 	vanish(t, "the preempted claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
-	e.kubectl(t, "delete", "pod/dra-urgent-line", "pod/dra-urgent-claim", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/dra-urgent-line", "pod/dra-urgent-claim", inTime)
 }

@@ -68,7 +68,7 @@ spec:
 		return len(got) == 0, fmt.Sprint(got), nil
 	})
 
-	e.kubectl(t, "delete", "pod/stands", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/stands", inTime)
 	out, err := order(t.Context(), "drain", "--timeout", "90s")
 	must(t, err)
 	t.Logf("the drain says:\n%s", out)
@@ -95,5 +95,5 @@ spec:
 	})
 	e.apply(t, pinned(e.file(t, "examples/manifests/cuda-training-pod.yaml"), node))
 	e.ready(t, "cuda-training")
-	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", inTime)
 }

@@ -27,7 +27,8 @@ func TestComputeDomainsFromTerraformToPod(t *testing.T) {
 	}{
 		{"a second plan changes nothing", func(t *testing.T, _ *environment) {
 			if code := terraform.PlanExitCode(t, stack); code != 0 {
-				t.Errorf("plan's exit code is %d, want 0 for no change", code)
+				plan, err := terraform.PlanE(t, stack)
+				t.Errorf("plan's exit code is %d, want 0 for no change; one more says (error: %v)\n%s", code, err, plan)
 			}
 		}},
 		{"a node without a GPU is served and gets no clique", testPlainNode},
@@ -72,7 +73,7 @@ func testUpgradeAndRollback(t *testing.T, e *environment) {
 	const release, namespace, daemonset = "gpufabric", "gpufabric-system", "daemonset/gpufabric-compute-domain-plugin"
 	helm := func(args ...string) {
 		t.Helper()
-		_, err := e.Helm(t.Context(), e.printer, append(args, "--namespace", namespace, "--wait", "--timeout", "2m")...)
+		_, err := e.Helm(t.Context(), e.printer, append(args, "--namespace", namespace, "--wait", "--timeout", patience.String())...)
 		must(t, err)
 	}
 	arguments := func() string {
@@ -80,7 +81,7 @@ func testUpgradeAndRollback(t *testing.T, e *environment) {
 		return e.kubectl(t, "--namespace", namespace, "get", daemonset, "--output", "jsonpath={.spec.template.spec.containers[0].args}")
 	}
 	e.apply(t, member("bystander-a", e.Workers()[0])+"---\n"+member("bystander-b", e.Workers()[1]))
-	e.kubectl(t, "wait", "pod/bystander-a", "pod/bystander-b", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/bystander-a", "pod/bystander-b", "--for=condition=Ready", inTime)
 	before := arguments()
 
 	helm("upgrade", release, filepath.Join(e.root, "charts/gpufabric"), "--reset-then-reuse-values", "--set", "log.verbosity=4")
@@ -99,6 +100,6 @@ func testUpgradeAndRollback(t *testing.T, e *environment) {
 	}
 	// What the old plugin prepared, the new one takes back.
 	uids := e.claimUIDs(t, "bystander-a", "bystander-b")
-	e.kubectl(t, "delete", "pod/bystander-a", "pod/bystander-b", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/bystander-a", "pod/bystander-b", inTime)
 	vanish(t, "claims that were prepared before the upgrade", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
 }

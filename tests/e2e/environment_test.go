@@ -26,6 +26,8 @@ const (
 	// What is on a node's disk has no event to wait for; it is looked at this often, for this long. A kubelet of 1.36 can start no pod for a
 	// minute while it goes through a new list of units (docs/limitations.md, shares for Volcano).
 	patience = 4 * time.Minute
+	// inTime gives kubectl as long. What is quick here says so by a measured figure, and not by a wait that ends soon.
+	inTime   = "--timeout=4m"
 	interval = 500 * time.Millisecond
 )
 
@@ -110,7 +112,7 @@ func (e *environment) apply(t *testing.T, manifest string) {
 	t.Helper()
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if _, err := e.Kubectl(ctx, strings.NewReader(manifest), "delete", "--ignore-not-found", "--timeout=60s", "--filename", "-"); err != nil {
+		if _, err := e.Kubectl(ctx, strings.NewReader(manifest), "delete", "--ignore-not-found", inTime, "--filename", "-"); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})

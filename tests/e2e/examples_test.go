@@ -139,12 +139,12 @@ action "gpufabric_restart_imex" "train" {
 		t.Errorf("the ping says %s (error: %v)", out, err)
 	}
 	e.apply(t, memberOf("train-a", nodes[0], "train-channel")+"---\n"+memberOf("train-b", nodes[1], "train-channel"))
-	e.kubectl(t, "wait", "pod/train-a", "pod/train-b", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/train-a", "pod/train-b", "--for=condition=Ready", inTime)
 	if out, err := invoke(t, options, "gpufabric_restart_imex.train"); err != nil ||
 		!strings.Contains(out, "restarted the IMEX daemons on "+nodes[0]) {
 		t.Errorf("the restart says %s (error: %v)", out, err)
 	}
-	e.kubectl(t, "delete", "pod/train-a", "pod/train-b", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/train-a", "pod/train-b", inTime)
 }
 
 // actionsOf adds actions to a copy of an example.
@@ -178,7 +178,7 @@ var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GP
 
 //shows:tf-actions tf-examples
 func testTrainingJob(t *testing.T, e *environment, options *terraform.Options) {
-	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", "--timeout=120s")
+	e.kubectl(t, "wait", "job/training", "--for=condition=Complete", inTime)
 	log := e.kubectl(t, "logs", "--selector", "training-job=training", "--prefix")
 	if n := len(trained.FindAllString(log, -1)); n != 2 {
 		t.Errorf("%d pods saw 4 GPUs and their channel, want 2:\n%s", n, log)
@@ -271,7 +271,7 @@ spec:
 func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 	node := e.Workers()[0]
 	e.apply(t, fmt.Sprintf(holdsHalf, node))
-	e.kubectl(t, "wait", "pod/holds-half", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/holds-half", "--for=condition=Ready", inTime)
 	e.kubectl(t, "patch", "miglayout", "inference", "--type=merge", "--patch",
 		`{"spec": {"layout": "sevenths", "config": {"mig-configs": {"sevenths": [{"devices": "all", "mig-enabled": true, "mig-devices": `+
 			`{"1g.10gb": 7}}]}}}}`)
@@ -289,8 +289,8 @@ func testRepartition(t *testing.T, e *environment, options *terraform.Options) {
 		!has(out, "the layout stands on "+node, "1 pods were evicted") {
 		t.Errorf("the repartitioning says %s (error: %v)", out, err)
 	}
-	e.kubectl(t, "wait", "pod/holds-half", "--for=delete", "--timeout=60s")
-	e.kubectl(t, "delete", "resourceclaim/half", "--timeout=60s")
+	e.kubectl(t, "wait", "pod/holds-half", "--for=delete", inTime)
+	e.kubectl(t, "delete", "resourceclaim/half", inTime)
 }
 
 // testSlices asks for a slice by one line of limits, as the example's output says.
@@ -300,8 +300,8 @@ func testSlices(t *testing.T, e *environment, options *terraform.Options) {
 	resource := terraform.OutputMap(t, options, "resources")["small"]
 	e.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: slice}, spec: {terminationGracePeriodSeconds: 1,
 		containers: [{name: c, image: "ubuntu:22.04", command: [sleep, "9999"], resources: {limits: {%q: 1}}}]}}`, resource))
-	e.kubectl(t, "wait", "pod/slice", "--for=condition=Ready", "--timeout=120s")
-	e.kubectl(t, "delete", "pod/slice", "--timeout=60s")
+	e.kubectl(t, "wait", "pod/slice", "--for=condition=Ready", inTime)
+	e.kubectl(t, "delete", "pod/slice", inTime)
 }
 
 // kubectlLines returns what kubectl printed, by lines.

@@ -80,21 +80,21 @@ func (f *figures) measure(t *testing.T) {
 	seed := e.file(t, "examples/manifests/imex-channel-injection.yaml")
 	f.clock("seed manifest (a domain of one node and its pod) applied to pod running", func() {
 		e.apply(t, seed)
-		e.kubectl(t, "wait", "pod/imex-channel-injection", "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/imex-channel-injection", "--for=condition=Ready", inTime)
 	})
 	f.clock("the same deleted", func() {
-		e.kubectl(t, "delete", "pod/imex-channel-injection", "computedomain/imex-channel-injection", "--timeout=120s")
+		e.kubectl(t, "delete", "pod/imex-channel-injection", "computedomain/imex-channel-injection", inTime)
 	})
 
 	const domain = `{apiVersion: resource.nvidia.com/v1beta1, kind: ComputeDomain, metadata: {name: pair}, spec: {numNodes: 2, channel: ` +
 		`{resourceClaimTemplate: {name: pair}}}}`
 	started := time.Now()
 	e.apply(t, domain+"\n---\n"+memberOf("pair-a", e.Workers()[0], "pair")+"---\n"+memberOf("pair-b", e.Workers()[1], "pair"))
-	e.kubectl(t, "wait", "computedomain/pair", "--for=jsonpath={.status.status}=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "computedomain/pair", "--for=jsonpath={.status.status}=Ready", inTime)
 	f.add("domain of two nodes created, with its pods, to domain ready", time.Since(started))
-	e.kubectl(t, "wait", "pod/pair-a", "pod/pair-b", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/pair-a", "pod/pair-b", "--for=condition=Ready", inTime)
 	f.add("domain of two nodes created, with its pods, to both pods running", time.Since(started))
-	e.kubectl(t, "delete", "pod/pair-a", "pod/pair-b", "computedomain/pair", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/pair-a", "pod/pair-b", "computedomain/pair", inTime)
 
 	f.clock("`terraform destroy` of the quickstart", func() { terraform.Destroy(t, stack) })
 }

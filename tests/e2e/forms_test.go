@@ -82,9 +82,9 @@ func TestForms(t *testing.T) {
 	}
 	_, err := e.Helm(t.Context(), e.printer, append([]string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace",
 		"gpufabric-system",
-		"--wait", "--timeout", "3m", "--reset-then-reuse-values", "--set", "image.tag="}, values...)...)
+		"--wait", "--timeout", patience.String(), "--reset-then-reuse-values", "--set", "image.tag="}, values...)...)
 	must(t, err)
-	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-gpu-plugin", "--timeout=120s")
+	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-gpu-plugin", inTime)
 
 	t.Run("claims of every form stay and their pods run on", func(t *testing.T) {
 		for pod, was := range before {
@@ -112,7 +112,7 @@ func TestForms(t *testing.T) {
 					pod := fmt.Sprintf("new-%s-%d", form.name, i)
 					e.apply(t, holder(pod, node, form.request))
 					e.ready(t, pod)
-					e.kubectl(t, "delete", "pod", pod, "--timeout=60s")
+					e.kubectl(t, "delete", "pod", pod, inTime)
 				}
 			}
 		}
@@ -123,7 +123,7 @@ func TestForms(t *testing.T) {
 			uids = append(uids, e.claimUIDs(t, pod)...)
 		}
 		for pod := range held {
-			e.kubectl(t, "delete", "pod", pod, "--timeout=60s", "--wait=false")
+			e.kubectl(t, "delete", "pod", pod, inTime, "--wait=false")
 		}
 		vanish(t, "what the old version prepared", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
 		for _, node := range e.Workers() {

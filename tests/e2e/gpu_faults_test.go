@@ -89,7 +89,7 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 	if out, err := e.smi(t.Context(), node, "mig", "-lgi"); err != nil || strings.Count(out, "g.") != 3 {
 		t.Errorf("want the three instances of the claim and no other (error: %v):\n%s", err, out)
 	}
-	e.kubectl(t, "delete", "pod/"+pod, "--timeout=60s")
+	e.kubectl(t, "delete", "pod/"+pod, inTime)
 	eventually(t, "the MIG instances to be removed", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return has(out, "No ", "found"), out, err
@@ -118,7 +118,7 @@ func testReboot(t *testing.T, e *environment) {
 	restart := func() {
 		t.Helper()
 		e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "restart", plugin)
-		e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", plugin, "--timeout=120s")
+		e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", plugin, inTime)
 	}
 	const boot = "/var/lib/fakefabric/proc/sys/kernel/random"
 	script("mkdir -p " + boot + "; echo first >" + boot + "/boot_id")
@@ -152,5 +152,5 @@ func testReboot(t *testing.T, e *environment) {
 	if out, err := e.smi(t.Context(), node, "mig", "-lgi"); err != nil || strings.Count(out, "g.") != 3 {
 		t.Errorf("want the three instances of the claim (error: %v):\n%s", err, out)
 	}
-	e.kubectl(t, "delete", "pod/"+pod, "--timeout=60s")
+	e.kubectl(t, "delete", "pod/"+pod, inTime)
 }

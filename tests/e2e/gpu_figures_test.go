@@ -68,23 +68,23 @@ func (e *environment) figurePods(t *testing.T, template string, count int) {
 		manifest.WriteString(e.figurePod(fmt.Sprintf("figure-%d", i), template))
 	}
 	e.apply(t, manifest.String())
-	e.kubectl(t, "wait", "pods", "--selector=figure=pod", "--for=condition=Ready", "--timeout=180s")
+	e.kubectl(t, "wait", "pods", "--selector=figure=pod", "--for=condition=Ready", inTime)
 }
 
 func (e *environment) removeFigurePods(t *testing.T) {
 	t.Helper()
-	e.kubectl(t, "delete", "pods", "--selector=figure=pod", "--grace-period=1", "--timeout=120s")
-	e.kubectl(t, "wait", "resourceclaims", "--all", "--for=delete", "--timeout=120s")
+	e.kubectl(t, "delete", "pods", "--selector=figure=pod", "--grace-period=1", inTime)
+	e.kubectl(t, "wait", "resourceclaims", "--all", "--for=delete", inTime)
 }
 
 // reuse takes a GPU from a pod by force, while another pod waits for it.
 func (e *environment) reuse(t *testing.T) time.Duration {
 	t.Helper()
 	e.apply(t, e.figurePod("figure-rest", "figures-7")+e.figurePod("figure-first", "figures-1"))
-	e.kubectl(t, "wait", "pods", "--selector=figure=pod", "--for=condition=Ready", "--timeout=180s")
+	e.kubectl(t, "wait", "pods", "--selector=figure=pod", "--for=condition=Ready", inTime)
 	e.apply(t, e.figurePod("figure-next", "figures-1"))
 	began := time.Now()
 	e.kubectl(t, "delete", "pod", "figure-first", "--grace-period=0", "--force", "--wait=false")
-	e.kubectl(t, "wait", "pod/figure-next", "--for=condition=Ready", "--timeout=180s")
+	e.kubectl(t, "wait", "pod/figure-next", "--for=condition=Ready", inTime)
 	return time.Since(began)
 }

@@ -38,7 +38,7 @@ func (e *environment) ready(t *testing.T, pods ...string) []string {
 	t.Helper()
 	var nodes []string
 	for _, pod := range pods {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 		nodes = append(nodes, e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.spec.nodeName}"))
 	}
 	return nodes
@@ -79,11 +79,11 @@ func testGPUOfTwoPods(t *testing.T, e *environment) {
 		t.Errorf("the pods see %v on %s and %v on %s, want the same GPU", a, nodes[0], b, nodes[1])
 	}
 	uid := e.kubectl(t, "get", "resourceclaim", "gpu-of-two-pods", "--output", "jsonpath={.metadata.uid}")
-	e.kubectl(t, "delete", "pod/gpu-of-two-pods-a", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/gpu-of-two-pods-a", inTime)
 	if traces, err := e.traces(t.Context(), uid); err != nil || len(traces) == 0 {
 		t.Errorf("the claim of the pod that stays was given back with the other (error: %v)", err)
 	}
-	e.kubectl(t, "delete", "pod/gpu-of-two-pods-b", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/gpu-of-two-pods-b", inTime)
 	vanish(t, "the claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uid) })
 }
 
@@ -148,7 +148,7 @@ spec:
 	if out := e.kubectl(t, "exec", "counted-a", "--", "env"); strings.Contains(out, "CUDA_DEVICE_MEMORY_LIMIT") {
 		t.Errorf("a share that asked for no memory is limited:\n%s", out)
 	}
-	e.kubectl(t, "delete", "pod/counted-a", "pod/counted-b", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/counted-a", "pod/counted-b", inTime)
 	e.kubectl(t, "label", "node", node, "gpufabric.io/gpu-forms-")
 	offers("flexible")
 }
@@ -179,7 +179,7 @@ func testMIGOfOneParent(t *testing.T, e *environment) {
 	if out, err := e.smi(t.Context(), node, "mig", "-lgi"); err != nil || !has(out, "1g.10gb", "2g.20gb", "3g.40gb") {
 		t.Errorf("the node's MIG instances (error: %v):\n%s", err, out)
 	}
-	e.kubectl(t, "delete", "pod/mig-of-one-parent", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/mig-of-one-parent", inTime)
 	eventually(t, "the MIG instances to be removed", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return has(out, "No ", "found"), out, err
@@ -216,7 +216,7 @@ func testTimeSlicingAndMPS(t *testing.T, e *environment) {
 	if out, err := policies(t.Context()); err != nil || strings.Count(out, "Long") != 1 || strings.Count(out, "Exclusive_Process") != 1 {
 		t.Errorf("want one GPU with long time slices and one for MPS' server alone (error: %v):\n%s", err, out)
 	}
-	e.kubectl(t, "delete", "pod/"+pod, "--timeout=60s")
+	e.kubectl(t, "delete", "pod/"+pod, inTime)
 	eventually(t, "the GPUs to be shared in the ordinary way again", func(ctx context.Context) (bool, string, error) {
 		out, err := policies(ctx)
 		return !strings.Contains(out, "Long") && !strings.Contains(out, "Exclusive"), out, err

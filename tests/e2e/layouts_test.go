@@ -145,7 +145,7 @@ spec: {numNodes: 2, channel: {resourceClaimTemplate: {name: quickstart-channel}}
 	e.apply(t, domain)
 	testTwoNodeDomain(t, e)
 	uid := e.domain(t, "quickstart").Metadata.UID
-	e.kubectl(t, "delete", "pod/member-a", "pod/member-b", "computedomain/quickstart", "--timeout=120s")
+	e.kubectl(t, "delete", "pod/member-a", "pod/member-b", "computedomain/quickstart", inTime)
 	e.nothingLeft(t, uid)
 }
 
@@ -186,7 +186,7 @@ spec:
 		if out := e.kubectl(t, "exec", name, "--", "ls", "/tmp/nvidia-mps"); !has(out, "control") {
 			t.Errorf("%s finds no MPS control daemon:\n%s", name, out)
 		}
-		e.kubectl(t, "delete", "pod/"+name, "--timeout=60s")
+		e.kubectl(t, "delete", "pod/"+name, inTime)
 	}
 }
 
@@ -258,7 +258,7 @@ spec:
   resourceClaims: [{name: gpu, resourceClaimTemplateName: smi}]
 `
 	e.apply(t, fmt.Sprintf(manifest, "ubuntu:22.04"))
-	e.kubectl(t, "wait", "pod/smi", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/smi", "--for=condition=Ready", inTime)
 	if list := e.kubectl(t, "exec", "smi", "--", "nvidia-smi", "-L"); strings.Count(list, "GPU ") != 1 {
 		t.Errorf("nvidia-smi -L says\n%s\nwant one GPU", list)
 	}

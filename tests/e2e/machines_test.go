@@ -121,17 +121,18 @@ func (e *environment) installFrom(t *testing.T, checkout string, arguments ...st
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := e.Helm(ctx, e.printer, "uninstall", "gpufabric", "--namespace", "gpufabric-system", "--wait", "--timeout",
-			"2m"); err != nil {
+			patience.String()); err != nil {
 			t.Errorf("remove the drivers: %v", err)
 		}
 		e.nodesAreClean(ctx, t)
 		// Helm leaves the namespace that it made.
-		if _, err := e.Kubectl(ctx, nil, "delete", "namespace", "gpufabric-system", "--ignore-not-found", "--timeout=2m"); err != nil {
+		if _, err := e.Kubectl(ctx, nil, "delete", "namespace", "gpufabric-system", "--ignore-not-found", inTime); err != nil {
 			t.Errorf("remove the drivers' namespace: %v", err)
 		}
 	})
 	_, err := e.Helm(t.Context(), e.printer, append([]string{"install", "gpufabric", filepath.Join(checkout, "charts/gpufabric"),
-		"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", "3m", "--set", "crds.keep=false"}, arguments...)...)
+		"--namespace", "gpufabric-system", "--create-namespace", "--wait", "--timeout", patience.String(), "--set", "crds.keep=false"},
+		arguments...)...)
 	if err != nil {
 		pods, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "pods", "--output", "wide")
 		events, _ := e.Kubectl(t.Context(), nil, "--namespace", "gpufabric-system", "get", "events", "--field-selector", "type=Warning")
@@ -167,7 +168,7 @@ func testRDMAPods(t *testing.T, e *environment) {
 		e.apply(t, e.file(t, "examples/manifests/"+pod+".yaml"))
 	}
 	for _, pod := range []string{"mofed-test-pod", "rdma-server", "rdma-client"} {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 		nodes := strings.Fields(e.kubectl(t, "exec", pod, "--", "ls", "/dev/infiniband"))
 		kinds := map[string]int{}
 		for _, node := range nodes {
@@ -177,7 +178,7 @@ func testRDMAPods(t *testing.T, e *environment) {
 			t.Errorf("%s has %v in /dev/infiniband, want one HCA's nodes and rdma_cm", pod, nodes)
 		}
 		// The seed's image sleeps in a shell, which hears no TERM.
-		e.kubectl(t, "delete", "pod", pod, "--grace-period=1", "--timeout=60s")
+		e.kubectl(t, "delete", "pod", pod, "--grace-period=1", inTime)
 	}
 }
 
@@ -186,7 +187,7 @@ func testRDMAPods(t *testing.T, e *environment) {
 //shows:gpu-whole
 func testTrainingPod(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/cuda-training-pod.yaml"))
-	e.kubectl(t, "wait", "pod/cuda-training", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/cuda-training", "--for=condition=Ready", inTime)
 	devices := e.kubectl(t, "exec", "cuda-training", "--", "sh", "-c", "ls /dev | grep -E '^nvidia[0-9]+$'")
 	if got := strings.Fields(devices); len(got) != 1 {
 		t.Errorf("the pod sees the GPUs %q, want one", got)
@@ -195,7 +196,7 @@ func testTrainingPod(t *testing.T, e *environment) {
 	if claim == "" {
 		t.Error("the pod has no claim for its extended resource: something else than DRA gave it the GPU")
 	}
-	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/cuda-training", "--grace-period=1", inTime)
 }
 
 // testSharedGPU plays the scheduler's part for the seed's pod test1, which asks for 1024 units of 10 MiB of one GPU.
@@ -208,7 +209,7 @@ func testSharedGPU(t *testing.T, e *environment) {
 		data: {device-config.yaml: "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}"}}`
 	e.apply(t, device)
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "restart", "daemonset/gpufabric-vgpu-plugin")
-	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-vgpu-plugin", "--timeout=120s")
+	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-vgpu-plugin", inTime)
 	for name, want := range map[string]string{"vgpu-number": "80", "vgpu-memory": "39312", "vgpu-cores": "800"} {
 		eventually(t, node+" to have "+want+" "+name, func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/`+name+`}`)
@@ -233,7 +234,7 @@ func testSharedGPU(t *testing.T, e *environment) {
 	e.apply(t, documents[0])
 	devices := uuid + ",NVIDIA,1024,0:;"
 	e.bind(t, "test1", node, devices)
-	e.kubectl(t, "wait", "pod/test1", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/test1", "--for=condition=Ready", inTime)
 
 	inside := e.kubectl(t, "exec", "test1", "--", "sh", "-c", "env; ls /dev; ls -d /tmp/vgpu /tmp/vgpulock")
 	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES=" + uuid, "/tmp/vgpulock"} {
@@ -248,7 +249,7 @@ func testSharedGPU(t *testing.T, e *environment) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "test1", "--output", `jsonpath={.metadata.annotations.volcano\.sh/bind-phase}`)
 		return out == "success", out, err
 	})
-	e.kubectl(t, "delete", "pod/test1", "--timeout=120s", "--grace-period=1")
+	e.kubectl(t, "delete", "pod/test1", inTime, "--grace-period=1")
 	eventually(t, "the pod's accounting directory to go", func(ctx context.Context) (bool, string, error) {
 		out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
 		return err == nil && strings.TrimSpace(out) == "", out, err

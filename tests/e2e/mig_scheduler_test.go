@@ -26,7 +26,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 
 	// The image of this pod is nowhere, so the node's plugin never serves it and the lock stays until the pod is gone.
 	e.apply(t, fmt.Sprintf(migByScheduler, "stuck", "localhost/nowhere:none", "Never"))
-	e.kubectl(t, "wait", "pod/stuck", "--for=condition=PodScheduled", "--timeout=60s")
+	e.kubectl(t, "wait", "pod/stuck", "--for=condition=PodScheduled", inTime)
 	held, err := lock(t.Context())
 	must(t, err)
 	if at, err := time.Parse(time.RFC3339, held); err != nil || time.Since(at) > time.Minute {
@@ -38,11 +38,11 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		}
 	}
 	e.waitsFor(t, "mig-pod", "the node is locked (annotation hamivgpu) until a pod before this one has its shares")
-	e.kubectl(t, "delete", "pod/stuck", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/stuck", inTime)
 
 	// The smallest that is large enough for 3000 MB, in the layout by which the third GPU is cut, with the memory that the instance has and
 	// not the geometry's. Of the first GPU the scheduler does not know how it is cut.
-	e.kubectl(t, "wait", "pod/mig-pod", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/mig-pod", "--for=condition=Ready", inTime)
 	if got, want := e.sharesOf(t, "mig-pod"), node+" "+uuids[2]+"[1-3],NVIDIA,4864,0:;"; got != want {
 		t.Errorf("the seed's pod was given %s, want %s", got, want)
 	}
@@ -74,10 +74,10 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		}
 		return placed == 2 && left != "", out, err
 	})
-	e.kubectl(t, "delete", "pod/sized", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/sized", inTime)
 	given := map[string]string{}
 	for _, name := range names {
-		e.kubectl(t, "wait", "pod/"+name, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+name, "--for=condition=Ready", inTime)
 		given[name] = e.sharesOf(t, name)
 		e.hasInstance(t, name, node, "2g.10gb")
 	}
@@ -94,7 +94,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		want) {
 		t.Errorf("the other two pods were given %v, want %v", two, want)
 	}
-	e.kubectl(t, append([]string{"delete", "--grace-period=1", "--timeout=60s", "pod/mig-pod"}, prefixed("pod/", names)...)...)
+	e.kubectl(t, append([]string{"delete", "--grace-period=1", inTime, "pod/mig-pod"}, prefixed("pod/", names)...)...)
 }
 
 // waitsFor waits until the scheduler says something of a pod that it does not place.

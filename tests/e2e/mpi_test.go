@@ -24,8 +24,8 @@ func testMPIJob(t *testing.T, e *environment) {
 	e.operator(t)
 	started := time.Now()
 	e.apply(t, e.file(t, "examples/manifests/nvbandwidth-test-job.yaml"))
-	e.kubectl(t, "wait", "pods", "--selector", "nvbandwidth-test-replica=mpi-worker", "--for=create", "--timeout=60s")
-	e.kubectl(t, "wait", "mpijob/nvbandwidth-test", "--for=condition=Succeeded", "--timeout=180s")
+	e.kubectl(t, "wait", "pods", "--selector", "nvbandwidth-test-replica=mpi-worker", "--for=create", inTime)
+	e.kubectl(t, "wait", "mpijob/nvbandwidth-test", "--for=condition=Succeeded", inTime)
 	measured(t, "nvbandwidth's job applied to succeeded", time.Since(started))
 	said := e.kubectl(t, "logs", "--selector", "nvbandwidth-test-replica=mpi-launcher", "--tail=-1")
 	ranks, gpus := map[string]bool{}, map[string]bool{}
@@ -38,8 +38,8 @@ func testMPIJob(t *testing.T, e *environment) {
 	}
 	uid := e.domain(t, "nvbandwidth-test-compute-domain").Metadata.UID
 	// With all that is its own: the next job of this name would find its launcher, and be refused.
-	e.kubectl(t, "delete", "mpijob/nvbandwidth-test", "--cascade=foreground", "--timeout=120s")
-	e.kubectl(t, "delete", "computedomain/nvbandwidth-test-compute-domain", "--timeout=120s")
+	e.kubectl(t, "delete", "mpijob/nvbandwidth-test", "--cascade=foreground", inTime)
+	e.kubectl(t, "delete", "computedomain/nvbandwidth-test-compute-domain", inTime)
 	e.nothingLeft(t, uid)
 }
 
@@ -65,8 +65,8 @@ func (e *environment) operator(t *testing.T) {
 	}
 	inModule("mod", "download", "github.com/kubeflow/mpi-operator")
 	manifests := filepath.Join(inModule("list", "-m", "-f", "{{.Dir}}", "github.com/kubeflow/mpi-operator"), "manifests/overlays/standalone")
-	t.Cleanup(func() { e.kubectlCleanup(t, "delete", "--ignore-not-found", "--timeout=60s", "--kustomize", manifests) })
+	t.Cleanup(func() { e.kubectlCleanup(t, "delete", "--ignore-not-found", inTime, "--kustomize", manifests) })
 	// The CRD is too long for the annotation of a client-side apply.
 	e.kubectl(t, "apply", "--server-side", "--kustomize", manifests)
-	e.kubectl(t, "--namespace", "mpi-operator", "wait", "deployment/mpi-operator", "--for=condition=Available", "--timeout=120s")
+	e.kubectl(t, "--namespace", "mpi-operator", "wait", "deployment/mpi-operator", "--for=condition=Available", inTime)
 }

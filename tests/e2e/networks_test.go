@@ -23,7 +23,7 @@ import (
 func testSecondaryNetwork(t *testing.T, e *environment) {
 	e.multus(t)
 	e.apply(t, e.file(t, "examples/manifests/secondary-network.yaml"))
-	e.kubectl(t, "wait", "pod", "--selector", "app=rail", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod", "--selector", "app=rail", "--for=condition=Ready", inTime)
 	nodes := strings.Fields(e.kubectl(t, "get", "pods", "--selector", "app=rail", "--output", "jsonpath={.items[*].spec.nodeName}"))
 	if slices.Sort(nodes); len(slices.Compact(nodes)) != 2 {
 		t.Fatalf("the pods run on %v, want two nodes", nodes)
@@ -39,7 +39,7 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 			t.Errorf("%s has the network status %s, want net1 in it", pod, status)
 		}
 	}
-	e.kubectl(t, "delete", "pod", "rail-a", "rail-b", "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod", "rail-a", "rail-b", "--grace-period=1", inTime)
 }
 
 // testRailsPing lets two pods on two nodes join the networks that the Terraform example rdma-cluster declared: whereabouts gives their
@@ -51,7 +51,7 @@ spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
 `
 	nodes := e.Workers()
 	e.apply(t, fmt.Sprintf(pod, "rank-0", nodes[0])+"---\n"+fmt.Sprintf(pod, "rank-1", nodes[1]))
-	e.kubectl(t, "wait", "pod/rank-0", "pod/rank-1", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/rank-0", "pod/rank-1", "--for=condition=Ready", inTime)
 	addresses := map[string]string{}
 	for _, name := range []string{"rank-0", "rank-1"} {
 		var attached []struct {
@@ -74,7 +74,7 @@ spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
 			t.Errorf("%s cannot reach %s on net1: %v\n%s", name, other, err, said)
 		}
 	}
-	e.kubectl(t, "delete", "pod", "rank-0", "rank-1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod", "rank-0", "rank-1", inTime)
 	eventually(t, "the addresses to be free again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "--namespace", "kube-system", "get", "ippools.whereabouts.cni.cncf.io", "--output",
 			"jsonpath={.items[*].spec.allocations}")
@@ -93,7 +93,7 @@ func (e *environment) secondaryNetworks(t *testing.T) {
 func (e *environment) multus(t *testing.T) {
 	t.Helper()
 	e.apply(t, e.multusObjects(t))
-	e.kubectl(t, "wait", "crd/network-attachment-definitions.k8s.cni.cncf.io", "--for=condition=Established", "--timeout=60s")
+	e.kubectl(t, "wait", "crd/network-attachment-definitions.k8s.cni.cncf.io", "--for=condition=Established", inTime)
 	e.installNetworkPlugin(t, "multus", map[string]string{"multus.kubeconfig": "", "00-multus.conf": multusConfiguration})
 }
 
@@ -103,7 +103,7 @@ func (e *environment) whereabouts(t *testing.T) {
 	crds := moduleFiles(t, e, "whereabouts", "github.com/k8snetworkplumbingwg/whereabouts", "doc/crds/*.yaml")
 	e.apply(t, withoutWorkloads(strings.Join(crds, "\n---\n")))
 	for _, kind := range []string{"ippools", "overlappingrangeipreservations"} {
-		e.kubectl(t, "wait", "crd/"+kind+".whereabouts.cni.cncf.io", "--for=condition=Established", "--timeout=60s")
+		e.kubectl(t, "wait", "crd/"+kind+".whereabouts.cni.cncf.io", "--for=condition=Established", inTime)
 	}
 	e.installNetworkPlugin(t, "whereabouts", map[string]string{"whereabouts.d/whereabouts.kubeconfig": "",
 		"whereabouts.d/whereabouts.conf": `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": ` +

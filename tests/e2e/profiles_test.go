@@ -65,13 +65,13 @@ func testProfileSlices(t *testing.T, e *environment) {
 		return strings.Contains(out, "tenth"), out, err
 	})
 	e.apply(t, fmt.Sprintf(profilePod, "profile-limited", "first", node))
-	e.kubectl(t, "--namespace", "profile-limited", "wait", "pod/first", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "--namespace", "profile-limited", "wait", "pod/first", "--for=condition=Ready", inTime)
 	if said := e.refused(t, fmt.Sprintf(profilePod, "profile-limited", "second", node)); !has(said, "exceeded quota: slices",
 		"requests.gpufabric.io/tenth=1") {
 		t.Errorf("a second slice where one is allowed is refused with %s", said)
 	}
-	e.kubectl(t, "--namespace", "profile-limited", "delete", "pod/first", "--timeout=60s")
-	e.kubectl(t, "delete", "pod/slice-a", "pod/slice-b", "--timeout=60s")
+	e.kubectl(t, "--namespace", "profile-limited", "delete", "pod/first", inTime)
+	e.kubectl(t, "delete", "pod/slice-a", "pod/slice-b", inTime)
 	free(0)
 }
 
@@ -112,7 +112,7 @@ func testProfileModes(t *testing.T, e *environment) {
 		slices.Contains(e.seen(t, "large-mig", "main"), whole[0]) {
 		t.Errorf("the pod of the profile in mode Exclusive sees %v, want a GPU that no MIG device is on", whole)
 	}
-	e.kubectl(t, "delete", "pod/small-mig", "pod/large-mig", "pod/whole", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/small-mig", "pod/large-mig", "pod/whole", inTime)
 	eventually(t, "the MIG devices to be removed", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return has(out, "No ", "found"), out, err

@@ -102,7 +102,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 		return strings.Contains(out, "Insufficient "+sharedHCA), out, err
 	})
 	for _, name := range []string{"one-too-many", "every-other-unit", "rdma-server"} {
-		e.kubectl(t, "delete", "pod", name, "--grace-period=1", "--timeout=60s")
+		e.kubectl(t, "delete", "pod", name, "--grace-period=1", inTime)
 	}
 }
 

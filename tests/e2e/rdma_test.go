@@ -42,7 +42,7 @@ func testAlignedPair(t *testing.T, e *environment) {
 		got, err := e.portTaints(ctx, node)
 		return len(got) == 0, fmt.Sprint(got), err
 	})
-	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", inTime)
 }
 
 // path is what nvidia-smi says of the way between a GPU and a NIC of a node.

@@ -33,7 +33,7 @@ func testForeignNamespace(t *testing.T, e *environment) {
 	const tenant = "other-tenant"
 	uid := e.domain(t, "quickstart").Metadata.UID
 	e.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+tenant+"}}")
-	e.kubectl(t, "--namespace", tenant, "wait", "serviceaccount/default", "--for=create", "--timeout=30s")
+	e.kubectl(t, "--namespace", tenant, "wait", "serviceaccount/default", "--for=create", inTime)
 	e.apply(t, fmt.Sprintf(`apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: stolen, namespace: %[1]s}

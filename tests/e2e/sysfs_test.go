@@ -44,5 +44,5 @@ spec:
 			t.Errorf("%s: %q, want %q", command, got, want)
 		}
 	}
-	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/"+pod, "--grace-period=1", inTime)
 }

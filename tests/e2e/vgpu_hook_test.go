@@ -43,5 +43,5 @@ func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) 
 	if out := e.kubectl(t, "exec", "deaf", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuid) {
 		t.Errorf("the container that was made again has not its share:\n%s", out)
 	}
-	e.kubectl(t, "delete", "pod/deaf", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/deaf", inTime)
 }

@@ -23,7 +23,7 @@ func testOwnScheduler(t *testing.T, e *environment) {
 	}
 	install := func(values ...string) error {
 		arguments := []string{"upgrade", "gpufabric", filepath.Join(e.root, "charts/gpufabric"), "--namespace", vgpuNamespace, "--reuse-values",
-			"--wait", "--timeout", "2m"}
+			"--wait", "--timeout", patience.String()}
 		for _, value := range values {
 			arguments = append(arguments, "--set", value)
 		}
@@ -61,7 +61,7 @@ func testSeedPods(t *testing.T, e *environment) {
 		"test1":    {"CUDA_DEVICE_MEMORY_LIMIT_0=10240m"},
 		"hami-pod": {"CUDA_DEVICE_MEMORY_LIMIT_0=30000m", "CUDA_DEVICE_SM_LIMIT=50"},
 	} {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 		placed := e.kubectl(t, "get", "pod", pod, "--output",
 			`jsonpath={.spec.nodeName} {.metadata.annotations.volcano\.sh/vgpu-node} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
 		fields := strings.Fields(placed)
@@ -79,7 +79,7 @@ func testSeedPods(t *testing.T, e *environment) {
 	if seen["test1"] != seen["hami-pod"] {
 		t.Errorf("binpack put the seed's pods on two GPUs: %v", seen)
 	}
-	e.kubectl(t, "delete", "pod/test1", "pod/hami-pod", "--grace-period=1", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/test1", "pod/hami-pod", "--grace-period=1", inTime)
 }
 
 // sliceByScheduler is a pod of the scheduler's that asks for units of the memory of one given GPU.
@@ -112,17 +112,17 @@ func testSlicePreempted(t *testing.T, e *environment) {
 ---`)
 	e.apply(t, sliceByScheduler("default", "cheap", "vgpu-low", uuid, 2000)+sliceByScheduler("default", "dear", "vgpu-high", uuid, 2000))
 	for _, pod := range []string{"cheap", "dear"} {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 	}
 	e.apply(t, sliceByScheduler("default", "urgent", "vgpu-high", uuid, 2500))
-	e.kubectl(t, "wait", "pod/urgent", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/urgent", "--for=condition=Ready", inTime)
 	if env := e.kubectl(t, "exec", "urgent", "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=25000m", "NVIDIA_VISIBLE_DEVICES="+uuid) {
 		t.Errorf("the pod that preempted has not its share:\n%s", env)
 	}
 	if left := e.kubectl(t, "get", "pods", "cheap", "dear", "--ignore-not-found", "--output", "name"); strings.TrimSpace(left) != "pod/dear" {
 		t.Errorf("of the two pods %q is left, want dear, of the priority of the one that preempted", left)
 	}
-	e.kubectl(t, "delete", "pod/urgent", "pod/dear", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/urgent", "pod/dear", inTime)
 }
 
 //shows:scheduler-quota
@@ -137,10 +137,10 @@ func testSliceQuota(t *testing.T, e *environment) {
 		return strings.Contains(out, "vgpu-number"), out, err
 	})
 	e.apply(t, sliceByScheduler("vgpu-limited", "first", "", uuid, 100))
-	e.kubectl(t, "--namespace", "vgpu-limited", "wait", "pod/first", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "--namespace", "vgpu-limited", "wait", "pod/first", "--for=condition=Ready", inTime)
 	if said := e.refused(t, sliceByScheduler("vgpu-limited", "second", "", uuid, 100)); !has(said, "exceeded quota: slices",
 		"requests.volcano.sh/vgpu-number=1") {
 		t.Errorf("a second slice where one is allowed is refused with %s", said)
 	}
-	e.kubectl(t, "--namespace", "vgpu-limited", "delete", "pod/first", "--timeout=60s")
+	e.kubectl(t, "--namespace", "vgpu-limited", "delete", "pod/first", inTime)
 }

@@ -113,7 +113,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 
 	t.Run("two containers have a share each, and nvidia-smi shows it", func(t *testing.T) {
 		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,0:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
-		e.kubectl(t, "wait", "pod/duo", "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/duo", "--for=condition=Ready", inTime)
 		for container, want := range map[string]string{"first": "0MiB /  10240MiB", "second": "0MiB /  20480MiB"} {
 			if out := e.kubectl(t, "exec", "duo", "--container", container, "--", "nvidia-smi"); !strings.Contains(out, want) ||
 				strings.Count(out, "L40S") != 1 {
@@ -128,7 +128,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 				"vGPU_device_memory_usage_in_bytes"+labels,
 				"vGPU_device_memory_limit_in_bytes"+labels+" 2.147483648e+10", "Device_utilization_desc_of_container"+labels), out, err
 		})
-		e.kubectl(t, "delete", "pod/duo", "--timeout=60s")
+		e.kubectl(t, "delete", "pod/duo", inTime)
 	})
 
 	t.Run("a pod whose plugin was killed after it was scheduled starts when the plugin is back", func(t *testing.T) {
@@ -139,11 +139,11 @@ func testGPUSlices(t *testing.T, e *environment) {
 			return out == "80", out, err
 		})
 		e.apply(t, slice("patient", node, uuids[4]+",NVIDIA,1024,0:;", "main"))
-		e.kubectl(t, "wait", "pod/patient", "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/patient", "--for=condition=Ready", inTime)
 		if out := e.kubectl(t, "exec", "patient", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuids[4]) {
 			t.Errorf("the container has not its share:\n%s", out)
 		}
-		e.kubectl(t, "delete", "pod/patient", "--timeout=60s")
+		e.kubectl(t, "delete", "pod/patient", inTime)
 	})
 
 	t.Run("a container that the runtime makes without the hook starts when the hook is back", func(t *testing.T) {
@@ -167,7 +167,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 				manifest += slice(fmt.Sprint("churn-", i), node, fmt.Sprintf("%s,NVIDIA,%d,0:;", uuids[(batch+i)%len(uuids)], 100+10*batch+i), "main")
 			}
 			e.apply(t, manifest)
-			e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", "--timeout=120s")
+			e.kubectl(t, "wait", "pod", "--selector", "churn=vgpu", "--for=condition=Ready", inTime)
 			for i := range 3 {
 				if out := e.kubectl(t, "exec", fmt.Sprint("churn-", i), "--", "env"); !has(out,
 					fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT_0=%dm", (100+10*batch+i)*10)) {
@@ -175,7 +175,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 				}
 			}
 			held(pods)
-			e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", "--timeout=120s")
+			e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", inTime)
 			held(0)
 		}
 		measured(t, fmt.Sprint(*churn*pods, " pods with slices on a node"), time.Since(started))
@@ -224,7 +224,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 	e.apply(t, slice("sized", node, uuids[0]+",NVIDIA,3000,0:;", "main")+slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+
 		slice("software", node, uuids[1]+",NVIDIA,3000,0:;", "main"))
 	for _, pod := range []string{"sized", "slot", "software"} {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 	}
 	var shown string
 	eventually(t, "the pod to say which instance it has", func(ctx context.Context) (good bool, saw string, err error) {
@@ -240,17 +240,17 @@ func testMIGSlots(t *testing.T, e *environment) {
 
 	// A slot is never two pods': where the scheduler hands it out twice, the second gets an equal one of that GPU.
 	e.apply(t, slice("second", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main"))
-	e.kubectl(t, "wait", "pod/second", "--for=condition=Ready", "--timeout=120s")
+	e.kubectl(t, "wait", "pod/second", "--for=condition=Ready", inTime)
 	e.hasInstance(t, "second", node, "2g.10gb")
 	device := func(pod string) string { return e.kubectl(t, "exec", pod, "--", "printenv", "NVIDIA_VISIBLE_DEVICES") }
 	if first, second := device("slot"), device("second"); first == second {
 		t.Errorf("two pods have the MIG device %s", first)
 	}
-	e.kubectl(t, "delete", "pod/second", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/second", inTime)
 
 	t.Run("our own scheduler chooses slots beside the others', one pod after another",
 		func(t *testing.T) { testOwnSchedulersSlots(t, e, node, uuids) })
-	e.kubectl(t, "delete", "pod/slot", "pod/software", "--timeout=60s")
+	e.kubectl(t, "delete", "pod/slot", "pod/software", inTime)
 	eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "-L")
 		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err

@@ -84,7 +84,7 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 //shows:vgpu-seeds
 func testVolcanoJob(t *testing.T, e *environment) {
 	e.apply(t, volcanoJobCRD)
-	e.kubectl(t, "wait", "customresourcedefinition/jobs.batch.volcano.sh", "--for=condition=Established", "--timeout=60s")
+	e.kubectl(t, "wait", "customresourcedefinition/jobs.batch.volcano.sh", "--for=condition=Established", inTime)
 	e.apply(t, e.file(t, "examples/manifests/volcano-vgpu-job.yaml"))
 	pods := e.playVolcanosJobController(t, "simple-vgpu-training")
 	if len(pods) != 3 {
@@ -92,7 +92,7 @@ func testVolcanoJob(t *testing.T, e *environment) {
 	}
 	// Each asks for a CPU of its own; on a small machine the third waits until another has ended. Each trains for a minute.
 	for i, pod := range pods {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", "--timeout=180s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 		uuid, _, _ := strings.Cut(e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.metadata.annotations.volcano\.sh/vgpu-ids-new}`), ",")
 		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES="+uuid,
 			fmt.Sprintf("VC_TASK_INDEX=%d", i)) {
@@ -100,11 +100,11 @@ func testVolcanoJob(t *testing.T, e *environment) {
 		}
 	}
 	for i, pod := range pods {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
+		e.kubectl(t, "wait", "pod/"+pod, "--for=jsonpath={.status.phase}=Succeeded", inTime)
 		if log := e.kubectl(t, "logs", pod); !has(log, fmt.Sprintf("Worker %d started with vGPU", i),
 			fmt.Sprintf("Worker %d finished training!", i)) {
 			t.Errorf("%s says:\n%s", pod, log)
 		}
 	}
-	e.kubectl(t, "delete", "jobs.batch.volcano.sh/simple-vgpu-training", "--cascade=foreground", "--timeout=60s")
+	e.kubectl(t, "delete", "jobs.batch.volcano.sh/simple-vgpu-training", "--cascade=foreground", inTime)
 }

@@ -64,7 +64,7 @@ func (a agents) Execute(ctx context.Context) error {
 		return err
 	}
 	_, err = a.cluster.Helm(ctx, a.printer, "upgrade", "--install", hardwareRelease, filepath.Join(root, "charts/fake-hardware"),
-		"--namespace", hardwareNamespace, "--create-namespace", "--wait", "--timeout", "2m",
+		"--namespace", hardwareNamespace, "--create-namespace", "--wait", "--timeout", "4m",
 		// A kind node is a container, which sees the GPUs of the machine that it runs on.
 		"--set", "besideGPUs=true")
 	return err

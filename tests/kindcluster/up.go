@@ -27,7 +27,7 @@ type Options struct {
 }
 
 // How long nodes and system pods may take to become ready after kind made them; 20 s is usual on two cores.
-const readyPatience = "180s"
+const readyPatience = "300s"
 
 // Up brings a cluster up, or returns the one that is up already and answers. An error ends with where the logs are; what is left of the
 // cluster stays for a look until Down or the next Up.

@@ -74,7 +74,7 @@ func Enter(enclosure, program string, args ...string) error {
 
 func (e Enclosure) restrict() error {
 	if e.Unprivileged {
-		return dropPrivileges()
+		return errors.Join(dropPrivileges(), refuseSystemCalls())
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("forbidding new privileges: %w", err)

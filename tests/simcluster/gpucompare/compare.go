@@ -133,12 +133,13 @@ func prepareNodes(ctx context.Context, drivers []*driver) error {
 	return each(drivers, func(d *driver) error { return d.render(ctx) })
 }
 
-// measureStarts starts the other driver as it is by default: it offers whole GPUs only. Ours always offers all forms.
+// measureStarts starts both as they are by default: they offer whole GPUs only.
 func measureStarts(ctx context.Context, drivers []*driver) error {
 	return measureStartsOf(ctx, drivers, false, "")
 }
 
-// measureCuttingStarts starts the other driver with its gate DynamicMIG, so that both publish every way to cut every GPU.
+// measureCuttingStarts starts the other driver with its gate DynamicMIG and ours with every form, so that both publish every way to cut
+// every GPU.
 func measureCuttingStarts(ctx context.Context, drivers []*driver) error {
 	return measureStartsOf(ctx, drivers, true, ", both with dynamic MIG")
 }

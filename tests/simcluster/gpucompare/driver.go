@@ -58,13 +58,17 @@ func newDriver(options Options, client kubernetes.Interface, name, program strin
 
 func ours(options Options, kubeconfig string, client kubernetes.Interface) *driver {
 	d := newDriver(options, client, "ours", options.Ours)
-	d.arguments = func(d *driver, _ bool) ([]string, []string) { // cutting is always on
-		return []string{
+	d.arguments = func(d *driver, mig bool) ([]string, []string) {
+		arguments := []string{
 			"gpu-plugin", "--node-name=" + d.node, "--driver-root=" + d.path("n/driver"), "--sysfs-root=" + d.path("n/sys"),
 			"--dev-root=" + d.path("n/dev"),
 			"--proc-devices=" + d.path("n/proc/devices"), "--cdi-root=" + d.cdi, "--kubelet-root=" + d.path("k"), "--state-dir=" + d.path("state"),
 			"--mps-dir=" + d.path("mps"), "--handover-dir=" + d.path("handover"),
-		}, []string{"KUBECONFIG=" + kubeconfig}
+		}
+		if mig {
+			arguments = append(arguments, `--forms={"default": {"form": "flexible"}}`)
+		}
+		return arguments, []string{"KUBECONFIG=" + kubeconfig}
 	}
 	return d
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,8 +19,9 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// awaitPublished watches for the node's slices; the channel gets the time at which the pool was whole.
-func (d *driver) awaitPublished(ctx context.Context) (<-chan time.Time, error) {
+// awaitPublished watches for the node's slices; the channel gets the time at which the pool was whole, with MIG devices where mig asks for
+// them. Ours publishes the form that it had before it ended until it has read the node's labels.
+func (d *driver) awaitPublished(ctx context.Context, mig bool) (<-chan time.Time, error) {
 	watch, err := d.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + d.node})
 	if err != nil {
 		return nil, fmt.Errorf("watch the ResourceSlices of %s: %w", d.node, err)
@@ -34,9 +36,12 @@ func (d *driver) awaitPublished(ctx context.Context) (<-chan time.Time, error) {
 				continue
 			}
 			known[slice.Name] = slice
+			maps.DeleteFunc(known, func(_ string, other *resourceapi.ResourceSlice) bool {
+				return other.Spec.Pool.Generation < slice.Spec.Pool.Generation
+			})
 			if int64(len(known)) == slice.Spec.Pool.ResourceSliceCount {
 				d.read(known)
-				if len(d.gpus) == gpus {
+				if len(d.gpus) == gpus && mig == (d.mig != "") {
 					whole <- time.Now()
 					return
 				}

@@ -146,7 +146,7 @@ func (d *driver) restart(ctx context.Context, mig bool) (time.Duration, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("nothing was published in %s; the log is %s", startLimit,
 		d.path("log")))
 	defer cancel()
-	published, err := d.awaitPublished(ctx)
+	published, err := d.awaitPublished(ctx, mig)
 	if err != nil {
 		return 0, err
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -36,6 +37,9 @@ func (d *driver) awaitPublished(ctx context.Context, mig bool) (<-chan time.Time
 				continue
 			}
 			known[slice.Name] = slice
+			if event.Type == apiwatch.Deleted {
+				delete(known, slice.Name)
+			}
 			maps.DeleteFunc(known, func(_ string, other *resourceapi.ResourceSlice) bool {
 				return other.Spec.Pool.Generation < slice.Spec.Pool.Generation
 			})

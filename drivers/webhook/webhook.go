@@ -31,7 +31,7 @@ type Options struct {
 	CertDir string
 	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
 	MetricsAddress string
-	// Files tells of changed directories; nil: a watcher of the role's own.
+	// Files reports changed directories; nil: a watcher of the role's own.
 	Files     *filewatch.Watcher
 	Verbosity int
 }

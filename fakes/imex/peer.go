@@ -241,7 +241,7 @@ func (d *Daemon) cutFrom(remote netip.Addr) bool {
 	return f.cuts("", remote)
 }
 
-// Status is what this daemon knows of its domain: its own connections, and what peers told of theirs while they are connected.
+// Status is what this daemon knows of its domain: its own connections, and what peers reported of theirs while they are connected.
 func (d *Daemon) Status() Status {
 	own := d.say()
 	d.mu.Lock()

@@ -63,7 +63,7 @@ nvmlReturn_t impl_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned
 	return NVML_SUCCESS;
 }
 
-/* Registering a MIG device registers its GPU: events then tell of the instances. */
+/* Registering a MIG device registers its GPU: events then name the instances. */
 nvmlReturn_t impl_nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t handle)
 {
 	struct set *s = of(handle);

@@ -224,7 +224,7 @@ nvmlReturn_t impl_nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErr
 	return NVML_SUCCESS;
 }
 
-/* All errors are told of as errors of the device's memory. */
+/* All errors are reported as errors of the device's memory. */
 nvmlReturn_t impl_nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
 						  nvmlMemoryLocation_t location, unsigned long long *count)
 {

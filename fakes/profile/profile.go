@@ -91,7 +91,7 @@ type GPUs struct {
 	Devices []GPU    `yaml:"devices" required:"true"`
 }
 
-// GPUModel is what NVML tells of every GPU of that model.
+// GPUModel is what NVML reports of every GPU of that model.
 type GPUModel struct {
 	// Name is the product name, e.g. NVIDIA GB200.
 	Name         string `yaml:"name" required:"true"`

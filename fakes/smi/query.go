@@ -96,7 +96,7 @@ func (i item) writeXML(b *strings.Builder, depth int) {
 	fmt.Fprintf(b, "%s</%s>\n", indent, i.tag)
 }
 
-// describe is everything that is told of one GPU.
+// describe is everything that is reported of one GPU.
 func (c *Command) describe(g gpu) []item {
 	return append(c.identity(g), g.migItem(), g.pciItem(), g.fabricItem(), g.memoryItem(), c.usageItem(g), g.eccItem(), g.remappedItem(),
 		g.temperatureItem(), g.powerItem(), g.clockItem(), g.processItem())
@@ -168,7 +168,7 @@ func (g gpu) fabricItem() item {
 
 func (g gpu) memoryItem() item {
 	m := g.model
-	if m.Integrated != 0 { // NVML does not tell of its memory
+	if m.Integrated != 0 { // NVML does not report its memory
 		return section("FB Memory Usage", "fb_memory_usage", line("Total", "total", "N/A"), line("Reserved", "reserved", "N/A"),
 			line("Used", "used", "N/A"), line("Free", "free", "N/A"))
 	}

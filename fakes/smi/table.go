@@ -56,7 +56,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// summary is what the table tells of a GPU.
+// summary is what the table shows of a GPU.
 type summary struct {
 	name, persistence, busID, ecc, celsius, pstate, watts, cap, memory, util, computeMode, mig string
 }

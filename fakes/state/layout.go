@@ -125,7 +125,7 @@ type Model struct {
 	MIGSlices       uint32
 	MIGMemorySlices uint32
 	MIGProfileCount uint32
-	Integrated      uint32 // 1: a part of a system on a chip, with the machine's memory; NVML does not tell of its memory
+	Integrated      uint32 // 1: a part of a system on a chip, with the machine's memory; NVML does not report its memory
 	MIGProfiles     [MaxMIGProfiles]MIGProfile
 }
 
@@ -161,7 +161,7 @@ type CIProfile struct {
 	Reserved        uint32
 }
 
-// GPU is one GPU: what NVML tells of it, and what is happening on it.
+// GPU is one GPU: what NVML reports of it, and what is happening on it.
 type GPU struct {
 	Core      Core
 	Links     [MaxLinks]Link

@@ -129,7 +129,7 @@ func startRoles(t *testing.T, program string, on machine, values map[string]any,
 	return out
 }
 
-// publishHardware awaits what each plugin tells of a machine with GPUs and NICs.
+// publishHardware awaits what each plugin publishes of a machine with GPUs and NICs.
 func (r *roles) publishHardware(t *testing.T) {
 	t.Helper()
 	slices := r.admin.ResourceV1().ResourceSlices()

@@ -197,7 +197,7 @@ func ask[T any](t *testing.T, n *node, library string) T {
 	return answer
 }
 
-// toldMiB is the memory that NVML tells of a GPU, in MiB: none of an integrated one, which has the machine's.
+// toldMiB is the memory that NVML reports of a GPU, in MiB: none of an integrated one, which has the machine's.
 func toldMiB(m profile.GPUModel) int64 {
 	if m.Integrated {
 		return 0
@@ -205,7 +205,7 @@ func toldMiB(m profile.GPUModel) int64 {
 	return m.MemoryMiB
 }
 
-// inMiB is the memory that NVML tells of a GPU in a program's form, or the program's words for a GPU that does not tell.
+// inMiB is the memory that NVML reports of a GPU in a program's form, or the program's words for a GPU that does not tell.
 func inMiB(m profile.GPUModel, form, untold string) string {
 	if m.Integrated {
 		return untold

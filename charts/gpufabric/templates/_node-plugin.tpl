@@ -67,7 +67,7 @@ spec:
       {{- end }}
       priorityClassName: {{ $values.nodePlugins.priorityClassName }}
       {{- if .hostNetwork }}
-      # The kernel tells of links in the namespace that asks.
+      # The kernel reports the links of the namespace that asks.
       hostNetwork: true
       dnsPolicy: ClusterFirstWithHostNet
       {{- end }}

@@ -42,7 +42,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		return result, err
 	}
 	if err := r.remove(ctx, domain.UID); err != nil {
-		// What passes is not told of; what stays would keep the domain without a word.
+		// What passes is not reported; what stays would keep the domain without a word.
 		if r.now().Sub(domain.DeletionTimestamp.Time) < tellAfter {
 			return ctrl.Result{}, err
 		}

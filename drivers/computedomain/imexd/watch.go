@@ -132,7 +132,7 @@ func (w *watch) regard(ctx context.Context, group Group) {
 	w.stale = true
 }
 
-// untilSignal is when the daemon can be told of its peers: at once where it was not told lately.
+// untilSignal is when the daemon can be signalled to read its peers again: at once where it was not signalled lately.
 func (w *watch) untilSignal() time.Duration {
 	if !w.stale || !w.answered {
 		return time.Hour // an answer or a group comes before, and with it another turn

@@ -105,7 +105,7 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	}
 	group.Go(func() error {
 		member := drain.Member{Directory: node.Drain(), Role: role}
-		if phase, _ := member.Phase(); phase == drain.Drained { // one that cannot be read is told of by the member
+		if phase, _ := member.Phase(); phase == drain.Drained { // the member reports one that cannot be read
 			follow.rest()
 		}
 		return member.Run(ctx, follow.run)

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Gather is how long Follow gathers changes before it tells of them: a domain forms in a burst.
+// Gather is how long Follow gathers changes before it reports them: a domain forms in a burst.
 const Gather = 200 * time.Millisecond
 
 // Follow keeps a Snapshot up to date by watches until ctx ends, and calls changed with each new one; a Snapshot that was handed out never

@@ -22,7 +22,7 @@ func ordinary() share {
 }
 
 // configure reads every configuration that applies to a device and returns what the strongest of its kind says. All are read, so that a
-// mistake is told of even where another configuration would win.
+// mistake is reported even where another configuration would win.
 func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, error) {
 	result := ordinary()
 	for _, c := range configs {

@@ -65,7 +65,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	return nil
 }
 
-// noteUnknown tells of MIG instances that no claim made: they are left as they are.
+// noteUnknown reports MIG instances that no claim made: they are left as they are.
 func (k *Kind) noteUnknown() {
 	h := k.Hardware()
 	for _, g := range h.Node.GPUs {

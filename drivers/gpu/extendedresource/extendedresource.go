@@ -76,7 +76,7 @@ func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx co
 // Spec is the file of the CDI spec.
 func (p *Plugin) Spec() string { return p.spec }
 
-// Devices are the GPUs as the kubelet is told of them. healthy says whether one may be given to new pods.
+// Devices are the GPUs as the kubelet gets them. healthy says whether one may be given to new pods.
 func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Device {
 	var out []deviceplugin.Device
 	for _, g := range p.gpus {

@@ -216,7 +216,7 @@ func (m *Machine) library() {
 	}
 }
 
-// Event makes NVML tell of an event on a whole GPU.
+// Event makes NVML report an event on a whole GPU.
 func (m *Machine) Event(minor int, kind, data uint64) {
 	m.events <- nvml.EventData{Device: m.GPUs[minor], EventType: kind, EventData: data, GpuInstanceId: 0xFFFFFFFF,
 		ComputeInstanceId: 0xFFFFFFFF}

@@ -25,7 +25,7 @@ type linkReading struct {
 	up  []bool
 }
 
-// checkLinks notes every NVLink that is down and should not be. The driver tells of most by an XID, but not of one that its peer took down,
+// checkLinks notes every NVLink that is down and should not be. The driver reports most by an XID, but not of one that its peer took down,
 // nor of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a
 // link that was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs
 // alike.

@@ -25,7 +25,7 @@ const (
 	// recheck is how often a GPU with a fault is asked whether it is healthy again, and every GPU whether its NVLinks are up: no event says
 	// so. On a machine of 8 GPUs with 18 links each that is 144 short calls.
 	recheck = 10 * time.Second
-	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it told of the error.
+	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it reported the error.
 	settle = 10 * time.Second
 	// quiet is how long a warning stands after it was last seen.
 	quiet = 10 * time.Minute
@@ -81,7 +81,7 @@ type follower struct {
 	registered map[string]bool // by UUID: its events are asked for
 }
 
-// New makes a Monitor with the faults that were kept. The error tells of faults that cannot be read; the Monitor, unless it is nil, is good
+// New makes a Monitor with the faults that were kept. The error names faults that cannot be read; the Monitor, unless it is nil, is good
 // all the same, and counts every GPU as faulty until somebody has looked at them and deletes the file.
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
@@ -203,7 +203,7 @@ func (m *follower) run(ctx context.Context) error {
 	return nil
 }
 
-// check looks at what no event tells of.
+// check looks at what no event reports.
 func (m *follower) check(ctx context.Context, set nvml.EventSet) {
 	m.checkLinks(ctx)
 	m.heal(ctx)

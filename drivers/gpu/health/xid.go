@@ -7,7 +7,7 @@ type severity int
 
 const (
 	fatal severity = iota
-	// warning XIDs tell of hardware that took care of itself; the next claim is safe.
+	// warning XIDs report hardware that took care of itself; the next claim is safe.
 	warning
 	// application XIDs are a program's own mistake; the GPU is as healthy as before.
 	application

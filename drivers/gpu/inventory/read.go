@@ -20,7 +20,7 @@ type Reader struct {
 	Locate func(busID string) (Place, error)
 }
 
-// Read asks NVML and sysfs for everything. It fails only where NVML itself does; a GPU that cannot be read is left out and told of in
+// Read asks NVML and sysfs for everything. It fails only where NVML itself does; a GPU that cannot be read is left out and reported in
 // Node.Problems.
 func (r Reader) Read() (*Node, error) {
 	n := &Node{}

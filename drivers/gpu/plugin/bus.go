@@ -11,7 +11,7 @@ import (
 // errPluggedIn ends a run of the plugin that starts again.
 var errPluggedIn = errors.New("a GPU was plugged in")
 
-// bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs tells of no change, so it is looked at now
+// bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs reports no change, so it is looked at now
 // and then: one directory, read whole. Only one goroutine uses it at a time.
 type bus struct {
 	sysfs pci.FS

@@ -42,7 +42,7 @@ func formsKind() store.Kind[devices.Forms] {
 // keptForms are the forms that were offered last, so that a restart offers them from its first moment. A nil file keeps nothing.
 type keptForms struct{ file *store.File[devices.Forms] }
 
-// openForms reads what an earlier run kept. The error tells of what cannot be read; the keptForms are good all the same.
+// openForms reads what an earlier run kept. The error names what cannot be read; the keptForms are good all the same.
 func openForms(path string) (keptForms, error) {
 	file, unreadable, err := store.OpenFile(path, formsKind(), 0, atomicfile.Writer{})
 	for _, u := range unreadable {

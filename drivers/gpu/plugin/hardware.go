@@ -73,7 +73,7 @@ func (r *reader) read(ctx context.Context) (*claims.Hardware, error) {
 	return &claims.Hardware{Node: node, Offer: offer, Pool: devices.NewPool(node, offer), Edits: found}, nil
 }
 
-// inventory reads the node's GPUs and tells of those that it could not read.
+// inventory reads the node's GPUs and reports those that it could not read.
 func (r *reader) inventory(ctx context.Context) (*inventory.Node, error) {
 	logger := klog.FromContext(ctx)
 	locate, err := inventory.Locator(ctx, r.options.SysfsRoot)

@@ -26,7 +26,7 @@ const (
 	quitPatience = (quitSeconds + 3) * time.Second
 	// multiUserFlag has clients of several users share one server.
 	multiUserFlag = "-multiuser-server"
-	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to tell of it. A pod
+	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to report it. A pod
 	// waits, so it is looked for more often than other files are.
 	lookPause = 50 * time.Millisecond
 )

@@ -68,7 +68,7 @@ func lacks(lib nvml.Interface) error {
 	return fmt.Errorf("the driver %s is too old: its %s has no %s; install a later driver", version, libraryName, strings.Join(missing, ", "))
 }
 
-// explain adds to a message what the files on the node tell of the reason, and gives the reason that they show.
+// explain adds to a message what the files on the node say about the reason, and gives the reason that they show.
 func (l *located) explain(reason, message string) (string, string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

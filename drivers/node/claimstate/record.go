@@ -45,7 +45,7 @@ type Record struct {
 	// BootID is the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id): after another boot the devices must be
 	// made again.
 	BootID string `json:"bootID,omitempty"`
-	// Devices are the allocated devices as the kubelet was told of them.
+	// Devices are the allocated devices as the kubelet got them.
 	Devices []Device `json:"devices,omitempty"`
 	// Data is the device kind's own.
 	Data json.RawMessage `json:"data,omitempty"`

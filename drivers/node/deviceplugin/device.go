@@ -31,7 +31,7 @@ type Preferrer interface {
 	Prefer(available, required []string, size int) []string
 }
 
-// list is the devices of a resource as the kubelet is told of them, and a signal of their change. They are kept as the bytes that are sent:
+// list is the devices of a resource as the kubelet gets them, and a signal of their change. They are kept as the bytes that are sent:
 // a node's shares are 40,000 devices and more, of some 24 bytes each there and 300 as messages.
 type list struct {
 	mu sync.Mutex

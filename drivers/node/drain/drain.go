@@ -49,7 +49,7 @@ var ErrLetGo = errors.New("the node's GPUs are drained: NVML is closed until gpu
 type Directory struct {
 	// Path is the same directory in every role; empty: the role takes no part in drains.
 	Path string
-	// Files tells of its changes.
+	// Files reports its changes.
 	Files *filewatch.Watcher
 }
 

@@ -174,7 +174,7 @@ func TestAWriteIsNoChangeOfEntries(t *testing.T) {
 	write(t, file, "")
 	w := &filewatch.Watcher{}
 	entries := w.Entries(t.Context(), directory)
-	contents := w.Contents(t.Context(), directory) // the kernel tells of writes now
+	contents := w.Contents(t.Context(), directory) // the kernel reports writes now
 	write(t, file, "x")
 	await(t, contents, "a file was written")
 	nothing(t, entries, "a file was written, which is no change of entries")

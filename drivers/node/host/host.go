@@ -27,7 +27,7 @@ type Host struct {
 	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found
 	IMEX           imex.Runner                               // nil: run the node's nvidia-imex as a child process
 	RESTConfig     func() (*rest.Config, error)              // nil: KUBECONFIG, else in-cluster
-	Files          *filewatch.Watcher                        // tells of changed directories; nil: one of the role's own
+	Files          *filewatch.Watcher                        // reports changed directories; nil: one of the role's own
 }
 
 // Env returns the value of an environment variable.
@@ -68,7 +68,7 @@ func (h Host) Library(search driver.Search) nvmllib.Interface {
 	return nvml.Load(search)
 }
 
-// Watcher returns what tells of changed directories: the host's, or one for the role alone.
+// Watcher returns what reports changed directories: the host's, or one for the role alone.
 func (h Host) Watcher() *filewatch.Watcher {
 	if h.Files != nil {
 		return h.Files

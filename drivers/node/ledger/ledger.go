@@ -58,7 +58,7 @@ type ConflictError struct {
 	Asker Owner
 }
 
-// Error tells of the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all. A tenant
+// Error names the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all. A tenant
 // who asked reads it, in an Event or on the pod: so it names nobody of another namespace to them. Detail is for the node's log.
 func (e *ConflictError) Error() string {
 	c, asker := e.Conflicts[0], e.Asker.Namespace

@@ -46,7 +46,7 @@ type Node struct {
 	MetricsAddress string
 	// MetricsAuth has /metrics served by TLS, and only to those whose token may get that path.
 	MetricsAuth bool
-	// Files tells of changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
+	// Files reports changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
 	Files *filewatch.Watcher
 	// Verbosity is the log level: 0 what a person should know, 4 what a developer may.
 	Verbosity int

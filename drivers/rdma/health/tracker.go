@@ -1,6 +1,6 @@
 // Package health watches RDMA ports and says which can carry traffic.
 //
-// The kernel tells of changed links of network devices over rtnetlink, and of nothing else: a port's state is an attribute of sysfs, which
+// The kernel reports changed links of network devices over rtnetlink, and nothing else: a port's state is an attribute of sysfs, which
 // sends no events. So a reader looks at every port every 400 ms, in a goroutine that the rest does not wait for, since the read asks the
 // firmware and hangs with it.
 package health

@@ -90,7 +90,7 @@ func (o *Offer) Layout() pool.Layout {
 	return slices.Clone(o.layout)
 }
 
-// Devices lists the units with the health that state tells of their HCA's ports.
+// Devices lists the units with the health that state reports of their HCA's ports.
 func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Device {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -39,7 +39,7 @@ type served struct {
 // NewOffers makes the offers of a node, of which there are none yet.
 func NewOffers(node Node) *Offers { return &Offers{node: node, served: make(map[string]*served)} }
 
-// Serve makes the kubelet's resources those of the pools, with the health that state tells of their ports.
+// Serve makes the kubelet's resources those of the pools, with the health that state reports of their ports.
 func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health.Key) health.State) {
 	log := klog.FromContext(ctx)
 	wanted := make(map[string]bool)

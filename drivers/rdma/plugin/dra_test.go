@@ -339,7 +339,7 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 	}
 }
 
-// No event tells of new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find
+// No event announces new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find
 // as many changes, but not all six, each of which waits for the one before.
 //
 //shows:rdma-discovery

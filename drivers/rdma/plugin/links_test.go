@@ -51,7 +51,7 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 	return 0, nil
 }
 
-// The kernel tells of a link over rtnetlink; the devices are then discovered again, long before the periodic discovery.
+// The kernel reports a link over rtnetlink; the devices are then discovered again, long before the periodic discovery.
 //
 //shows:rdma-discovery
 func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {

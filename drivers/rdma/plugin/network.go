@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/rdma/exclusive"
 )
 
-// podNetworks moves claimed devices into pods' networks, where a container runtime tells of them.
+// podNetworks moves claimed devices into pods' networks, where a container runtime announces them.
 type podNetworks struct {
 	socket string
 	mover  *exclusive.Mover

@@ -25,7 +25,7 @@ type OpenVerbs func(path, driver string) (VerbsDevice, error)
 // openVerbs opens real devices.
 func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(path, driver) }
 
-// verbsEvents hears what the kernel tells of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or
+// verbsEvents hears the kernel's events of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or
 // not: they need access to the device nodes, and some drivers refuse.
 type verbsEvents struct {
 	dev     inventory.DeviceNodes

@@ -92,7 +92,7 @@ func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
 	return nil
 }
 
-// view is what was last told of the pools.
+// view is what was last reported of the pools.
 type view struct {
 	changed func([]Object)
 

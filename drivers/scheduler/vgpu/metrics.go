@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// series are what Volcano's scheduler tells of shared GPUs, under its names and labels.
+// series are what Volcano's scheduler publishes of shared GPUs, under its names and labels.
 type series struct {
 	metrics.BaseStableCollector
 	nodes     corelisters.NodeLister

@@ -101,7 +101,7 @@ type Manager struct {
 	wake   chan struct{}
 }
 
-// New makes a Manager with what was kept. Files that could not be read are set aside and told of; their instances then belong to nobody,
+// New makes a Manager with what was kept. Files that could not be read are set aside and reported; their instances then belong to nobody,
 // and idle ones make way for others.
 func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	store, unreadable, err := claimstate.Open(o.Directory, atomicfile.Writer{})

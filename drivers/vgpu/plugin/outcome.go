@@ -37,7 +37,7 @@ type outcome struct {
 	ended func(context.Context, *corev1.Pod) (bool, error)
 	// after is time.After; tests put their own in its place.
 	after func(time.Duration) <-chan time.Time
-	// shown are the MIG instances of the last pod that was told of, which its cached annotations may not have yet.
+	// shown are the MIG instances of the last pod that was reported, which its cached annotations may not have yet.
 	shown map[types.UID]map[string][]instances.Instance
 }
 

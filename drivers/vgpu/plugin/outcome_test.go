@@ -29,7 +29,7 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// telling is what tells of a pod of two containers, each of which has a share.
+// telling is what reports a pod of two containers, each of which has a share.
 func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	t.Helper()
 	one := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}

@@ -13,7 +13,7 @@ const (
 	keyBundle               = "ca.crt"
 )
 
-// Annotations of the Secret: when the API server was told of the next certificate, and since when the served one is served.
+// Annotations of the Secret: when the API server got the next certificate, and since when the served one is served.
 const (
 	annotationTold     = "gpufabric.io/next-told"
 	annotationPromoted = "gpufabric.io/served-since"
@@ -24,7 +24,7 @@ const (
 type state struct {
 	served, next *pair
 	earlier      []*x509.Certificate
-	// told is when the API server was told of next; promoted when served came to be served.
+	// told is when the API server got next; promoted when served came to be served.
 	told, promoted time.Time
 }
 

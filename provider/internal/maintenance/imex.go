@@ -47,7 +47,7 @@ func (e *StuckError) Unwrap() error { return e.cause }
 
 // RestartIMEX ends the IMEX daemons of a domain on the nodes (none: on all of the domain) and waits until new ones are ready and the domain
 // is as it was. It
-// returns the nodes, sorted. say is told of progress. Errors: *MissingError, *StuckError, or the API server's.
+// returns the nodes, sorted. say receives its progress. Errors: *MissingError, *StuckError, or the API server's.
 func RestartIMEX(ctx context.Context, client *cluster.Client, key object.Key, nodes []string, say func(string)) ([]string, error) {
 	domains := object.NewStore(client, domain.Kind)
 	obj, err := domains.Get(ctx, key)

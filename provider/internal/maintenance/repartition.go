@@ -40,7 +40,7 @@ type Repartitioned struct {
 
 // Repartition brings a MIGLayout about on all of its nodes: pods that hold a GPU for which a node waits are evicted, by the Eviction API,
 // which keeps to disruption budgets;
-// without evict it only waits for them to end. say is told of progress. Errors: *MissingError, *StuckError, or the API server's.
+// without evict it only waits for them to end. say receives its progress. Errors: *MissingError, *StuckError, or the API server's.
 func Repartition(ctx context.Context, client *cluster.Client, name string, evict bool, say func(string)) (Repartitioned, error) {
 	r := &repartition{client: client, name: name, evict: evict, say: say, evicted: map[string]bool{}}
 	layouts := object.NewStore(client, MIGLayoutKind)

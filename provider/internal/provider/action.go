@@ -31,7 +31,7 @@ type deed[M actionModel] struct {
 	usual  time.Duration // the time-out where none is given
 	// advise looks at the cluster as it is now; nil: nothing to say.
 	advise func(now *inventory.Snapshot, m M) diag.Diagnostics
-	// run does it; say is told of progress. Its error goes through explain after doing, such as "restart IMEX of default/train".
+	// run does it; say receives its progress. Its error goes through explain after doing, such as "restart IMEX of default/train".
 	run func(ctx context.Context, client *cluster.Client, m M, say func(string)) (doing string, diags diag.Diagnostics, err error)
 
 	connection *cluster.Connection

@@ -46,7 +46,7 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s %s exists already", e.Kind, e.Key)
 }
 
-// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say is told of progress,
+// Run makes the check's domain and job, follows them until the job ends or ctx does, and returns what it found; say receives its progress,
 // one sentence at a
 // time and never twice the same, and may be called from several goroutines. Errors: *TakenError before anything was made, *FailedError,
 // *object.MissingKindError, or the API server's. What was made stays: Remove takes it away.
@@ -70,7 +70,7 @@ func Run(ctx context.Context, client *cluster.Client, c Check, say func(string))
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() {
-		_, _ = domains.Wait(watching, key, telling(say)) // tells of progress only; the job's end is what counts
+		_, _ = domains.Wait(watching, key, telling(say)) // reports progress only; the job's end is what counts
 	})
 	ended, err := c.follow(ctx, client, job)
 	stop()

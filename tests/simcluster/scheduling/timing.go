@@ -84,7 +84,7 @@ type binding struct {
 	at  time.Time
 }
 
-// watch tells of every pod that is made from now on when it is bound.
+// watch reports when each pod that is made from now on is bound.
 func (c *cluster) watch(ctx context.Context) (<-chan binding, func(), error) {
 	out := make(chan binding, 20000) // more than pods are ever made at once
 	first := fmt.Sprintf("pod-%06d", c.made)

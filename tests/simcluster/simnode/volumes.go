@@ -214,7 +214,7 @@ func writeKeys(dir string, content map[string][]byte, items []corev1.KeyToPath, 
 			return fmt.Errorf("write the volume: %w", err)
 		}
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content[key]) {
-			continue // nobody is told of a change that is none
+			continue // what did not change is not reported
 		}
 		if err := writeWhole(path, content[key]); err != nil {
 			return err

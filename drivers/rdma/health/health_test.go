@@ -184,6 +184,39 @@ func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
 	})
 }
 
+// seldom is the clock of a process that gets the processor once in a while: whatever it waits for comes then.
+type seldom struct {
+	clock.RealClock
+	every time.Duration
+}
+
+func (s seldom) turn(d time.Duration) time.Duration {
+	now := time.Now()
+	return now.Add(d + s.every - 1).Truncate(s.every).Sub(now)
+}
+
+func (s seldom) NewTimer(d time.Duration) clock.Timer { return s.RealClock.NewTimer(s.turn(d)) }
+
+//shows:rdma-discovery
+func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		at := seldom{every: 700 * time.Millisecond}
+		w := newWatcher(func(Port) string { time.Sleep(at.turn(time.Millisecond)); return "" }, at)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); w.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		w.Set([]Port{{Device: "a", Path: "devices/a", Number: 1}})
+		w.Known(t.Context())
+		for range 200 {
+			if s := w.State(Key{"a", 1}); s.Phase != Up {
+				t.Fatalf("a, which answers whenever it is asked, is %+v", s)
+			}
+			<-time.After(at.every)
+		}
+	})
+}
+
 func TestOnlyPortsThatMayBeChangingAreReadMoreOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &ports{}

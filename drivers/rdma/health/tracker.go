@@ -12,8 +12,9 @@ const (
 	Period = 400 * time.Millisecond
 	// confirmPeriod is how often a port is read that may have changed.
 	confirmPeriod = 100 * time.Millisecond
-	// readTimeout is how long a read may take until the port counts as unreadable.
+	// readTimeout is how long a read may take until the port counts as unreadable, in steps of readStep.
 	readTimeout = 500 * time.Millisecond
+	readStep    = 50 * time.Millisecond
 	// DownAfter is how long a port must be bad until it counts as down. Period + confirmPeriod + DownAfter is the longest that a dead port
 	// stays healthy: 0.65 s.
 	DownAfter = 150 * time.Millisecond

@@ -174,19 +174,36 @@ func (w *Watcher) readFrom(ctx context.Context, ports []*watched) int {
 		}
 	}()
 	for read := range ports {
-		timer := w.clock.NewTimer(readTimeout)
+		r, ok := w.await(ctx, results)
+		if !ok {
+			return read
+		}
+		w.observe(ctx, w.clock.Now(), r)
+	}
+	return len(ports)
+}
+
+// await waits for a reading for readTimeout, or until ctx ends. The time is counted in steps, so that only time counts in which this
+// process ran: where it gets no processor for a second, that second is one step, and its own slowness is not taken for the firmware's.
+func (w *Watcher) await(ctx context.Context, results <-chan result) (result, bool) {
+	for range readTimeout / readStep {
+		timer := w.clock.NewTimer(readStep)
 		select {
 		case r := <-results:
 			timer.Stop()
-			w.observe(ctx, w.clock.Now(), r)
+			return r, true
 		case <-timer.C():
-			return read
 		case <-ctx.Done():
 			timer.Stop()
-			return read
+			return result{}, false
 		}
 	}
-	return len(ports)
+	select {
+	case r := <-results:
+		return r, true
+	default:
+		return result{}, false
+	}
 }
 
 func (w *Watcher) readable(all bool) []*watched {

@@ -205,7 +205,7 @@ func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx) }()
-		defer func() { cancel(); <-done }()
+		defer func() { cancel(); <-done; time.Sleep(2 * at.every) }() // a read goes on when the watcher has ended
 		w.Set([]Port{{Device: "a", Path: "devices/a", Number: 1}})
 		w.Known(t.Context())
 		for range 200 {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -178,5 +179,42 @@ func TestNoChannelIsEverTwoDomainsWhateverTwoControllersDo(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A pod that ran on the node keeps its claim reserved until somebody deletes it, which may be never.
+//
+//shows:cd-deletion
+func TestADomainWhoseNodeVanishedEndsInTimeAndGivesItsChannelBack(t *testing.T) {
+	s := newSharedClique(t, 1)
+	s.now = time.Now() // by which the client in memory stamps the deletion
+	d := newDomain("d", 1)
+	s.must(s.Create(t.Context(), d))
+	s.reconcile(d.UID)
+	s.node("n0", d.UID, true)
+	s.reconcile(s.uid)
+	s.reconcile(d.UID)
+	if computedomain.ChannelOf(s.table(), d.UID) == nil {
+		t.Fatalf("the domain has no channel: %+v", s.table().Status.Channels)
+	}
+	s.use(d, "rank-0")
+	s.must(s.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0"}}))
+	s.must(s.Delete(t.Context(), s.domain("d")))
+	for limit := s.now.Add(2 * time.Minute); ; {
+		s.reconcile(d.UID)
+		s.reconcile(s.uid)
+		err := s.Get(t.Context(), client.ObjectKeyFromObject(d), &v1beta1.ComputeDomain{})
+		if apierrors.IsNotFound(err) && computedomain.ChannelOf(s.table(), d.UID) == nil {
+			break
+		}
+		if client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		if s.now.After(limit) {
+			t.Fatalf("two minutes later the domain is there (%v), and holds %+v", err, s.table().Status.Channels)
+		}
+	}
+	if said := s.said(); strings.Contains(said, "DeletedUnderPods") {
+		t.Errorf("in clique mode no daemon ends with a domain, and pods keep what they share: %s", said)
 	}
 }

@@ -38,6 +38,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 	if !controllerutil.ContainsFinalizer(domain, computedomain.Finalizer) {
 		return ctrl.Result{}, nil
 	}
+	r.clocks.observe(domain, r.now())
 	if result, done, err := r.holdForImporters(ctx, domain); !done {
 		return result, err
 	}
@@ -76,6 +77,7 @@ func (r *Reconciler) delete(ctx context.Context, domain *v1beta1.ComputeDomain) 
 		return ctrl.Result{}, fmt.Errorf("remove the finalizer: %w", err)
 	}
 	r.memory.forget(domain.UID)
+	r.clocks.forget(domain.UID)
 	return ctrl.Result{}, nil
 }
 
@@ -88,6 +90,7 @@ func (r *Reconciler) failing(domain *v1beta1.ComputeDomain, problem *metav1.Cond
 // was going, or whose domain lost its finalizer by force.
 func (r *Reconciler) leftovers(ctx context.Context, uid types.UID) (ctrl.Result, error) {
 	r.memory.forget(uid)
+	r.clocks.forget(uid)
 	if left, err := r.anythingLeft(ctx, uid); err != nil || !left {
 		return ctrl.Result{}, err
 	}

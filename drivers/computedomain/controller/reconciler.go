@@ -49,6 +49,7 @@ type Reconciler struct {
 	settings Settings
 	now      func() time.Time
 	memory   memory
+	clocks   clocks
 }
 
 func newReconciler(cached client.Client, live client.Reader, recorder record.EventRecorder, s Settings) *Reconciler {
@@ -310,10 +311,19 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 		needs = max(1, len(members)) // all that the clique has
 	}
 	setStatusFor(p.domain, needs, members, p.problem)
+	gone, err := r.goneNodes(ctx, before.Nodes, members)
+	if err != nil {
+		return 0, err
+	}
+	health := health{needs: needs, members: members, gone: gone, problem: p.problem, now: r.now()}
+	health.setStates(before.Nodes, p.domain.Status.Nodes)
+	health.setConditions(p.domain)
 	if err := r.setChannels(ctx, p); err != nil {
 		return 0, err
 	}
 	summarise(p.domain)
+	p.domain.Status.Summary.Why = health.firstCause(p.domain)
+	r.clocks.observe(p.domain, r.now())
 	if p.template != "" {
 		setDaemonsCurrent(p.domain, behind(pods, p.template))
 	}
@@ -335,7 +345,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, p *pass, before *v1beta1.C
 	}
 	r.memory.wrote(p.domain)
 	r.memory.statusWritten(p.domain.UID, r.now())
-	r.announce(p.domain, before.Status)
+	r.announce(p.domain, before)
 	return 0, nil
 }
 
@@ -352,14 +362,19 @@ func (r *Reconciler) observe(ctx context.Context, uid types.UID) ([]metav1.Parti
 	return nodes.Items, pods.Items, nil
 }
 
-// announce makes an Event of a domain's becoming Ready, and of its being so no longer.
-func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before v1beta1.Readiness) {
+// announce makes an Event of a domain's becoming Ready, of its being so no longer, and of nodes that it loses.
+func (r *Reconciler) announce(domain *v1beta1.ComputeDomain, before *v1beta1.ComputeDomainStatus) {
+	degraded := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionDegraded)
+	if hurt := slices.Contains([]string{reasonInterrupted, reasonGone}, degraded.Reason); hurt &&
+		!meta.IsStatusConditionTrue(before.Conditions, v1beta1.ConditionDegraded) {
+		r.recorder.Event(reference(domain), corev1.EventTypeWarning, degraded.Reason, degraded.Message)
+	}
 	condition := meta.FindStatusCondition(domain.Status.Conditions, v1beta1.ConditionReady)
 	switch {
-	case domain.Status.Status == before:
+	case domain.Status.Status == before.Status:
 	case domain.Status.Status == v1beta1.Ready:
 		r.recorder.Event(reference(domain), corev1.EventTypeNormal, condition.Reason, condition.Message)
-	case before == v1beta1.Ready || !slices.Contains([]string{reasonJoining, reasonStarting}, condition.Reason):
+	case before.Status == v1beta1.Ready || !slices.Contains([]string{reasonJoining, reasonStarting}, condition.Reason):
 		r.recorder.Event(reference(domain), corev1.EventTypeWarning, condition.Reason, condition.Message)
 	}
 }

@@ -21,6 +21,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
@@ -144,7 +146,13 @@ func keepDaemonPod(obj any) (any, error) {
 
 // Add adds the controller to a manager whose scheme knows ComputeDomains and whose cache holds what Caches says. Events go to recorder.
 func Add(ctx context.Context, m ctrl.Manager, recorder record.EventRecorder, s Settings) error {
-	if err := newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s).setup(ctx, m); err != nil {
+	r := newReconciler(m.GetClient(), m.GetAPIReader(), recorder, s)
+	if err := r.setup(ctx, m); err != nil {
+		return err
+	}
+	// By the controller that works alone: one that stands by knows nothing of how long a domain has been in its state.
+	figures := newCollector(r.client, &r.clocks, r.now, namedDomains)
+	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error { return figures.serve(ctx, metrics.Registry) })); err != nil {
 		return err
 	}
 	return (&cliques{client: m.GetClient(), settings: s}).setup(m)

@@ -147,6 +147,11 @@ const (
 	wordsPause = 10 * time.Second
 )
 
+// samePlace says whether two entries say the same to the daemons.
+func samePlace(a, b *v1beta1.ComputeDomainNode) bool {
+	return a.Name == b.Name && a.IPAddress == b.IPAddress && a.CliqueID == b.CliqueID && a.Index == b.Index
+}
+
 // pauseBefore says how long the write that turns old into new may wait, or false where there is nothing to write. wanted is how many
 // nodes the domain asks for.
 func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duration, bool) {
@@ -168,9 +173,9 @@ func pauseBefore(wanted int, old, new v1beta1.ComputeDomainStatus) (time.Duratio
 	}
 	progress, pending := false, false
 	for i := range new.Nodes {
-		was, is := old.Nodes[i], new.Nodes[i]
+		was, is := &old.Nodes[i], &new.Nodes[i]
 		gained := was.Status == v1beta1.NotReady && is.Status == v1beta1.Ready
-		if was.Status = is.Status; was != is || !gained && old.Nodes[i].Status != is.Status {
+		if !samePlace(was, is) || !gained && was.Status != is.Status {
 			return addressPause, true
 		}
 		progress = progress || gained

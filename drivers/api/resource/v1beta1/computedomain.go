@@ -12,10 +12,11 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.summary.ready`
 // +kubebuilder:printcolumn:name="Clique",type=string,JSONPath=`.status.summary.clique`
 // +kubebuilder:printcolumn:name="Channel",type=string,JSONPath=`.status.summary.channel`
-// +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Why",type=string,JSONPath=`.status.summary.why`
 // +kubebuilder:printcolumn:name="Nodes",type=integer,priority=1,JSONPath=`.spec.numNodes`
 // +kubebuilder:printcolumn:name="Template",type=string,priority=1,JSONPath=`.spec.channel.resourceClaimTemplate.name`
-// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type ComputeDomain struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -93,6 +94,11 @@ const (
 const (
 	// ConditionReady says whether the domain is Ready, and if not what it waits for.
 	ConditionReady = "Ready"
+	// ConditionProgressing says whether the domain is still coming into being, being repaired or being deleted, and what it waits for.
+	ConditionProgressing = "Progressing"
+	// ConditionDegraded says whether something that worked, or should, does not: a node that was ready and is not, a node that is gone, a
+	// name that is taken.
+	ConditionDegraded = "Degraded"
 	// ConditionDaemonsCurrent says whether every IMEX daemon's pod was made as the controller makes them now, and if not which were made
 	// before.
 	ConditionDaemonsCurrent = "DaemonsCurrent"
@@ -217,6 +223,11 @@ type ComputeDomainSummary struct {
 	//
 	// +optional
 	Channel string `json:"channel,omitempty"`
+	// Why is the first cause of what is not as it should be, and empty where nothing is: a problem of the domain, before a node that was
+	// ready, before one that is starting, before nodes that have not joined.
+	//
+	// +optional
+	Why string `json:"why,omitempty"`
 }
 
 // NamesOfDomain is ComputeDomainClique.Names for names with the identity of domain and clique.
@@ -239,7 +250,34 @@ type ComputeDomainNode struct {
 	// +kubebuilder:default=NotReady
 	// +optional
 	Status Readiness `json:"status,omitempty"`
+	// State tells a node that is NotReady because it is Starting from one that is Interrupted: it was Ready before. Programs that ask
+	// whether a node is ready read Status.
+	//
+	// +kubebuilder:validation:Enum=Starting;Ready;Interrupted
+	// +optional
+	State NodeState `json:"state,omitempty"`
+	// Since is when the controller saw State change last.
+	//
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// Why says what a node that is not Ready waits for.
+	//
+	// +optional
+	Why string `json:"why,omitempty"`
 }
+
+// NodeState is what has become of a node in a domain.
+type NodeState string
+
+// The states of a node in a domain.
+const (
+	// NodeStarting: the node has joined, and its IMEX daemon has not been READY since.
+	NodeStarting NodeState = "Starting"
+	// NodeReady: its IMEX daemon is READY, or it needs none.
+	NodeReady NodeState = "Ready"
+	// NodeInterrupted: it was Ready and is not. The memory that its pods imported may be gone: an Event of each pod says so.
+	NodeInterrupted NodeState = "Interrupted"
+)
 
 // ComputeDomainList is a list of ComputeDomains.
 //

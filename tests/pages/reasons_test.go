@@ -26,7 +26,7 @@ var noReasons = map[string]string{
 	"kinds of objects": "ComputeDomain ComputeDomainList ComputeDomainChannelConfig ComputeDomainDaemonConfig DaemonSet " +
 		"GpuConfig MIGLayout MigDeviceConfig NicClusterPolicy Node NodeList RDMAConfig RDMAPool ResourceClaim " +
 		"VGPUProfile VfioDeviceConfig",
-	"types of conditions": "Conflicting DaemonsCurrent GPUDriver GPUForms Ready",
+	"types of conditions": "Conflicting DaemonsCurrent Degraded GPUDriver GPUForms Progressing Ready",
 	"values of fields": "Allocated Binpack Clique Default Exclusive List Long Medium None NotReady Pool Shared Short Single Software " +
 		"Spread TimeSlicing",
 	"names of functions, series, files": "DeviceFileMinor DeviceGetCount HostCoreUtilization HostGPUMemoryUsage ImexChannelCount NodeName " +
@@ -35,8 +35,8 @@ var noReasons = map[string]string{
 	"plugins of the scheduler": "GPUFabricDynamicResources GPUFabricPreemption GPUFabricVGPU",
 	"states of ports and links": "Disabled Down Ethernet Failing InfiniBand Init LinkErrorRecovery LinkUp Polling " +
 		"PortConfigurationTraining Shutdown Sleep Unknown",
-	"states of daemons and claims": "Domain Joined NoFabric Preparing Recovering Refused",
-	"lines of /proc/PID/smaps":     "Anonymous Swap",
+	"states of daemons, nodes and claims": "Domain Joined NoFabric Preparing Recovering Refused Starting",
+	"lines of /proc/PID/smaps":            "Anonymous Swap",
 }
 
 // literals are the strings of the drivers' code, without tests and their helpers.

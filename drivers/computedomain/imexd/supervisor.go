@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/computedomain/session"
 	"gpufabric.io/drivers/hardware/imex"
 )
 
@@ -234,14 +235,33 @@ func (s *Supervisor) runDaemon(ctx context.Context, group Group) (Group, error) 
 	if err := writeHosts(s.spec, group); err != nil {
 		return group, err
 	}
+	// Before the start, which opens the session: an end that nobody lives to note is noted by the next.
+	if err := session.Begin(s.spec.Dir, time.Now()); err != nil {
+		klog.FromContext(ctx).Error(err, "The end of this IMEX session may not be told to the pods that it hurts")
+	}
 	daemon, err := s.runner.Start(ctx, s.spec)
 	if err != nil {
-		return group, err
+		return group, errors.Join(err, session.Cancel(s.spec.Dir))
 	}
 	w := &watch{supervisor: s, daemon: daemon, group: group, patience: stopPatience, answers: make(chan answer, 1)}
 	group, err = w.run(ctx)
 	daemon.Stop(w.patience)
+	if noted := session.Finish(s.spec.Dir, time.Now(), whyEnded(ctx, err)); noted != nil {
+		klog.FromContext(ctx).Error(noted, "The end of this IMEX session is not told to the pods that it hurts")
+	}
 	return group, err
+}
+
+// whyEnded says in words why a daemon was stopped, or ended with err.
+func whyEnded(ctx context.Context, err error) string {
+	switch {
+	case ctx.Err() != nil:
+		return "the IMEX daemon's pod ended"
+	case err != nil:
+		return err.Error()
+	default:
+		return "the IMEX daemon had to start again with another list of peers, which it reads only when it starts"
+	}
 }
 
 // cleanUp removes what the daemon was started with.

@@ -97,6 +97,9 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 	group.Go(func() error { p.daemons.follow(ctx); return nil })
 	group.Go(func() error { p.node.labelClique(ctx, &p.fabric, p.shared); return nil })
 	group.Go(func() error { p.clique.follow(ctx, &p.fabric, finder, namespace); return nil })
+	if p.shared {
+		group.Go(func() error { p.followDaemon(ctx); return nil })
+	}
 	// A driver that does not answer must not keep the plugin from serving what is prepared already.
 	served := make(chan struct{})
 	follow := &follower{
@@ -132,6 +135,8 @@ func run(ctx context.Context, h host.Host, node options.Node, namespace string, 
 		beside.Go(func() { renew(ctx, plugin, &p.fabric) })
 		beside.Go(func() { p.keepLabel(ctx) })
 		beside.Go(func() { p.keepMembers(ctx) })
+		hurt := &casualties{kind: p, client: client, recorder: recorder, records: plugin.Records, pause: casualtiesPause}
+		beside.Go(func() { hurt.follow(ctx, node.Files) })
 		return publish(ctx, plugin, node.NodeName, p)
 	})
 	return group.Wait()
@@ -181,9 +186,10 @@ func newPlugin(at options.Node, namespace string, client kubernetes.Interface, f
 func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *kind) error {
 	for {
 		f, changed := k.fabric.Get()
+		lame, lameChanged := k.lame.Get()
 		if f.known {
 			err := plugin.Publish(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
-				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, k.shared)}}},
+				computedomain.PoolName(nodeName): {Slices: []resourceslice.Slice{{Devices: devicesOf(f, k.shared, lame)}}},
 			}})
 			if ctx.Err() != nil {
 				return nil // what it was told to end in the middle of is no failure
@@ -194,6 +200,7 @@ func publish(ctx context.Context, plugin *draplugin.Plugin, nodeName string, k *
 		}
 		select {
 		case <-changed:
+		case <-lameChanged:
 		case <-plugin.Done():
 			return plugin.Err()
 		case <-ctx.Done():

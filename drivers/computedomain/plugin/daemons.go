@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,6 +66,38 @@ func (d *daemons) await(ctx context.Context, domain types.UID, waiting func(mess
 		case <-changed:
 		case <-ctx.Done():
 			return errors.New(missing)
+		}
+	}
+}
+
+// lameAfter is for how long the clique's daemon may be not ready before new pods are kept away: one that ended by itself is READY again in
+// less, and each change of a taint is a write of each node.
+const lameAfter = 5 * time.Second
+
+// followDaemon keeps lame until ctx ends. Pods that the scheduler sent here meanwhile would wait for their channel, and might run
+// elsewhere.
+func (k *kind) followDaemon(ctx context.Context) {
+	var limit <-chan time.Time // nil: nothing is waited for
+	for {
+		object, objectChanged := k.clique.object.Get()
+		pods, podsChanged := k.daemons.pods.Get()
+		ready := object != nil && missingOf(pods, object.UID) == ""
+		switch lame := k.lame.Now(); {
+		case ready:
+			if limit = nil; lame {
+				k.lame.Set(false)
+			}
+		case limit == nil && !lame:
+			limit = time.After(lameAfter)
+		}
+		select {
+		case <-objectChanged:
+		case <-podsChanged:
+		case <-limit:
+			limit = nil
+			k.lame.Set(true)
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -58,6 +58,8 @@ const (
 	problemHostDaemon = "HostIMEXRunning"
 	// problemNoChannels: the driver was told to make no IMEX channels.
 	problemNoChannels = "NoIMEXChannels"
+	// problemDaemon: the IMEX daemon of the node's clique, which serves all domains here, is not ready.
+	problemDaemon = "IMEXDaemonNotReady"
 	// problemDrained: the node's GPUs are drained, and its fabric is not read.
 	problemDrained = "GPUsDrained"
 )

@@ -59,7 +59,7 @@ func (h *holdings) release(claim types.UID, data held, last func(domain types.UI
 
 func (h *holdings) others(claim, domain types.UID) bool {
 	for other, data := range h.byClaim {
-		if other != claim && (data.Channel == domain || data.Daemon == domain) {
+		if other != claim && (data.Channel == domain || data.Daemon == domain || data.Server == domain) {
 			return true
 		}
 	}
@@ -96,6 +96,22 @@ func (h *holdings) members() (domains []types.UID, sure bool, changed <-chan str
 	}
 	slices.Sort(domains)
 	return slices.Compact(domains), !h.unsure, h.changed
+}
+
+// servers are the domains whose daemons serve channels that claims here have, and a channel that is closed when they may have changed.
+func (h *holdings) servers() (domains []types.UID, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changed == nil {
+		h.changed = make(chan struct{})
+	}
+	for _, data := range h.byClaim {
+		if server := data.server(); server != "" {
+			domains = append(domains, server)
+		}
+	}
+	slices.Sort(domains)
+	return slices.Compact(domains), h.changed
 }
 
 // only says whether no other claim is for a claim's domain.
@@ -151,7 +167,7 @@ func (h *holdings) tell() {
 // domains are the domains that a claim is for.
 func (d held) domains() []types.UID {
 	var domains []types.UID
-	for _, domain := range []types.UID{d.Channel, d.Daemon} {
+	for _, domain := range []types.UID{d.Channel, d.Daemon, d.Server} {
 		if domain != "" {
 			domains = append(domains, domain)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	"gpufabric.io/drivers/computedomain"
+	"gpufabric.io/drivers/computedomain/session"
 	"gpufabric.io/drivers/hardware/driver"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/hardware/nvml"
@@ -53,6 +54,8 @@ type kind struct {
 	// shared says that the node's channels are shared by domains from now on.
 	shared bool
 	clique clique
+	// lame says that the clique's daemon here has not been ready for lameAfter.
+	lame observed.Value[bool]
 	// joining is held while a node joins or leaves a domain whose channel several claims of the node may have.
 	joining keylock.Locks
 }
@@ -73,6 +76,19 @@ type held struct {
 	// Shared says that the channel is one of the clique's, whose daemons serve several domains. Other claims of the node may be for the same
 	// domain.
 	Shared bool `json:"shared,omitempty"`
+	// Server is, of a shared channel, the ComputeDomain of the clique whose daemon serves it. That daemon's directory outlives its claim for
+	// as long as this one stands: what nvidia-imex keeps there the next daemon has to know.
+	Server types.UID `json:"server,omitempty"`
+	// Session is the IMEX session of the node in which the channel was handed out (package session); 0: it is not known.
+	Session int64 `json:"session,omitempty"`
+}
+
+// server is the domain whose daemon serves the claim's channel; empty: the claim is for none.
+func (d held) server() types.UID {
+	if d.Shared {
+		return d.Server
+	}
+	return d.Channel
 }
 
 // Prepare implements draplugin.Kind.
@@ -95,6 +111,14 @@ func (k *kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		if err != nil {
 			return nil, err
 		}
+	}
+	if server := data.server(); server != "" {
+		record, err := session.Read(k.domainDir(server))
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "The claim's pods will not be told when the IMEX session ends", "claim", klog.KObj(claim))
+		}
+		data.Session = record.Session
+		k.holdings.hold(claim.UID, claim.Namespace, data)
 	}
 	prepared.Data = data
 	return prepared, nil
@@ -370,7 +394,9 @@ func (k *kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 			continue
 		}
 		k.holdings.hold(record.UID, record.Namespace, data)
-		wanted[string(data.Daemon)], wanted[string(data.Channel)] = true, true
+		for _, domain := range data.domains() {
+			wanted[string(domain)] = true
+		}
 	}
 	if !sure {
 		k.holdings.doubt()
@@ -413,15 +439,19 @@ func deviceNodes(devices []imex.Device) []*specs.DeviceNode {
 }
 
 // devicesOf are the devices of a node with this fabric. A channel that is shared stands for all that the node has: which number a claim
-// gets is its domain's to say, and any number of claims may have it.
-func devicesOf(f fabric, shared bool) []resourceapi.Device {
+// gets is its domain's to say, and any number of claims may have it. lame says that the daemon which serves it is not ready.
+func devicesOf(f fabric, shared, lame bool) []resourceapi.Device {
 	channel := device(computedomain.ChannelDevice, computedomain.TypeChannel, f)
 	if shared {
 		count := int64(f.channelCount())
 		channel.AllowMultipleAllocations = &shared
 		channel.Attributes[computedomain.AttributeChannels] = resourceapi.DeviceAttribute{IntValue: &count}
 	}
-	if value := f.taint(); value != "" {
+	value := f.taint()
+	if value == "" && shared && lame && f.state == nvml.Joined {
+		value = problemDaemon
+	}
+	if value != "" {
 		channel.Taints = []resourceapi.DeviceTaint{{Key: computedomain.TaintFabric, Value: value,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}

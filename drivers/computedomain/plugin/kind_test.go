@@ -393,7 +393,7 @@ func TestTheChannelOfANodeInTroubleIsTainted(t *testing.T) {
 		"GPUs that disagree": {fabric{known: true, state: nvml.NoFabric, problem: "x", problemKind: problemDisagree}, problemDisagree},
 	} {
 		t.Run(name, func(t *testing.T) {
-			devices := devicesOf(c.fabric, false)
+			devices := devicesOf(c.fabric, false, false)
 			taint := ""
 			if len(devices[0].Taints) > 0 {
 				taint = devices[0].Taints[0].Value

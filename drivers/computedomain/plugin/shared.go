@@ -70,6 +70,7 @@ func (k *kind) prepareShared(ctx context.Context, claim *draplugin.Claim, config
 	if err := k.awaitDaemon(ctx, claim, domain, daemons); err != nil {
 		return none, err
 	}
+	data.Server = daemons
 	// Asked last, as for any other channel.
 	current, err := k.awaitFabric(ctx, claim)
 	if err != nil {

@@ -98,6 +98,14 @@ func aDomain(nodes int, reason, message string, members ...string) *v1beta1.Comp
 	return d
 }
 
+// readyDomain is a domain that asks for no number of nodes, and so is Ready whatever else it says.
+func readyDomain(more ...metav1.Condition) *v1beta1.ComputeDomain {
+	d := aDomain(0, "NoNodesRequired", "the domain asks for no number of nodes")
+	d.Status.Status, d.Status.Conditions[0].Status = v1beta1.Ready, metav1.ConditionTrue
+	d.Status.Conditions = append(d.Status.Conditions, more...)
+	return d
+}
+
 // daemonPod is an IMEX daemon's pod that is not ready.
 func daemonPod(d *v1beta1.ComputeDomain, node string, state corev1.ContainerState) *corev1.Pod {
 	p := pod("daemon-"+node, node)
@@ -142,6 +150,14 @@ func domainCauses() []cause {
 			p := daemonPod(putDomain(g, d), "n1", running())
 			g.put(p)
 			g.put(event("Pod", system, p.Name, p.UID, "imex-daemon", "IMEXDaemonFailed", "exit status 1: bad config"))
+		}},
+		{part, "a node of a Ready domain is interrupted", domain, "NodesInterrupted", nil, func(g *ground) {
+			g.put(readyDomain(metav1.Condition{Type: v1beta1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "NodesInterrupted",
+				Message: "1 of 2 nodes was ready and is not: n1", LastTransitionTime: metav1.Now()}))
+		}},
+		{part, "an IMEX session ended under the domain's pods", domain, "IMEXSessionEnded", nil, func(g *ground) {
+			d := putDomain(g, readyDomain())
+			g.put(event("ComputeDomain", tenant, "d", d.UID, "compute-domain-plugin", "IMEXSessionEnded", "the IMEX session of node n1 ended"))
 		}},
 		{part, "the domain's template name is taken", domain, "TemplateNameTaken", nil, func(g *ground) {
 			g.put(aDomain(2, "TemplateNameTaken",

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
@@ -27,7 +28,17 @@ func (e *examination) domain(d *v1beta1.ComputeDomain) {
 			e.find(c.Reason, object, "the domain's condition Ready", "%s", c.Message)
 			waits = true
 		}
+		if c.Type == v1beta1.ConditionDegraded && c.Status == metav1.ConditionTrue &&
+			!meta.IsStatusConditionPresentAndEqual(d.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse) {
+			e.find(c.Reason, object, "the domain's condition Degraded", "%s", c.Message) // one that is not Ready says why itself
+			waits = true
+		}
 	}
+	index(e.Events, func(v *corev1.Event) {
+		if v.InvolvedObject.Kind == "ComputeDomain" && v.InvolvedObject.UID == d.UID && d.UID != "" && v.Reason == "IMEXSessionEnded" {
+			e.find(v.Reason, object, "Event "+v.Reason+" of the domain", "%s", v.Message)
+		}
+	})
 	on := map[string]bool{}
 	for i := range e.Pods {
 		p := &e.Pods[i]

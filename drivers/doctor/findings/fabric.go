@@ -8,9 +8,12 @@ func fabric() []Finding {
 		{"ReconcileFailed", Plugin, "Read the message; the controller tries again."},
 		{"WaitingForNodes", Peers, "Look at the pods of the domain that are not running; lower numNodes if there are not as many."},
 		{"WaitingForDaemons", Peers, "Look at the IMEX daemons' pods on the nodes that the message names."},
+		{"NodesInterrupted", Peers, "Look at the nodes that the message names, and at their IMEX daemons' pods."},
+		{"NodesGone", Node, "Delete pods that are bound to the nodes that the message names, so that others take their place."},
 		{"DaemonNotRunning", Peers, "Look at the IMEX daemon's pod: its container does not run."},
 		{"DaemonNotReady", Peers, "Let the nodes reach each other on TCP port 50000: NetworkPolicies, the CNI and firewalls."},
 		{"IMEXDaemonFailed", Peers, "Read the message: nvidia-imex ended with its last words."},
+		{"IMEXSessionEnded", Peers, "Start the job again if its pods share memory across nodes: the driver took what they imported."},
 		{"IMEXPeersNotUpdated", Peers, "Delete the daemon's pod if the domain stays not Ready."},
 		{"DaemonsBehind", Peers, "Nothing: each daemon is current when its pod next starts."},
 		{"DeletedUnderPods", Peers, "Start the pods again: the memory that they shared is gone."},
@@ -33,8 +36,8 @@ func fabric() []Finding {
 // well are the words of what is as it should be.
 func well() []Finding {
 	var out []Finding
-	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "AllDaemonsCurrent", "AllDevicesHealthy", "NoConflicts",
-		"Applied",
+	for _, code := range []string{"Prepared", "AllNodesReady", "NoNodesRequired", "NothingDegraded", "AllDaemonsCurrent", "AllDevicesHealthy",
+		"NoConflicts", "Applied",
 		"Fits", "NodeLabel", "ChartRule", "ChartDefault", "LastRun", "DriverReady", "GPUHealthy", "GPUsPluggedIn", "GPUsReadAgain"} {
 		out = append(out, Finding{Code: code})
 	}

@@ -22,6 +22,7 @@ func nodes() []Finding {
 		{"Joining", Driver, "Wait; look at the rack's fabric manager if it lasts."},
 		{"WaitingForFabric", Driver, "Wait; look at the rack's fabric manager if it lasts."},
 		{"HostIMEXRunning", Driver, "Run systemctl disable --now nvidia-imex on the node."},
+		{"IMEXDaemonNotReady", Plugin, "Look at the IMEX daemon's pod of the clique on the node."},
 		{"NoIMEXChannels", Driver, "Load the driver with NVreg_ImexChannelCount, or look at /proc/devices."},
 		{"NoIMEXDaemon", Driver, "Install nvidia-imex in the driver's version."},
 

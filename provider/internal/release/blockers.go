@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"gpufabric.io/provider/internal/domain"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -112,6 +113,9 @@ func (m *Manager) objectsOf(ctx context.Context, crdName string) ([]Blocker, err
 	}
 	var list []Blocker
 	for _, obj := range found.Items {
+		if crdName == domain.Kind.CRD() && standsForClique(&obj, m.namespace) {
+			continue // retireCliques
+		}
 		b := Blocker{What: names.Kind + " " + object.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}.String(), Why: "not being deleted"}
 		if obj.GetDeletionTimestamp() != nil {
 			b.Deleting = true

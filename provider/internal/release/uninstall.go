@@ -17,6 +17,7 @@ import (
 	apitypes "k8s.io/apimachinery/pkg/types"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/provider/internal/domain"
 	"gpufabric.io/provider/internal/object"
 )
 
@@ -58,6 +59,11 @@ func (m *Manager) Uninstall(ctx context.Context, name string, removal Removal, h
 	drivers := last.drivers()
 	if err := m.awaitUnblocked(ctx, doomed, drivers, patience); err != nil {
 		return nil, err
+	}
+	if slices.Contains(doomed, domain.Kind.CRD()) {
+		if err := m.retireCliques(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if err := m.uninstallHelm(ctx, name, hooks); err != nil {
 		return nil, fmt.Errorf("uninstall release %s: %w", name, err)
@@ -151,7 +157,7 @@ type onNodes struct{ labels, annotations []string }
 func (r *Release) writtenOnNodes() onNodes {
 	var written onNodes
 	if slices.Contains(r.drivers(), "compute-domain.nvidia.com") {
-		written.labels = []string{v1beta1.LabelClique, v1beta1.LabelComputeDomain}
+		written.labels = []string{v1beta1.LabelClique, v1beta1.LabelComputeDomain, "gpufabric.io/imex-channels"}
 	}
 	if strings.Contains(r.Manifest, "gpufabric-vgpu-plugin") {
 		written.annotations = []string{"volcano.sh/node-vgpu-register", "volcano.sh/node-vgpu-handshake", "vgpu.gpufabric.io/unit"}

@@ -1,0 +1,121 @@
+package release
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apitypes "k8s.io/apimachinery/pkg/types"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/provider/internal/domain"
+)
+
+// cliquePrefix begins the names of the ComputeDomains that the controller keeps for cliques.
+const cliquePrefix = "clique-"
+
+// The controller's argument that has it keep a ComputeDomain for each NVLink clique, and the one that has it remove them.
+const (
+	argumentClique = "--imex=Clique"
+	argumentDomain = "--imex=Domain"
+)
+
+// standsForClique says whether a ComputeDomain is one that the controller keeps for an NVLink clique (computeDomains.imex: clique). It goes
+// with the drivers, and nobody else can remove it for good.
+func standsForClique(obj metav1.Object, namespace string) bool {
+	clique := obj.GetLabels()[v1beta1.LabelClique]
+	return clique != "" && obj.GetNamespace() == namespace && strings.HasPrefix(obj.GetName(), cliquePrefix)
+}
+
+// retireCliques has the controller remove these ComputeDomains and their IMEX daemons, and waits until they are gone. It must be done while
+// the drivers run: a daemon's pod ends only where a node plugin takes its devices back, and the controller makes the domains again for as
+// long as it is told to keep them.
+func (m *Manager) retireCliques(ctx context.Context) error {
+	told := false
+	for {
+		standing, err := m.cliques(ctx)
+		if err != nil || len(standing) == 0 {
+			return err
+		}
+		if !told {
+			if err := m.keepNoCliques(ctx); err != nil {
+				return err
+			}
+			told = true
+			tflog.Info(ctx, "waiting for the IMEX daemons of the cliques to end", map[string]any{"cliques": len(standing)})
+		}
+		select {
+		case <-ctx.Done():
+			return &BlockedError{standing}
+		case <-time.After(blockerInterval):
+		}
+	}
+}
+
+// cliques are the ComputeDomains that stand for cliques.
+func (m *Manager) cliques(ctx context.Context) ([]Blocker, error) {
+	domains := m.client.Dynamic.Resource(domain.Kind.GVR()).Namespace(m.namespace)
+	found, err := domains.List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelClique})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for ComputeDomains that stand for cliques: %w", err)
+	}
+	var standing []Blocker
+	for i := range found.Items {
+		if one := &found.Items[i]; standsForClique(one, m.namespace) {
+			standing = append(standing, Blocker{
+				What: "ComputeDomain " + one.GetNamespace() + "/" + one.GetName(), Why: "the controller has not removed it yet",
+				Deleting: one.GetDeletionTimestamp() != nil,
+			})
+		}
+	}
+	return standing, nil
+}
+
+// keepNoCliques tells the controller to keep no ComputeDomains for cliques any more.
+func (m *Manager) keepNoCliques(ctx context.Context) error {
+	deployments := m.client.Typed.AppsV1().Deployments(m.namespace)
+	found, err := deployments.List(ctx, metav1.ListOptions{LabelSelector: controllerLabels})
+	if err != nil {
+		return fmt.Errorf("look for the controller: %w", err)
+	}
+	for i := range found.Items {
+		patch := withoutCliques(&found.Items[i])
+		if len(patch) == 0 {
+			continue
+		}
+		data, err := json.Marshal(patch)
+		if err != nil {
+			return err
+		}
+		name := found.Items[i].Name
+		if _, err := deployments.Patch(ctx, name, apitypes.JSONPatchType, data, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("tell controller %s/%s to keep no ComputeDomains for cliques: %w", m.namespace, name, err)
+		}
+	}
+	return nil
+}
+
+// withoutCliques is the JSON patch for that.
+func withoutCliques(controller *appsv1.Deployment) []map[string]any {
+	var patch []map[string]any
+	for c, container := range controller.Spec.Template.Spec.Containers {
+		for a, argument := range container.Args {
+			if !strings.EqualFold(argument, argumentClique) {
+				continue
+			}
+			path := fmt.Sprintf("/spec/template/spec/containers/%d/args/%d", c, a)
+			patch = append(patch, map[string]any{"op": "test", "path": path, "value": argument},
+				map[string]any{"op": "replace", "path": path, "value": argumentDomain})
+		}
+	}
+	return patch
+}

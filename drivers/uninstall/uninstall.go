@@ -1,8 +1,9 @@
 // Package uninstall is the role that runs once, after the drivers were uninstalled: it takes off the cluster's nodes what the node plugins
-// wrote on them. A plugin that ends cannot do so itself, since it cannot tell an uninstall from a restart or an upgrade, and an uninstall
-// takes its rights away before it is told to end.
+// wrote on them, and off ComputeDomains the finalizer that only the controller could take off. A plugin that ends cannot do so itself,
+// since it cannot tell an uninstall from a restart or an upgrade, and an uninstall takes its rights away before it is told to end.
 //
-// RBAC: core nodes: list, patch.
+// RBAC: core nodes: list, patch; resource.nvidia.com computedomains: list, patch. Before the uninstall, with --check: resource.k8s.io
+// resourceclaims: list; core namespaces, its own: get.
 package uninstall
 
 import (
@@ -21,6 +22,8 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
 
+	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/computedomain"
 	"gpufabric.io/drivers/node/host"
 )
 
@@ -34,33 +37,65 @@ type Keys struct {
 	Labels, Annotations []string
 }
 
+// settings are the role's flags.
+type settings struct {
+	keys    Keys
+	domains bool
+	// check asks whether the uninstall may begin, and takes nothing off.
+	check     bool
+	namespace string
+	drivers   []string
+}
+
 // Command is `gpufabric uninstall`.
 func Command(h host.Host) *cobra.Command {
-	var keys Keys
+	var s settings
 	command := &cobra.Command{
 		Use:   role,
-		Short: "Take off all nodes what the node plugins wrote on them (the chart runs it when it is uninstalled)",
+		Short: "Take off nodes and ComputeDomains what the drivers wrote on them (the chart runs it when it is uninstalled)",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if len(keys.Labels)+len(keys.Annotations) == 0 {
-				return errors.New("nothing to take off: name it by --node-label and --node-annotation")
-			}
-			config, err := h.Kubernetes()
-			if err != nil {
-				return err
-			}
-			client, err := metadata.NewForConfig(host.Tune(config, role))
-			if err != nil {
-				return fmt.Errorf("make a client for nodes: %w", err)
-			}
-			return Run(cmd.Context(), client, keys)
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), h, s) },
 	}
-	command.Flags().StringSliceVar(&keys.Labels, "node-label", nil,
+	flags := command.Flags()
+	flags.StringSliceVar(&s.keys.Labels, "node-label", nil,
 		"key of a label that is taken off every node, or the beginning of keys that ends in a slash; may be given several times")
-	command.Flags().StringSliceVar(&keys.Annotations, "node-annotation", nil,
+	flags.StringSliceVar(&s.keys.Annotations, "node-annotation", nil,
 		"key of an annotation that is taken off every node; may be given several times")
+	flags.BoolVar(&s.domains, "compute-domains", false,
+		"take the controller's finalizer off every ComputeDomain: without the controller none could be deleted")
+	flags.BoolVar(&s.check, "check", false, "take nothing off, and fail where pods use devices of the drivers that --driver names")
+	flags.StringVar(&s.namespace, "namespace", h.Env("POD_NAMESPACE"), "the drivers' namespace, for --check (environment: POD_NAMESPACE)")
+	flags.StringSliceVar(&s.drivers, "driver", nil, "name of a DRA driver, for --check; may be given several times")
 	return command
+}
+
+func run(ctx context.Context, h host.Host, s settings) error {
+	switch {
+	case s.check && (s.namespace == "" || len(s.drivers) == 0):
+		return errors.New("--check takes --namespace, the drivers' own, and --driver for each driver")
+	case !s.check && len(s.keys.Labels)+len(s.keys.Annotations) == 0 && !s.domains:
+		return errors.New("nothing to take off: name it by --node-label, --node-annotation and --compute-domains")
+	}
+	config, err := h.Kubernetes()
+	if err != nil {
+		return err
+	}
+	if s.check {
+		client, err := host.Client(config, role)
+		if err != nil {
+			return err
+		}
+		return Check(ctx, client, s.namespace, s.drivers)
+	}
+	client, err := metadata.NewForConfig(host.Tune(config, role))
+	if err != nil {
+		return fmt.Errorf("make a client for nodes: %w", err)
+	}
+	err = Run(ctx, client, s.keys)
+	if s.domains {
+		err = errors.Join(err, FreeDomains(ctx, client))
+	}
+	return err
 }
 
 // Run takes the keys off every node. Where one cannot be changed the others are all the same; the error names it.
@@ -88,6 +123,54 @@ func Run(ctx context.Context, client metadata.Interface, keys Keys) error {
 			return errors.Join(errs...)
 		}
 	}
+}
+
+// FreeDomains takes the controller's finalizer off every ComputeDomain. The next controller puts it on again. The domains stay, and so do
+// their IMEX daemons: nothing of a job that runs is touched.
+func FreeDomains(ctx context.Context, client metadata.Interface) error {
+	domains := client.Resource(v1beta1.SchemeGroupVersion().WithResource("computedomains"))
+	var errs []error
+	for options := (metav1.ListOptions{Limit: page}); ; {
+		list, err := domains.List(ctx, options)
+		if apierrors.IsNotFound(err) {
+			return errors.Join(errs...) // the kind is gone, and with it all of it
+		}
+		if err != nil {
+			return errors.Join(append(errs, fmt.Errorf("list ComputeDomains: %w", err))...)
+		}
+		for i := range list.Items {
+			if err := free(ctx, domains, &list.Items[i]); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+// free takes the finalizer off one domain.
+func free(ctx context.Context, domains metadata.Getter, domain *metav1.PartialObjectMetadata) error {
+	kept := []string{}
+	for _, finalizer := range domain.Finalizers {
+		if finalizer != computedomain.Finalizer {
+			kept = append(kept, finalizer)
+		}
+	}
+	if len(kept) == len(domain.Finalizers) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"finalizers": kept, "resourceVersion": domain.ResourceVersion}})
+	if err != nil {
+		panic(err) // lists of strings
+	}
+	_, err = domains.Namespace(domain.Namespace).Patch(ctx, domain.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("take the finalizer off ComputeDomain %s/%s: %w", domain.Namespace, domain.Name, err)
+	}
+	klog.FromContext(ctx).Info("Took the finalizer off a ComputeDomain", "computeDomain", klog.KObj(domain),
+		"goes", domain.DeletionTimestamp != nil)
+	return nil
 }
 
 // off is the merge patch that takes the keys off a node, nil where it has none of them.

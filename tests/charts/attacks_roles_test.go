@@ -176,6 +176,12 @@ func nodeAttacks() map[string][]attack {
 		scheduler + "leases.coordination.k8s.io named gpufabric-scheduler": {
 			{"kube-scheduler's lease", patch(leaseResource, "kube-system", "kube-scheduler", `{"spec": {"holderIdentity": "x"}}`), ""},
 		},
+		"gpufabric-uninstall everywhere: computedomains.resource.nvidia.com": {
+			{"a ComputeDomain's labels", patch(domainResource, "default", "made", `{"metadata": {"labels": {"a": "b"}}}`),
+				"changes nothing else of it"},
+			{"a finalizer put on", patch(domainResource, "default", "made", `{"metadata": {"finalizers": ["a.b/c"]}}`),
+				"changes nothing else of it"},
+		},
 		"gpufabric-uninstall everywhere: nodes": {
 			{"a label put on", patchNode("node-b", `{"metadata": {"labels": {"nvidia.com/gpu.clique": "x"}}}`), "and puts none on"},
 			{"another label taken off", patchNode("node-b", `{"metadata": {"labels": {"zone": null}}}`), "may change no labels of a node but"},

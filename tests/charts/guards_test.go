@@ -63,7 +63,8 @@ func guards() map[string]guard {
 		"gpufabric-scheduler in gpufabric-system: leases.coordination.k8s.io":                           {policy: "own-leases"},
 		"gpufabric-scheduler in gpufabric-system: leases.coordination.k8s.io named gpufabric-scheduler": {named: true},
 
-		"gpufabric-uninstall everywhere: nodes": {policy: "uninstall-nodes"},
+		"gpufabric-uninstall everywhere: computedomains.resource.nvidia.com": {policy: "uninstall-domains"},
+		"gpufabric-uninstall everywhere: nodes":                              {policy: "uninstall-nodes"},
 
 		"gpufabric-vgpu-plugin everywhere: events":                                        {policy: "own-events"},
 		"gpufabric-vgpu-plugin everywhere: nodes":                                         {policy: "vgpu-nodes"},
@@ -238,6 +239,7 @@ type attack struct {
 //attack:vgpu-unit A stolen token of the vGPU plugin makes the cluster's unit of memory a terabyte, or smaller
 //attack:vgpu-status A stolen token of the vGPU plugin fails pods of other nodes
 //attack:vgpu-configmaps A stolen token of the vGPU plugin makes another plugin's configuration
+//attack:uninstall-domains A stolen token of the uninstall's Job changes a tenant's ComputeDomain
 //attack:uninstall-nodes A stolen token of the uninstall's Job taints or labels nodes
 func TestEachRolesTokenWritesItsPartOnly(t *testing.T) {
 	if testing.Short() {

@@ -46,6 +46,8 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 		}
 	}
 
+	live.heldDomain(t, "held")
+
 	// An upgrade runs nothing.
 	if _, err := tool.upgrade("gpufabric", load(t, "gpufabric"), values); err != nil {
 		t.Fatal(err)
@@ -97,6 +99,17 @@ func TestUninstallTakesOffNodesWhatTheDriversWrote(t *testing.T) {
 	}
 }
 
+// heldDomain makes a ComputeDomain with the finalizer that the controller puts on.
+func (s *server) heldDomain(t *testing.T, name string) {
+	t.Helper()
+	one := object(`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomain", "metadata": {"name": "` + name + `", "namespace":
+		"default", "finalizers": ["resource.nvidia.com/computeDomain"]}, "spec": {"numNodes": 1, "channel": {"resourceClaimTemplate":
+		{"name": "` + name + `-channel"}}}}`)
+	if _, err := s.client.Resource(domainResource).Namespace("default").Create(t.Context(), one, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // finish says of a Job what its controller says of one whose pod succeeded.
 func finish(t *testing.T, admin kubernetes.Interface, job *batchv1.Job) {
 	t.Helper()
@@ -116,10 +129,11 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 		values map[string]any
 		want   []string
 	}{
-		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels"}},
+		{"as it comes", nil, []string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels",
+			"--compute-domains"}},
 		{"ComputeDomains go too", map[string]any{"crds": map[string]any{"keep": false}},
 			[]string{"uninstall", "--node-label=nvidia.com/gpu.clique", "--node-label=gpufabric.io/imex-channels",
-				"--node-label=resource.nvidia.com/computeDomain", "--node-label=computedomain.gpufabric.io/"}},
+				"--node-label=resource.nvidia.com/computeDomain", "--node-label=computedomain.gpufabric.io/", "--compute-domains"}},
 		{"GPUs alone", map[string]any{"gpus": on(), "computeDomains": off()}, nil},
 		{"told not to", map[string]any{"gpus": on(), "vgpu": on(), "uninstall": map[string]any{"cleanNodes": false}}, nil},
 	} {
@@ -132,6 +146,36 @@ func TestWhatIsNotWrittenIsNotTakenOff(t *testing.T) {
 			}
 			if !slices.Equal(got, test.want) {
 				t.Errorf("the Job runs gpufabric %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+//shows:chart-uninstall
+func TestAnUninstallAsksFirstWhereItIsToldTo(t *testing.T) {
+	for name, c := range map[string]struct {
+		values map[string]any
+		want   []string
+	}{
+		"as it comes": {nil, nil},
+		"told to": {map[string]any{"gpus": on(), "uninstall": map[string]any{"refuseWhileUsed": true}},
+			[]string{"uninstall", "--check", "--namespace=" + namespace, "--driver=compute-domain.nvidia.com", "--driver=gpu.nvidia.com"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, one := range renderValues(t, "gpufabric", c.values) {
+				if one.GetName() != "gpufabric-uninstall-check" {
+					continue
+				}
+				if hook := one.GetAnnotations()["helm.sh/hook"]; hook != "pre-delete" {
+					t.Errorf("the %s is of the hook %q", one.GetKind(), hook)
+				}
+			}
+			if pod, ok := pods(t, renderValues(t, "gpufabric", c.values))["gpufabric-uninstall-check"]; ok {
+				got = pod.Spec.Containers[0].Args
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("the Job runs gpufabric %v, want %v", got, c.want)
 			}
 		})
 	}

@@ -1,0 +1,84 @@
+package uninstall
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// AnnotationAnyway on the drivers' namespace is the word with which an uninstall goes on though pods use the drivers' devices.
+	AnnotationAnyway = "gpufabric.io/uninstall"
+	valueAnyway      = "anyway"
+	// namedPods is how many pods a refusal names; the rest it counts.
+	namedPods = 20
+)
+
+// InUseError says which pods use devices of the drivers.
+type InUseError struct {
+	// Pods are namespace/name, sorted.
+	Pods []string
+	// Namespace is the drivers' own.
+	Namespace string
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("%d pods use devices of the drivers, which nobody could take back from them any more: %s. Delete them first, or go on "+
+		"anyway: kubectl annotate namespace %s %s=%s", len(e.Pods), listed(e.Pods), e.Namespace, AnnotationAnyway, valueAnyway)
+}
+
+func listed(pods []string) string {
+	if left := len(pods) - namedPods; left > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(pods[:namedPods], ", "), left)
+	}
+	return strings.Join(pods, ", ")
+}
+
+// Check looks whether pods use devices of the drivers. The error is an *InUseError where some do, unless the drivers' namespace is
+// annotated with the word to go on. Pods of that namespace are the drivers' own.
+func Check(ctx context.Context, client kubernetes.Interface, namespace string, drivers []string) error {
+	var pods []string
+	for options := (metav1.ListOptions{Limit: page}); ; {
+		list, err := client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, options)
+		if err != nil {
+			return fmt.Errorf("look for pods that use devices of the drivers: %w", err)
+		}
+		for i := range list.Items {
+			if claim := &list.Items[i]; claim.Namespace != namespace && allocatedBy(claim, drivers) {
+				for _, consumer := range claim.Status.ReservedFor {
+					pods = append(pods, claim.Namespace+"/"+consumer.Name)
+				}
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			break
+		}
+	}
+	slices.Sort(pods)
+	if pods = slices.Compact(pods); len(pods) == 0 {
+		return nil
+	}
+	own, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("look whether namespace %s says that the uninstall goes on anyway: %w", namespace, err)
+	}
+	if own.Annotations[AnnotationAnyway] != valueAnyway {
+		return &InUseError{Pods: pods, Namespace: namespace}
+	}
+	klog.FromContext(ctx).Info("Pods use devices of the drivers, and the uninstall goes on as the namespace says", "pods", listed(pods))
+	return nil
+}
+
+// allocatedBy says whether a claim has a device of one of the drivers.
+func allocatedBy(claim *resourceapi.ResourceClaim, drivers []string) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(result resourceapi.DeviceRequestAllocationResult) bool {
+			return slices.Contains(drivers, result.Driver)
+		})
+}

@@ -9,6 +9,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "cgroup.h"
+#include "memory_limits.h"
 #include "process.h"
 
 #define MOST (FF_MAX_GPUS * FF_MAX_GPU_INSTANCES)
@@ -159,6 +161,7 @@ static struct ff_process *entry(struct ff_gpu *g, const struct device *d, CUresu
 		return NULL;
 	*empty = (struct ff_process){.pid = (uint32_t)getpid(), .namespace = ff_pid_namespace(), .gpu_instance = d->gi, .compute_instance = d->ci};
 	snprintf(empty->name, sizeof empty->name, "%s", program_invocation_name);
+	ff_cgroups_mine(empty->cgroups);
 	ff_process_hold();
 	return empty;
 }
@@ -180,6 +183,8 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int gpu_c
 		return false;
 	u->result = CUDA_ERROR_OUT_OF_MEMORY;
 	if (u->delta > 0 && used(g, u->device) + (uint64_t)u->delta > u->device->memory)
+		return false;
+	if (u->delta > 0 && ff_memory_denied(g, p, (uint64_t)u->delta))
 		return false;
 	p->memory = (uint64_t)((long long)p->memory + u->delta);
 	if (u->run) {
@@ -218,14 +223,21 @@ CUresult device_run(const struct device *d, unsigned long long microseconds, uns
 	return r;
 }
 
-CUresult device_free(const struct device *d, size_t *bytes)
+CUresult device_memory(const struct device *d, size_t *available, size_t *total)
 {
 	static struct ff_gpu g;
+	uint64_t most, mine;
 	if (!ff_state_copy(ff_gpu_offset(d->gpu), &g, sizeof g))
 		return CUDA_ERROR_UNKNOWN;
 	ff_sweep(&g);
 	uint64_t u = used(&g, d);
-	*bytes = u < d->memory ? d->memory - u : 0;
+	*available = u < d->memory ? d->memory - u : 0;
+	*total = d->memory;
+	if (g.core.memory_limits && d->gi == FF_NONE && ff_memory_slice(d->gpu, &most, &mine)) {
+		uint64_t left = mine < most ? most - mine : 0;
+		*total = most;
+		*available = left < *available ? left : *available;
+	}
 	return CUDA_SUCCESS;
 }
 

@@ -24,8 +24,8 @@ CUresult device_use(const struct device *d, long long delta);
 /* Makes the GPU busy for a time, after what it is doing now, and tells when that ends (microseconds since the epoch). */
 CUresult device_run(const struct device *d, unsigned long long microseconds, unsigned long long *end);
 
-/* What is free of the device's memory, in bytes. */
-CUresult device_free(const struct device *d, size_t *bytes);
+/* What is free of the device's memory and what it has in all, in bytes; both of the limit of this process's cgroup, where it has one. */
+CUresult device_memory(const struct device *d, size_t *available, size_t *total);
 
 /* Takes this process's entries away. */
 void devices_leave(void);

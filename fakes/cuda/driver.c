@@ -336,8 +336,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	NEED_CONTEXT();
 	NEED(available && total, CUDA_ERROR_INVALID_VALUE);
-	*total = current->device->memory;
-	return device_free(current->device, available);
+	return device_memory(current->device, available, total);
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)

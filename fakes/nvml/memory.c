@@ -3,6 +3,7 @@
 #include <time.h>
 #include <sys/time.h>
 
+#include "memory_limits.h"
 #include "mig_rules.h"
 #include "process.h"
 #include "target.h"
@@ -51,6 +52,9 @@ static nvmlReturn_t memory(nvmlDevice_t device, nvmlMemory_v2_t *m)
 		return NVML_ERROR_NOT_SUPPORTED;
 	if ((r = total(&t, &all, &reserved)) != NVML_SUCCESS || (r = processes(&t, list, &used)) != NVML_SUCCESS)
 		return r;
+	/* nvml.h on the limits: this call, "while in that cgroup", shows what may be allocated. */
+	if (!t.mig && t.core.memory_limits && ff_memory_slice(t.gpu, &all, &used))
+		reserved = 0;
 	if (used > all - reserved)
 		used = all - reserved;
 	m->total = all;

@@ -210,9 +210,10 @@ func (l *library) syncMIG() {
 
 func (l *library) Extensions() nvml.ExtendedInterface { return l }
 
-// LookupSymbol finds every NVML function, as the C library exports every name.
+// LookupSymbol finds the NVML functions that the library of a driver of the node's version has.
 func (l *library) LookupSymbol(name string) error {
-	if !strings.HasPrefix(name, "nvml") {
+	version, r := l.SystemGetDriverVersion()
+	if !strings.HasPrefix(name, "nvml") || r == nvml.SUCCESS && tree.Lacks(version, name) {
 		return fmt.Errorf("no symbol %s", name)
 	}
 	return nil

@@ -28,6 +28,7 @@ func (d *device) memory(function string) (memory, nvml.Return) {
 		for _, q := range d.processes(p) {
 			m.used += q.Memory
 		}
+		m = d.slice(p, m)
 		m.used = min(m.used, m.total-m.reserved)
 		return m, nvml.SUCCESS
 	})

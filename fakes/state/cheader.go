@@ -21,6 +21,7 @@ func CHeader(w io.Writer) error {
 		{"MAX_CI_PROFILES", MaxCIProfiles}, {"MAX_GPU_INSTANCES", MaxGPUInstances},
 		{"MAX_COMPUTE_INSTANCES", MaxComputeInstances}, {"MAX_LINKS", MaxLinks}, {"MAX_PROCESSES", MaxProcesses},
 		{"MAX_DELAYS", MaxDelays}, {"EVENT_RING", EventRing}, {"CPU_WORDS", CPUWords}, {"MEMORY_WORDS", MemoryWords},
+		{"MAX_MEMORY_LIMITS", MaxMemoryLimits}, {"MAX_CGROUPS", MaxCgroups},
 	} {
 		fmt.Fprintf(&b, "#define FF_%s %d\n", c.name, c.value)
 	}

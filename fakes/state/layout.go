@@ -13,7 +13,7 @@ package state
 const Magic = "FKFABRIC"
 
 // Version is raised with every change of the layout; a reader refuses any other.
-const Version = 1
+const Version = 2
 
 // Sizes of the tables. They are part of the layout.
 const (
@@ -29,6 +29,8 @@ const (
 	EventRing           = 256
 	CPUWords            = 16
 	MemoryWords         = 4
+	MaxMemoryLimits     = 32
+	MaxCgroups          = 8
 )
 
 // None stands for "no instance" in GPUInstance and ComputeInstance of events and processes, as NVML has it.
@@ -167,6 +169,7 @@ type GPU struct {
 	Links     [MaxLinks]Link
 	Processes [MaxProcesses]Process
 	Instances [MaxGPUInstances]GPUInstance
+	Limits    [MaxMemoryLimits]MemoryLimit
 }
 
 // Core is the part of a GPU that most getters need.
@@ -214,6 +217,7 @@ type Core struct {
 	FabricHealth     uint32
 	FabricSummary    uint32
 	TimeSlice        uint32 // the compute policy: 0 default, 1 short, 2 medium, 3 long
+	MemoryLimits     uint32 // how many places of GPU.Limits are taken
 	FabricCluster    [16]byte
 	// Topology is NVML's nvmlGpuTopologyLevel_t to each GPU; P2P is 1 where peers reach each other over NVLink.
 	Topology [MaxGPUs]uint8
@@ -261,7 +265,19 @@ type Process struct {
 	StartTime       uint64 // of the process, in clock ticks after boot, to tell a reused PID
 	BusyUntil       uint64 // microseconds since the epoch: the end of the last kernel
 	Name            [64]byte
+	// Cgroups are the process's cgroup and those above it, as far as it sees them (see Cgroups).
+	Cgroups [MaxCgroups]uint64
 }
+
+// MemoryLimit bounds the memory of one GPU that the processes of a cgroup, and of those below it, have together. Cgroup 0 is a free place.
+type MemoryLimit struct {
+	Cgroup uint64 // the inode of its directory, which the kernel gives no other cgroup
+	Soft   uint64 // bytes that are reserved for it; shown alone
+	Hard   uint64 // bytes, NoMemoryLimit for none
+}
+
+// NoMemoryLimit is NVML's NVML_DEVICE_MEMORY_LIMIT_MAX.
+const NoMemoryLimit = 1<<64 - 1
 
 // GPUInstance is a MIG GPU instance; Used 0 is a free place.
 type GPUInstance struct {

@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	_ "embed"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -36,6 +37,12 @@ func newerThan(version string) ([]string, error) {
 		}
 	}
 	return newer, nil
+}
+
+// Lacks says whether a driver of a version such as 550.163.01 lacks a function of NVML. Of a version that cannot be read nothing is known.
+func Lacks(version, function string) bool {
+	newer, err := newerThan(version)
+	return err == nil && slices.Contains(newer, function)
 }
 
 // hideNames returns a shared library of 64 bits without some of its exported names: their entries in the table of dynamic symbols become

@@ -21,6 +21,7 @@ import (
 	rdmaexplain "gpufabric.io/drivers/rdma/explain"
 	rdma "gpufabric.io/drivers/rdma/plugin"
 	"gpufabric.io/drivers/uninstall"
+	vgpubench "gpufabric.io/drivers/vgpu/bench"
 	vgpu "gpufabric.io/drivers/vgpu/plugin"
 	"gpufabric.io/drivers/webhook"
 )
@@ -38,6 +39,7 @@ func roles() []func(host.Host) *cobra.Command {
 		rdma.Command,
 		vgpu.Command,
 		vgpu.MonitorCommand,
+		vgpubench.Command,
 		webhook.Command,
 		doctor.Command,
 		explainCommand,

@@ -182,9 +182,10 @@ static bool change(struct ff_node *node, struct ff_gpu *gpus, unsigned int gpu_c
 	if (!p)
 		return false;
 	u->result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (u->delta > 0 && used(g, u->device) + (uint64_t)u->delta > u->device->memory)
+	uint64_t all = used(g, u->device);
+	if (u->delta > 0 && all + (uint64_t)u->delta > u->device->memory)
 		return false;
-	if (u->delta > 0 && ff_memory_denied(g, p, (uint64_t)u->delta))
+	if (u->delta > 0 && u->device->gi == FF_NONE && ff_memory_denied(g, p, (uint64_t)u->delta, u->device->memory - all))
 		return false;
 	p->memory = (uint64_t)((long long)p->memory + u->delta);
 	if (u->run) {

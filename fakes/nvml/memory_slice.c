@@ -31,12 +31,20 @@ bool ff_memory_slice(unsigned int gpu, uint64_t *total, uint64_t *used)
 	return false;
 }
 
-bool ff_memory_denied(const struct ff_gpu *g, const struct ff_process *p, uint64_t bytes)
+bool ff_memory_denied(const struct ff_gpu *g, const struct ff_process *p, uint64_t bytes, uint64_t available)
 {
+	uint64_t reserved = 0;
+	bool guaranteed = false;
 	for (int i = 0; i < FF_MAX_MEMORY_LIMITS; i++) {
 		const struct ff_memory_limit *l = &g->limits[i];
-		if (ff_cgroup_of(p, l->cgroup) && l->hard != UINT64_MAX && used_by(g, l->cgroup) + bytes > l->hard)
-			return true;
+		uint64_t used = used_by(g, l->cgroup);
+		if (ff_cgroup_of(p, l->cgroup)) {
+			if (l->hard != UINT64_MAX && used + bytes > l->hard)
+				return true;
+			guaranteed |= used + bytes <= l->soft;
+		} else if (used < l->soft) {
+			reserved += l->soft - used;
+		}
 	}
-	return false;
+	return bytes > available || (!guaranteed && reserved > available - bytes);
 }

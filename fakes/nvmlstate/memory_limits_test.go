@@ -1,47 +1,23 @@
 package nvmlstate_test
 
 import (
-	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
-	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"
 )
 
-// cgroup makes a cgroup v2 of the kernel's for the test, which is skipped, with the reason, where it may not.
-func cgroup(t *testing.T) string {
-	t.Helper()
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		if _, err := state.CgroupOf(mount); err != nil {
-			continue
-		}
-		path, err := os.MkdirTemp(mount, "gpufabric-test-")
-		if err != nil {
-			t.Skipf("skipped: no cgroup can be made here: %v", err)
-		}
-		t.Cleanup(func() {
-			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-				t.Error(err)
-			}
-		})
-		return path
-	}
-	t.Skip("skipped: cgroup v2 is mounted at neither /sys/fs/cgroup nor /sys/fs/cgroup/unified")
-	return ""
-}
-
 // Each sees what the other set, and refuses what the other refuses.
 //
-//shows:vgpu-limits native
+//shows:vgpu-driver-limits
 func TestLimitsOfMemoryAreTheSameThroughBothLibraries(t *testing.T) {
-	path := cgroup(t)
+	_, path := cgrouptest.Make(t)
 	c, _ := both(t, "l40s-8")
 	p, err := profile.Load("l40s-8")
 	if err != nil {
@@ -95,7 +71,7 @@ func TestLimitsOfMemoryAreTheSameThroughBothLibraries(t *testing.T) {
 
 // nvml.h: MIG handles are not supported; no more are GPUs in MIG mode.
 func TestAGPUInMIGModeTakesNoLimits(t *testing.T) {
-	path := cgroup(t)
+	_, path := cgrouptest.Make(t)
 	p, err := profile.Load("h100-hgx")
 	if err != nil {
 		t.Fatal(err)

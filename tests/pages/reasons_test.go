@@ -275,12 +275,13 @@ func TestEveryRefusalOfAShareIsInTheCode(t *testing.T) {
 	}
 	table, _, _ = strings.Cut(table, "\n## ")
 	var all strings.Builder
-	for _, path := range slices.Concat(goFiles(t, root, "drivers/vgpu"), goFiles(t, root, "drivers/gpu/limiter")) {
+	for _, path := range slices.Concat(goFiles(t, root, "drivers/vgpu"), goFiles(t, root, "drivers/gpu/limiter"),
+		goFiles(t, root, "drivers/gpu/memorylimits")) {
 		all.WriteString(read(t, root, path))
 	}
 	for _, match := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
 		if !strings.Contains(all.String(), match[1]) {
-			t.Errorf("%s: nothing in drivers/vgpu and drivers/gpu/limiter says %q any more", troubleshooting, match[1])
+			t.Errorf("%s: nothing in drivers/vgpu, drivers/gpu/limiter and drivers/gpu/memorylimits says %q any more", troubleshooting, match[1])
 		}
 	}
 }

@@ -21,6 +21,12 @@
 {{- if and (eq .Values.vgpu.limits "hami-core") (not .Values.vgpu.limiterDir) }}
 {{- fail "vgpu.limits=hami-core needs vgpu.limiterDir: name the directory of the nodes that holds HAMi-core's libvgpu.so and ld.so.preload" }}
 {{- end }}
+{{- if and (eq .Values.vgpu.limits "native") .Values.vgpu.limiterDir }}
+{{- fail "vgpu.limits=native and vgpu.limiterDir contradict each other: the directory holds HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
+{{- end }}
+{{- if and .Values.vgpu.enabled (eq .Values.vgpu.limits "native") (not (and .Values.hardware.privileged .Values.vgpu.nriSocket)) }}
+{{- fail "vgpu.limits=native needs hardware.privileged and vgpu.nriSocket: the driver takes limits from administrators alone, and NRI tells when a container's cgroup is there" }}
+{{- end }}
 {{- if and (eq .Values.vgpu.limits "library") .Values.vgpu.limiterDir }}
 {{- fail "vgpu.limits=library and vgpu.limiterDir contradict each other: the directory holds HAMi-core; leave it empty, or set vgpu.limits=hami-core" }}
 {{- end }}

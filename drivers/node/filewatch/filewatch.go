@@ -49,6 +49,12 @@ func (w *Watcher) Contents(ctx context.Context, directory string) <-chan struct{
 	return w.add(ctx, &watch{directory: filepath.Clean(directory), events: entryEvents | unix.IN_CLOSE_WRITE})
 }
 
+// Modified is Entries that also tells when a file of the directory is modified. The kernel tells so of some of its own files, as of a
+// cgroup's cgroup.events (cgroup-v2.rst, "[Un]populated Notification"). Where inotify does not watch, those changes are not noticed.
+func (w *Watcher) Modified(ctx context.Context, directory string, names ...string) <-chan struct{} {
+	return w.add(ctx, &watch{directory: filepath.Clean(directory), names: names, events: entryEvents | unix.IN_MODIFY})
+}
+
 func (w *Watcher) add(ctx context.Context, s *watch) <-chan struct{} {
 	s.changed, s.log = make(chan struct{}, 1), klog.FromContext(ctx)
 	w.mu.Lock()

@@ -23,7 +23,7 @@ const Socket = "figures.sock"
 const (
 	// patience bounds a connection on both sides. NVML answers within milliseconds; a scrape is given ten seconds.
 	patience = 5 * time.Second
-	// largest bounds what is read, in bytes. A node of sixteen GPUs has 3 kB.
+	// largest bounds what is read, in bytes. A node of sixteen GPUs has 3 kB, and 200 bytes for each container that the driver limits.
 	largest = 1 << 20
 )
 
@@ -38,11 +38,32 @@ type GPU struct {
 	Utilization uint32 `json:"utilization"`
 }
 
+// Use is what a container uses of a GPU, where the driver counts that.
+type Use struct {
+	PodUID    string `json:"podUID"`
+	Container string `json:"container"`
+	// UUID is the GPU's, and Bytes are of its memory.
+	UUID  string `json:"uuid"`
+	Bytes uint64 `json:"bytes"`
+}
+
 // Figures are a node's. Fields are only ever added: the two roles may be of different versions.
 type Figures struct {
 	// Factor is the size of a unit of memory in MiB.
 	Factor int   `json:"factor"`
 	GPUs   []GPU `json:"gpus"`
+	// Used is of the containers that the driver limits alone.
+	Used []Use `json:"used,omitempty"`
+}
+
+// UsedBy is what a container uses of a GPU as the driver counts it, in bytes; false where the driver does not limit it.
+func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted bool) {
+	for _, use := range f.Used {
+		if use.PodUID == podUID && use.Container == container && use.UUID == uuid {
+			return use.Bytes, true
+		}
+	}
+	return 0, false
 }
 
 // Serve gives whoever connects to the socket at path what read returns, until ctx ends. When it returns nobody calls read any more,

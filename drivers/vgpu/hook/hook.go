@@ -65,6 +65,8 @@ type Hook struct {
 	NoCoreLimit bool
 	// ForbidControlOff refuses containers that switch their limiter off, or its limit of cores.
 	ForbidControlOff bool
+	// Memory has the driver limit the memory of containers whose Limiter is injection.Native.
+	Memory Memory
 	// Instances makes MIG instances on the GPUs in mode mig.
 	Instances Instances
 	// Capabilities are the device nodes that open an instance.
@@ -116,6 +118,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 			logHolders(ctx, who, err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
+		h.restoreMemory(ctx, sandbox, container)
 		// The plugin may have died before it told; where it had, nothing is written.
 		if pod, err := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); err == nil {
 			h.Outcome.Served(pod, container.GetName(), injection.Backend(by))
@@ -123,6 +126,7 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 	}
 	h.first.recall(byID, containers)
 	h.Book.Keep(live)
+	h.Memory.Keep(ctx, live)
 	h.Instances.Keep(pods)
 	h.connected.Store(true)
 	h.RemoveLeftovers(ctx, pods)
@@ -331,15 +335,23 @@ func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 }
 
 // StopContainer gives a container's shares back as soon as it runs no more.
-func (h *Hook) StopContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
-	h.Book.Release(container.GetId())
+func (h *Hook) StopContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
+	h.release(ctx, container.GetId())
 	return nil, nil
 }
 
 // RemoveContainer gives back the shares of a container that was made and never started.
-func (h *Hook) RemoveContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) error {
-	h.Book.Release(container.GetId())
+func (h *Hook) RemoveContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) error {
+	h.release(ctx, container.GetId())
 	return nil
+}
+
+// release gives a container's shares back: what the driver reserves for it first, so that the next container can have it.
+func (h *Hook) release(ctx context.Context, id string) {
+	if err := h.Memory.Release(ctx, id); err != nil {
+		klog.FromContext(ctx).Error(err, "Memory of GPUs may stay reserved for a container that has ended", "container", id)
+	}
+	h.Book.Release(id)
 }
 
 // RunPodSandbox notes that a pod has a sandbox more.

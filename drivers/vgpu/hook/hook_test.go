@@ -82,6 +82,12 @@ func (i *instance) Give(_ context.Context, _ instances.Owner, asks []instances.A
 func (i *instance) End(podUID string)    { i.ended = append(i.ended, podUID) }
 func (i *instance) Keep(map[string]bool) {}
 
+// unlimited is a driver that was asked for no limit.
+type unlimited struct{ Memory }
+
+func (unlimited) Release(context.Context, string) error { return nil }
+func (unlimited) Keep(context.Context, map[string]bool) {}
+
 func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 	w := &world{cached: map[string]*corev1.Pod{}, fresh: map[string]*corev1.Pod{}}
 	for _, pod := range pods {
@@ -96,7 +102,7 @@ func setup(t *testing.T, pods ...*corev1.Pod) (*Hook, *world) {
 		Deck:    func() *decks.Deck { return deck },
 		Device:  func(uuid string) string { return "gpufabric.io/vgpu=" + uuid },
 
-		Instances: &instance{},
+		Memory: unlimited{}, Instances: &instance{},
 		Capabilities: func(_ *inventory.GPU, i instances.Instance) ([]*specs.DeviceNode, error) {
 			return []*specs.DeviceNode{{Path: fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", i.ID), Type: "c", Major: 238, Minor: int64(i.ID)}}, nil
 		},

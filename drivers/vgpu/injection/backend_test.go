@@ -2,6 +2,7 @@
 package injection
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,26 +10,33 @@ import (
 )
 
 func TestWhatHoldsContainersIsChosenByWhatTheNodeHas(t *testing.T) {
+	old := errors.New("the driver 570.1 has no such call")
 	for _, test := range []struct {
 		wish, directory string
+		native          error
 		library         bool
 		want            Backend
 		wrong           string
 	}{
-		{"auto", "", true, Library, ""},
-		{"auto", "/opt/hami", true, HAMiCore, ""},
-		{"auto", "", false, None, ""},
-		{"library", "", true, Library, ""},
-		{"library", "", false, "", "there is no library at --limiter-library"},
-		{"library", "/opt/hami", true, "", "contradict each other"},
-		{"hami-core", "/opt/hami", true, HAMiCore, ""},
-		{"hami-core", "", true, "", "name the directory"},
-		{"none", "", true, None, ""},
-		{"whole", "", true, "", "library, hami-core and none are allowed"},
+		{"auto", "", nil, true, Native, ""},
+		{"auto", "", old, true, Library, ""},
+		{"auto", "/opt/hami", nil, true, HAMiCore, ""},
+		{"auto", "", old, false, None, ""},
+		{"native", "", nil, true, Native, ""},
+		{"native", "", old, true, "", "the driver 570.1 has no such call"},
+		{"native", "/opt/hami", nil, true, "", "contradict each other"},
+		{"library", "", nil, true, Library, ""},
+		{"library", "", nil, false, "", "there is no library at --limiter-library"},
+		{"library", "/opt/hami", nil, true, "", "contradict each other"},
+		{"hami-core", "/opt/hami", nil, true, HAMiCore, ""},
+		{"hami-core", "", nil, true, "", "name the directory"},
+		{"none", "", nil, true, None, ""},
+		{"whole", "", nil, true, "", "native, library, hami-core and none are allowed"},
 	} {
-		got, err := Choose(test.wish, test.directory, test.library)
+		got, err := Choose(test.wish, test.directory, test.native, test.library)
 		if got != test.want || test.wrong == "" && err != nil || test.wrong != "" && (err == nil || !strings.Contains(err.Error(), test.wrong)) {
-			t.Errorf("Choose(%q, %q, %t) is %q (%v), want %q %q", test.wish, test.directory, test.library, got, err, test.want, test.wrong)
+			t.Errorf("Choose(%q, %q, %v, %t) is %q (%v), want %q %q", test.wish, test.directory, test.native, test.library, got, err, test.want,
+				test.wrong)
 		}
 	}
 }
@@ -83,7 +91,7 @@ func TestOurLibraryComesWithLimitsThatTheContainerCannotWrite(t *testing.T) {
 }
 
 func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
-	for _, backend := range []Backend{Library, HAMiCore} {
+	for _, backend := range []Backend{Native, Library, HAMiCore} {
 		l := ours(t)
 		l.Backend = backend
 		limits := []Limit{{UUID: uuid}}

@@ -2,7 +2,8 @@
 // the public monitor expect (all with the constant label zone="vGPU").
 //
 // A container's series are there from the moment the scheduler gave it a share, with a use of zero: a container that has not called CUDA
-// yet is not a container without a limit. Use comes from HAMi-core's shared region; see package region for how far that is trusted.
+// yet is not a container without a limit. Use comes from the driver where that limits the container, else from the limiter's shared region;
+// see package region for how far that is trusted.
 package monitor
 
 import (
@@ -122,23 +123,28 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 			if share.Memory == 0 {
 				limit = totals[share.UUID]
 			}
-			c.share(gauge, labels, share.UUID, limit, read)
+			used, counted := known.UsedBy(container.PodUID, container.Name, share.UUID)
+			if counted && !now {
+				gauge(c.limit, float64(limit), labels...) // what it uses is not known
+				continue
+			}
+			c.share(gauge, labels, share.UUID, limit, read, used)
 		}
 	}
 	gauge(c.unreadable, float64(unreadable))
 }
 
-// share exports one share. read is nil before the container's limiter has started. The limiter lists GPUs in the container's order, which
-// is CUDA's and not the scheduler's, so a GPU is known by its UUID.
+// share exports one share. read is nil before the container's limiter has started, and where it has none. The limiter lists GPUs in the
+// container's order, which is CUDA's and not the scheduler's, so a GPU is known by its UUID. used is what the driver says.
 func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, uuid string, limit uint64,
-	read *region.Region) {
+	read *region.Region, used uint64) {
 	gauge(c.limit, float64(limit), labels...)
 	i := -1
 	if read != nil {
 		i = slices.IndexFunc(read.Devices, func(d region.Device) bool { return d.UUID == uuid })
 	}
 	if i < 0 {
-		gauge(c.used, 0, labels...)
+		gauge(c.used, float64(used), labels...)
 		gauge(c.utilization, 0, labels...)
 		return
 	}

@@ -23,11 +23,12 @@ const uuid = "GPU-542efc47-39a1-9669-3d17-3b7dec8251ad"
 type machine struct {
 	containers []Container
 	away       bool
+	used       []figures.Use
 }
 
 func (m machine) Figures() (figures.Figures, bool) {
 	return figures.Figures{Factor: 10, GPUs: []figures.GPU{{Index: 7, UUID: uuid, MemoryUsed: 514326528, MemoryTotal: 49140 << 20,
-		Utilization: 12}}}, !m.away
+		Utilization: 12}}, Used: m.used}, !m.away
 }
 func (m machine) Containers() []Container { return m.containers }
 
@@ -99,6 +100,30 @@ vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",p
 `
 	if err := testutil.CollectAndCompare(collector(directory, false, running), strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+// It has no limiter inside, and so no region.
+//
+//shows:vgpu-driver-limits
+func TestTheDriverSaysWhatAContainerUsesThatItLimits(t *testing.T) {
+	limited, other := pod("limited", 1024), pod("other", 1024)
+	node := machine{containers: []Container{limited, other},
+		used: []figures.Use{{PodUID: limited.PodUID, Container: limited.Name, UUID: "GPU-other", Bytes: 1},
+			{PodUID: limited.PodUID, Container: limited.Name, UUID: uuid, Bytes: 400 << 20}}}
+	c := New(Options{Directory: t.TempDir(), Now: time.Now, Source: node})
+	const name = "vGPU_device_memory_usage_in_bytes"
+	want := "# HELP " + name + " Memory that a container uses of its share of a GPU, in bytes.\n# TYPE " + name + " gauge\n"
+	for pod, used := range map[string]string{"limited": "4.194304e+08", "other": "0"} {
+		want += fmt.Sprintf("%s{ctrname=\"pod1-ctr\",deviceuuid=%q,podname=%q,podnamespace=\"default\",vdeviceid=\"0\",zone=\"vGPU\"} %s\n",
+			name, uuid, pod, used)
+	}
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), name); err != nil {
+		t.Error(err)
+	}
+	node.away = true
+	if got := testutil.CollectAndCount(New(Options{Directory: t.TempDir(), Now: time.Now, Source: node}), name); got != 1 {
+		t.Errorf("%d series while the plugin is away, want the other container's alone", got)
 	}
 }
 

@@ -34,6 +34,13 @@ func machine(t *testing.T, name, root string, run func(context.Context, *Options
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
 		t.Fatal(err)
 	}
+	return machineAt(t, root, run, flags...)
+}
+
+// machineAt starts a role on a machine that was rendered at root.
+func machineAt(t *testing.T, root string, run func(context.Context, *Options, string, *fake.Clientset) error,
+	flags ...string) *fake.Clientset {
+	t.Helper()
 	var o Options
 	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
 	o.Bind(set, func(string) string { return "" })

@@ -2,29 +2,69 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/vgpu/annotation"
+	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// backend is what holds containers to their shares on this node.
-func (o *Options) backend() (injection.Backend, error) {
+// backend is what holds containers to their shares on this node. native says why the driver cannot, nil where it can or where that is not
+// known yet.
+func (o *Options) backend(native error) (injection.Backend, error) {
 	_, err := os.Stat(o.LimiterLibrary)
-	return injection.Choose(o.Limits, o.LimiterDir, err == nil)
+	return injection.Choose(o.Limits, o.LimiterDir, native, err == nil)
 }
 
-// limiter chooses what holds containers to their shares, and puts its library on the node where it is ours. directory is where the library
-// stands on the node.
-func (o *Options) limiter(ctx context.Context) (backend injection.Backend, directory string, err error) {
-	if backend, err = o.backend(); err != nil {
+// openMemory makes what has the driver limit containers' memory, with what was set before.
+func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memorylimits.Keeper, error) {
+	memory, unreadable, err := memorylimits.Open(memorylimits.Driver{NVML: lib,
+		Cgroups: memorylimits.Tree{Root: o.CgroupRoot, Self: filepath.Join(o.ProcRoot(), "self/cgroup")}}, o.stateFile("memory-limits"))
+	for _, file := range unreadable {
+		klog.FromContext(ctx).Error(file.Err, "The record of a limit of memory is lost: the limit stays until its container has ended",
+			"what", file.String())
+	}
+	return memory, err
+}
+
+// native says why the driver limits no memory of containers with shares; nil: it does.
+func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, deck *decks.Deck) error {
+	switch {
+	case o.RuntimeSocket == "":
+		return errors.New("without NRI (--nri-socket) nothing tells when a container's cgroup is there")
+	case config.MemoryScaling > 1:
+		return fmt.Errorf("a memory scaling of %g promises more than the GPUs have, and the driver reserves what it promises",
+			config.MemoryScaling)
+	}
+	var uuids []string
+	for _, card := range deck.Cards {
+		if card.Mode != annotation.ModeMIG {
+			uuids = append(uuids, card.GPU.UUID)
+		}
+	}
+	return memory.Available(uuids...)
+}
+
+// limiter chooses what holds containers to their shares, and puts its library on the node where it is ours. native says why the driver
+// cannot hold them, nil where it can. directory is where the library stands on the node.
+func (o *Options) limiter(ctx context.Context, native error) (backend injection.Backend, directory string, err error) {
+	if backend, err = o.backend(native); err != nil {
 		return "", "", err
+	}
+	if native != nil {
+		klog.FromContext(ctx).Info("NVIDIA's driver does not limit the memory of containers here", "because", native.Error())
 	}
 	directory = o.LimiterDir
 	if backend == injection.Library {
@@ -47,7 +87,8 @@ var _ prometheus.Collector = limited{}
 
 func newLimited(book *holdings.Book) limited {
 	return limited{book, prometheus.NewDesc("gpufabric_vgpu_limited_containers",
-		"Containers that hold shares of GPUs, by what holds them to these: library, hami-core, mig; none; whole, which needs nothing; unknown.",
+		"Containers that hold shares of GPUs, by what holds them to these: native, library, hami-core, mig; none; whole, which needs nothing; "+
+			"unknown.",
 		[]string{"by"}, nil)}
 }
 

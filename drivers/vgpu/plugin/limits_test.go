@@ -2,17 +2,25 @@
 package plugin
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"gpufabric.io/drivers/node/deviceplugin/kubelettest"
 	"gpufabric.io/drivers/vgpu/annotation"
 	"gpufabric.io/drivers/vgpu/decks"
 	"gpufabric.io/drivers/vgpu/holdings"
 	"gpufabric.io/drivers/vgpu/injection"
+	"gpufabric.io/fakes/cgrouptest"
+	"gpufabric.io/fakes/nvmlstate"
+	"gpufabric.io/fakes/profile"
+	"gpufabric.io/fakes/tree"
 )
 
 func TestAContainerGetsTheImagesLibraryAndItsLimits(t *testing.T) {
@@ -70,5 +78,76 @@ func TestContainersAreCountedByWhatHoldsThem(t *testing.T) {
 	}
 	if len(got) != 2 || got["library"] != 2 || got["unknown"] != 1 {
 		t.Errorf("%v", got)
+	}
+}
+
+// runNative starts the role on eight L40S whose driver is of this version, with the kernel's cgroups as a privileged container sees them.
+func runNative(t *testing.T, driver string, flags ...string) *node {
+	t.Helper()
+	mount, path := cgrouptest.Make(t)
+	p, err := profile.Load("l40s-8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Driver.Version = driver
+	root := t.TempDir()
+	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	self := filepath.Join(root, "proc/self/cgroup")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(self), 0o755),
+		os.WriteFile(self, []byte("0::/"+filepath.Base(path)+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable() // any ELF file will do for the library
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet := kubelettest.New(t)
+	kubelet.Start()
+	ended := make(chan error, 1)
+	api := machineAt(t, root, func(ctx context.Context, o *Options, root string, api *fake.Clientset) error {
+		err := Run(ctx, o, nvmlstate.New(root), api)
+		ended <- err
+		return err
+	}, append([]string{"--kubelet-root=" + kubelet.Root(), "--cgroup-root=" + mount, "--limiter-library=" + program,
+		"--nri-socket=" + filepath.Join(t.TempDir(), "nri.sock")}, flags...)...)
+	return &node{t: t, api: api, ended: ended}
+}
+
+// The node's annotation says which: the driver before the library, and the library where the driver cannot.
+//
+//shows:vgpu-driver-limits
+func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {
+	for name, test := range map[string]struct {
+		driver string
+		flags  []string
+		want   injection.Backend
+	}{
+		"r615":                            {"615.10", nil, injection.Native},
+		"r615 asked for":                  {"615.10", []string{"--limits=native"}, injection.Native},
+		"r615 and the library asked for":  {"615.10", []string{"--limits=library"}, injection.Library},
+		"r570":                            {"570.158.01", nil, injection.Library},
+		"r615 without NRI":                {"615.10", []string{"--nri-socket="}, injection.Library},
+		"r615 and more promised than had": {"615.10", []string{"--device-memory-scaling=2"}, injection.Library},
+		"r615 without a cgroup v2 here":   {"615.10", []string{"--cgroup-root=/"}, injection.Library},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runNative(t, test.driver, append([]string{"--gpu-memory-factor=100"}, test.flags...)...).annotation(annotation.Limits,
+				func(by string) bool {
+					if by != "" && by != string(test.want) {
+						t.Fatalf("the node says %s, want %s", by, test.want)
+					}
+					return by != ""
+				})
+		})
+	}
+}
+
+func TestADriverThatCannotLimitIsNamedWhereItWasAskedTo(t *testing.T) {
+	o := Options{Limits: string(injection.Native)}
+	_, _, err := o.limiter(t.Context(), errors.New("the driver 570.158.01 has no such call"))
+	if err == nil || !strings.Contains(err.Error(), "--limits=native: the driver 570.158.01 has no such call") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/host"
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/vgpu/annotation"
@@ -129,6 +130,14 @@ func (t *table) read() figures.Figures {
 		out.GPUs = append(out.GPUs, gpu)
 	}
 	return out
+}
+
+// withUses adds what the driver says of the containers that it limits.
+func withUses(of figures.Figures, memory *memorylimits.Keeper) figures.Figures {
+	for _, use := range memory.Used() {
+		of.Used = append(of.Used, figures.Use(use))
+	}
+	return of
 }
 
 // Containers implements monitor.Source.

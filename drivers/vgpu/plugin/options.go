@@ -10,6 +10,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/edits"
 	"gpufabric.io/drivers/gpu/limiter"
+	"gpufabric.io/drivers/gpu/memorylimits"
 	"gpufabric.io/drivers/node/options"
 	"gpufabric.io/drivers/vgpu/settings"
 )
@@ -29,6 +30,8 @@ type Options struct {
 	RuntimeSocket string
 	// Limits is what holds containers to their shares: auto, or a backend of package injection.
 	Limits string
+	// CgroupRoot is where the node has cgroup v2.
+	CgroupRoot string
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
 	// LimiterClosed has that library refuse all memory where it cannot count.
@@ -82,9 +85,12 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.Int64Var(&o.LimiterBytes, "limiter-size", 0, "bytes that a container may put into the directory of its limiter, and "+
 		"into that of its "+
 		"limiter's lock: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
-	text(&o.Limits, "limits", "auto", "what holds containers to their shares: library (libvgpu.so of this project: memory), hami-core (that "+
-		"of --limiter-dir), none (environment alone, for a limiter in the image); auto: hami-core where --limiter-dir is set, else library "+
-		"where it is there. MIG instances need none")
+	text(&o.Limits, "limits", "auto", "what holds containers to their shares: native (NVIDIA's driver from r615 on, with cgroup v2: memory), "+
+		"library (libvgpu.so of this project: memory), hami-core (that of --limiter-dir), none (environment alone, for a limiter in the "+
+		"image); auto: hami-core where --limiter-dir is set, else native where the driver can, else library where it is there. MIG "+
+		"instances need none")
+	text(&o.CgroupRoot, "cgroup-root", memorylimits.DefaultCgroups, "where cgroup v2 is mounted, at the same path here and on the host; a "+
+		"privileged container sees the host's")
 	text(&o.LimiterLibrary, "limiter-library", limiter.Program, "libvgpu.so in this container, put below --state-dir for containers")
 	flags.BoolVar(&o.LimiterClosed, "limiter-closed", false, "have the library refuse all memory of GPUs where it cannot count what the "+
 		"container has, as where its directory is full; without, each process is then held to the limits by itself")
@@ -125,7 +131,7 @@ func (o *Options) Validate() error {
 	if o.RefusalPatience < 0 {
 		errs = append(errs, fmt.Errorf("--refusal-patience %s: 0 and more are allowed", o.RefusalPatience))
 	}
-	if _, err := o.backend(); err != nil {
+	if _, err := o.backend(nil); err != nil { // what the driver can is known when it is there
 		errs = append(errs, err)
 	}
 	if o.Scheduler != string(settings.Volcano) && o.Scheduler != string(settings.GPUFabric) {

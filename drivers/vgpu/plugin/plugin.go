@@ -4,6 +4,7 @@
 // # What a pod of this role needs
 //
 // Run it on nodes whose GPUs are shared this way, as root, unprivileged, no hostNetwork. Environment: NODE_NAME from spec.nodeName.
+// Privileged, it makes MIG instances, and has the driver limit memory: only then does it see the node's cgroups at --cgroup-root.
 //
 // Volumes, hostPath at the same path inside as outside: --cdi-root, the kubelet's device-plugins directory, --state-dir
 // (/var/lib/gpufabric/vgpu-plugin: the containers' accounting directories are in it, and are mounted into them), --handover-dir, the
@@ -34,6 +35,7 @@ import (
 
 	"gpufabric.io/drivers/gpu/handover"
 	"gpufabric.io/drivers/gpu/inventory"
+	"gpufabric.io/drivers/gpu/memorylimits"
 	nvidia "gpufabric.io/drivers/hardware/nvml"
 	"gpufabric.io/drivers/node/deviceplugin"
 	"gpufabric.io/drivers/node/drain"
@@ -172,7 +174,11 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	t.divide(ctx)
 	t.follow(ctx, o, lib)
 	t.lay(ctx)
-	backend, limiters, err := o.limiter(ctx)
+	memory, err := o.openMemory(ctx, lib)
+	if err != nil {
+		return err
+	}
+	backend, limiters, err := o.limiter(ctx, o.native(memory, config, t.Deck()))
 	if err != nil {
 		return err
 	}
@@ -181,7 +187,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		return err
 	}
 	book := &holdings.Book{}
-	defer count(registry, book, made)()
+	defer count(registry, book, made, memory)()
 	drained := drained{session: s, table: t, book: book, made: made}
 	defer drained.leave(ctx)
 	resources := resourcesOf(config)
@@ -197,6 +203,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 			Oversubscribed: config.MemoryScaling > 1,
 		},
 		Deck:      t.Deck,
+		Memory:    memory,
 		Device:    func(uuid string) string { return files.directory.ID(spec, uuid) },
 		Instances: made, Capabilities: files.capabilities,
 	}
@@ -230,6 +237,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	klog.FromContext(ctx).Info("Sharing GPUs", "gpus", len(t.Deck().Cards), "memoryFactorMiB", t.Deck().Factor)
 	return together(ctx,
 		plugins.Run, registers.run, t.followFaults, made.Run, h.Run, t.whole, drained.run, files.follow,
+		func(ctx context.Context) error { return memory.Run(ctx, o.Files) },
 		func(ctx context.Context) error { return t.monitor.Run(ctx, &attendant{table: t, lib: lib}) },
 		func(ctx context.Context) error { return t.followUnit(ctx, factor) },
 		func(ctx context.Context) error { told.run(ctx); return nil },
@@ -239,7 +247,9 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 			}
 			return shares.follow(ctx)
 		},
-		func(ctx context.Context) error { return figures.Serve(ctx, o.stateFile(figures.Socket), t.read) },
+		func(ctx context.Context) error {
+			return figures.Serve(ctx, o.stateFile(figures.Socket), func() figures.Figures { return withUses(t.read(), memory) })
+		},
 		func(ctx context.Context) error {
 			return runtimehook.Run(ctx, runtimehook.Settings{Socket: o.RuntimeSocket, Name: "gpufabric-vgpu", Index: "20",
 				Without: "no share is given"}, h)
@@ -272,14 +282,14 @@ func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, 
 }
 
 // count makes the registry export how many containers the ledger and the state of MIG instances have, until what it returns is called.
-func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager) (end func()) {
+func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager, memory *memorylimits.Keeper) (end func()) {
 	gauges := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
 			func() float64 { return float64(book.Len()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_mig_containers",
 			Help: "Containers that have MIG instances, or had and whose instances still stand."},
 			func() float64 { return float64(made.Len()) }),
-		made.Collector(), newLimited(book),
+		made.Collector(), newLimited(book), memory,
 	}
 	registry.MustRegister(gauges...)
 	return func() {

@@ -1,7 +1,6 @@
 package cudatest
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +9,10 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"gpufabric.io/fakes/cgrouptest"
 	"gpufabric.io/fakes/internal/built"
 	"gpufabric.io/fakes/nvmlstate"
 	"gpufabric.io/fakes/profile"
-	"gpufabric.io/fakes/state"
 	"gpufabric.io/fakes/tree"
 )
 
@@ -37,36 +36,7 @@ func newest(t *testing.T) (root string, lib nvml.Interface) {
 	return root, lib
 }
 
-// cgroup makes a cgroup v2 of the kernel's for the test, with one below it. The test is skipped, with the reason, where it may not.
-func cgroup(t *testing.T) (parent, leaf string) {
-	t.Helper()
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		if _, err := state.CgroupOf(mount); err != nil {
-			continue
-		}
-		parent, err := os.MkdirTemp(mount, "gpufabric-test-")
-		if err != nil {
-			t.Skipf("skipped: no cgroup can be made here: %v", err)
-		}
-		leaf = filepath.Join(parent, "container")
-		t.Cleanup(func() {
-			// rmdir, not RemoveAll: the files in a cgroup cannot be removed.
-			for _, path := range []string{leaf, parent} {
-				if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-					t.Error(err)
-				}
-			}
-		})
-		if err := os.Mkdir(leaf, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return parent, leaf
-	}
-	t.Skip("skipped: cgroup v2 is mounted at neither /sys/fs/cgroup nor /sys/fs/cgroup/unified")
-	return "", ""
-}
-
-// join moves a client into a cgroup, and out of it at the test's end.
+// join moves a client into a cgroup.
 func (c *client) join(cgroup string) {
 	c.t.Helper()
 	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Appendln(nil, c.cmd.Process.Pid), 0o600); err != nil {
@@ -74,9 +44,13 @@ func (c *client) join(cgroup string) {
 	}
 }
 
-//shows:vgpu-limits native
+//shows:vgpu-driver-limits
 func TestACgroupIsHeldToItsMemoryByTheDriver(t *testing.T) {
-	parent, leaf := cgroup(t)
+	_, parent := cgrouptest.Make(t)
+	leaf := filepath.Join(parent, "container")
+	if err := os.Mkdir(leaf, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	root, lib := newest(t)
 	d, r := lib.DeviceGetHandleByIndex(0)
 	if r != nvml.SUCCESS {
@@ -115,16 +89,55 @@ func TestACgroupIsHeldToItsMemoryByTheDriver(t *testing.T) {
 	if _, r := d.GetMemoryLimits_v1(leaf); r != nvml.ERROR_NOT_FOUND {
 		t.Errorf("limits that were cleared: %v", r)
 	}
-	for _, c := range []*client{first, second} {
-		c.end() // a cgroup with processes cannot be removed
+}
+
+// nvml.h calls the soft limit guaranteed. It is so too for a cgroup that went before it was given up (NVIDIA Dynamo's documentation).
+//
+//shows:vgpu-driver-limits
+func TestWhatIsReservedForACgroupIsDeniedToOthers(t *testing.T) {
+	_, parent := cgrouptest.Make(t)
+	leaf := filepath.Join(parent, "container")
+	if err := os.Mkdir(leaf, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root, lib := newest(t)
+	d, r := lib.DeviceGetHandleByIndex(0)
+	if r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	const mib = 1 << 20
+	if r := d.SetMemoryLimits_v1(leaf, 10240*mib, 10240*mib); r != nvml.SUCCESS {
+		t.Fatal(r)
+	}
+	inside, outside := start(t, root), start(t, root)
+	inside.join(leaf)
+	for _, c := range []*client{inside, outside} {
+		c.say("init", "0 8 NVIDIA L40S")
+		c.say("context 0", "0")
+	}
+	most := fmt.Sprintf("alloc %d", 40960*mib) // of some 48 GiB
+	outside.say(most, "2")
+	outside.say(fmt.Sprintf("alloc %d", 36864*mib), "0")
+	inside.say(fmt.Sprintf("alloc %d", 10240*mib), "0")
+	outside.say("free", "0")
+	inside.end()
+	if err := os.Remove(leaf); err != nil {
+		t.Fatal(err)
+	}
+	outside.say(most, "2")
+	if err := os.Mkdir(leaf, 0o755); err != nil { // another cgroup, of the same name
+		t.Fatal(err)
+	}
+	if _, r := d.GetMemoryLimits_v1(leaf); r != nvml.ERROR_NOT_FOUND {
+		t.Errorf("a new cgroup has limits: %v", r)
 	}
 }
 
 // The rules of nvml.h beside the call, and of NVIDIA's documentation of MPS.
 //
-//shows:vgpu-limits native
+//shows:vgpu-driver-limits
 func TestLimitsThatTheDriverDoesNotTakeAreRefused(t *testing.T) {
-	_, leaf := cgroup(t)
+	_, leaf := cgrouptest.Make(t)
 	_, lib := newest(t)
 	d, r := lib.DeviceGetHandleByIndex(0)
 	if r != nvml.SUCCESS {

@@ -1,0 +1,85 @@
+package memorylimits
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Limit is what a container may have of one GPU's memory.
+type Limit struct {
+	// UUID is the GPU's.
+	UUID string `json:"uuid"`
+	// Bytes may be allocated, and are reserved.
+	Bytes uint64 `json:"bytes"`
+}
+
+// Driver is NVIDIA's driver, which limits cgroups.
+type Driver struct {
+	// NVML is initialised.
+	NVML    nvml.Interface
+	Cgroups Tree
+}
+
+// The functions of NVML. go-nvml ends the process where one is called that the library lacks, so they are looked up first.
+const (
+	setLimits = "nvmlDeviceSetMemoryLimits_v1"
+	getLimits = "nvmlDeviceGetMemoryLimits_v1"
+)
+
+// has says why the driver's library lacks the calls.
+func (d Driver) has() error {
+	for _, name := range []string{setLimits, getLimits} {
+		if err := d.NVML.Extensions().LookupSymbol(name); err != nil {
+			driver, _ := d.NVML.SystemGetDriverVersion() // empty where it cannot be told
+			return fmt.Errorf("the driver %s has no %s: it came with r615", driver, name)
+		}
+	}
+	return nil
+}
+
+// Available says why these GPUs, which are not in MIG mode, cannot be limited on this node; nil: they can.
+func (d Driver) Available(uuids ...string) error {
+	if err := d.has(); err != nil {
+		return err
+	}
+	if err := d.Cgroups.Check(); err != nil {
+		return err
+	}
+	for _, uuid := range uuids {
+		gpu, err := d.gpu(uuid)
+		if err != nil {
+			return err
+		}
+		// Any cgroup will do: the answer is whether the GPU takes limits. Other errors are for those who set one.
+		if _, ret := gpu.GetMemoryLimits_v1(d.Cgroups.Root); ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+			return fmt.Errorf("the driver limits no memory of GPU %s: %w", uuid, ret)
+		}
+	}
+	return nil
+}
+
+func (d Driver) gpu(uuid string) (nvml.Device, error) {
+	gpu, ret := d.NVML.DeviceGetHandleByUUID(uuid)
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("find GPU %s: %w", uuid, ret)
+	}
+	return gpu, nil
+}
+
+// Set lets a cgroup, by its directory, have so much, and reserves it. Call it where Available says nothing against it.
+func (d Driver) Set(cgroup string, l Limit) error { return d.set(cgroup, l, l.Bytes) }
+
+// GiveUp ends what is reserved for a cgroup. The most that it may have stays as it is.
+func (d Driver) GiveUp(cgroup string, l Limit) error { return d.set(cgroup, l, 0) }
+
+func (d Driver) set(cgroup string, l Limit, reserved uint64) error {
+	gpu, err := d.gpu(l.UUID)
+	if err != nil {
+		return err
+	}
+	if ret := gpu.SetMemoryLimits_v1(cgroup, reserved, l.Bytes); ret != nvml.SUCCESS {
+		return fmt.Errorf("have the driver limit cgroup %s to %d bytes of GPU %s and reserve %d: %w", cgroup, l.Bytes, l.UUID, reserved, ret)
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+// Package memorylimits has NVIDIA's driver hold containers to their memory of GPUs, by their cgroups: nvmlDeviceSetMemoryLimits_v1, which
+// came with r615 (docs.nvidia.com/deploy/mps, memory partitioning).
+//
+// A container's limit is set when its cgroup was made and none of its processes runs. What the driver reserves for it has to be given up
+// when its processes have ended and the cgroup is still there, since the cgroups above it would keep that. There is not much time:
+// containerd tells of the end before it removes the cgroup, but where systemd has it, systemd removes it as soon as it is empty. So the
+// kernel is heard as well, which tells of the last process's end in the same moment. What is set is written down first, so that after a
+// crash nothing stays reserved.
+package memorylimits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"gpufabric.io/drivers/node/atomicfile"
+	"gpufabric.io/drivers/node/keylock"
+	"gpufabric.io/drivers/node/store"
+)
+
+// Container is one that is limited.
+type Container struct {
+	// ID is the container runtime's, and Cgroup is how the runtime names the container's cgroup.
+	ID, Cgroup string
+	// PodUID and Name are Kubernetes': by these it is known what it uses.
+	PodUID, Name string
+}
+
+// record is what was set of a container.
+type record struct {
+	PodUID    string `json:"podUID,omitempty"`
+	Container string `json:"container,omitempty"`
+	// Cgroup is the directory of the container's cgroup.
+	Cgroup string  `json:"cgroup"`
+	Limits []Limit `json:"limits"`
+}
+
+// version is that of the records' form.
+const version = 1
+
+func kind() store.Kind[record] {
+	return store.Kind[record]{Name: "gpufabric-memory-limit", Version: version, Check: func(_ string, r record) error {
+		if r.Cgroup == "" || len(r.Limits) == 0 {
+			return errors.New("it names no cgroup, or no limit")
+		}
+		return nil
+	}}
+}
+
+// Keeper sets the limits of a node's containers, and knows of what it set. It is safe for concurrent use. Make it with Open.
+type Keeper struct {
+	Driver
+	records    *store.Store[record]
+	containers keylock.Locks
+	// changed has a token when a container was limited, or is no longer.
+	changed chan struct{}
+}
+
+var _ prometheus.Collector = (*Keeper)(nil)
+
+// Open makes a Keeper with what was set before and is kept in a directory. Records that cannot be read are set aside and returned: what
+// they reserved stays so until their containers' cgroups are gone.
+func Open(driver Driver, directory string) (*Keeper, []store.Unreadable, error) {
+	records, unreadable, err := store.Open(store.Options{Directory: directory, Extension: ".limit", Writer: atomicfile.Writer{}}, kind())
+	if err != nil {
+		return nil, nil, err
+	}
+	return &Keeper{Driver: driver, records: records, changed: make(chan struct{}, 1)}, unreadable, nil
+}
+
+// Hold limits a container whose processes do not run yet. On an error nothing is reserved.
+func (k *Keeper) Hold(ctx context.Context, c Container, limits []Limit) error {
+	unlock, err := k.containers.Lock(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := k.has(); err != nil {
+		return err
+	}
+	directory, err := k.Cgroups.Container(c.Cgroup, c.ID)
+	if err != nil {
+		return err
+	}
+	return k.hold(c.ID, record{PodUID: c.PodUID, Container: c.Name, Cgroup: directory, Limits: limits})
+}
+
+func (k *Keeper) hold(id string, r record) error {
+	if err := k.records.Put(id, r); err != nil {
+		return err
+	}
+	k.tell()
+	for i, limit := range r.Limits {
+		if err := k.Set(r.Cgroup, limit); err != nil {
+			return errors.Join(err, k.release(id, record{Cgroup: r.Cgroup, Limits: r.Limits[:i]}))
+		}
+	}
+	return nil
+}
+
+// Restore limits a container that runs already, where it is not limited as it should be: this program was away when it started, or the
+// driver was loaded again. late says that it was not.
+func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late bool, err error) {
+	unlock, err := k.containers.Lock(ctx, c.ID)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	if err := k.has(); err != nil {
+		return false, err
+	}
+	// A container may have made cgroups of its own below its first one since.
+	r, known := k.records.Get(c.ID)
+	if !known {
+		if r.Cgroup, err = k.Cgroups.Container(c.Cgroup, c.ID); err != nil {
+			return false, err
+		}
+	}
+	r.PodUID, r.Container, r.Limits = c.PodUID, c.Name, limits
+	for _, limit := range limits {
+		gpu, err := k.gpu(limit.UUID)
+		if err != nil {
+			return false, err
+		}
+		got, ret := gpu.GetMemoryLimits_v1(r.Cgroup)
+		late = late || ret != nvml.SUCCESS || got.SoftLimit != limit.Bytes || got.HardLimit != limit.Bytes
+	}
+	if known && !late {
+		return false, nil
+	}
+	return late, k.hold(c.ID, r)
+}
+
+// Release gives up what is reserved for a container whose processes have ended. The most that its cgroup may have stays as it is: a process
+// that is still to be killed has no more for that, and the limit ends with the cgroup. A container without a limit is no error.
+func (k *Keeper) Release(ctx context.Context, id string) error {
+	unlock, err := k.containers.Lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, known := k.records.Get(id)
+	if !known {
+		return nil
+	}
+	return k.release(id, r)
+}
+
+// release forgets a container once nothing is reserved for it, or nothing can be done about it any more.
+func (k *Keeper) release(id string, r record) error {
+	var errs []error
+	switch _, err := os.Stat(r.Cgroup); {
+	case errors.Is(err, fs.ErrNotExist):
+		errs = append(errs, fmt.Errorf("the cgroup %s of container %s went before the memory that was reserved for it was given up: the "+
+			"driver may keep it reserved until the pod's cgroup is gone", r.Cgroup, id))
+	case k.has() != nil:
+		// Another driver was loaded since: it knows nothing of the limit.
+	default:
+		for _, limit := range r.Limits {
+			errs = append(errs, k.GiveUp(r.Cgroup, limit))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err // it is tried again by Keep
+		}
+	}
+	errs = append(errs, k.records.Delete(id))
+	k.tell()
+	return errors.Join(errs...)
+}
+
+// Keep releases every container that does not run: it ended while this program was away.
+func (k *Keeper) Keep(ctx context.Context, live map[string]bool) {
+	for _, id := range k.records.Names() {
+		if live[id] {
+			continue
+		}
+		if err := k.Release(ctx, id); err != nil {
+			klog.FromContext(ctx).Error(err, "A limit of memory was left by a container that has ended", "container", id)
+		}
+	}
+}
+
+// Use is what a container uses of a GPU's memory.
+type Use struct {
+	PodUID, Container, UUID string
+	Bytes                   uint64
+}
+
+// Used is what each container that is limited uses, as the driver counts it. What cannot be read, as of one that has just ended, is left
+// out.
+func (k *Keeper) Used() []Use {
+	var out []Use
+	if k.has() != nil {
+		return nil
+	}
+	for _, r := range k.records.All() {
+		for _, limit := range r.Limits {
+			gpu, err := k.gpu(limit.UUID)
+			if err != nil {
+				continue
+			}
+			if got, ret := gpu.GetMemoryLimits_v1(r.Cgroup); ret == nvml.SUCCESS {
+				out = append(out, Use{PodUID: r.PodUID, Container: r.Container, UUID: limit.UUID, Bytes: got.CurrentUsed})
+			}
+		}
+	}
+	return out
+}
+
+// Describe implements prometheus.Collector.
+func (k *Keeper) Describe(to chan<- *prometheus.Desc) { k.records.Describe(to) }
+
+// Collect implements prometheus.Collector: the records that could not be read.
+func (k *Keeper) Collect(to chan<- prometheus.Metric) { k.records.Collect(to) }

@@ -1,0 +1,18 @@
+/* What a process can do with a GPU under a limit, measured through CUDA's driver interface. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+struct figures {
+	uint64_t total;			/* bytes that cuMemGetInfo shows in all */
+	uint64_t had;			/* bytes that could be allocated, in steps, up to what was asked for */
+	double pair, launch, refuse;	/* nanoseconds; refuse is 0 where nothing was refused */
+	char failed[64];		/* the call that failed */
+};
+
+/* measure uses the first GPU that the library shows, and allocates no more than most bytes and one step. It returns 0, CUDA's error, or -1 where the library
+ * cannot be used; failed then says what. */
+int measure(const char *library, uint64_t most, unsigned int repeats, struct figures *out);
+
+/* The bytes that drivers hand memory out in. */
+#define STEP ((uint64_t)2 << 20)

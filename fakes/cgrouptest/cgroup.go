@@ -1,0 +1,52 @@
+// Package cgrouptest gives tests cgroups of the kernel's own: NVIDIA's driver, and so the fake, limits nothing else.
+package cgrouptest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"gpufabric.io/fakes/state"
+)
+
+// Make makes a cgroup v2 for a test, and removes it with all below it at the test's end, by when no process may be in them. mount is where
+// cgroup v2 is mounted. The test is skipped, with the reason, where none can be made.
+func Make(t testing.TB) (mount, path string) {
+	t.Helper()
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := state.CgroupOf(mount); err != nil {
+			continue
+		}
+		path, err := os.MkdirTemp(mount, "gpufabric-test-")
+		if err != nil {
+			t.Skipf("skipped: no cgroup can be made here: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := remove(path); err != nil {
+				t.Error(err)
+			}
+		})
+		return mount, path
+	}
+	t.Skip("skipped: cgroup v2 is mounted at neither /sys/fs/cgroup nor /sys/fs/cgroup/unified")
+	return "", ""
+}
+
+// remove removes the directories alone, the deepest first: a cgroup's files go with it.
+func remove(path string) error {
+	var directories []string
+	err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			directories = append(directories, path)
+		}
+		return err
+	})
+	for _, directory := range slices.Backward(directories) {
+		if err := os.Remove(directory); err != nil {
+			return err
+		}
+	}
+	return err
+}

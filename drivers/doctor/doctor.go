@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"gpufabric.io/drivers/doctor/diagnosis"
+	"gpufabric.io/drivers/doctor/machine"
 	"gpufabric.io/drivers/doctor/snapshot"
 	"gpufabric.io/drivers/node/host"
 )
@@ -75,7 +76,7 @@ func Command(h host.Host) *cobra.Command {
 	flags.DurationVar(&o.total, "timeout", time.Minute, "bound on all of it")
 	command.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
 	command.Flags().StringVar(&o.from, "from", "", "read an archive of gpufabric doctor bundle instead of a cluster")
-	command.AddCommand(o.preflightCommand(h), o.bundleCommand(h))
+	command.AddCommand(o.preflightCommand(h), o.bundleCommand(h), machine.Command(h))
 	return command
 }
 
@@ -179,12 +180,17 @@ func (o *options) take(ctx context.Context, h host.Host, subject *diagnosis.Subj
 		return nil, err
 	}
 	taken, err := reader.Read(ctx, scope)
-	var silent *snapshot.SilentError
-	if errors.As(err, &silent) {
-		return nil, fmt.Errorf("%w: look at the API server and at the network to it; the kubeconfig may name another one "+
+	return taken, silent(err)
+}
+
+// silent adds to the error of an API server that does not answer what to do.
+func silent(err error) error {
+	var mute *snapshot.SilentError
+	if errors.As(err, &mute) {
+		return fmt.Errorf("%w: look at the API server and at the network to it; the kubeconfig may name another one "+
 			"(docs/troubleshooting.md#apiserversilent)", err)
 	}
-	return taken, err
+	return err
 }
 
 func namespaced(k diagnosis.Kind) bool {

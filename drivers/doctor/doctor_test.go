@@ -147,11 +147,9 @@ func TestTheExitStatusSaysWhatWasFound(t *testing.T) {
 func TestTheCommandsOnARealServer(t *testing.T) {
 	config := apiservertest.Start(t)
 	out, status, err := run(t, config, "preflight", "--request-timeout=1m")
-	if status != 0 || !strings.Contains(out, "resource.k8s.io/v1") {
-		// A server without nodes has none to place a plugin on.
-		if status != 12 || !strings.Contains(out, "0 of 0 nodes") {
-			t.Errorf("preflight: status %d, %v\n%s", status, err, out)
-		}
+	// A server without nodes has none to place a plugin on, which an autoscaler may change.
+	if status != 0 || !strings.Contains(out, "resource.k8s.io/v1") || !strings.Contains(out, "0 of 0 nodes") {
+		t.Errorf("preflight: status %d, %v\n%s", status, err, out)
 	}
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
 	if out, status, err = run(t, config, "bundle", "--file", file, "--request-timeout=1m"); status != 0 {

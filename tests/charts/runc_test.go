@@ -1,11 +1,16 @@
 package charts
 
 import (
+	"os"
 	"path"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"gpufabric.io/drivers/doctor/preflight"
+	"gpufabric.io/drivers/doctor/snapshot"
 )
 
 // below tells whether a path lies in a directory, or is it.
@@ -73,6 +78,41 @@ func TestEveryContainerIsOneThatRuncCanStart(t *testing.T) {
 			}
 		}
 	}
+}
+
+//shows:doctor-preflight
+func TestThePreflightsPodsAreOnesThatRuncCanStart(t *testing.T) {
+	s := &snapshot.Snapshot{Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"},
+		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{ContainerRuntimeVersion: "containerd://2.1.0"}}}}}
+	for _, file := range []string{"gpufabric/values.yaml", "gpufabric/ci/driver-container.yaml", "gpufabric/ci/everything.yaml",
+		"fake-hardware/gpufabric-values.yaml"} {
+		paths := chartFiles(t, file)
+		if len(paths) != 1 {
+			t.Fatalf("%s is %v", file, paths)
+		}
+		text, err := os.ReadFile(paths[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		values, err := preflight.Read(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs, err := preflight.Jobs(s, withoutSelector(values), "gpufabric-system", "example.invalid/gpufabric")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := jobs[0].Spec.Template
+		for _, reason := range unstartable(pod, pod.Spec.Containers[0]) {
+			t.Errorf("%s: %s", file, reason)
+		}
+	}
+}
+
+// withoutSelector selects every node.
+func withoutSelector(v preflight.Values) preflight.Values {
+	v.NodePlugins.NodeSelector = nil
+	return v
 }
 
 func TestWhatKeptEveryNodePluginFromStartingIsSeen(t *testing.T) {

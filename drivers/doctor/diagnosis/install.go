@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
+	"gpufabric.io/drivers/doctor/rivals"
 )
 
 const (
@@ -18,13 +19,6 @@ const (
 	labelComponent = "app.kubernetes.io/component"
 	ownName        = "gpufabric"
 )
-
-// Rivals are parts of the names or images of DaemonSets that hand out the same devices, as the chart's own check has them.
-func Rivals() (drivers, devicePlugins []string) {
-	return []string{"nvidia-dra-driver-", "k8s-dra-driver-gpu", "dra-driver-nvidia-gpu"},
-		[]string{"nvidia-device-plugin", "k8s-device-plugin", "rdma-shared-dp", "k8s-rdma-shared-dev-plugin", "volcano-device-plugin",
-			"volcano-vgpu-device-plugin", "hami-device-plugin"}
-}
 
 // everything looks at the installation and all that it serves.
 func (e *examination) everything() {
@@ -73,22 +67,14 @@ func (e *examination) install() {
 
 // rivals looks for others that hand out the same devices.
 func (e *examination) rivals() {
-	drivers, plugins := Rivals()
 	index(e.DaemonSets, func(d *appsv1.DaemonSet) {
-		if d.Labels[labelPartOf] == ownName || d.Labels[labelName] == ownName {
-			return
-		}
-		text := d.Name
-		for _, c := range d.Spec.Template.Spec.Containers {
-			text += " " + c.Image
-		}
-		is := func(rival string) bool { return strings.Contains(text, rival) }
 		object := "daemonset " + d.Namespace + "/" + d.Name
-		switch {
-		case slices.ContainsFunc(drivers, is):
+		switch rivals.Of(d) {
+		case rivals.Driver:
 			e.find("OtherDriver", object, "its name and images", "%s is another DRA driver of NVIDIA's devices", object)
-		case slices.ContainsFunc(plugins, is):
+		case rivals.DevicePlugin:
 			e.find("OtherDevicePlugin", object, "its name and images", "%s hands devices out by the device plugin API", object)
+		case rivals.None:
 		}
 	})
 }

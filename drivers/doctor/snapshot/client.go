@@ -19,11 +19,17 @@ import (
 
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 	"gpufabric.io/drivers/api/resource/v1beta1"
-	"gpufabric.io/drivers/node/host"
 )
 
 // agent is the reader's name in the API server's audit log.
 const agent = "gpufabric-doctor"
+
+const (
+	// A Snapshot of 1,008 nodes is under 200 requests, which the client's own limit of 5 a second would make last 40 s. The API server has
+	// its own fairness.
+	queriesPerSecond = 50
+	burst            = 150
+)
 
 // Reader reads and follows a cluster with one user's rights.
 type Reader struct {
@@ -46,7 +52,8 @@ func NewReader(config *rest.Config, scope Scope) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	bounded := host.Tune(config, agent)
+	bounded := rest.AddUserAgent(rest.CopyConfig(config), agent)
+	bounded.QPS, bounded.Burst = queriesPerSecond, burst
 	bounded.Wrap(r.meter.wrap)
 	unbounded := rest.CopyConfig(bounded)
 	bounded.Timeout = r.timeout

@@ -52,25 +52,22 @@ func (k kind) everywhere() kind {
 
 // kinds lists what is read. The order is that in which the requests begin.
 func kinds(scope Scope) []kind {
-	all := []kind{
-		one("", "nodes", &corev1.NodeList{}, func(s *Snapshot) *[]corev1.Node { return &s.Nodes }, reduceNode),
-		pods(client.MatchingLabels{"app.kubernetes.io/name": "gpufabric"}),
+	if scope.Preflight {
+		return append(ground(), pods(client.MatchingLabels{labelName: PreflightJobs}, client.InNamespace(scope.System)))
+	}
+	all := append(ground(),
+		pods(client.MatchingLabels{labelName: "gpufabric"}),
 		pods(client.HasLabels{v1beta1.LabelComputeDomain}),
 		pods(client.MatchingFields{"status.phase": string(corev1.PodPending)}),
 		events(client.MatchingFields{"type": corev1.EventTypeWarning}),
-		one("", "resourcequotas", &corev1.ResourceQuotaList{}, func(s *Snapshot) *[]corev1.ResourceQuota { return &s.Quotas },
-			plain[corev1.ResourceQuota]).everywhere(),
-		one("", "namespaces", &corev1.NamespaceList{}, func(s *Snapshot) *[]corev1.Namespace { return &s.Namespaces }, plain[corev1.Namespace]),
 		one("coordination.k8s.io", "leases", &coordinationv1.LeaseList{}, func(s *Snapshot) *[]coordinationv1.Lease { return &s.Leases },
 			plain[coordinationv1.Lease], client.InNamespace(corev1.NamespaceNodeLease)).everywhere(),
-		one("apps", "daemonsets", &appsv1.DaemonSetList{}, func(s *Snapshot) *[]appsv1.DaemonSet { return &s.DaemonSets },
-			reduceDaemonSet).everywhere(),
 		one("apps", "deployments", &appsv1.DeploymentList{}, func(s *Snapshot) *[]appsv1.Deployment { return &s.Deployments },
 			reduceDeployment).everywhere(),
 		metadata(crds(), "customresourcedefinitions", func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.CRDs }),
 		metadata(admissionv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), "validatingwebhookconfigurations",
 			func(s *Snapshot) *[]metav1.PartialObjectMetadata { return &s.Webhooks }),
-	}
+	)
 	all = append(append(all, dynamicResources()...), customResources()...)
 	if scope.Namespace != "" {
 		all = append(all, events(client.InNamespace(scope.Namespace)))
@@ -79,6 +76,21 @@ func kinds(scope Scope) []kind {
 		all = append(all, pods(client.MatchingFields{"metadata.name": scope.Pod}, client.InNamespace(scope.Namespace)))
 	}
 	return all
+}
+
+// labelName is the label by which pods of a program are selected.
+const labelName = "app.kubernetes.io/name"
+
+// ground are the kinds that an install depends on.
+func ground() []kind {
+	return []kind{
+		one("", "nodes", &corev1.NodeList{}, func(s *Snapshot) *[]corev1.Node { return &s.Nodes }, reduceNode),
+		one("", "resourcequotas", &corev1.ResourceQuotaList{}, func(s *Snapshot) *[]corev1.ResourceQuota { return &s.Quotas },
+			plain[corev1.ResourceQuota]).everywhere(),
+		one("", "namespaces", &corev1.NamespaceList{}, func(s *Snapshot) *[]corev1.Namespace { return &s.Namespaces }, plain[corev1.Namespace]),
+		one("apps", "daemonsets", &appsv1.DaemonSetList{}, func(s *Snapshot) *[]appsv1.DaemonSet { return &s.DaemonSets },
+			reduceDaemonSet).everywhere(),
+	}
 }
 
 // dynamicResources are the kinds of resource.k8s.io.

@@ -110,7 +110,7 @@ func reducePod(p *corev1.Pod) {
 		Containers: reduceContainers(p.Spec.Containers), InitContainers: reduceContainers(p.Spec.InitContainers),
 	}
 	p.Spec = spec
-	own := p.Labels["app.kubernetes.io/name"] == "gpufabric" || p.Labels[v1beta1.LabelComputeDomain] != ""
+	own := slices.Contains([]string{"gpufabric", PreflightJobs}, p.Labels[labelName]) || p.Labels[v1beta1.LabelComputeDomain] != ""
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
 		for i := range statuses {
 			reduceStatus(&statuses[i], own)

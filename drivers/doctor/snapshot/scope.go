@@ -10,6 +10,8 @@ type Scope struct {
 	Pod string
 	// System is gpufabric's namespace, which is read where all namespaces may not be.
 	System string
+	// Preflight bounds the reading to what an install depends on, and adds the pods of preflight's Jobs in System.
+	Preflight bool
 	// Timeout bounds each request; 0: DefaultTimeout.
 	Timeout time.Duration
 }
@@ -19,6 +21,9 @@ const (
 	DefaultTimeout = 10 * time.Second
 	// DefaultSystem is where the chart's documentation installs gpufabric.
 	DefaultSystem = "gpufabric-system"
+	// PreflightJobs is the label app.kubernetes.io/name of the pods of preflight's Jobs. It is not that of gpufabric's own pods, whose logs
+	// and whose readiness are looked at.
+	PreflightJobs = "gpufabric-preflight"
 
 	// pageSize is how many objects a request asks for.
 	pageSize = 500

@@ -27,7 +27,7 @@ func (s Search) Explain() string {
 
 // Trouble is Explain with a word before its words.
 func (s Search) Trouble() (reason, message string) {
-	loaded := s.loadedVersion()
+	loaded := s.Loaded()
 	at := s.Locate()
 	if at.Library != "" {
 		if version := libraryVersion(at.Library); loaded != "" && version != "" && version != loaded {

@@ -38,7 +38,7 @@ type Location struct {
 // Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the
 // first. Without any it is the first root, with no library.
 func (s Search) Locate() Location {
-	loaded := s.loadedVersion()
+	loaded := s.Loaded()
 	var found *Location
 	for _, root := range s.Roots {
 		library, err := root.Library()
@@ -83,8 +83,8 @@ func (s Search) devOf(root Place) Place {
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...".
 var versionLine = regexp.MustCompile(`^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
 
-// loadedVersion is the version of the kernel's driver; empty where none is loaded.
-func (s Search) loadedVersion() string {
+// Loaded is the version of the kernel's driver; empty where none is loaded.
+func (s Search) Loaded() string {
 	data, err := os.ReadFile(filepath.Join(s.ProcRoot, "driver/nvidia/version"))
 	if err != nil {
 		return ""

@@ -1,0 +1,215 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"gpufabric.io/drivers/doctor/rivals"
+	"gpufabric.io/drivers/doctor/snapshot"
+)
+
+// needed is the chart's kubeVersion.
+const needed = "1.36.0"
+
+func server(s *snapshot.Snapshot) Check {
+	c := Check{Name: "Kubernetes version"}
+	switch v, err := version.ParseGeneric(s.Server.Version); {
+	case err != nil:
+		return c.notSeen("the API server's version cannot be read: " + s.Server.Version)
+	case v.LessThan(version.MustParseGeneric(needed)):
+		return c.is(Fails, "KubernetesTooOld", s.Server.Version+"; needed is "+needed)
+	}
+	return c.ok(s.Server.Version)
+}
+
+func resources(s *snapshot.Snapshot) Check {
+	c := Check{Name: "resource.k8s.io/v1"}
+	if len(s.Server.Groups) == 0 {
+		return c.notSeen("the API server's groups were not read")
+	}
+	if !s.Server.Serves(c.Name) {
+		return c.is(Fails, "DynamicResourcesOff", "not served: look at --runtime-config and the gate DynamicResourceAllocation")
+	}
+	return c.ok("served")
+}
+
+func placement(s *snapshot.Snapshot, v Values, nodes []*corev1.Node) Check {
+	c := Check{Name: "nodes"}
+	count := fmt.Sprintf("%d of %d nodes by nodePlugins.nodeSelector", len(nodes), len(s.Nodes))
+	switch {
+	case !s.Reads("nodes"):
+		return c.notSeen("nodes cannot be listed")
+	case len(s.Nodes) == 0: // an autoscaler may bring some for the first pod
+		return c.is(Warning, "PluginNotPlaced", count+": the cluster has no node")
+	case len(nodes) == 0:
+		return c.is(Fails, "PluginNotPlaced", count)
+	}
+	var kept []string
+	for _, n := range nodes {
+		for _, t := range n.Spec.Taints {
+			if t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/") &&
+				!slices.ContainsFunc(v.NodePlugins.Tolerations, func(o corev1.Toleration) bool {
+					return (o.Key == "" || o.Key == t.Key) && (o.Operator == corev1.TolerationOpExists || o.Value == t.Value) &&
+						(o.Effect == "" || o.Effect == t.Effect)
+				}) {
+				kept = append(kept, n.Name+" ("+t.ToString()+")")
+				break
+			}
+		}
+	}
+	if len(kept) > 0 {
+		return c.is(Warning, "PluginNotPlaced", count+"; taints that nodePlugins.tolerations lacks keep the plugins from "+some(kept))
+	}
+	return c.ok(count)
+}
+
+// each finds the nodes of which bad has something to say.
+func each(s *snapshot.Snapshot, name, good string, nodes []*corev1.Node, result Result, code string, bad func(*corev1.Node) string) Check {
+	c := Check{Name: name}
+	if !s.Reads("nodes") {
+		return c.notSeen("nodes cannot be listed")
+	}
+	var found []string
+	for _, n := range nodes {
+		if why := bad(n); why != "" {
+			found = append(found, n.Name+" ("+why+")")
+		}
+	}
+	if len(found) > 0 {
+		return c.is(result, code, some(found))
+	}
+	return c.ok(good)
+}
+
+func kubelets(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
+	return each(s, "kubelets", needed+" or later", nodes, Fails, "KubeletTooOld", func(n *corev1.Node) string {
+		v, err := version.ParseGeneric(n.Status.NodeInfo.KubeletVersion)
+		if err == nil && v.LessThan(version.MustParseGeneric(needed)) {
+			return n.Status.NodeInfo.KubeletVersion
+		}
+		return ""
+	})
+}
+
+// runtimes judges by the version alone; the Job reads the configuration.
+func runtimes(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
+	return each(s, "container runtimes", "CDI and NRI are on by default in these versions", nodes, Warning, "ContainerRuntimeReadsNoCDI",
+		func(n *corev1.Node) string {
+			name, text, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
+			v, err := version.ParseGeneric(text)
+			switch {
+			case name == "": // the kubelet has not said yet
+				return ""
+			case err != nil:
+				return "unknown: " + n.Status.NodeInfo.ContainerRuntimeVersion
+			case name == "containerd" && v.LessThan(version.MustParseGeneric("1.7.0")):
+				return "containerd " + text + " has no CDI"
+			case name == "containerd" && v.LessThan(version.MustParseGeneric("2.0.0")):
+				return "containerd " + text + " has CDI and NRI off by default"
+			}
+			return ""
+		})
+}
+
+func systems(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
+	return each(s, "operating systems", "Linux on amd64 or arm64", nodes, Fails, "PluginNotPlaced", func(n *corev1.Node) string {
+		info := n.Status.NodeInfo
+		if info.OperatingSystem == "" && info.Architecture == "" { // the kubelet has not said yet
+			return ""
+		}
+		if info.OperatingSystem != "linux" || !slices.Contains([]string{"amd64", "arm64"}, info.Architecture) {
+			return info.OperatingSystem + "/" + info.Architecture
+		}
+		return ""
+	})
+}
+
+func others(s *snapshot.Snapshot, v Values) Check {
+	c := Check{Name: "other drivers"}
+	if !s.Reads("daemonsets.apps") {
+		return c.notSeen("DaemonSets cannot be listed in all namespaces")
+	}
+	var found []string
+	code := "OtherDevicePlugin"
+	for i := range s.DaemonSets {
+		d := &s.DaemonSets[i]
+		switch rivals.Of(d) {
+		case rivals.None:
+			continue
+		case rivals.Driver:
+			code = "OtherDriver"
+		case rivals.DevicePlugin:
+		}
+		found = append(found, d.Namespace+"/"+d.Name)
+	}
+	switch {
+	case len(found) == 0:
+		return c.ok("no other driver or device plugin of these devices")
+	case v.Take:
+		return c.is(Warning, code, some(found)+", in spite of which takeOver installs")
+	}
+	return c.is(Fails, code, some(found)+" would hand out the same devices: uninstall it first")
+}
+
+func security(s *snapshot.Snapshot, namespace string) Check {
+	c := Check{Name: "PodSecurity"}
+	for i := range s.Namespaces {
+		if s.Namespaces[i].Name != namespace {
+			continue
+		}
+		if level := s.Namespaces[i].Labels["pod-security.kubernetes.io/enforce"]; level == "baseline" || level == "restricted" {
+			return c.is(Fails, "PodSecurityRefuses",
+				fmt.Sprintf("namespace %s enforces %s, and node plugins mount directories of the node: label it privileged", namespace, level))
+		}
+		return c.ok("namespace " + namespace + " has no level that refuses node plugins")
+	}
+	if !s.Reads("namespaces") {
+		return c.notSeen("namespaces cannot be listed")
+	}
+	return c.notSeen("namespace " + namespace +
+		" is not there yet: where the cluster enforces a level by default, label it pod-security.kubernetes.io/enforce=privileged")
+}
+
+func quota(s *snapshot.Snapshot, namespace string) Check {
+	c := Check{Name: "quota"}
+	for i := range s.Quotas {
+		q := &s.Quotas[i]
+		pods, has := q.Spec.Hard[corev1.ResourcePods]
+		if q.Namespace == namespace && has && int(pods.Value()) < len(s.Nodes) {
+			return c.is(Fails, "QuotaExceeded",
+				fmt.Sprintf("ResourceQuota %s allows %d pods, fewer than there are nodes", q.Name, pods.Value()))
+		}
+	}
+	if !s.Reads("resourcequotas") {
+		return c.notSeen("ResourceQuotas cannot be listed")
+	}
+	return c.ok("no ResourceQuota on the number of pods is too small")
+}
+
+// hardware counts what node-feature-discovery labelled.
+func hardware(s *snapshot.Snapshot, nodes []*corev1.Node) Check {
+	c := Check{Name: "hardware"}
+	gpus, nics, labelled := 0, 0, false
+	for _, n := range nodes {
+		gpu, nic := false, false
+		for key := range n.Labels {
+			labelled = labelled || strings.HasPrefix(key, "feature.node.kubernetes.io/")
+			gpu = gpu || strings.HasPrefix(key, "feature.node.kubernetes.io/pci-") && strings.Contains(key, "10de")
+			nic = nic || strings.HasPrefix(key, "feature.node.kubernetes.io/pci-") && strings.Contains(key, "15b3")
+		}
+		if gpu {
+			gpus++
+		}
+		if nic {
+			nics++
+		}
+	}
+	if !labelled || !s.Reads("nodes") {
+		return c.notSeen("no node carries labels of node-feature-discovery")
+	}
+	return c.ok(fmt.Sprintf("%d nodes with NVIDIA's PCI functions, %d with Mellanox's", gpus, nics))
+}

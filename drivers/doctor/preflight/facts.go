@@ -1,0 +1,107 @@
+package preflight
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"gpufabric.io/drivers/doctor/snapshot"
+)
+
+// Facts are what a pod of the Job saw of its node's machine. They travel as JSON in the pod's termination message, which has room for 4,096
+// bytes, so that the pod needs no right at all at the API server.
+type Facts struct {
+	// GPUs counts NVIDIA's GPUs on the PCI bus, Nodes the device nodes /dev/nvidia0 and its like.
+	GPUs  int `json:"gpus"`
+	Nodes int `json:"nodes"`
+	// Driver is the version of NVIDIA's kernel modules; empty: none is loaded.
+	Driver string `json:"driver,omitempty"`
+	// Trouble is a finding's code of what is wrong with the driver, Says the words; empty: nothing.
+	Trouble string `json:"trouble,omitempty"`
+	Says    string `json:"says,omitempty"`
+	// Channels is how many IMEX channels the driver made.
+	Channels int `json:"channels"`
+	// RDMA counts RDMA devices, Mellanox the Mellanox network functions on the PCI bus.
+	RDMA     int `json:"rdma"`
+	Mellanox int `json:"mellanox"`
+	// CDI and NRI are what containerd's configuration says of them: "on", "off", or empty, where it says nothing or was not read.
+	CDI string `json:"cdi,omitempty"`
+	NRI string `json:"nri,omitempty"`
+	// Unread names what could not be read, a sentence each.
+	Unread []string `json:"unread,omitempty"`
+}
+
+const (
+	// maxMessage is the kubelet's bound on a termination message, in bytes.
+	maxMessage = 4096
+	// maxWords bounds the texts in Facts, in bytes, so that the whole stays below maxMessage even where JSON escapes every one of them by six.
+	maxWords = 400
+)
+
+// Encode is what a pod writes.
+func (f Facts) Encode() []byte {
+	f.Says = f.Says[:min(len(f.Says), maxWords)]
+	f.Says = strings.ToValidUTF8(f.Says, "")
+	var unread []string
+	left := maxWords / 2
+	for _, u := range f.Unread {
+		if left -= len(u); left < 0 {
+			break
+		}
+		unread = append(unread, u)
+	}
+	f.Unread = unread
+	text, err := json.Marshal(f)
+	if err != nil || len(text) > maxMessage { // numbers and bounded texts
+		return []byte("{}")
+	}
+	return text
+}
+
+// told is what became of the Job's pod on a node.
+type told struct {
+	facts *Facts
+	// why there are none.
+	why string
+}
+
+// tell reads what the Job's pods in a namespace said, by node. A newer pod on a node takes the place of an older one.
+func tell(s *snapshot.Snapshot, namespace string) map[string]told {
+	out := map[string]told{}
+	at := map[string]*corev1.Pod{}
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if p.Namespace != namespace || p.Labels["app.kubernetes.io/name"] != snapshot.PreflightJobs || p.Spec.NodeName == "" {
+			continue
+		}
+		if before := at[p.Spec.NodeName]; before != nil && p.CreationTimestamp.Before(&before.CreationTimestamp) {
+			continue
+		}
+		at[p.Spec.NodeName] = p
+		out[p.Spec.NodeName] = said(p)
+	}
+	return out
+}
+
+func said(p *corev1.Pod) told {
+	for _, status := range p.Status.ContainerStatuses {
+		if w := status.State.Waiting; w != nil && w.Reason != "" {
+			return told{why: "its pod waits: " + w.Reason}
+		}
+		ended := status.State.Terminated
+		if ended == nil {
+			continue
+		}
+		if ended.ExitCode != 0 {
+			return told{why: fmt.Sprintf("its pod ended with exit code %d: see its log", ended.ExitCode)}
+		}
+		var facts Facts
+		if err := json.Unmarshal([]byte(ended.Message), &facts); err != nil {
+			return told{why: "what its pod wrote cannot be read: " + err.Error()}
+		}
+		return told{facts: &facts}
+	}
+	return told{why: "its pod is " + string(p.Status.Phase)}
+}

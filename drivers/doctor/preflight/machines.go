@@ -1,0 +1,220 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"gpufabric.io/drivers/doctor/findings"
+	"gpufabric.io/drivers/doctor/snapshot"
+)
+
+// oldestForDomains is the first driver that compute domains work with (see the compute domain plugin's minimumDriver).
+const oldestForDomains = "570.158.01"
+
+// machine is a node whose pod of the Job has spoken.
+type machine struct {
+	node string
+	Facts
+}
+
+// machines makes the checks that need what the Job's pods saw.
+func machines(s *snapshot.Snapshot, v Values, namespace string, nodes []*corev1.Node) []Check {
+	c := Check{Name: "machines"}
+	if !s.Reads("pods") {
+		return []Check{c.notSeen("pods cannot be listed, which carry what the Jobs of --print-jobs saw")}
+	}
+	if len(nodes) == 0 {
+		return []Check{c.notSeen("no node is selected that could say what it has")}
+	}
+	by := tell(s, namespace)
+	var all []machine
+	var silent []string
+	for _, n := range nodes {
+		switch t, has := by[n.Name]; {
+		case t.facts != nil:
+			all = append(all, machine{n.Name, *t.facts})
+		case has:
+			silent = append(silent, n.Name+" ("+t.why+")")
+		default:
+			silent = append(silent, n.Name)
+		}
+	}
+	count := fmt.Sprintf("%d of %d nodes have said what they have", len(all), len(nodes))
+	switch {
+	case len(all) == 0:
+		c = c.notSeen("no node has said what it has: gpufabric doctor preflight --print-jobs | kubectl create -f -, and ask again")
+		if len(by) > 0 {
+			c.Detail = count + "; not " + some(silent)
+		}
+		return []Check{c}
+	case len(silent) > 0:
+		c = c.notSeen(count + "; not " + some(silent))
+	default:
+		c = c.ok(count)
+	}
+	return slices.Concat([]Check{c}, driverChecks(all, v), []Check{runtimeConfiguration(all, v)}, rdmaChecks(all, v), unread(all))
+}
+
+// unread names what pods could not read of their nodes: what would be seen there is not in the other checks.
+func unread(all []machine) []Check {
+	var found []string
+	for _, m := range all {
+		if len(m.Unread) > 0 {
+			found = append(found, m.node+" ("+m.Unread[0]+")")
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return []Check{Check{Name: "unread on nodes"}.notSeen(some(found))}
+}
+
+// of finds the machines of which bad has something to say.
+func of(all []machine, name, good string, result Result, code string, bad func(machine) string) Check {
+	var found []string
+	for _, m := range all {
+		if why := bad(m); why != "" {
+			found = append(found, m.node+" ("+why+")")
+		}
+	}
+	c := Check{Name: name}
+	if len(found) > 0 {
+		return c.is(result, code, some(found))
+	}
+	return c.ok(good)
+}
+
+// driverChecks look at NVIDIA's driver where a component is on that needs it.
+func driverChecks(all []machine, v Values) []Check {
+	if !v.useGPUs() {
+		return nil
+	}
+	driver := troubles(all)
+	if driver.Result == OK && v.Domains.Enabled {
+		if old := of(all, driver.Name, driver.Detail, Fails, "DriverTooOld", tooOld); old.Result != OK {
+			driver = old
+		}
+	}
+	checks := []Check{driver, acrossNodes(all), of(all, "GPU device nodes", "as many as GPUs on the PCI bus", Warning, "GPUsIncomplete",
+		func(m machine) string {
+			if m.Driver != "" && m.Nodes < m.GPUs {
+				return fmt.Sprintf("%d GPUs, %d of /dev/nvidia0 and its like", m.GPUs, m.Nodes)
+			}
+			return ""
+		})}
+	if v.Domains.Enabled {
+		checks = append(checks, of(all, "IMEX channels", "the driver makes them", Warning, "NoIMEXChannels", func(m machine) string {
+			if m.Driver != "" && m.GPUs > 0 && m.Channels == 0 {
+				return "none"
+			}
+			return ""
+		}))
+	}
+	return checks
+}
+
+// troubles is the check of the driver itself. Nodes without a GPU need none.
+func troubles(all []machine) Check {
+	c := Check{Name: "NVIDIA's driver"}
+	gpus := 0
+	var found []string
+	code := ""
+	for _, m := range all {
+		if m.GPUs == 0 && m.Driver == "" {
+			continue
+		}
+		gpus++
+		if m.Trouble == "" {
+			continue
+		}
+		// A code that is none of ours was not written by the Job.
+		if _, known := findings.Find(m.Trouble); known && code == "" {
+			code = m.Trouble
+		}
+		found = append(found, m.node+" ("+cmp.Or(m.Says, m.Trouble)+")")
+	}
+	switch {
+	case len(found) > 0:
+		return c.is(Fails, cmp.Or(code, "DriverFailed"), some(found))
+	case gpus == 0:
+		return c.is(Warning, "DriverNotFound", "no node has an NVIDIA GPU on its PCI bus")
+	}
+	return c.ok(fmt.Sprintf("there and loaded on %d nodes", gpus))
+}
+
+func tooOld(m machine) string {
+	v, err := version.ParseGeneric(m.Driver)
+	if err == nil && v.LessThan(version.MustParseGeneric(oldestForDomains)) {
+		return m.Driver + "; compute domains need " + oldestForDomains
+	}
+	return ""
+}
+
+// acrossNodes compares the drivers' versions.
+func acrossNodes(all []machine) Check {
+	c := Check{Name: "driver versions"}
+	by := map[string][]string{}
+	for _, m := range all {
+		if m.Driver != "" {
+			by[m.Driver] = append(by[m.Driver], m.node)
+		}
+	}
+	versions := slices.Sorted(maps.Keys(by))
+	switch len(versions) {
+	case 0:
+		return c.notSeen("no node has loaded a driver")
+	case 1:
+		return c.ok(versions[0])
+	}
+	var texts []string
+	for _, v := range versions {
+		texts = append(texts, fmt.Sprintf("%s on %s", v, some(by[v])))
+	}
+	return c.is(Warning, "DriverVersionsAcrossNodes", some(texts))
+}
+
+// runtimeConfiguration reads what containerd's configuration says.
+func runtimeConfiguration(all []machine, v Values) Check {
+	c := of(all, "containerd's configuration", "nothing in it switches CDI or NRI off", Fails, "ContainerRuntimeReadsNoCDI",
+		func(m machine) string {
+			if m.CDI == "off" {
+				return "enable_cdi = false"
+			}
+			return ""
+		})
+	if c.Result == OK && v.RDMA.Enabled {
+		c = of(all, c.Name, c.Detail, Warning, "NotExclusive", func(m machine) string {
+			if m.NRI == "off" {
+				return "NRI is off, and RDMA claims with network: Exclusive need it"
+			}
+			return ""
+		})
+	}
+	return c
+}
+
+// rdmaChecks look at RDMA devices where RDMA is on.
+func rdmaChecks(all []machine, v Values) []Check {
+	if !v.RDMA.Enabled {
+		return nil
+	}
+	devices := 0
+	for _, m := range all {
+		devices += m.RDMA
+	}
+	c := of(all, "RDMA devices", fmt.Sprintf("%d on %d nodes", devices, len(all)), Warning, "NoMatchingDevices", func(m machine) string {
+		if m.Mellanox > 0 && m.RDMA == 0 {
+			return "Mellanox's PCI functions, and no RDMA device: load mlx5_ib"
+		}
+		return ""
+	})
+	if c.Result == OK && devices == 0 {
+		c = c.is(Warning, "NoMatchingDevices", "no node has an RDMA device")
+	}
+	return []Check{c}
+}

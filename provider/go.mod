@@ -21,6 +21,11 @@ require (
 require k8s.io/apiextensions-apiserver v0.36.2
 
 require (
+	github.com/evanphx/json-patch/v5 v5.9.11 // indirect
+	sigs.k8s.io/controller-runtime v0.24.1 // indirect
+)
+
+require (
 	dario.cat/mergo v1.0.1 // indirect
 	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
 	github.com/BurntSushi/toml v1.6.0 // indirect

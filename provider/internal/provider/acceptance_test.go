@@ -16,7 +16,7 @@ import (
 // TestAgainstAPIServer runs every resource by a real Terraform against a real API server. One server serves all: each test keeps to
 // names of its own.
 //
-//shows:tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
+//shows:doctor-preflight tf-actions tf-data tf-destroy tf-opentofu tf-plans tf-refusals tf-resources tf-secrets
 func TestAgainstAPIServer(t *testing.T) {
 	needTerraform(t)
 	rc := buildProvider(t)
@@ -37,6 +37,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		{"driver stack", testDriverStack},
 		{"driver stack in trouble", testDriverStackTrouble},
 		{"upgrades of the driver stack", built(testUpgradeAdvice)},
+		{"preflight of the driver stack", built(testPreflight)},
 		{"secret values", testSecretValues},
 		{"secrets on every way out", built(testCanaries)},
 		{"compute domain", testComputeDomain},

@@ -12,7 +12,7 @@ import (
 
 // ModifyPlan reads the chart from disk and plans what it will make of the release: an upgrade where chart or values differ from what the
 // last refresh saw in the cluster, a repair where objects drifted, a new wait where the last one ran out. Of an upgrade it warns what is
-// disturbed, if the cluster answers.
+// disturbed, and of both an install and an upgrade what would not work, if the cluster answers.
 func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() {
 		return
@@ -47,6 +47,9 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 	plan.Drift = stringList(nil)
 	if req.State.Raw.IsNull() {
 		plan.forgetRelease()
+		if known {
+			resp.Diagnostics.Append(plan.planPreflight(ctx, r.connection, spec)...)
+		}
 		resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
 		return
 	}
@@ -62,6 +65,9 @@ func (r *driverStackResource) ModifyPlan(ctx context.Context, req resource.Modif
 		}
 	} else {
 		plan.forgetRelease()
+		if known {
+			resp.Diagnostics.Append(plan.planPreflight(ctx, r.connection, spec)...)
+		}
 		if known && len(resp.RequiresReplace) == 0 {
 			resp.Diagnostics.Append(adviseUpgrade(ctx, r.connection, spec)...)
 		}

@@ -63,7 +63,7 @@ func (r *driverStackResource) Create(ctx context.Context, req resource.CreateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, installed, secret := r.apply(ctx, &m, install, timeout, &resp.Diagnostics)
+	manager, installed, secret := r.apply(ctx, &m, true, install, timeout, &resp.Diagnostics)
 	if installed == nil {
 		return
 	}
@@ -98,7 +98,7 @@ func (r *driverStackResource) Update(ctx context.Context, req resource.UpdateReq
 	resp.Diagnostics.Append(diags...)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	manager, upgraded, secret := r.apply(ctx, &m, upgradeIfNeeded, timeout, &resp.Diagnostics)
+	manager, upgraded, secret := r.apply(ctx, &m, !m.sameRelease(&state), upgradeIfNeeded, timeout, &resp.Diagnostics)
 	if upgraded == nil {
 		r.observeFailure(ctx, manager, &state, append(secret, recallSecrets(ctx, req.Private, &resp.Diagnostics)...), resp)
 		return
@@ -237,8 +237,9 @@ func (r *driverStackResource) ImportState(ctx context.Context, req resource.Impo
 	importKey(ctx, true, "driver stack", req, resp)
 }
 
-// apply runs install or upgrade and reports what went wrong; the release is nil then. secret names the values that are not to be shown.
-func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, act operation,
+// apply runs install or upgrade, where it changes the release after the preflight, and reports what went wrong; the release is nil then.
+// secret names the values that are not to be shown.
+func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, changes bool, act operation,
 	hooks time.Duration, diags *diag.Diagnostics) (manager *release.Manager, applied *release.Release, secret []string) {
 	doing := "install driver stack " + m.Namespace.ValueString() + "/" + m.Name.ValueString()
 	spec, known := m.wanted(ctx, diags)
@@ -258,6 +259,11 @@ func (r *driverStackResource) apply(ctx context.Context, m *driverStackModel, ac
 		return nil, nil, nil
 	}
 	manager = release.NewManager(client, spec.Namespace)
+	if changes {
+		if diags.Append(m.applyPreflight(ctx, r.connection, spec)...); diags.HasError() {
+			return manager, nil, spec.Secret
+		}
+	}
 	applied, err = act(ctx, manager, spec, hooks)
 	if err != nil {
 		addError(diags, doing, err)

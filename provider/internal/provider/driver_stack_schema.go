@@ -30,6 +30,7 @@ type driverStackModel struct {
 	Hardware        types.Object   `tfsdk:"hardware"`
 	RemoveCRDs      types.Bool     `tfsdk:"remove_crds"`
 	WaitFor         types.String   `tfsdk:"wait_for"`
+	Preflight       types.String   `tfsdk:"preflight"`
 	Timeouts        timeouts.Value `tfsdk:"timeouts"`
 
 	ChartVersion    types.String `tfsdk:"chart_version"`
@@ -171,6 +172,16 @@ func driverStackSchema(ctx context.Context) schema.Schema {
 				Default:             stringdefault.StaticString(waitRollout),
 				Validators:          []validator.String{stringvalidator.OneOf(waitRollout, waitNone)},
 				MarkdownDescription: "`rollout`, the default, waits until every Deployment and DaemonSet of the release runs; `none` does not wait.",
+			},
+			"preflight": schema.StringAttribute{
+				Optional:   true,
+				Validators: []validator.String{stringvalidator.OneOf(preflightFail, preflightWarn, preflightOff)},
+				MarkdownDescription: "What `gpufabric doctor preflight` is for, which says what would not work on this cluster with these values: " +
+					"Kubernetes too old, other drivers, PodSecurity, quota, nodes that no plugin reaches, and what the Jobs of " +
+					"`gpufabric doctor preflight --print-jobs` saw of the nodes' drivers. `warn`, the default, says so when an install or an " +
+					"upgrade is planned and the cluster answers; `fail` refuses the plan, and the apply before it changes anything; `off` does " +
+					"not look. It reads nodes, DaemonSets, namespaces, ResourceQuotas and the Jobs' pods with the provider's rights. What these do " +
+					"not let it see fails nothing.",
 			},
 			"timeouts": timeoutsAttribute(ctx),
 

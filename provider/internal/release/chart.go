@@ -80,6 +80,19 @@ func (c *Chart) CheckValues(values map[string]any) error {
 	return c.checkTogether(merged)
 }
 
+// Values are values over the chart's own, as its templates see them, in YAML.
+func (c *Chart) Values(values map[string]any) ([]byte, error) {
+	merged, err := chartutil.CoalesceValues(c.chart, deepCopy(values))
+	if err != nil {
+		return nil, fmt.Errorf("merge the values with the chart's defaults: %w", err)
+	}
+	text, err := merged.YAML()
+	if err != nil {
+		return nil, fmt.Errorf("write the merged values: %w", err)
+	}
+	return []byte(text), nil
+}
+
 // checkTogether runs the chart's own check of its values, the named template NAME.check.values, where it has one. That needs no cluster;
 // its other checks do.
 func (c *Chart) checkTogether(values chartutil.Values) error {

@@ -202,6 +202,7 @@ build-hook: prerequisites
 .PHONY: build-gpufabric
 build-gpufabric: prerequisites
 	cd drivers && $(GO) build $(PROGRAM_FLAGS) -o ../bin/gpufabric ./cmd/gpufabric
+	@ln -sf gpufabric bin/kubectl-gpufabric
 
 .PHONY: build-provider
 build-provider: prerequisites

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,7 @@ var Version = "dev"
 func Run(ctx context.Context, host Host, args ...string) error {
 	root := &cobra.Command{
 		Use:           "gpufabric",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: name(host.Called)},
 		Short:         "GPU fabric for Kubernetes: NVLink compute domains, RDMA pools and GPU slices",
 		Version:       Version,
 		SilenceUsage:  true,
@@ -52,9 +54,20 @@ func Run(ctx context.Context, host Host, args ...string) error {
 		root.AddCommand(role)
 	}
 	if err := root.ExecuteContext(ctx); err != nil {
-		return fmt.Errorf("gpufabric %s: %w", strings.Join(args[:min(1, len(args))], ""), err)
+		return fmt.Errorf("%s %s: %w", name(host.Called), strings.Join(args[:min(1, len(args))], ""), err)
 	}
 	return nil
+}
+
+// plugin is the name under which kubectl finds the program on the PATH, and runs it for `kubectl gpufabric`.
+const plugin = "kubectl-gpufabric"
+
+// name is what a person typed to run the program.
+func name(called string) string {
+	if filepath.Base(called) == plugin {
+		return "kubectl gpufabric"
+	}
+	return "gpufabric"
 }
 
 // flagsOnly refuses what is no flag. Most often it is the value of a boolean flag behind a space, which cobra would call an unknown

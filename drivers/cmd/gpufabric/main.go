@@ -18,7 +18,7 @@ func main() {
 	defer stop()
 	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // what has no logger of its role's escapes what tenants wrote, too
 	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
-	if err := program.Run(ctx, program.Host{}, os.Args[1:]...); err != nil {
+	if err := program.Run(ctx, program.Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
 		stop()
 		os.Exit(program.Status(os.Stderr, err)) //nolint:gocritic // stop was called
 	}

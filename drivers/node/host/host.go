@@ -22,6 +22,7 @@ import (
 
 // Host is what a role may ask of the machine it runs on; the zero value is the real machine.
 type Host struct {
+	Called         string                                    // the name by which the program was called (argv[0]); empty: gpufabric
 	Getenv         func(string) string                       // nil: os.Getenv
 	Stdout, Stderr io.Writer                                 // nil: os.Stdout, os.Stderr
 	NVML           func(driverRoot string) nvmllib.Interface // nil: go-nvml on the libnvidia-ml.so.1 of the driver that is found

@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
 const (
@@ -17,15 +20,18 @@ const (
 	bytesOfLog = 256 << 10
 )
 
-// Logs reads the last lines of gpufabric's own pods, those that are not ready first. A log that cannot be read is a file that says why.
-func (r *Reader) Logs(ctx context.Context, s *Snapshot) ([]File, error) {
+// Logs reads the last lines of gpufabric's own pods, those that are not ready first. A log that cannot be read is a file that says why. Own
+// are pods with gpufabric's labels in the namespaces of ownNamespaces.
+func (r *Reader) Logs(ctx context.Context, s *Snapshot, system string) ([]File, error) {
 	client, err := kubernetes.NewForConfig(r.config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for logs: %w", err)
 	}
+	there := ownNamespaces(s, system)
 	var own []*corev1.Pod
 	for i := range s.Pods {
-		if p := &s.Pods[i]; p.Labels["app.kubernetes.io/name"] == "gpufabric" || p.Labels["resource.nvidia.com/computeDomain"] != "" {
+		p := &s.Pods[i]
+		if there[p.Namespace] && (p.Labels[labelName] == "gpufabric" || p.Labels[v1beta1.LabelComputeDomain] != "") {
 			own = append(own, p)
 		}
 	}
@@ -49,4 +55,34 @@ func ready(p *corev1.Pod) int {
 		}
 	}
 	return 0
+}
+
+// ownNamespaces are the namespaces where gpufabric's own pods are: system, and those where a node plugin's DaemonSet is, because the
+// release may be elsewhere and the RDMA and vGPU plugins may be in a namespace of their own. A label on a pod alone is anybody's, and what
+// a tenant's program writes is the tenant's.
+func ownNamespaces(s *Snapshot, system string) map[string]bool {
+	out := map[string]bool{system: true}
+	for i := range s.DaemonSets {
+		labels := s.DaemonSets[i].Labels
+		if labels["app.kubernetes.io/part-of"] == "gpufabric" && strings.HasSuffix(labels["app.kubernetes.io/component"], "-plugin") {
+			out[s.DaemonSets[i].Namespace] = true
+		}
+	}
+	return out
+}
+
+// silence drops what containers wrote from pods that have gpufabric's labels and are not gpufabric's.
+func (s *Snapshot) silence(system string) {
+	own := ownNamespaces(s, system)
+	for i := range s.Pods {
+		p := &s.Pods[i]
+		if own[p.Namespace] {
+			continue
+		}
+		for _, statuses := range [][]corev1.ContainerStatus{p.Status.ContainerStatuses, p.Status.InitContainerStatuses} {
+			for i := range statuses {
+				reduceStatus(&statuses[i], false)
+			}
+		}
+	}
 }

@@ -46,6 +46,7 @@ func (r *Reader) Read(ctx context.Context, scope Scope) (*Snapshot, error) {
 	}
 	_ = group.Wait() // what fails is noted as unread
 	s.tidy()
+	s.silence(scope.System)
 	requests, throttled, skew := r.meter.read()
 	s.Server.Requests, s.Server.Throttled, s.Server.Skew = requests, throttled, skew
 	s.Server.Taken = time.Now().Add(-skew)

@@ -315,6 +315,9 @@ func TestHostileObjectsAreOnlyText(t *testing.T) {
 	v.await("the queue", `document.getElementById('queue').textContent.includes('<script>')`)
 	v.run(chromedp.Evaluate(`document.querySelector('[data-key=name]').click()`, nil))
 	v.await("the node's note", `document.getElementById('details').textContent.includes('<script>')`)
+	v.run(chromedp.Evaluate(`document.getElementById('doctor-ask').click()`, nil))
+	v.await("the doctor's answer", `document.getElementById('doctor-answer').textContent.includes('NodeNotReady') && `+
+		`document.getElementById('doctor-answer').textContent.includes('<script>')`)
 	v.run(chromedp.Evaluate(`document.querySelector('[data-key="gpu/gpu-0"]').click()`, nil))
 	v.await("the GPU's product", `document.getElementById('details').textContent.includes('onerror=alert')`)
 	var made int

@@ -46,6 +46,7 @@ func handler(settings Settings, sessions *sessions) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", http.FileServerFS(files))
 	mux.HandleFunc("/api/stream", sessions.stream)
+	mux.HandleFunc("/api/doctor", sessions.doctor)
 	guarded := guard(settings.Hosts, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/healthz" { // the kubelet asks by the pod's address

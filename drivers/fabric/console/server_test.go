@@ -67,7 +67,8 @@ func ask(t *testing.T, method, address string, edit func(*http.Request)) (status
 func TestEveryFileOfThePageIsServedUnderAStrictPolicy(t *testing.T) {
 	address := serving(t, local())
 	for file, kind := range map[string]string{"/": "text/html", "/main.js": "text/javascript", "/racks.js": "text/javascript",
-		"/details.js": "text/javascript", "/keys.js": "text/javascript", "/stream.js": "text/javascript", "/dom.js": "text/javascript",
+		"/details.js": "text/javascript", "/doctor.js": "text/javascript",
+		"/keys.js": "text/javascript", "/stream.js": "text/javascript", "/dom.js": "text/javascript",
 		"/page.css": "text/css", "/icon.svg": "image/svg+xml"} {
 		status, header, body := ask(t, http.MethodGet, address+file, nil)
 		policy := header.Get("Content-Security-Policy")

@@ -43,6 +43,8 @@ type sessions struct {
 	ctx      context.Context //nolint:containedctx // sessions outlive the request that begins them, and end with the server
 	settings Settings
 	asking   chan struct{}
+	// examining bounds the answers of the doctor that are made at once.
+	examining chan struct{}
 
 	mu      sync.Mutex
 	all     map[[sha256.Size]byte]*session
@@ -50,7 +52,8 @@ type sessions struct {
 }
 
 func newSessions(ctx context.Context, settings Settings) *sessions {
-	return &sessions{ctx: ctx, settings: settings, asking: make(chan struct{}, questions), all: map[[sha256.Size]byte]*session{}}
+	return &sessions{ctx: ctx, settings: settings, asking: make(chan struct{}, questions),
+		examining: make(chan struct{}, examinations), all: map[[sha256.Size]byte]*session{}}
 }
 
 func (s *sessions) wait() { s.running.Wait() }
@@ -90,38 +93,59 @@ func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error)
 	return review.Status.UserInfo.Username, nil
 }
 
-// enter finds or begins the session of a request; it is to be left again.
-func (s *sessions) enter(r *http.Request) (*session, int, error) {
+// viewer finds with whose rights a request is answered, and asks the API server who that is. The status is that of a refusal.
+func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, status int, err error) {
 	token := bearer(r)
-	config := s.settings.Config
+	config = s.settings.Config
 	switch {
 	case token == "":
-		return nil, http.StatusUnauthorized, errors.New("the request brings no key")
+		return nil, "", http.StatusUnauthorized, errors.New("the request brings no key")
 	case s.settings.Key != "" && !same(token, s.settings.Key):
-		return nil, http.StatusUnauthorized, errors.New("the key is not this page's: open the address that `gpufabric console` printed")
+		return nil, "", http.StatusUnauthorized, errors.New("the key is not this page's: open the address that `gpufabric console` printed")
 	case s.settings.Key == "":
 		config = rest.AnonymousClientConfig(config)
 		config.BearerToken = token
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), asking)
 	defer cancel()
-	// Every stream asks again: a session that still stands says nothing of a token that was revoked.
-	user, err := s.who(ctx, config)
+	// Every request asks again: a session that still stands says nothing of a token that was revoked.
+	user, err = s.who(ctx, config)
 	if errors.Is(err, errUnknown) {
-		return nil, http.StatusUnauthorized, err
+		return nil, "", http.StatusUnauthorized, err
 	}
 	if err != nil && s.settings.Key == "" {
-		return nil, http.StatusBadGateway, err
+		return nil, "", http.StatusBadGateway, err
+	}
+	return config, user, http.StatusOK, nil
+}
+
+// deny refuses a request, and says what it should have brought.
+func (s *sessions) deny(w http.ResponseWriter, status int, err error) {
+	wants := "key"
+	if s.settings.Key == "" {
+		wants = "token"
+	}
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="gpufabric"`)
+	}
+	answer(w, status, refusal{Error: err.Error(), Wants: wants})
+}
+
+// enter finds or begins the session of a request; it is to be left again.
+func (s *sessions) enter(r *http.Request) (*session, int, error) {
+	config, user, status, err := s.viewer(r)
+	if err != nil {
+		return nil, status, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := sha256.Sum256([]byte(token))
+	key := sha256.Sum256([]byte(bearer(r)))
 	current := s.all[key]
 	if current == nil || current.ctx.Err() != nil {
 		if len(s.all) >= s.settings.Viewers {
 			return nil, http.StatusServiceUnavailable, fmt.Errorf("%d viewers look already, and more would take more memory (--viewers)", len(s.all))
 		}
-		if current, err = s.begin(key, config, user); err != nil { //nolint:contextcheck // it outlives the request
+		if current, err = s.begin(key, config, user); err != nil {
 			return nil, http.StatusInternalServerError, err
 		}
 	}
@@ -276,16 +300,9 @@ func (s *session) show(ctx context.Context, picture *fabric.Picture, settled boo
 
 // stream serves one page with server-sent events, which it reads by fetch: an EventSource brings no Authorization.
 func (s *sessions) stream(w http.ResponseWriter, r *http.Request) {
-	current, status, err := s.enter(r)
+	current, status, err := s.enter(r) //nolint:contextcheck // a session outlives the request that begins it
 	if err != nil {
-		wants := "key"
-		if s.settings.Key == "" {
-			wants = "token"
-		}
-		if status == http.StatusUnauthorized {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="gpufabric"`)
-		}
-		answer(w, status, refusal{Error: err.Error(), Wants: wants})
+		s.deny(w, status, err)
 		return
 	}
 	defer s.leave(current)

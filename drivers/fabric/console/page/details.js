@@ -1,6 +1,7 @@
 // What is known of the node, GPU, port or domain that was chosen.
 
 import {byId, element, gibibytes, plural, table} from './dom.js';
+import {Doctor} from './doctor.js';
 import {holder} from './racks.js';
 
 export class Details {
@@ -9,6 +10,7 @@ export class Details {
     this.chosen = null; // {kind, node, key} or {kind: 'domain', name}
     this.domains = new Map();
     this.from = null;
+    this.doctor = new Doctor();
     byId('close').addEventListener('click', () => this.close());
   }
 
@@ -16,6 +18,7 @@ export class Details {
     this.chosen = chosen;
     this.from = from;
     byId('details').hidden = false;
+    this.doctor.about(...(chosen.kind === 'domain' ? ['domain', chosen.name] : ['node', chosen.node]));
     this.draw();
     byId('details').focus();
   }
@@ -63,8 +66,7 @@ export class Details {
       facts([['Ready', d.ready ? 'yes' : 'no'], ['Why', d.why], ['Nodes', `${d.up} of ${Math.max(d.wanted, (d.members || []).length)} ready`],
         ['Joining', (d.joining || []).join(', ')]]),
       d.members?.length ? table('Members', ['Node', 'Index', 'Clique', 'Ready'],
-        d.members.map((m) => [m.node, m.index, m.clique || '', m.ready ? 'yes' : 'no'])) : null,
-      ask('domain', d.name)];
+        d.members.map((m) => [m.node, m.index, m.clique || '', m.ready ? 'yes' : 'no'])) : null];
   }
 }
 
@@ -91,10 +93,6 @@ function holds(all) {
       h.bandwidth && `${h.bandwidth} Gb/s`].filter(Boolean).join(', '), holder(h), h.claim]));
 }
 
-function ask(kind, name) {
-  return element('p', {}, 'Why, and what to do: ', element('code', {text: `gpufabric doctor ${kind} ${name}`}));
-}
-
 function nodeDetails(n) {
   const count = (s) => (n.gpus || []).filter((g) => g.state === s).length;
   const states = ['free', 'partly', 'held', 'tainted', 'broken'].filter(count).map((s) => `${count(s)} ${s}`).join(', ');
@@ -106,8 +104,7 @@ function nodeDetails(n) {
     n.imex?.length ? element('h3', {text: 'IMEX'}) : null, holds(n.imex),
     n.gone?.length ? element('h3', {text: 'Held, and not published any more'}) : null, holds(n.gone),
     n.counted?.length ? table('Extended resources', ['Resource', 'Requested', 'Allocatable', 'Pods'],
-      n.counted.map((c) => [c.resource, c.requested, c.allocatable, (c.pods || []).join(', ')])) : null,
-    ask('node', n.name)];
+      n.counted.map((c) => [c.resource, c.requested, c.allocatable, (c.pods || []).join(', ')])) : null];
 }
 
 function gpuDetails(n, g) {
@@ -115,7 +112,7 @@ function gpuDetails(n, g) {
     facts([['State', g.state], ['Product', g.product], ['Index', g.index], ['UUID', g.uuid], ['Memory', gibibytes(g.memory)],
       ['Offered', (g.offers || []).join(', ')], ['MIG slices', g.memorySlices], ['Shares', g.shares], ['Clique', g.clique || n.clique],
       ['NVLink', g.nvlink], ['PCI', g.pci], ['Switch', g.switch], ['PCIe root', g.root], ['NUMA node', g.numa], ['Taints', taints(g.taints)]]),
-    holds(g.holds), ask('node', n.name)];
+    holds(g.holds)];
 }
 
 function portDetails(n, p) {
@@ -123,5 +120,5 @@ function portDetails(n, p) {
     facts([['State', p.state], ['Port', p.port], ['Interface', p.interface], ['Link', p.linkLayer], ['Rate', p.rateGbps ? `${p.rateGbps} Gb/s` : ''],
       ['Rail', p.rail], ['Pool', p.pool], ['Slots', p.slots], ['PCI', p.pci], ['Switch', p.switch], ['PCIe root', p.root], ['NUMA node', p.numa],
       ['Taints', taints(p.taints)]]),
-    holds(p.holds), ask('node', n.name)];
+    holds(p.holds)];
 }

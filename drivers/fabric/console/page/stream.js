@@ -16,6 +16,20 @@ export function signIn(text) {
   token = text.trim();
 }
 
+function headers() {
+  return token ? {Authorization: `Bearer ${token}`} : {};
+}
+
+// get reads an answer of the server with the viewer's token. An answer that is a refusal is thrown as an Error with the server's words.
+export async function get(path) {
+  const answer = await fetch(path, {headers: headers(), cache: 'no-store', credentials: 'same-origin'});
+  const body = await answer.json();
+  if (!answer.ok) {
+    throw new Error(body.error);
+  }
+  return body;
+}
+
 const firstPause = 500;
 const longestPause = 15000;
 
@@ -26,8 +40,7 @@ export async function follow(on) {
   for (;;) {
     let problem = '';
     try {
-      const headers = token ? {Authorization: `Bearer ${token}`} : {};
-      const answer = await fetch('api/stream', {headers, cache: 'no-store', credentials: 'same-origin'});
+      const answer = await fetch('api/stream', {headers: headers(), cache: 'no-store', credentials: 'same-origin'});
       if (answer.status === 401) {
         await on.refused(await answer.json());
         continue;

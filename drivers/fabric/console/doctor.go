@@ -1,0 +1,121 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"gpufabric.io/drivers/doctor/diagnosis"
+	"gpufabric.io/drivers/doctor/snapshot"
+)
+
+const (
+	// examinations is how many answers of the doctor are made at once: each holds the cluster in memory for as long as it takes.
+	examinations = 1
+	// examining bounds an answer. One of 1,008 nodes takes some seconds (docs/measurements.md).
+	examining = time.Minute
+	// longestName bounds a namespace, a name and what is between them; Kubernetes allows 63 and 253.
+	longestName = 63 + 1 + 253
+)
+
+// opinion is an answer of the doctor. The API server's address is not for the page.
+type opinion struct {
+	Subject string            `json:"subject"`
+	First   *diagnosis.Found  `json:"first"`
+	Behind  []diagnosis.Found `json:"behind"`
+	// Lacking is what the viewer may not read, or what could not be read.
+	Lacking []string `json:"lacking"`
+}
+
+// doctor answers what `gpufabric doctor KIND NAME` would, with the viewer's rights.
+func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
+	config, _, status, err := s.viewer(r)
+	if err != nil {
+		s.deny(w, status, err)
+		return
+	}
+	subject, err := subjectOf(r)
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), examining)
+	defer cancel()
+	select {
+	case s.examining <- struct{}{}:
+		defer func() { <-s.examining }()
+	case <-ctx.Done():
+		refuse(w, http.StatusServiceUnavailable, errors.New("others ask the doctor too; ask again in a minute"))
+		return
+	}
+	report, err := examine(ctx, config, subject)
+	var missing *diagnosis.NotFoundError
+	var silent *snapshot.SilentError
+	switch {
+	case errors.As(err, &missing):
+		refuse(w, http.StatusNotFound, missing)
+		return
+	case errors.As(err, &silent):
+		refuse(w, http.StatusBadGateway, errors.New("the API server does not answer (docs/troubleshooting.md#apiserversilent)"))
+		return
+	case err != nil:
+		refuse(w, http.StatusInternalServerError, err)
+		return
+	}
+	out := opinion{Subject: report.Subject.String(), First: report.First, Behind: report.Behind}
+	for _, u := range report.Lacking {
+		if u.Why != snapshot.Absent {
+			out.Lacking = append(out.Lacking, u.String())
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out) // whoever asked has gone
+}
+
+// subjectOf reads kind and name, which is NAMESPACE/NAME where the kind has one.
+func subjectOf(r *http.Request) (diagnosis.Subject, error) {
+	query := r.URL.Query()
+	subject := diagnosis.Subject{Kind: diagnosis.Kind(query.Get("kind")), Name: query.Get("name")}
+	switch {
+	case !slices.Contains(diagnosis.Kinds(), subject.Kind):
+		return subject, fmt.Errorf("kind is %q; pod, claim, node, domain, pool and install can be asked about", subject.Kind)
+	case len(subject.Name) > longestName:
+		return subject, fmt.Errorf("name has %d bytes; no object's has more than %d", len(subject.Name), longestName)
+	case (subject.Kind == diagnosis.Install) != (subject.Name == ""):
+		return subject, fmt.Errorf("name is %q; install has none, and %s does", subject.Name, subject.Kind)
+	}
+	switch subject.Kind {
+	case diagnosis.Pod, diagnosis.Claim, diagnosis.Domain:
+		subject.Namespace = metav1.NamespaceDefault
+		if namespace, name, both := strings.Cut(subject.Name, "/"); both {
+			subject.Namespace, subject.Name = namespace, name
+		}
+	case diagnosis.Install, diagnosis.Node, diagnosis.Pool:
+	}
+	return subject, nil
+}
+
+// examine reads the cluster once and says the first cause.
+func examine(ctx context.Context, config *rest.Config, subject diagnosis.Subject) (*diagnosis.Report, error) {
+	scope := snapshot.Scope{Namespace: subject.Namespace, System: snapshot.DefaultSystem}
+	if subject.Kind == diagnosis.Pod {
+		scope.Pod = subject.Name
+	}
+	reader, err := snapshot.NewReader(config, scope)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := reader.Read(ctx, scope)
+	if err != nil {
+		return nil, err
+	}
+	return diagnosis.Diagnose(taken, subject)
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -72,6 +73,53 @@ func TestDashboardsAskForMetricsThatTheProgramHas(t *testing.T) {
 	}
 	if files := chartFiles(t, "gpufabric/files/dashboards/*.json"); count != len(files) {
 		t.Errorf("%d dashboards are rendered, %d stand in files/dashboards", count, len(files))
+	}
+}
+
+// TestDashboardsLinkToThePageAndToTroubleshooting reads the links as Grafana does.
+//
+//shows:fabric-page
+func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
+	const page, runbooks = "https://fabric.example.com/", "https://wiki.example.com/troubleshooting"
+	links := func(dashboards, rules map[string]any) map[string][]string {
+		dashboards["enabled"] = true
+		out := map[string][]string{}
+		for _, object := range renderValues(t, "gpufabric", map[string]any{"metrics": map[string]any{"dashboards": dashboards, "rules": rules}}) {
+			if object.GetKind() != "ConfigMap" {
+				continue
+			}
+			for file, content := range object.Object["data"].(map[string]any) {
+				var board struct{ Links []struct{ Type, Title, URL string } }
+				if err := json.Unmarshal([]byte(content.(string)), &board); err != nil {
+					t.Fatalf("%s: %v", file, err)
+				}
+				out[file] = nil
+				for _, l := range board.Links {
+					if l.Type != "link" || l.Title == "" {
+						t.Errorf("%s: Grafana shows no link of %+v", file, l)
+					}
+					out[file] = append(out[file], l.URL)
+				}
+			}
+		}
+		return out
+	}
+	files := len(chartFiles(t, "gpufabric/files/dashboards/*.json"))
+	for name, c := range map[string]struct {
+		got  map[string][]string
+		want []string
+	}{
+		"by default to nothing": {links(map[string]any{}, map[string]any{}), nil},
+		"to both":               {links(map[string]any{"page": page}, map[string]any{"runbooks": runbooks}), []string{page, runbooks}},
+	} {
+		if len(c.got) != files {
+			t.Errorf("%s: %d dashboards are rendered of %d", name, len(c.got), files)
+		}
+		for file, got := range c.got {
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%s: %s links to %v, want %v", name, file, got, c.want)
+			}
+		}
 	}
 }
 

@@ -1,8 +1,6 @@
 package program
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,27 +39,17 @@ func roles() []func(host.Host) *cobra.Command {
 		vgpu.MonitorCommand,
 		vgpubench.Command,
 		webhook.Command,
-		doctor.Command,
-		explainCommand,
+		doctorCommand,
 		topology.Command,
 		console.Command,
 		uninstall.Command,
 	}
 }
 
-// explainCommand is `gpufabric explain`, whose subcommands say why things are as they are.
-func explainCommand(h host.Host) *cobra.Command {
-	command := &cobra.Command{
-		Use:   "explain",
-		Short: "Say why devices are offered as they are, and what a claim waits for",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return errors.New("say what: gpufabric explain gpu, or gpufabric explain rdma")
-			}
-			return fmt.Errorf("%q cannot be explained: gpufabric explain gpu and gpufabric explain rdma are what there is", args[0])
-		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // Args refuses every call without a subcommand.
-	}
+// doctorCommand is `gpufabric doctor`, with the answers that need what a driver knows of its devices: the forms of GPUs, and the pools of
+// RDMA devices.
+func doctorCommand(h host.Host) *cobra.Command {
+	command := doctor.Command(h)
 	for _, subject := range []*cobra.Command{gpuexplain.Command(h), rdmaexplain.Command(h)} {
 		subject.Args = flagsOnly
 		command.AddCommand(subject)

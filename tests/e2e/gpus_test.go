@@ -135,9 +135,9 @@ spec:
 	t.Cleanup(func() { e.kubectlCleanup(t, "label", "node", node, "gpufabric.io/gpu-forms-") })
 	offers("shares_4")
 	program := filepath.Join(e.root, "bin/gpufabric")
-	said, err := exec.CommandContext(t.Context(), program, "explain", "gpu", "--kubeconfig", e.Kubeconfig).CombinedOutput()
+	said, err := exec.CommandContext(t.Context(), program, "doctor", "gpu", "--kubeconfig", e.Kubeconfig).CombinedOutput()
 	if err != nil || !regexp.MustCompile(node+` +8 +8 +8 shares \(4\) `).Match(said) {
-		t.Errorf("gpufabric explain gpu does not say that %s offers 8 GPUs in shares (error: %v):\n%s", node, err, said)
+		t.Errorf("gpufabric doctor gpu does not say that %s offers 8 GPUs in shares (error: %v):\n%s", node, err, said)
 	}
 	e.apply(t, template+fmt.Sprintf(pod, "a", node)+fmt.Sprintf(pod, "b", node))
 	e.ready(t, "counted-a", "counted-b")

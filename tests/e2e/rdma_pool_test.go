@@ -111,7 +111,7 @@ func (e *environment) explained(t *testing.T, node string) []string {
 	t.Helper()
 	plugin := e.kubectl(t, "--namespace", "kube-system", "get", "pods", "--selector", "app.kubernetes.io/component=rdma-plugin",
 		"--field-selector", "spec.nodeName="+node, "--output", "jsonpath={.items[0].metadata.name}")
-	out := e.kubectl(t, "--namespace", "kube-system", "exec", plugin, "--", "gpufabric", "explain", "rdma", "--json",
+	out := e.kubectl(t, "--namespace", "kube-system", "exec", plugin, "--", "gpufabric", "doctor", "rdma", "--json",
 		"--sysfs-root=/var/lib/fakefabric/sys")
 	var answer struct {
 		Pools []struct {

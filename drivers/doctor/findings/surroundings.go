@@ -48,7 +48,7 @@ func surroundings() []Finding {
 			"Give each pod its own claim by a template, or wait: the claim is allocated on a node where the pod cannot go."},
 		{"NodesExcluded", Scheduler, "Loosen nodeSelector or affinity, or label a node that has such devices."},
 		{"NoSuchDevice", Scheduler, "Compare the class and its selectors with what nodes publish: kubectl get resourceslices -o yaml."},
-		{"NoSuchForm", Scheduler, "Change the GPUs' form on a node by its label gpufabric.io/gpu-forms: gpufabric explain gpu has the command."},
+		{"NoSuchForm", Scheduler, "Change the GPUs' form on a node by its label gpufabric.io/gpu-forms: gpufabric doctor gpu has the command."},
 		{"SelectorFails", Scheduler, "Guard the attribute with 'name in device.attributes[...]', or name one that the devices have."},
 		{"DevicesTaken", Scheduler, "Wait for the claims that the message names, or end them."},
 		{"DevicesTooFew", Scheduler, "Ask for fewer devices, or for nodes that have as many."},

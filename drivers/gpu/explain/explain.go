@@ -26,10 +26,10 @@ const (
 	// pageSize is how many objects are listed at a time.
 	pageSize = 500
 	// agent is the command's name in the API server's audit log.
-	agent = "gpufabric-explain"
+	agent = "gpufabric-doctor"
 )
 
-// Command is `gpufabric explain gpu`.
+// Command is `gpufabric doctor gpu`.
 func Command(h host.Host) *cobra.Command {
 	var kubeconfig, claim string
 	var asJSON bool

@@ -32,7 +32,7 @@ type options struct {
 	json                       bool
 }
 
-// Command is `gpufabric explain rdma`.
+// Command is `gpufabric doctor rdma`.
 func Command(h host.Host) *cobra.Command {
 	var o options
 	command := &cobra.Command{

@@ -21,7 +21,7 @@ import (
 const apiTimeout = 10 * time.Second
 
 // agent is the command's name in the API server's audit log.
-const agent = "gpufabric-explain"
+const agent = "gpufabric-doctor"
 
 // file reads config.json; nil: there is none. Of one that was named and is not there it says so on h.Err.
 func (o *options) file(h host.Host) (*config.Config, error) {

@@ -48,16 +48,11 @@ func TestAMistakeIsNamedBeforeAnythingIsStarted(t *testing.T) {
 		"an unknown role":                  {[]string{"conductor"}, []string{`unknown command "conductor"`}},
 		"an unknown flag":                  {[]string{"controller", "--colour=red"}, []string{"--colour", "gpufabric controller --help"}},
 		"a boolean behind a space":         {[]string{"rdma-plugin", "--device-plugin", "false"}, []string{`"false"`, "--flag=false"}},
-<<<<<<< HEAD
-		"an explanation of nothing":        {[]string{"explain"}, []string{"gpufabric explain rdma"}},
-		"an explanation of something else": {[]string{"explain", "imex"}, []string{`"imex"`, "gpufabric explain gpu", "gpufabric explain rdma"}},
 		"shares without a word":            {[]string{"vgpu"}, []string{"gpufabric vgpu bench"}},
 		"shares that are nothing":          {[]string{"vgpu", "share"}, []string{`"share"`, "gpufabric vgpu bench"}},
 		"a bench of no round":              {[]string{"vgpu", "bench", "--rounds=0"}, []string{"--rounds", "1 and more"}},
-=======
 		"an examination of something else": {[]string{"doctor", "imex"}, []string{`"imex"`, "pod, claim, node"}},
 		"pools without a flag's value":     {[]string{"doctor", "rdma", "mlx5_0"}, []string{`"mlx5_0"`, "gpufabric doctor rdma --help"}},
->>>>>>> fbd8ad2 (Make explain a part of the doctor: two words for one question were one too many)
 		"a controller without anything":    {[]string{"controller"}, []string{"--namespace", "--image"}},
 		"a relative host path": {[]string{"controller", "--namespace=n", "--image=i", "--host-mount=fake"},
 			[]string{"--host-mount", `"fake"`}},

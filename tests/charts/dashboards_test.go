@@ -89,7 +89,9 @@ func TestDashboardsLinkToThePageAndToTroubleshooting(t *testing.T) {
 				continue
 			}
 			for file, content := range object.Object["data"].(map[string]any) {
-				var board struct{ Links []struct{ Type, Title, URL string } }
+				var board struct {
+					Links []struct{ Type, Title, URL string }
+				}
 				if err := json.Unmarshal([]byte(content.(string)), &board); err != nil {
 					t.Fatalf("%s: %v", file, err)
 				}

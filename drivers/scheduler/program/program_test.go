@@ -440,6 +440,13 @@ func testNodeLock(t *testing.T, c *cluster) {
 	waits("lock-fourth")
 	lock(quoted(time.Now().Add(-6 * time.Minute)))
 	c.bound(t, "lock-fourth")
+	// One that a scheduler left which died before it had bound the pod goes by the next scheduler's hand.
+	c.delete(t, "lock-first")
+	c.delete(t, "lock-fourth")
+	left := time.Now().Add(-time.Minute).Truncate(time.Second).Add(time.Millisecond)
+	lock(`"` + left.UTC().Format(time.RFC3339Nano) + `"`)
+	c.create(t, shares(pod("lock-fifth", "low", "l"), 1, 100, 0))
+	c.bound(t, "lock-fifth")
 	c.stop()
 	c.lockNodes(t, false)
 	c.run()

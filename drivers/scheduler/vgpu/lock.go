@@ -28,11 +28,13 @@ const lockExpiry = 5 * time.Minute
 type locks struct {
 	mutex sync.Mutex
 	taken map[types.UID]lock
+	// left are those of an earlier leader that are being looked after; see orphan.go.
+	left map[lock]bool
 }
 
 type lock struct{ node, value string }
 
-func newLocks() *locks { return &locks{taken: map[types.UID]lock{}} }
+func newLocks() *locks { return &locks{taken: map[types.UID]lock{}, left: map[lock]bool{}} }
 
 func (l *locks) add(pod types.UID, taken lock) {
 	l.mutex.Lock()

@@ -1,6 +1,7 @@
 package vgpu
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 	}
 	client := fake.NewClientset(waiting(nil), node)
 	p := &Plugin{handle: clientHandle{client: client}, ledger: newLedger(resources, always), locks: newLocks(),
-		now: func() time.Time { return time.Unix(1763000000, 0) }}
+		now: func() time.Time { return time.Unix(1763000000, 0) }, background: func(do func(context.Context)) { go do(t.Context()) }}
 	p.ledger.assume("uid-p", "n", [][]annotation.Share{{{UUID: uuid}}})
 	return p, client
 }
@@ -163,7 +164,7 @@ func TestASuccessorOfTheSameNameTakesOverNothing(t *testing.T) {
 	})
 	successor := waiting(nil)
 	successor.UID = "uid-successor"
-	p.pods(t.Context()).OnUpdate(waiting(nil), successor)
+	p.pods().OnUpdate(waiting(nil), successor)
 	if p.ledger.assumed("uid-p") != nil {
 		t.Error("the shares of a pod that is gone are remembered")
 	}

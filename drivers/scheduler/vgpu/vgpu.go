@@ -56,6 +56,8 @@ type Plugin struct {
 	topology  *topology
 	locks     *locks // nil: nodes are not locked
 	now       func() time.Time
+	// background does what must not be waited for.
+	background func(func(context.Context))
 }
 
 var (
@@ -94,6 +96,8 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		}),
 		topology: newTopology(),
 		now:      time.Now,
+		// What is begun so ends with ctx, or by its own time limit.
+		background: func(do func(context.Context)) { go do(ctx) },
 	}
 	if args.NodeLock {
 		p.locks = newLocks()
@@ -101,7 +105,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	if _, err := informers.Resource().V1().ResourceSlices().Informer().AddEventHandler(p.topology.handler()); err != nil {
 		return nil, fmt.Errorf("watch ResourceSlices for where GPUs sit: %w", err)
 	}
-	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(p.pods(ctx)); err != nil {
+	if _, err := informers.Core().V1().Pods().Informer().AddEventHandler(p.pods()); err != nil {
 		return nil, fmt.Errorf("watch pods that go: %w", err)
 	}
 	if p.locks != nil {
@@ -117,11 +121,11 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 }
 
 // pods forgets pods that go.
-func (p *Plugin) pods(ctx context.Context) cache.ResourceEventHandler {
+func (p *Plugin) pods() cache.ResourceEventHandler {
 	forget := func(pod *corev1.Pod) {
 		p.ledger.forget(pod.UID)
 		if taken, ok := p.locks.take(pod.UID); ok {
-			go p.release(ctx, taken) // an event handler must not wait for the API server; it ends by ctx, or by its own time limit
+			p.background(func(ctx context.Context) { p.release(ctx, taken) }) // an event handler must not wait for the API server
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -203,6 +207,7 @@ func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod
 	}
 	if p.locks != nil {
 		if err := locked(info.Node().Annotations, p.now()); err != nil {
+			p.orphan(info.Node())
 			return fwk.NewStatus(fwk.Unschedulable, err.Error())
 		}
 	}

@@ -152,13 +152,14 @@ func answering(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	}
 }
 
-// started says whether the plugin serves the kubelet. It does so with a driver and without.
+// started says whether the plugin serves the kubelet, and the kubelet has not refused it. It does so with a driver and without.
 func started(running *atomic.Pointer[draplugin.Plugin]) func() error {
 	return func() error {
-		if running.Load() == nil {
+		plugin := running.Load()
+		if plugin == nil {
 			return errors.New("the role has not begun to serve the kubelet: its log says what it waits for")
 		}
-		return nil
+		return plugin.Registered()
 	}
 }
 

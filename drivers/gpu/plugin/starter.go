@@ -167,8 +167,12 @@ func ended(ctx context.Context) error {
 // ready says why the kubelet cannot have claims prepared. A plugin that waits for the node's driver, or whose GPUs are drained, is as it
 // should be: a node without GPUs must not hold a rollout up.
 func (s *starter) ready() error {
-	if s.current.Load().serving.Load() == nil && !s.waits.Load() {
-		return errors.New("the role has not begun to serve the kubelet: its log says what it does")
+	serving := s.current.Load().serving.Load()
+	switch {
+	case serving != nil:
+		return serving.dra.Registered()
+	case s.waits.Load():
+		return nil
 	}
-	return nil
+	return errors.New("the role has not begun to serve the kubelet: its log says what it does")
 }

@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"gpufabric.io/drivers/node/metrics"
 	"gpufabric.io/drivers/node/options"
@@ -76,6 +78,53 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A kubelet that refuses a plugin has no claim prepared by it: a rollout is to stop there. The kubelet asks again by itself, so a restart
+// is of no use.
+//
+//shows:chart-rollout
+func TestAPluginThatTheKubeletRefusesIsNotReady(t *testing.T) {
+	dir, err := os.MkdirTemp("", "refused") // t.TempDir() leaves no room for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p, err := Start(t.Context(), Config{
+		Driver: driver, Kind: &testKind{prepare: inject}, Metrics: metrics.New(driver), Recorder: record.NewFakeRecorder(10),
+		Client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}),
+		Node: options.Node{NodeName: "node-a", DriverRoot: "/", SysfsRoot: dir, DevRoot: dir, CDIRoot: dir + "/cdi", StateDir: dir + "/state",
+			ProcDevices: dir + "/devices", KubeletRoot: dir},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	if err := p.Registered(); err != nil {
+		t.Errorf("before the kubelet has noticed it: %v", err)
+	}
+	for _, answer := range []*registerapi.RegistrationStatus{
+		{PluginRegistered: false, Error: "unsupported version"}, {PluginRegistered: true},
+	} {
+		err := ask(filepath.Join(dir, "plugins_registry", driver+"-reg.sock"), func(connection *grpc.ClientConn) error {
+			_, err := registerapi.NewRegistrationClient(connection).NotifyRegistrationStatus(t.Context(), answer)
+			return err
+		})
+		if answer.PluginRegistered && err != nil {
+			t.Fatal(err) // to a refusal the helper library answers with an error
+		}
+		err = p.Registered()
+		if answer.PluginRegistered && err != nil {
+			t.Errorf("registered: %v", err)
+		}
+		words := "refuses to register driver " + driver + `: "unsupported version"`
+		if !answer.PluginRegistered && (err == nil || !strings.Contains(err.Error(), words)) {
+			t.Errorf("refused: %v", err)
+		}
+		if err := p.Answers(); err != nil {
+			t.Errorf("it is not alive: %v", err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // operationOf is what metrics call one of the kubelet's calls; empty for one that they do not know.
@@ -31,6 +32,9 @@ func isOwn(request any) bool {
 // from the API server before a Plugin hears of them, which takes longer than all that a Plugin does itself, and nothing else would tell of
 // a claim that could not be read.
 func (p *Plugin) observeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if status, ok := request.(*registerapi.RegistrationStatus); ok {
+		p.registration.told(status)
+	}
 	operation := operationOf(info.FullMethod)
 	if operation == "" || isOwn(request) {
 		return handler(ctx, request)

@@ -55,6 +55,8 @@ type Plugin struct {
 	ledger *ledger.Ledger
 	report *reporter
 	helper *kubeletplugin.Helper
+	// registration is the kubelet's last answer to the plugin's registration.
+	registration registration
 	// published is what the helper was last given to publish.
 	published publication
 	// lock keeps a second plugin of this role out of the state directory.

@@ -103,10 +103,14 @@ func (c *claims) Answers() error {
 
 // Started says why the kubelet cannot call yet.
 func (c *claims) Started() error {
-	if c.client != nil && c.served.Load() == nil {
+	if c.client == nil {
+		return nil
+	}
+	served := c.served.Load()
+	if served == nil {
 		return errors.New("the role has not begun to serve the kubelet's claims: its log says what it waits for")
 	}
-	return nil
+	return served.Registered()
 }
 
 // publish keeps the node's ResourceSlices in line with the ports and their health until ctx ends.

@@ -45,9 +45,10 @@ type Options struct {
 	Now        func() time.Time
 }
 
-// Collector is a prometheus.Collector. It reads when it is scraped, and keeps nothing.
+// Collector is a prometheus.Collector. It reads when it is scraped, and keeps nothing of what it read.
 type Collector struct {
 	options Options
+	running readings
 
 	hostMemory, hostCores                        *prometheus.Desc
 	used, limit, utilization, lastKernel, memory *prometheus.Desc
@@ -94,6 +95,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	defer c.running.begin(c.options.Now())()
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}

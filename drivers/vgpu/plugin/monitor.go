@@ -2,9 +2,11 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -69,23 +71,38 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 		address = monitorAddress
 	}
 	registry := prometheus.NewRegistry()
+	var reads atomic.Pointer[monitor.Collector]
+	alive := func() error {
+		if collector := reads.Load(); collector != nil {
+			return collector.Alive()
+		}
+		return nil
+	}
+	ready := func() error {
+		if reads.Load() == nil {
+			return errors.New("the pods of this node have not been read yet: does the API server answer?")
+		}
+		return nil
+	}
 	return together(ctx,
 		func(ctx context.Context) error {
-			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, address, registry, nil)
+			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, address, registry, alive, ready)
 		},
 		func(ctx context.Context) error {
 			watched, err := podwatch.Watch(ctx, client, o.NodeName, func(*corev1.Pod) {})
 			if err != nil {
 				return err
 			}
-			registry.MustRegister(monitor.New(monitor.Options{
+			collector := monitor.New(monitor.Options{
 				Source: &source{
 					ask:       func() (figures.Figures, error) { return figures.Read(ctx, o.stateFile(figures.Socket)) },
 					pods:      watched,
 					resources: resourcesOf(config),
 				},
 				Directory: filepath.Join(o.StateDir, "containers"), ByteLabels: byteLabels, Now: time.Now,
-			}))
+			})
+			registry.MustRegister(collector)
+			reads.Store(collector)
 			<-ctx.Done()
 			return nil
 		})

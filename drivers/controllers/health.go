@@ -1,0 +1,45 @@
+package controllers
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+)
+
+// longestReconcile is far beyond what one reconciliation takes: each waits for the API server alone, whose silence a client notices within
+// a minute.
+const longestReconcile = 5 * time.Minute
+
+// longestRunning is the series of controller-runtime that says for how many seconds the oldest reconciliation of a controller runs.
+const longestRunning = "workqueue_longest_running_processor_seconds"
+
+// moving fails while a controller is stuck in one reconciliation, which a restart would end. A controller that stands by runs none.
+func moving(gatherer prometheus.Gatherer) healthz.Checker {
+	return func(*http.Request) error {
+		families, err := gatherer.Gather()
+		if err != nil {
+			return fmt.Errorf("read the controllers' work queues: %w", err)
+		}
+		for _, family := range families {
+			if family.GetName() != longestRunning {
+				continue
+			}
+			for _, series := range family.GetMetric() {
+				took := time.Duration(series.GetGauge().GetValue() * float64(time.Second))
+				if took <= longestReconcile {
+					continue
+				}
+				labels := map[string]string{}
+				for _, label := range series.GetLabel() {
+					labels[label.GetName()] = label.GetValue()
+				}
+				return fmt.Errorf("controller %s has been in one reconciliation for %s, where %s is allowed", labels["name"],
+					took.Round(time.Second), longestReconcile)
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,34 @@
+package draplugin
+
+import (
+	"fmt"
+	"sync"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// registration is what the kubelet has made of a plugin's registration. The helper library keeps it too, without a lock.
+type registration struct {
+	mu      sync.Mutex
+	refused bool
+	why     string
+}
+
+// told takes the kubelet's answer.
+func (r *registration) told(status *registerapi.RegistrationStatus) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refused, r.why = !status.GetPluginRegistered(), status.GetError()
+}
+
+// Registered fails where the kubelet has refused the plugin, and has no claim prepared by it. A plugin that the kubelet has not noticed yet
+// is not refused.
+func (p *Plugin) Registered() error {
+	p.registration.mu.Lock()
+	defer p.registration.mu.Unlock()
+	if !p.registration.refused {
+		return nil
+	}
+	return fmt.Errorf("the kubelet refuses to register driver %s: %q (its log says more; it tries again by itself)", p.config.Driver,
+		p.registration.why)
+}

@@ -167,7 +167,14 @@ func TestContainersHaveNoMorePrivilegeThanTheyNeed(t *testing.T) {
 	}
 }
 
-// TestEachPrivilegedRoleHasItsReasonInTheValues counts them, too: the fourth comes with vgpu.enabled.
+// everythingWithVerbs is everything, and HCAs that are held open for their events.
+func everythingWithVerbs() map[string]any {
+	values := everything()
+	values["rdma"] = map[string]any{"enabled": true, "verbsEvents": true}
+	return values
+}
+
+// TestEachPrivilegedRoleHasItsReasonInTheValues counts them, too: the fourth comes with vgpu.enabled, the fifth with rdma.verbsEvents.
 //
 //shows:tenants
 func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
@@ -182,6 +189,7 @@ func TestEachPrivilegedRoleHasItsReasonInTheValues(t *testing.T) {
 	}{
 		{"with compute domains, GPUs, MPS and RDMA", map[string]any{"gpus": on(), "rdma": on()}, 3},
 		{"with shares for Volcano besides", everything(), 4},
+		{"with the events of HCAs besides", everythingWithVerbs(), 5},
 	} {
 		count := 0
 		for name, pod := range pods(t, renderValues(t, "gpufabric", test.values)) {

@@ -17,6 +17,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	klog.SetLogger(program.Host{}.Logger("gpufabric", 0)) // what has no logger of its role's escapes what tenants wrote, too
+	if err := program.Confine(os.Args[1:]...); err != nil {
+		klog.Background().Error(err, "The role goes on without a seccomp filter of its own")
+	}
 	go footprint.Keep(ctx, program.Look(os.Args[1:]...))
 	if err := program.Run(ctx, program.Host{Called: os.Args[0]}, os.Args[1:]...); err != nil {
 		stop()

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"gpufabric.io/drivers/node/seccomp"
 )
 
 // Enclosure is the root directory of a program of the driver.
@@ -74,7 +76,7 @@ func Enter(enclosure, program string, args ...string) error {
 
 func (e Enclosure) restrict() error {
 	if e.Unprivileged {
-		return errors.Join(dropPrivileges(), refuseSystemCalls())
+		return errors.Join(dropPrivileges(), seccomp.Rules{}.Thread())
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("forbidding new privileges: %w", err)

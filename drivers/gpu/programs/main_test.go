@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"gpufabric.io/drivers/node/seccomp/seccomptest"
 )
 
 // The test program becomes a program of the driver as a role does.
@@ -12,8 +14,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, Enter(os.Args[2], os.Args[3], os.Args[4:]...))
 		os.Exit(1)
 	}
-	if len(os.Args) == 2 && os.Args[1] == "attempts" {
-		attempts(os.Stdout)
+	if len(os.Args) == 2 && os.Args[1] == seccomptest.Word {
+		seccomptest.Attempts(os.Stdout)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())

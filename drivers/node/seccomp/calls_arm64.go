@@ -1,4 +1,4 @@
-package programs
+package seccomp
 
 import "golang.org/x/sys/unix"
 

@@ -1,0 +1,73 @@
+package program
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"gpufabric.io/drivers/node/seccomp"
+	"gpufabric.io/drivers/node/seccomp/seccomptest"
+)
+
+// confined has the test program confine itself as a role, and try what an attacker would who has taken the role over.
+const confined = "confined-as"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == confined {
+		if err := Confine(os.Args[2:]...); err != nil {
+			panic(err)
+		}
+		seccomptest.Attempts(os.Stdout)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// privileged are the roles of which the chart's values say why they are privileged.
+func privileged(t *testing.T) []string {
+	t.Helper()
+	content, err := os.ReadFile("../../charts/gpufabric/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(content), "Privileged are")
+	list, _, _ = strings.Cut(list, "\n  privileged:")
+	var roles []string
+	for _, found := range regexp.MustCompile(`(?m)^  #   ([a-z-]+) +\S`).FindAllStringSubmatch(list, -1) {
+		roles = append(roles, found[1])
+	}
+	if len(roles) < 3 {
+		t.Fatalf("the chart's values name %v", roles)
+	}
+	return roles
+}
+
+//shows:tenants
+//attack:privileged-role A tenant who has taken a privileged role over makes a user namespace, or reaches for io_uring, keys and ciphers
+func TestAPrivilegedRoleRefusesItselfWhatItNeverDoes(t *testing.T) {
+	if filtered, err := seccomp.Filtered(); filtered || err != nil {
+		t.Skipf("a filter of somebody's holds this process already (%t), or the kernel has none: %v", filtered, err)
+	}
+	for _, role := range privileged(t) {
+		out, err := exec.CommandContext(t.Context(), "/proc/self/exe", confined, role).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", role, err, out)
+		}
+		t.Logf("attacker sees of %s: %s", role, strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", ", "))
+		// What a role needs is one of these.
+		needed := []string{"mount=", "clone of mounts=", "setns="}
+		for _, line := range strings.Split(seccomptest.Refused, "\n") {
+			name, _, _ := strings.Cut(line, "=")
+			if !slices.Contains(needed, name+"=") && !strings.Contains("\n"+string(out), "\n"+line+"\n") {
+				t.Errorf("%s: the kernel answers\n%s\nwant %s", role, out, line)
+			}
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), "/proc/self/exe", confined, "compute-domain-plugin").CombinedOutput()
+	if err != nil || strings.TrimSpace(string(out)) != seccomptest.Refused {
+		t.Errorf("compute-domain-plugin, which mounts nothing: %v\n%s", err, out)
+	}
+}

@@ -143,6 +143,8 @@ const (
 const (
 	// HealthPort serves /readyz and /metrics.
 	HealthPort = 8095
+	// MetricsPort serves /metrics in the place of HealthPort where they are for those alone who may read them.
+	MetricsPort = 8096
 	// ServerPort is where IMEX daemons reach each other, CommandPort where nvidia-imex-ctl reaches its daemon.
 	ServerPort  = 50000
 	CommandPort = 50005

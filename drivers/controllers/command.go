@@ -4,11 +4,14 @@ package controllers
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -18,12 +21,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"gpufabric.io/drivers/api/resource/v1beta1"
 	computedomain "gpufabric.io/drivers/computedomain/controller"
 	gpu "gpufabric.io/drivers/gpu/controller"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/metrics"
 	rdmapools "gpufabric.io/drivers/rdma/controller"
 	"gpufabric.io/drivers/rdma/policy"
 	"gpufabric.io/drivers/webhook/certificates"
@@ -145,16 +150,35 @@ func newManager(ctx context.Context, config *rest.Config, s settings) (ctrl.Mana
 		LeaderElection: s.leaderElection, LeaderElectionID: leaseName, LeaderElectionNamespace: namespace,
 		LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
-		Metrics:                metricsserver.Options{BindAddress: orOff(s.metricsAddress)},
+		Metrics:                serving(s),
 		HealthProbeBindAddress: orOff(s.healthAddress),
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(manager.AddHealthzCheck("ping", healthz.Ping), manager.AddReadyzCheck("ping", healthz.Ping)); err != nil {
+	if err := manager.AddHealthzCheck("reconciliations", moving(ctrlmetrics.Registry)); err != nil {
 		return nil, err
 	}
-	return manager, nil
+	return manager, manager.AddReadyzCheck("ping", healthz.Ping)
+}
+
+// serving says how /metrics is served: to everybody, or as the node plugins do (metrics.Access).
+func serving(s settings) metricsserver.Options {
+	options := metricsserver.Options{BindAddress: orOff(s.metricsAddress)}
+	if !s.domains.MetricsAuthentication {
+		return options
+	}
+	options.SecureServing = true // with a certificate that the library makes
+	options.TLSOpts = []func(*tls.Config){func(c *tls.Config) { c.MinVersion, c.NextProtos = tls.VersionTLS12, []string{"http/1.1"} }}
+	options.FilterProvider = func(config *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
+		client, err := host.Client(config, role)
+		if err != nil {
+			return nil, err
+		}
+		access := metrics.Guard(true, client)
+		return func(_ logr.Logger, next http.Handler) (http.Handler, error) { return access.Wrap(next), nil }, nil
+	}
+	return options
 }
 
 // orOff is the manager's word for an address that serves nothing.

@@ -31,6 +31,8 @@ type Options struct {
 	CertDir string
 	// MetricsAddress serves /metrics and /healthz; empty: nowhere.
 	MetricsAddress string
+	// Access says who may read the metrics; nil: everybody.
+	Access *metrics.Access
 	// Files reports changed directories; nil: a watcher of the role's own.
 	Files     *filewatch.Watcher
 	Verbosity int
@@ -38,18 +40,24 @@ type Options struct {
 
 // Command is the subcommand webhook.
 //
-// A pod of this role needs no rights in the API, no privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service
-// for --port, and a ValidatingWebhookConfiguration for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
+// A pod of this role needs no rights in the API (with --metrics-authentication, to create TokenReviews and SubjectAccessReviews), no
+// privileges and no host path: a Secret with tls.crt and tls.key at --cert-dir, a Service for --port, and a ValidatingWebhookConfiguration
+// for Path on CREATE and UPDATE of resourceclaims, resourceclaimtemplates and
 // deviceclasses (resource.k8s.io/v1, matchPolicy Equivalent) and of rdmapools, miglayouts and vgpuprofiles (gpufabric.io/v1alpha1). It may
 // have several replicas. failurePolicy Ignore is safe: the node plugins check everything again.
 func Command(h host.Host) *cobra.Command {
 	var o Options
+	var authentication bool
 	cmd := &cobra.Command{
 		Use:   "webhook",
 		Short: "Refuse claims and configurations that no node could act on",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Files = h.Watcher()
+			access, err := h.MetricsAccess(authentication, "webhook")
+			if err != nil {
+				return err
+			}
+			o.Files, o.Access = h.Watcher(), access
 			return Run(cmd.Context(), o)
 		},
 	}
@@ -59,6 +67,8 @@ func Command(h host.Host) *cobra.Command {
 	flags.StringVar(&o.CertDir, "cert-dir", "/etc/gpufabric/webhook", "directory with tls.crt and tls.key")
 	flags.StringVar(&o.MetricsAddress, "metrics-address", h.Env("METRICS_ADDRESS"),
 		"host:port that serves /metrics and /healthz; empty: nowhere")
+	flags.BoolVar(&authentication, "metrics-authentication", false,
+		"serve /metrics by TLS, and only to those whose token may get that path, of which the API server is asked")
 	flags.IntVarP(&o.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	return cmd
 }
@@ -94,7 +104,7 @@ func Run(ctx context.Context, o Options) error {
 			}
 			return server.StartedChecker()(nil)
 		}
-		if err := metrics.Serve(ctx, o.MetricsAddress, registry, answers, served.ready); err != nil {
+		if err := o.Access.Serve(ctx, o.MetricsAddress, registry, answers, served.ready); err != nil {
 			cancel(err)
 		}
 	})

@@ -16,10 +16,10 @@ func TestThePodMonitorFindsEveryRole(t *testing.T) {
 	}
 }
 
-// Some series name pods of all namespaces.
+// Some series name pods of all namespaces. The scheduler's are guarded always.
 //
 //shows:tenants
-func TestAuthenticationGuardsEverySeriesThatNamesPods(t *testing.T) {
+func TestAuthenticationGuardsTheMetricsOfEveryRole(t *testing.T) {
 	values := everything()
 	values["metrics"] = map[string]any{"authentication": true}
 	objects := renderValues(t, "gpufabric", values)
@@ -37,14 +37,74 @@ func TestAuthenticationGuardsEverySeriesThatNamesPods(t *testing.T) {
 		}
 	}
 	all := pods(t, objects)
-	for _, name := range []string{"gpufabric-compute-domain-plugin", "gpufabric-gpu-plugin", "gpufabric-rdma-plugin", "gpufabric-vgpu-plugin",
-		"gpufabric-vgpu-monitor"} {
-		container := all[name].Spec.Containers[0]
-		if !slices.Contains(container.Args, "--metrics-authentication") || !bound[name] {
-			t.Errorf("%s: arguments %v, may ask the API server: %t", name, container.Args, bound[name])
+	if !bound["gpufabric-imex-daemon"] {
+		t.Error("IMEX daemons may not ask the API server who may read their metrics")
+	}
+	asked := 0
+	for name, pod := range all {
+		if pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+			continue // a Job, which has no metrics
 		}
-		if probe := container.LivenessProbe.HTTPGet; probe.Scheme != corev1.URISchemeHTTPS || probe.Port.StrVal != container.Ports[0].Name {
-			t.Errorf("%s: the kubelet asks %+v", name, probe)
+		asked++
+		container := pod.Spec.Containers[0]
+		if !slices.Contains(container.Args, "--metrics-authentication") || !bound[name] || pod.Spec.ServiceAccountName != name {
+			t.Errorf("%s: arguments %v, account %q, which may ask the API server: %t", name, container.Args, pod.Spec.ServiceAccountName,
+				bound[name])
+		}
+		if token := pod.Spec.AutomountServiceAccountToken; token != nil && !*token {
+			t.Errorf("%s has no token to ask the API server with", name)
+		}
+		ports := map[string]bool{}
+		for _, port := range container.Ports {
+			ports[port.Name] = true
+		}
+		if !ports["metrics-tls"] || ports["metrics"] {
+			t.Errorf("%s has the ports %v", name, ports)
+		}
+		for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
+			get := probe.HTTPGet
+			if tls := get.Scheme == corev1.URISchemeHTTPS; tls != (get.Port.StrVal == "metrics-tls") || !ports[get.Port.StrVal] {
+				t.Errorf("%s: the kubelet asks %+v", name, get)
+			}
+		}
+	}
+	if asked < 8 {
+		t.Errorf("only %d roles were looked at", asked)
+	}
+}
+
+// A NetworkPolicy that leaves out a port keeps Prometheus from it, and in some clusters the kubelet.
+//
+//shows:chart-checks
+func TestTheNetworkPolicyLetsScrapersReachEveryRole(t *testing.T) {
+	for _, authentication := range []bool{false, true} {
+		values := everything()
+		values["scheduler"] = on()
+		values["metrics"] = map[string]any{"authentication": authentication}
+		objects := renderValues(t, "gpufabric", values)
+		open := map[string]bool{}
+		for _, object := range objects {
+			if object.GetKind() != "NetworkPolicy" {
+				continue
+			}
+			rules, _, err := unstructured.NestedSlice(object.Object, "spec", "ingress")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, rule := range rules {
+				for _, port := range rule.(map[string]any)["ports"].([]any) {
+					open[port.(map[string]any)["port"].(string)] = true
+				}
+			}
+		}
+		for name, pod := range pods(t, objects) {
+			for _, container := range pod.Spec.Containers {
+				for _, port := range container.Ports {
+					if !open[port.Name] {
+						t.Errorf("authentication %t: nobody reaches port %s of %s, only %v", authentication, port.Name, name, open)
+					}
+				}
+			}
 		}
 	}
 }
@@ -84,7 +144,8 @@ func findsEveryRole(t *testing.T, authentication bool) {
 	}
 	// The controller's DaemonSets of IMEX daemons carry these labels and this port (drivers/computedomain/controller).
 	daemon := labels.Set{"app.kubernetes.io/name": "gpufabric", "app.kubernetes.io/component": "imex-daemon"}
-	if !labels.SelectorFromSet(selector).Matches(daemon) || !asked["health"] {
+	if port := map[bool]string{false: "health", true: "metrics-tls"}[authentication]; !labels.SelectorFromSet(selector).Matches(daemon) ||
+		!asked[port] {
 		t.Errorf("IMEX daemons are not found by %v on %v", selector, asked)
 	}
 	for name, pod := range pods(t, objects) {

@@ -15,7 +15,9 @@ func TestTheProgramKnowsEveryFlagThatTheChartGivesIt(t *testing.T) {
 		t.Skip("builds the program; -short does not")
 	}
 	program := buildProgram(t)
-	for _, values := range []map[string]any{nil, everything()} {
+	guarded := everything()
+	guarded["metrics"] = map[string]any{"authentication": true}
+	for _, values := range []map[string]any{nil, everything(), guarded} {
 		for name, pod := range pods(t, renderValues(t, "gpufabric", values)) {
 			for _, container := range pod.Spec.Containers {
 				ask := exec.CommandContext(t.Context(), program, append(container.Args, "--help")...)

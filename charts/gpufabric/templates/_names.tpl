@@ -15,6 +15,19 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .role }}
 {{- end }}
 
+{{/* The port of /metrics. Where they are for those alone who may read them, it has a name of its own, by which a PodMonitor knows to come with a token. */}}
+{{- define "gpufabric.metricsPort" -}}
+{{ ternary "metrics-tls" "metrics" .Values.metrics.authentication }}
+{{- end }}
+
+{{/* How the kubelet asks for health on that port. */}}
+{{- define "gpufabric.probePort" -}}
+port: {{ include "gpufabric.metricsPort" . }}
+{{- if .Values.metrics.authentication }}
+scheme: HTTPS
+{{- end }}
+{{- end }}
+
 {{- define "gpufabric.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}

@@ -19,7 +19,6 @@ A node plugin's DaemonSet. Called with a dict:
 */}}
 {{- define "gpufabric.nodePlugin" }}
 {{- $values := .root.Values }}
-{{- $metrics := ternary "metrics-tls" "metrics" $values.metrics.authentication }}
 {{- $hardware := list }}
 {{- if not .noHardware }}
 {{- $hardware = include "gpufabric.hardwareMounts" . | fromJsonArray }}
@@ -114,26 +113,20 @@ spec:
                 fieldRef:
                   fieldPath: metadata.namespace
           ports:
-            - name: {{ $metrics }}
+            - name: {{ include "gpufabric.metricsPort" .root }}
               containerPort: {{ .port }}
           # Both ask the role's own sockets what the kubelet would ask.
           livenessProbe:
             httpGet:
               path: /healthz
-              port: {{ $metrics }}
-              {{- if $values.metrics.authentication }}
-              scheme: HTTPS
-              {{- end }}
+              {{- include "gpufabric.probePort" .root | nindent 14 }}
             periodSeconds: 20
             timeoutSeconds: 10
             failureThreshold: 6
           readinessProbe:
             httpGet:
               path: /readyz
-              port: {{ $metrics }}
-              {{- if $values.metrics.authentication }}
-              scheme: HTTPS
-              {{- end }}
+              {{- include "gpufabric.probePort" .root | nindent 14 }}
             periodSeconds: 5
             timeoutSeconds: 5
           resources:

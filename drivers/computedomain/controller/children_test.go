@@ -86,6 +86,35 @@ func TestOnlyADomainsOwnDaemonsReachItsDaemons(t *testing.T) {
 	}
 }
 
+//shows:tenants
+func TestADaemonsMetricsAreGuardedWhereTheControllersAre(t *testing.T) {
+	settings := Settings{Namespace: namespace, Image: "i", MetricsAuthentication: true}
+	set, err := daemonSet(newDomain("d", 1), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := set.Spec.Template.Spec.Containers[0]
+	if diff := cmp.Diff([]string{"imex-daemon", "-v=0", "--metrics-authentication"}, container.Args); diff != "" {
+		t.Errorf("arguments (-want +got)\n%s", diff)
+	}
+	ports := map[string]int32{}
+	for _, port := range container.Ports {
+		ports[port.Name] = port.ContainerPort
+	}
+	want := map[string]int32{"health": computedomain.HealthPort, "imex": computedomain.ServerPort, "metrics-tls": computedomain.MetricsPort}
+	if diff := cmp.Diff(want, ports); diff != "" {
+		t.Errorf("ports (-want +got)\n%s", diff)
+	}
+	// Probes go on without TLS: the kubelet asks every second, and learns nothing but whether the daemon is ready.
+	if probe := container.ReadinessProbe.HTTPGet; probe.Port.StrVal != "health" || probe.Scheme == corev1.URISchemeHTTPS {
+		t.Errorf("the kubelet asks %+v", probe)
+	}
+	open := networkPolicy(newDomain("d", 1), set, settings).Spec.Ingress[0].Ports[0].Port.IntVal
+	if open != computedomain.MetricsPort {
+		t.Errorf("the domain's NetworkPolicy opens port %d to everybody", open)
+	}
+}
+
 //shows:cd-daemon
 //attack:imex-pod A tenant breaks into an IMEX daemon's pod and finds privilege, or files of the node
 func TestADaemonsPodHasNoPrivilegeAndNothingOfItsNode(t *testing.T) {

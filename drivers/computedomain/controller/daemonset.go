@@ -69,14 +69,12 @@ func daemonPod(domain *v1beta1.ComputeDomain, s Settings) (*corev1.PodTemplateSp
 			DNSConfig:       &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: &ndots}}},
 			SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
-				Name:            computedomain.DaemonContainer,
-				Image:           s.Image,
-				ImagePullPolicy: corev1.PullPolicy(s.ImagePullPolicy),
-				Args:            []string{"imex-daemon", "-v=" + strconv.Itoa(s.DaemonVerbosity)},
-				Env:             daemonEnv(),
-				Ports: []corev1.ContainerPort{
-					{Name: "health", ContainerPort: computedomain.HealthPort}, {Name: "imex", ContainerPort: computedomain.ServerPort},
-				},
+				Name:                     computedomain.DaemonContainer,
+				Image:                    s.Image,
+				ImagePullPolicy:          corev1.PullPolicy(s.ImagePullPolicy),
+				Args:                     daemonArgs(s),
+				Env:                      daemonEnv(),
+				Ports:                    daemonPorts(s),
 				Resources:                daemonResources(),
 				VolumeMounts:             mounts,
 				ReadinessProbe:           readinessProbe(),
@@ -120,6 +118,24 @@ func daemonResources() corev1.ResourceRequirements {
 		Claims:   []corev1.ResourceClaim{{Name: daemonRequest}},
 		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
 	}
+}
+
+func daemonArgs(s Settings) []string {
+	args := []string{"imex-daemon", "-v=" + strconv.Itoa(s.DaemonVerbosity)}
+	if s.MetricsAuthentication {
+		args = append(args, "--metrics-authentication")
+	}
+	return args
+}
+
+func daemonPorts(s Settings) []corev1.ContainerPort {
+	ports := []corev1.ContainerPort{
+		{Name: "health", ContainerPort: computedomain.HealthPort}, {Name: "imex", ContainerPort: computedomain.ServerPort},
+	}
+	if s.MetricsAuthentication {
+		ports = append(ports, corev1.ContainerPort{Name: "metrics-tls", ContainerPort: computedomain.MetricsPort})
+	}
+	return ports
 }
 
 func pullSecrets(names []string) []corev1.LocalObjectReference {

@@ -15,11 +15,15 @@ import (
 
 // networkPolicy lets the IMEX daemons of one domain reach each other, and nobody else reach them: nvidia-imex asks its peers for no proof
 // of who they are. The kubelet's probes come from the pod's own node, which no NetworkPolicy closes; /metrics stays open to the cluster.
-func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet) *networkingv1.NetworkPolicy {
+func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet, s Settings) *networkingv1.NetworkPolicy {
 	members := metav1.LabelSelector{MatchLabels: map[string]string{
 		v1beta1.LabelComputeDomain: string(domain.UID), "app.kubernetes.io/component": "imex-daemon",
 	}}
-	tcp, health, server := corev1.ProtocolTCP, intstr.FromInt32(computedomain.HealthPort), intstr.FromInt32(computedomain.ServerPort)
+	tcp, server := corev1.ProtocolTCP, intstr.FromInt32(computedomain.ServerPort)
+	open := intstr.FromInt32(computedomain.HealthPort)
+	if s.MetricsAuthentication {
+		open = intstr.FromInt32(computedomain.MetricsPort)
+	}
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: daemons.Namespace, Name: daemonName(domain.UID), Labels: domainLabels(domain.UID),
@@ -30,7 +34,7 @@ func networkPolicy(domain *v1beta1.ComputeDomain, daemons *appsv1.DaemonSet) *ne
 			PodSelector: members,
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
 			Ingress: []networkingv1.NetworkPolicyIngressRule{
-				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &health}}},
+				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &open}}},
 				{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &members}},
 					Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &server}}},
 			},
@@ -43,6 +47,6 @@ func (r *Reconciler) ensureNetworkPolicy(ctx context.Context, p *pass) error {
 	if !r.settings.NetworkPolicies || p.daemons == nil {
 		return nil
 	}
-	_, err := r.ensure(ctx, p, networkPolicy(p.domain, p.daemons), &networkingv1.NetworkPolicy{})
+	_, err := r.ensure(ctx, p, networkPolicy(p.domain, p.daemons, r.settings), &networkingv1.NetworkPolicy{})
 	return err
 }

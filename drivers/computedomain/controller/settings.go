@@ -44,6 +44,9 @@ type Settings struct {
 	DaemonVerbosity int
 	// IMEX says whose IMEX daemons serve domains that are made from now on.
 	IMEX v1beta1.IMEXMode
+	// MetricsAuthentication has the daemons, and the controller itself, serve /metrics by TLS, and only to those whose token may get that
+	// path.
+	MetricsAuthentication bool
 	// NetworkPolicies makes a NetworkPolicy for each domain, which keeps others from its daemons' ports.
 	NetworkPolicies bool
 }
@@ -62,6 +65,8 @@ func (s *Settings) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	flags.StringArrayVar(&s.HostMounts, "host-mount", nil, "directory of nodes that IMEX daemons see at the same path (repeatable)")
 	flags.BoolVar(&s.NetworkPolicies, "network-policies", false,
 		"make a NetworkPolicy for each compute domain, by which only its own IMEX daemons reach each other")
+	flags.BoolVar(&s.MetricsAuthentication, "metrics-authentication", false,
+		"serve /metrics by TLS, and only to those whose token may get that path; the IMEX daemons do the same")
 	flags.IntVar(&s.DaemonVerbosity, "daemon-v", 0, "log level of the IMEX daemons")
 }
 

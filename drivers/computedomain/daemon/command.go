@@ -22,6 +22,7 @@ import (
 	"gpufabric.io/drivers/computedomain/imexd"
 	"gpufabric.io/drivers/hardware/imex"
 	"gpufabric.io/drivers/node/host"
+	"gpufabric.io/drivers/node/metrics"
 )
 
 const role = "imex-daemon"
@@ -34,6 +35,8 @@ type settings struct {
 	domainUID, domainName, domainSpace  string
 	podName, podNamespace, podUID       string
 	healthPort, serverPort, commandPort int
+	metricsPort                         int
+	metricsAuthentication               bool
 	verbosity                           int
 }
 
@@ -72,6 +75,10 @@ COMPUTE_DOMAIN_NAME and COMPUTE_DOMAIN_NAMESPACE with the device that the pod cl
 	text(&s.hostsFile, "hosts-file", "HOSTS_FILE", "/etc/hosts", "file that gives peers' names their addresses (environment: HOSTS_FILE)")
 	text(&s.node, "node-name", "NODE_NAME", "", "name of this node's Node object")
 	command.Flags().IntVar(&s.healthPort, "health-port", computedomain.HealthPort, "port of /readyz and /metrics on the pod's address")
+	command.Flags().BoolVar(&s.metricsAuthentication, "metrics-authentication", false,
+		"serve /metrics by TLS, on --metrics-port, and only to those whose token may get that path")
+	command.Flags().IntVar(&s.metricsPort, "metrics-port", computedomain.MetricsPort,
+		"port of /metrics on the pod's address with --metrics-authentication")
 	command.Flags().IntVar(&s.serverPort, "server-port", computedomain.ServerPort, "port on which IMEX daemons reach each other")
 	command.Flags().IntVar(&s.commandPort, "command-port", computedomain.CommandPort, "port on which nvidia-imex-ctl reaches the daemon")
 	command.Flags().IntVarP(&s.verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
@@ -133,6 +140,14 @@ func run(ctx context.Context, h host.Host, s settings) error {
 		client.Watch(ctx, s.domainSpace, s.domainName, func(domain *domain) { membership.follow(ctx, domain) })
 		return nil
 	})
-	group.Go(func() error { return serveHealth(ctx, probes, supervisor) })
+	registry := figures(supervisor)
+	shown := registry
+	if s.metricsAuthentication {
+		address := net.JoinHostPort(s.podIP, strconv.Itoa(s.metricsPort))
+		access := metrics.Guard(true, kubernetes)
+		group.Go(func() error { return access.Serve(ctx, address, registry, nil) })
+		shown = nil
+	}
+	group.Go(func() error { return serveHealth(ctx, probes, supervisor, shown) })
 	return group.Wait()
 }

@@ -19,8 +19,8 @@ import (
 // must stay below the probe's time-out and period.
 const probeHold = 900 * time.Millisecond
 
-// handler answers the kubelet's probes (/readyz, /livez) and scrapes (/metrics).
-func handler(supervisor *imexd.Supervisor) http.Handler {
+// figures are a daemon's series.
+func figures(supervisor *imexd.Supervisor) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_imex_daemon_ready",
@@ -38,8 +38,15 @@ func handler(supervisor *imexd.Supervisor) http.Handler {
 			Help: "Times that the IMEX daemon ended by itself."},
 			func() float64 { status, _ := supervisor.Status(); return float64(status.Restarts) }),
 	)
+	return registry
+}
+
+// handler answers the kubelet's probes (/readyz, /livez), and scrapes (/metrics) of what is shown to everybody; nil: nothing is.
+func handler(supervisor *imexd.Supervisor, shown *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	if shown != nil {
+		mux.Handle("GET /metrics", promhttp.HandlerFor(shown, promhttp.HandlerOpts{}))
+	}
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		if err := supervisor.Alive(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -60,8 +67,8 @@ func handler(supervisor *imexd.Supervisor) http.Handler {
 }
 
 // serveHealth serves until ctx ends.
-func serveHealth(ctx context.Context, listener net.Listener, supervisor *imexd.Supervisor) error {
-	server := &http.Server{Handler: handler(supervisor), ReadHeaderTimeout: 5 * time.Second}
+func serveHealth(ctx context.Context, listener net.Listener, supervisor *imexd.Supervisor, shown *prometheus.Registry) error {
+	server := &http.Server{Handler: handler(supervisor, shown), ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

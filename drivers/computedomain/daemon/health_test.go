@@ -20,7 +20,7 @@ func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	supervisor := imexd.NewSupervisor(nil, spec, func(string, string) {}) // without fabric nothing is started
-	server := httptest.NewServer(handler(supervisor))
+	server := httptest.NewServer(handler(supervisor, figures(supervisor)))
 	defer server.Close()
 	get := func(path string) (int, string) {
 		t.Helper()
@@ -51,6 +51,11 @@ func TestAProbeIsAnsweredAsSoonAsTheDaemonIsReady(t *testing.T) {
 	began = time.Now()
 	if code, _ := get("/readyz"); code != http.StatusOK || time.Since(began) > probeHold-100*time.Millisecond {
 		t.Errorf("meanwhile: %d after %s", code, time.Since(began))
+	}
+	guarded := httptest.NewRecorder()
+	handler(supervisor, nil).ServeHTTP(guarded, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	if guarded.Code != http.StatusNotFound {
+		t.Errorf("metrics that are not for everybody: %d %s", guarded.Code, guarded.Body)
 	}
 	if _, body := get("/metrics"); !strings.Contains(body, "gpufabric_imex_daemon_ready 1") {
 		t.Errorf("metrics:\n%s", body)

@@ -4,8 +4,8 @@
 //
 // One on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each daemon has a
 // root and a PID namespace of its own. No hostPID: a control daemon needs the PIDs of its servers alone, which are its children. No service
-// account's token: it never speaks to the API server. updateStrategy: OnDelete, since its daemons, and the work of their clients, end with
-// it.
+// account's token: it never speaks to the API server, unless metrics are served with authentication, of which it asks. updateStrategy:
+// OnDelete, since its daemons, and the work of their clients, end with it.
 //
 // Volumes: the driver's places and --dev-root as gpu-plugin has them, read-only; --mps-dir at the same path inside as outside.
 package mpskeeper
@@ -38,6 +38,7 @@ const driverProgram = "driver-program"
 // Command is the subcommand mps-keeper.
 func Command(h host.Host) *cobra.Command {
 	var driverRoot, devRoot, procDevices, dir, size, metricsAddress string
+	var metricsAuthentication bool
 	cmd := &cobra.Command{
 		Use:   Role,
 		Short: "Keep a node's MPS control daemons running while gpu-plugin restarts",
@@ -54,7 +55,11 @@ func Command(h host.Host) *cobra.Command {
 				return err
 			}
 			runner := programs.Runner{Driver: node.Driver().Locate, Enter: programs.Reexec(Role, driverProgram)}
-			return run(cmd.Context(), &sharing.MPS{Dir: dir, Programs: runner, Bounds: bounds}, metricsAddress)
+			access, err := h.MetricsAccess(metricsAuthentication, Role)
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), &sharing.MPS{Dir: dir, Programs: runner, Bounds: bounds}, metricsAddress, access)
 		},
 	}
 	flags := cmd.Flags()
@@ -69,6 +74,8 @@ func Command(h host.Host) *cobra.Command {
 	text(&size, "mps-size", "", "how much the containers of a claim with MPS may put into their /dev/shm, which they share with its "+
 		"daemon, such as 1Gi: each is a tmpfs of its own, which takes CAP_SYS_ADMIN and a volume that propagates mounts; 0: no bound")
 	text(&metricsAddress, "metrics-address", "", "address of /metrics and /healthz, such as :8080; empty: none")
+	flags.BoolVar(&metricsAuthentication, "metrics-authentication", false, "serve /metrics by TLS, and only to those whose token may get "+
+		"that path, of which the API server is asked")
 	flags.IntP("v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 	cmd.AddCommand(&cobra.Command{
 		Use: driverProgram + " ENCLOSURE PROGRAM [ARG]...", Short: "Run a program of the driver in a root directory of its own", Hidden: true,
@@ -82,7 +89,7 @@ func Command(h host.Host) *cobra.Command {
 const alivePatience = 5 * time.Second
 
 // run keeps daemons, and tells how they are, until ctx ends.
-func run(ctx context.Context, mps *sharing.MPS, metricsAddress string) error {
+func run(ctx context.Context, mps *sharing.MPS, metricsAddress string, access *metrics.Access) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(mps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -97,7 +104,7 @@ func run(ctx context.Context, mps *sharing.MPS, metricsAddress string) error {
 		return sharing.Kept{Dir: mps.Dir}.Alive(soon)
 	}
 	wg.Go(func() {
-		if err := metrics.Serve(ctx, metricsAddress, registry, alive); err != nil {
+		if err := access.Serve(ctx, metricsAddress, registry, alive); err != nil {
 			cancel(err)
 		}
 	})

@@ -49,14 +49,14 @@ func TestAKeeperTellsWhetherItAnswersAndWhatItKeeps(t *testing.T) {
 	mps := &sharing.MPS{Dir: t.TempDir(), Programs: programs.Runner{Driver: func() driver.Location { return driver.Location{} }}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, mps, address) }()
+	go func() { ended <- run(ctx, mps, address, nil) }()
 	get(t, "http://"+address+"/healthz", "200 OK")
 	get(t, "http://"+address+"/metrics", `gpufabric_mps_daemons{state="ready"} 0`)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if err := run(t.Context(), mps, "256.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "--metrics-address") {
+	if err := run(t.Context(), mps, "256.0.0.1:1", nil); err == nil || !strings.Contains(err.Error(), "--metrics-address") {
 		t.Errorf("an address that nobody has: %v", err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+
+	"gpufabric.io/drivers/node/metrics"
 )
 
 const (
@@ -42,6 +44,23 @@ func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.C
 	}
 	client, err := Client(config, role)
 	return config, client, err
+}
+
+// MetricsAccess says who may read the metrics of a role that does not speak to the API server otherwise. It is nil, and everybody may,
+// unless it is asked for.
+func (h Host) MetricsAccess(asked bool, role string) (*metrics.Access, error) {
+	if !asked {
+		return nil, nil
+	}
+	config, err := h.Kubernetes()
+	if err != nil {
+		return nil, fmt.Errorf("ask who may read metrics: %w", err)
+	}
+	client, err := Client(config, role)
+	if err != nil {
+		return nil, err
+	}
+	return metrics.Guard(true, client), nil
 }
 
 // Client makes a client for built-in kinds, which speaks protobuf.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -21,7 +22,8 @@ import (
 const (
 	// remembered is for how long the API server's word on a token counts. A scraper comes every 15 s or so.
 	remembered = time.Minute
-	// mostTokens bounds the tokens that are remembered: anybody who reaches the port may send new ones.
+	// mostTokens bounds the tokens that are remembered of those that were let in, and of those that were not: anybody who reaches the port
+	// may send new ones.
 	mostTokens = 64
 	// askPatience bounds one question to the API server. Prometheus gives a scrape ten seconds.
 	askPatience = 5 * time.Second
@@ -37,9 +39,17 @@ type Access struct {
 	// Now is the time, for tests; nil: time.Now.
 	Now func() time.Time
 
-	mu    sync.Mutex
-	known map[[sha256.Size]byte]verdict
+	mu sync.Mutex
+	// allowed were let in, and are asked of again when that is a minute ago. refused were not, and push no allowed one out.
+	allowed, refused map[tokenSum]verdict
+	asked            questions
 }
+
+// tokenSum stands for a token and a path.
+type tokenSum [sha256.Size]byte
+
+// errTooMany is of an address that has sent too many tokens that nobody knows.
+var errTooMany = errors.New("too many tokens that are not known: try again in some seconds")
 
 // verdict is what the API server said of a token.
 type verdict struct {
@@ -66,8 +76,10 @@ func (a *Access) Wrap(next http.Handler) http.Handler {
 			http.Error(w, "metrics are for those who show a token of this cluster (Authorization: Bearer)", http.StatusUnauthorized)
 			return
 		}
-		v, err := a.verdict(r.Context(), token, r.URL.Path)
+		v, err := a.verdict(r.Context(), token, r.URL.Path, r.RemoteAddr)
 		switch {
+		case errors.Is(err, errTooMany):
+			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		case err != nil:
 			klog.FromContext(r.Context()).Error(err, "Nobody reads metrics while the API server does not say who may")
 			http.Error(w, "the API server does not say who may read metrics", http.StatusServiceUnavailable)
@@ -89,13 +101,10 @@ func (a *Access) now() time.Time {
 }
 
 // verdict asks the API server, or remembers what it said. What it did not say is not remembered.
-func (a *Access) verdict(ctx context.Context, token, path string) (verdict, error) {
-	key := sha256.Sum256([]byte(token + "\x00" + path))
-	a.mu.Lock()
-	v, ok := a.known[key]
-	a.mu.Unlock()
-	if ok && a.now().Before(v.until) {
-		return v, nil
+func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict, error) {
+	key := tokenSum(sha256.Sum256([]byte(token + "\x00" + path)))
+	if v, err := a.remember(key, from); err != nil || v.status != 0 {
+		return v, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
@@ -106,11 +115,35 @@ func (a *Access) verdict(ctx context.Context, token, path string) (verdict, erro
 	v.until = a.now().Add(remembered)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.known == nil || len(a.known) >= mostTokens {
-		a.known = map[[sha256.Size]byte]verdict{}
+	delete(a.allowed, key)
+	kept := &a.refused
+	if v.status == http.StatusOK {
+		kept = &a.allowed
 	}
-	a.known[key] = v
+	if *kept == nil || len(*kept) >= mostTokens {
+		*kept = map[tokenSum]verdict{}
+	}
+	(*kept)[key] = v
 	return v, nil
+}
+
+// remember is what the API server said of a token within the last minute; a verdict without a status where it has to be asked. Of a token
+// that was let in before it may be asked at any time, of others only so often.
+func (a *Access) remember(key tokenSum, from string) (verdict, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.now()
+	known, before := a.allowed[key]
+	if !before {
+		known = a.refused[key]
+	}
+	switch {
+	case now.Before(known.until):
+		return known, nil
+	case !before && !a.asked.may(from, now):
+		return verdict{}, errTooMany
+	}
+	return verdict{}, nil
 }
 
 func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {

@@ -86,17 +86,70 @@ func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
 	if asked != 3 {
 		t.Errorf("the API server was asked of tokens %d times, want once for each that could be one", asked)
 	}
-	// Whoever sends new tokens all day takes no memory.
-	for i := range 3 * mostTokens {
-		get(fmt.Sprintf("Bearer flood-%d", i))
-	}
-	if len(access.known) > mostTokens {
-		t.Errorf("%d tokens are remembered, want %d at most", len(access.known), mostTokens)
-	}
 	// A right that is taken away ends within a minute, and without the API server nobody reads.
 	now, down = now.Add(2*remembered), true
 	if answer := get("Bearer token-of-prometheus"); answer.Code != http.StatusServiceUnavailable {
 		t.Errorf("without the API server: %d %s", answer.Code, answer.Body)
+	}
+}
+
+// The role asks of tokens with the client that it prepares claims with.
+//
+//shows:tenants
+//attack:token-flood Tenants' pods send 10,000 tokens that nobody knows, so that the role floods the API server, or Prometheus reads nothing
+func TestAFloodOfTokensAsksTheAPIServerSeldomAndKeepsNobodyOut(t *testing.T) {
+	var asked int
+	var down bool
+	now := time.Now()
+	access := &Access{Client: cluster(&asked, &down), Now: func() time.Time { return now }}
+	handler := access.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	get := func(from, token string) int {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+		request.RemoteAddr = from
+		request.Header.Set("Authorization", "Bearer "+token)
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, request)
+		return answer.Code
+	}
+	const scraper = "10.0.0.9:40000"
+	if status := get(scraper, "token-of-prometheus"); status != http.StatusOK {
+		t.Fatalf("prometheus: %d", status)
+	}
+	flood := func(round int) map[int]int {
+		asked = 0
+		said := map[int]int{}
+		for i := range 10_000 {
+			said[get(fmt.Sprintf("10.0.1.%d:%d", i%4, 1024+i), fmt.Sprintf("flood-%d-%d", round, i))]++ // four pods of a tenant's
+		}
+		return said
+	}
+	for round := range 3 {
+		said := flood(round)
+		t.Logf("attacker sees: %v", said)
+		refused, away := said[http.StatusUnauthorized], said[http.StatusTooManyRequests]
+		if asked > 4*burstOfAddress || refused != asked || refused+away != 10_000 {
+			t.Errorf("the API server is asked %d times, and the attacker told %v", asked, said)
+		}
+		if status := get(scraper, "token-of-prometheus"); status != http.StatusOK {
+			t.Errorf("prometheus, in the flood: %d", status)
+		}
+		now = now.Add(2 * remembered)
+		flood(10 + round)
+		if status := get(scraper, "token-of-prometheus"); status != http.StatusOK {
+			t.Errorf("prometheus, whose token has to be asked of again: %d", status)
+		}
+		if status := get("10.0.0.10:40000", fmt.Sprintf("token-of-somebody-%d", round)); status == http.StatusTooManyRequests {
+			t.Error("somebody else, with a token that is new, is turned away for the flood")
+		}
+	}
+	if len(access.allowed) > mostTokens || len(access.refused) > mostTokens || len(access.asked.byHost) > mostAddresses {
+		t.Errorf("remembered are %d and %d tokens, and %d addresses", len(access.allowed), len(access.refused), len(access.asked.byHost))
+	}
+	for i := range 2 * mostAddresses {
+		access.asked.may(fmt.Sprintf("[fd00::%x]:1", i), now)
+	}
+	if len(access.asked.byHost) > mostAddresses {
+		t.Errorf("%d addresses are remembered", len(access.asked.byHost))
 	}
 }
 

@@ -14,10 +14,13 @@ import (
 
 // TestMain lets the tests' own program be called by the plugin's name, and be what cmd/gpufabric is.
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) != plugin {
-		os.Exit(m.Run())
+	switch {
+	case filepath.Base(os.Args[0]) == plugin:
+		os.Exit(asPlugin())
+	case len(os.Args) == 3 && os.Args[1] == confined:
+		os.Exit(asConfined())
 	}
-	os.Exit(asPlugin())
+	os.Exit(m.Run())
 }
 
 func asPlugin() int {

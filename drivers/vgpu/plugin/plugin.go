@@ -103,7 +103,7 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	return together(ctx,
 		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
 		func(ctx context.Context) error {
-			alive := func() error { //nolint:contextcheck // a probe has the plugin's context
+			alive := func() error { //nolint:contextcheck,nolintlint // a probe has the plugin's context
 				if plugins := served.Load(); plugins != nil {
 					return plugins.Answers()
 				}

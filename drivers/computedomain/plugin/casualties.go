@@ -122,7 +122,7 @@ func (c *casualties) followOne(ctx context.Context, files *filewatch.Watcher, se
 	}
 }
 
-// tell tells of the sessions that ended since it did last, and says whether there was anything to tell.
+// tell reports the sessions that ended since its last report, and says whether anybody was hurt.
 func (c *casualties) tell(ctx context.Context, server types.UID) (bool, error) {
 	dir := c.kind.domainDir(server)
 	known, err := session.Read(dir)
@@ -185,8 +185,8 @@ type hurtDomain struct {
 	pods   []corev1.ObjectReference
 }
 
-// find finds the pods that had a channel when a session ended: those of claims that were prepared in it, or in an earlier one. Where a
-// container of an older pod was started again since, it has imported anew.
+// find finds the pods that had a channel when a session ended: those of claims that were prepared in it, or in an earlier one. Those of an
+// earlier one count, since a container that was started again may have imported memory in the later session.
 func (c *casualties) find(ctx context.Context, server types.UID, hurt *hurt) error {
 	pods, namespaces := map[types.UID][]corev1.ObjectReference{}, map[types.UID]string{}
 	for _, record := range c.records() {

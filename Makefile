@@ -128,7 +128,7 @@ fuzz: prerequisites ## Run every fuzz target for FUZZTIME (15s) each.
 	@tests/fuzz $(or $(FUZZTIME),15s)
 
 .PHONY: kind-e2e
-kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; CHURN=5 has five times 40 pods with slices come and go, not 2).
+kind-e2e: build ## Run the end-to-end tests in a kind cluster (needs Docker; CHURN=5 has five times 40 pods with slices come and go, not twice 10).
 	@$(call need,docker,install Docker and start it (Debian: apt-get install docker.io))
 	cd tests/e2e && GOWORK=off $(GO) test -count=1 -timeout 60m -v . $(if $(CHURN),-churn $(CHURN))
 

@@ -11,8 +11,8 @@ import (
 	"gpufabric.io/tests/docker"
 )
 
-// churn is short by default: it is a minute a batch where other work has the machine.
-var churn = flag.Int("churn", 2, "how many times 40 pods with slices come and go on a node")
+// churn is short by default: a batch of 40 is a minute and more where other work has the machine.
+var churn = flag.Int("churn", 0, "how many times 40 pods with slices come and go on a node; 0 means twice 10")
 
 // vgpuNamespace is where the chart puts the drivers.
 const vgpuNamespace = "gpufabric-system"
@@ -151,7 +151,10 @@ func testGPUSlices(t *testing.T, e *environment) {
 	})
 
 	t.Run("after pods came and went nobody holds anything", func(t *testing.T) {
-		const pods = 40 // a node takes 110 pods at a time
+		batches, pods := *churn, 40 // a node takes 110 pods at a time
+		if batches == 0 {
+			batches, pods = 2, 10
+		}
 		plugin := e.pluginOf(t, "vgpu-plugin", node)
 		held := func(want int) {
 			t.Helper()
@@ -161,7 +164,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 			})
 		}
 		started := time.Now()
-		for batch := range *churn {
+		for batch := range batches {
 			var manifest string
 			for i := range pods {
 				manifest += slice(fmt.Sprint("churn-", i), node, fmt.Sprintf("%s,NVIDIA,%d,0:;", uuids[(batch+i)%len(uuids)], 100+10*batch+i), "main")
@@ -178,7 +181,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 			e.kubectl(t, "delete", "pod", "--selector", "churn=vgpu", inTime)
 			held(0)
 		}
-		measured(t, fmt.Sprint(*churn*pods, " pods with slices on a node"), time.Since(started))
+		measured(t, fmt.Sprint(batches*pods, " pods with slices on a node"), time.Since(started))
 		for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {
 			out, err := docker.Script(t.Context(), node, "grep -E 'VmRSS|RssAnon' /proc/$(pgrep -of 'gpufabric "+role+"')/status")
 			must(t, err)

@@ -20,7 +20,7 @@ func TestKindConfigurationAllowsOnlyForWhatTheMachineLacks(t *testing.T) {
 	}{
 		"an ordinary machine": {
 			Host{},
-			[]string{"disableDefaultCNI: false", "config_path", "taints: []"},
+			[]string{"disableDefaultCNI: false", "config_path", "taints: []", "unsafe-no-fsync"},
 			[]string{"failCgroupV1", "oomScoreAdj", "restrict_oom_score_adj", "KubeletInUserNamespace"},
 		},
 		"cgroup v1": {

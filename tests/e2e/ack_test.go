@@ -70,7 +70,7 @@ func testACKJob(t *testing.T, e *environment) {
 	e.trained(t, pod.Spec.NodeName, e.kubectl(t, "logs", pod.Metadata.Name))
 
 	e.kubectl(t, "delete", "job/hps-benchmark", "--cascade=foreground", inTime)
-	vanish(t, "the job's claim", func(ctx context.Context) ([]string, error) {
+	e.vanish(t, "the job's claim", func(ctx context.Context) ([]string, error) {
 		left, err := e.Kubectl(ctx, nil, "get", "resourceclaims", "--output", "name")
 		return slices.DeleteFunc(strings.Fields(left), func(name string) bool { return !strings.Contains(name, "hps-benchmark") }), err
 	})

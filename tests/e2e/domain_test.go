@@ -37,9 +37,8 @@ func testSeedManifest(t *testing.T, e *environment) {
 	e.apply(t, e.file(t, "examples/manifests/imex-channel-injection.yaml"))
 	e.kubectl(t, "wait", "pod/imex-channel-injection", "--for=condition=Ready", inTime)
 	measured(t, "seed manifest applied to pod running", time.Since(started))
-	if log := e.kubectl(t, "logs", "imex-channel-injection"); !channel.MatchString(log) {
-		t.Errorf("the pod sees no channel0 with mode crw-rw-rw-:\n%s", log)
-	}
+	e.says(t, "imex-channel-injection", channel)
+	e.kubectl(t, "wait", "computedomain/imex-channel-injection", "--for=jsonpath={.status.status}=Ready", inTime)
 	domain := e.domain(t, "imex-channel-injection")
 	if domain.Status.Status != "Ready" || len(domain.Status.Nodes) != 1 {
 		t.Errorf("status %+v, want Ready with one node", domain.Status)
@@ -64,9 +63,7 @@ func testTwoNodeDomain(t *testing.T, e *environment) {
 	e.kubectl(t, "wait", "pod/member-a", "pod/member-b", "--for=condition=Ready", inTime)
 	measured(t, "pods of a two-node domain created to both running", time.Since(started))
 	for _, pod := range []string{"member-a", "member-b"} {
-		if log := e.kubectl(t, "logs", pod); !channel.MatchString(log) {
-			t.Errorf("%s sees no channel0 with mode crw-rw-rw-:\n%s", pod, log)
-		}
+		e.says(t, pod, channel)
 	}
 
 	domain := e.domain(t, "quickstart")
@@ -130,14 +127,28 @@ func (e *environment) domain(t *testing.T, name string) computeDomain {
 	return domain
 }
 
-// claimUIDs returns the UIDs of the claims that were made for the pods.
+// says waits until a pod's log says something: a pod is Ready when its program was started, which may not have run a line by then.
+func (e *environment) says(t *testing.T, pod string, what *regexp.Regexp) {
+	t.Helper()
+	e.eventually(t, pod+" to say "+what.String(), func(ctx context.Context) (bool, string, error) {
+		log, err := e.Kubectl(ctx, nil, "logs", pod)
+		return what.MatchString(log), log, err
+	})
+}
+
+// claimUIDs returns the UIDs of the claims that were made for the pods. Those of an earlier pod of the same name, which the garbage
+// collector has not come to yet, are not among them.
 func (e *environment) claimUIDs(t *testing.T, pods ...string) []string {
 	t.Helper()
+	var owners []string
+	for _, pod := range pods {
+		owners = append(owners, e.kubectl(t, "get", "pod", pod, "--output", "jsonpath={.metadata.uid}"))
+	}
 	var claims struct {
 		Items []struct {
 			Metadata struct {
 				UID             string
-				OwnerReferences []struct{ Name string }
+				OwnerReferences []struct{ UID string }
 			}
 		}
 	}
@@ -145,7 +156,7 @@ func (e *environment) claimUIDs(t *testing.T, pods ...string) []string {
 	var uids []string
 	for _, claim := range claims.Items {
 		for _, owner := range claim.Metadata.OwnerReferences {
-			if slices.Contains(pods, owner.Name) {
+			if slices.Contains(owners, owner.UID) {
 				uids = append(uids, claim.Metadata.UID)
 			}
 		}
@@ -161,7 +172,7 @@ func (e *environment) claimUIDs(t *testing.T, pods ...string) []string {
 func (e *environment) nothingLeft(t *testing.T, uids ...string) {
 	t.Helper()
 	domain := uids[len(uids)-1]
-	vanish(t, "labels, DaemonSets and claim templates of the domain", func(ctx context.Context) ([]string, error) {
+	e.vanish(t, "labels, DaemonSets and claim templates of the domain", func(ctx context.Context) ([]string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "nodes,daemonsets,resourceclaimtemplates,resourceclaims", "--all-namespaces", "--output",
 			`jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata}{"\n"}{end}`)
 		if err != nil {
@@ -175,7 +186,7 @@ func (e *environment) nothingLeft(t *testing.T, uids ...string) {
 		}
 		return left, nil
 	})
-	vanish(t, "state and CDI files", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
+	e.vanish(t, "state and CDI files", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
 }
 
 // member is a pod on a node with a channel of the quickstart's domain.

@@ -46,7 +46,7 @@ func testDRAPreempted(t *testing.T, e *environment) {
 
 	// One of the same priority waits: it may not preempt.
 	e.apply(t, pod("dra-equal", "dra-low", bySingleLine))
-	eventually(t, "a pod of low priority to wait", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "a pod of low priority to wait", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "dra-equal", "--output", `jsonpath={.status.conditions[?(@.type=="PodScheduled")].reason}`)
 		return out == "Unschedulable", out, err
 	})
@@ -57,10 +57,12 @@ func testDRAPreempted(t *testing.T, e *environment) {
 
 	e.apply(t, pod("dra-urgent-line", "dra-high", bySingleLine))
 	e.ready(t, "dra-urgent-line")
-	if got := there(); !slices.Equal(got, []string{"dra-claim"}) {
-		t.Errorf("for one GPU in a single line, of dra-line and dra-claim %v are left, want dra-claim: the lowest priority goes first and no "+
-			"more than needed", got)
-	}
+	// A pod's claim is free when its containers have ended, which is before the pod is gone.
+	e.eventually(t, "dra-line, which has the lowest priority, to go for one GPU in a single line, and no other",
+		func(context.Context) (bool, string, error) {
+			got := there()
+			return slices.Equal(got, []string{"dra-claim"}), fmt.Sprint(got), nil
+		})
 	if claim := e.kubectl(t, "get", "pod", "dra-urgent-line", "--output",
 		"jsonpath={.status.extendedResourceClaimStatus.resourceClaimName}"); claim == "" {
 		t.Error("the pod that preempted has no claim for its extended resource: something else than DRA gave it the GPU")
@@ -68,13 +70,11 @@ func testDRAPreempted(t *testing.T, e *environment) {
 
 	e.apply(t, pod("dra-urgent-claim", "dra-high", fmt.Sprintf(byTemplate, "dra-2")))
 	e.ready(t, "dra-urgent-claim")
-	if got := there(); len(got) != 0 {
-		t.Errorf("for a claim of two GPUs, %v is left", got)
-	}
+	e.vanish(t, "dra-claim, for a claim of two GPUs,", func(context.Context) ([]string, error) { return there(), nil })
 	line, claim := e.seen(t, "dra-urgent-line", "main"), e.seen(t, "dra-urgent-claim", "main")
 	if len(line) != 1 || len(claim) != 2 || slices.Contains(claim, line[0]) {
 		t.Errorf("the pods that preempted see %v and %v, want one GPU and two others", line, claim)
 	}
-	vanish(t, "the preempted claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
+	e.vanish(t, "the preempted claim on its node", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
 	e.kubectl(t, "delete", "pod/dra-urgent-line", "pod/dra-urgent-claim", inTime)
 }

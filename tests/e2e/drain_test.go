@@ -30,7 +30,7 @@ func testDrain(t *testing.T, e *environment) {
 	}
 	condition := func(want string) {
 		t.Helper()
-		eventually(t, "the node's condition GPUDriver to be "+want, func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, "the node's condition GPUDriver to be "+want, func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
 				`jsonpath={range .status.conditions[?(@.type=="GPUDriver")]}{.status} {.reason}: {.message}{end}`)
 			return strings.HasPrefix(out, want+":"), out, err
@@ -59,17 +59,17 @@ spec:
 	if out := reset(); !strings.Contains(out, "use") {
 		t.Errorf("a GPU is reset while the roles have NVML open:\n%s", out)
 	}
-	_, err = order(t.Context(), "drain", "--timeout", "5s")
+	_, err = order(t.Context(), "drain", "--timeout", "30s") // it publishes its taint first
 	if err == nil || !strings.Contains(err.Error(), "claim default/stands has gpu-") {
 		t.Errorf("a drain that waits for a claim says %v, want the claim's name", err)
 	}
-	eventually(t, "the taints of a drain that was given up to go", func(context.Context) (bool, string, error) {
+	e.eventually(t, "the taints of a drain that was given up to go", func(context.Context) (bool, string, error) {
 		got := e.taints(t, node)
 		return len(got) == 0, fmt.Sprint(got), nil
 	})
 
 	e.kubectl(t, "delete", "pod/stands", inTime)
-	out, err := order(t.Context(), "drain", "--timeout", "90s")
+	out, err := order(t.Context(), "drain", "--timeout", "4m")
 	must(t, err)
 	t.Logf("the drain says:\n%s", out)
 	if got := e.taints(t, node); len(got) != 8 || strings.Count(strings.Join(got, " "), drainTaint) != 8 {
@@ -89,7 +89,7 @@ spec:
 	_, err = order(t.Context(), "undrain")
 	must(t, err)
 	condition("True DriverReady")
-	eventually(t, "the drain's taints to go", func(context.Context) (bool, string, error) {
+	e.eventually(t, "the drain's taints to go", func(context.Context) (bool, string, error) {
 		got := e.taints(t, node)
 		return len(got) == 0, fmt.Sprint(got), nil
 	})

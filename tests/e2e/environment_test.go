@@ -87,15 +87,18 @@ func (e *environment) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// state is what the test's objects and the drivers look like just now: a command that waited in vain does not say for what.
+// state is what the test's objects and the drivers look like just now: a look or a command that waited in vain does not say for what.
 func (e *environment) state(t *testing.T) string {
 	var all strings.Builder
 	for _, args := range [][]string{
-		{"get", "pods,jobs,computedomains,resourceclaims", "--all-namespaces", "--output=wide"},
+		{"get", "pods,jobs,resourceclaims,daemonsets,deployments", "--all-namespaces", "--output=wide"},
+		{"get", "computedomains", "--all-namespaces", "--output=yaml"},
 		{"describe", "pods"},
-		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
+		{"describe", "nodes"},
+		{"get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp"},
 		{"--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40",
 			"--all-containers"},
+		{"--namespace", "kube-system", "logs", "--selector", "app.kubernetes.io/name=gpufabric", "--prefix", "--tail=40", "--all-containers"},
 	} {
 		// One that fails leaves the others.
 		out, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...)
@@ -126,6 +129,17 @@ func (e *environment) kubectlCleanup(t *testing.T, args ...string) {
 	if _, err := e.Kubectl(context.WithoutCancel(t.Context()), nil, args...); err != nil {
 		t.Errorf("clean up: %v", err)
 	}
+}
+
+// served waits until the API server serves a CRD's objects to kubectl, which finds them by discovery: a CRD is Established before that
+// knows of it.
+func (e *environment) served(t *testing.T, crd string) {
+	t.Helper()
+	e.kubectl(t, "wait", "crd/"+crd, "--for=condition=Established", inTime)
+	e.eventually(t, crd+" to be served", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", crd, "--all-namespaces", "--output", "name")
+		return err == nil, out, err
+	})
 }
 
 // refused applies a manifest that must be refused and returns what the API server said.
@@ -177,16 +191,16 @@ func (e *environment) traces(ctx context.Context, names ...string) ([]string, er
 }
 
 // vanish waits until list returns nothing, and fails the test with what is left otherwise.
-func vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
+func (e *environment) vanish(t *testing.T, what string, list func(ctx context.Context) ([]string, error)) {
 	t.Helper()
-	eventually(t, what+" to be gone", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, what+" to be gone", func(ctx context.Context) (bool, string, error) {
 		left, err := list(ctx)
 		return err == nil && len(left) == 0, strings.Join(left, ", "), err
 	})
 }
 
 // eventually waits until look is satisfied, and fails the test with what look saw last otherwise.
-func eventually(t *testing.T, what string, look func(ctx context.Context) (good bool, saw string, err error)) {
+func (e *environment) eventually(t *testing.T, what string, look func(ctx context.Context) (good bool, saw string, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -198,6 +212,7 @@ func eventually(t *testing.T, what string, look func(ctx context.Context) (good 
 		select {
 		case <-ctx.Done():
 			t.Errorf("waited %s for %s; last seen: %s (error: %v)", patience, what, saw, err)
+			t.Log(e.state(t))
 			return
 		case <-time.After(interval):
 		}

@@ -99,7 +99,7 @@ func TestForms(t *testing.T) {
 			if forms[i].label == "" {
 				want = "asked for: whole"
 			}
-			eventually(t, node+" to say its form", func(ctx context.Context) (bool, string, error) {
+			e.eventually(t, node+" to say its form", func(ctx context.Context) (bool, string, error) {
 				out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.conditions[?(@.type=="GPUForms")]}`)
 				return strings.Contains(out, strings.Fields(want)[2]) && strings.Contains(out, "asked for"), out, err
 			})
@@ -125,9 +125,9 @@ func TestForms(t *testing.T) {
 		for pod := range held {
 			e.kubectl(t, "delete", "pod", pod, inTime, "--wait=false")
 		}
-		vanish(t, "what the old version prepared", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
+		e.vanish(t, "what the old version prepared", func(ctx context.Context) ([]string, error) { return e.traces(ctx, uids...) })
 		for _, node := range e.Workers() {
-			eventually(t, "no MIG instance on "+node, func(ctx context.Context) (bool, string, error) {
+			e.eventually(t, "no MIG instance on "+node, func(ctx context.Context) (bool, string, error) {
 				out, err := e.smi(ctx, node, "mig", "-lgi")
 				return has(out, "No ", "found"), out, err
 			})
@@ -169,7 +169,7 @@ grep -q enable_cdi /etc/containerd/config.toml`)
 		configure(context.WithoutCancel(t.Context()), "mv /tmp/config.toml /etc/containerd/config.toml")
 	})
 	e.apply(t, holder("without-cdi", node, wholeClaim))
-	eventually(t, "an Event on the node", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "an Event on the node", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "events", "--all-namespaces", "--field-selector",
 			"involvedObject.kind=Node,involvedObject.name="+node+",type=Warning", "--output",
 			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`)

@@ -33,18 +33,18 @@ func testGPUHealth(t *testing.T, e *environment) {
 	}
 	// The fake driver asks for no recovery after an XID, so that its fault ends ten seconds after it was last seen.
 	again := func() { e.inject(t, node, "xid", "gpu="+held, "code=119") }
-	eventually(t, "the taints of the broken GPUs", func(context.Context) (bool, string, error) {
+	e.eventually(t, "the taints of the broken GPUs", func(context.Context) (bool, string, error) {
 		again()
 		got := e.taints(t, node)
 		return slices.Equal(got, want), fmt.Sprint(got), nil
 	})
-	eventually(t, "the kubelet to say in the pod's status that its GPU is unhealthy", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the kubelet to say in the pod's status that its GPU is unhealthy", func(ctx context.Context) (bool, string, error) {
 		again()
 		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output", "jsonpath={.status.containerStatuses[*].allocatedResourcesStatus}")
 		return strings.Count(out, `"Unhealthy"`) == 2, out, err
 	})
 	for _, kind := range []string{"Pod", "ResourceClaim"} {
-		eventually(t, "an Event on the "+kind, func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, "an Event on the "+kind, func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "reason=GPUUnhealthy,involvedObject.kind="+kind, "--output",
 				"jsonpath={.items[*].message}")
 			return strings.Contains(out, "XID 119"), out, err
@@ -52,13 +52,13 @@ func testGPUHealth(t *testing.T, e *environment) {
 	}
 	e.inject(t, node, "gpu-back", "gpu="+lost)
 	e.inject(t, node, "nvlink-up", "gpu="+unlinked, "link=4")
-	eventually(t, "the taints to go", func(context.Context) (bool, string, error) {
+	e.eventually(t, "the taints to go", func(context.Context) (bool, string, error) {
 		got := e.taints(t, node)
 		return len(got) == 0, fmt.Sprint(got), nil
 	})
-	eventually(t, "the pod's GPU to be healthy again", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the pod's GPU to be healthy again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output", "jsonpath={.status.containerStatuses[*].allocatedResourcesStatus}")
-		return !strings.Contains(out, `"Unhealthy"`), out, err
+		return err == nil && !strings.Contains(out, `"Unhealthy"`), out, err
 	})
 }
 
@@ -70,7 +70,7 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 	node := e.Workers()[1]
 	e.inject(t, node, "delay", "function=nvmlGpuInstanceCreateComputeInstance", "ms=2000")
 	e.apply(t, pinned(e.file(t, "examples/manifests/gpu-mig-of-one-parent.yaml"), node))
-	eventually(t, "the first MIG instance to stand", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the first MIG instance to stand", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return strings.Contains(out, "g."), out, err
 	})
@@ -80,7 +80,7 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 		t.Fatalf("killed the processes %q, want the plugin alone", killed)
 	}
 	e.inject(t, node, "delay", "function=nvmlGpuInstanceCreateComputeInstance", "ms=0")
-	eventually(t, "the plugin to serve again", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the plugin to serve again", func(ctx context.Context) (bool, string, error) {
 		out, err := docker.Script(ctx, node, "pgrep -f 'gpufabric gpu-plugin' || true")
 		return strings.TrimSpace(out) != "" && out != killed, out, err
 	})
@@ -90,7 +90,7 @@ func testKilledInPrepare(t *testing.T, e *environment) {
 		t.Errorf("want the three instances of the claim and no other (error: %v):\n%s", err, out)
 	}
 	e.kubectl(t, "delete", "pod/"+pod, inTime)
-	eventually(t, "the MIG instances to be removed", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the MIG instances to be removed", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return has(out, "No ", "found"), out, err
 	})
@@ -135,11 +135,11 @@ func testReboot(t *testing.T, e *environment) {
 		smi=/var/lib/fakefabric/driver/usr/bin/nvidia-smi
 		$smi mig -dci; $smi mig -dgi; $smi -mig 0
 		systemctl start kubelet`)
-	eventually(t, "the claim to be prepared for the new boot", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the claim to be prepared for the new boot", func(ctx context.Context) (bool, string, error) {
 		out, err := docker.Script(ctx, node, "cat /var/lib/gpufabric/gpu-plugin/claims/"+uid+".claim; ls /var/run/cdi")
 		return has(out, `"bootID":"second"`, uid+".json"), out, err
 	})
-	eventually(t, "the pod to run again", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the pod to run again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output",
 			"jsonpath={range .status.containerStatuses[*]}{.ready}/{.restartCount} {end}")
 		return out == "true/1 true/1 true/1", out, err

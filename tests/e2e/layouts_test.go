@@ -194,10 +194,11 @@ spec:
 func (e *environment) waitsForDriver(t *testing.T) {
 	t.Helper()
 	testRolesRun(t, e)
-	log := e.kubectl(t, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=gpu-plugin", "--prefix")
-	if waiting := strings.Count(log, "waiting for the NVIDIA driver"); waiting < len(e.Workers()) {
-		t.Errorf("%d of %d GPU plugins say that they wait for the driver:\n%s", waiting, len(e.Workers()), log)
-	}
+	e.eventually(t, "the GPU plugins of all workers to say that they wait for the driver", func(ctx context.Context) (bool, string, error) {
+		log, err := e.Kubectl(ctx, nil, "--namespace", "gpufabric-system", "logs", "--selector", "app.kubernetes.io/component=gpu-plugin",
+			"--prefix", "--tail=-1")
+		return strings.Count(log, "waiting for the NVIDIA driver") >= len(e.Workers()), log, err
+	})
 }
 
 // testRolesRun looks at every pod of the chart: on a host each container has to start, and to go on. Helm's wait lets a DaemonSet have one
@@ -210,7 +211,7 @@ func testRolesRun(t *testing.T, e *environment) {
 // those of before was never restarted.
 func (e *environment) rolesRun(t *testing.T, before map[string]string) {
 	t.Helper()
-	eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "every pod of the chart to run without a restart", func(ctx context.Context) (bool, string, error) {
 		phases, restarts, err := e.roles(ctx)
 		var late []string
 		for name, phase := range phases {

@@ -102,7 +102,7 @@ func (e *environment) equip(t *testing.T, machine string) {
 	t.Helper()
 	must(t, e.Equip(t.Context(), e.printer, machine))
 	for _, node := range e.Workers() {
-		eventually(t, node+" to be a "+machine, func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, node+" to be a "+machine, func(ctx context.Context) (bool, string, error) {
 			out, err := docker.Script(ctx, node, "cat /var/lib/fakefabric/state/rendered.json")
 			return strings.Contains(out, `"`+machine+`"`), out, err
 		})
@@ -159,7 +159,7 @@ func (e *environment) nodesAreClean(ctx context.Context, t *testing.T) {
 //shows:rdma-device-plugin rdma-seeds
 func testRDMAPods(t *testing.T, e *environment) {
 	for _, node := range e.Workers() {
-		eventually(t, node+" to have 1000 rdma/hca_shared_devices_a", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, node+" to have 1000 rdma/hca_shared_devices_a", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.rdma/hca_shared_devices_a}`)
 			return out == "1k" || out == "1000", out, err
 		})
@@ -211,16 +211,13 @@ func testSharedGPU(t *testing.T, e *environment) {
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "restart", "daemonset/gpufabric-vgpu-plugin")
 	e.kubectl(t, "--namespace", "gpufabric-system", "rollout", "status", "daemonset/gpufabric-vgpu-plugin", inTime)
 	for name, want := range map[string]string{"vgpu-number": "80", "vgpu-memory": "39312", "vgpu-cores": "800"} {
-		eventually(t, node+" to have "+want+" "+name, func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, node+" to have "+want+" "+name, func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/`+name+`}`)
 			return out == want, out, err
 		})
 	}
-	register := e.kubectl(t, "get", "node", node, "--output", `jsonpath={.metadata.annotations.volcano\.sh/node-vgpu-register}`)
-	uuid, _, _ := strings.Cut(register, ",")
-	if !strings.HasPrefix(register, uuid+",10,4914,NVIDIA-L40S,true,hami-core:") {
-		t.Fatalf("the node registers %s", register)
-	}
+	uuid := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")[0]
+	e.counted(t, node)
 
 	var documents []string
 	for _, document := range strings.Split(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
@@ -245,12 +242,12 @@ func testSharedGPU(t *testing.T, e *environment) {
 	if gpus := strings.Count(inside, "\nnvidia0\n") + strings.Count(inside, "\nnvidia1\n"); gpus != 1 {
 		t.Errorf("the container sees %d of the first two GPUs, want 1:\n%s", gpus, inside)
 	}
-	eventually(t, "the scheduler to hear that the pod has its share", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the scheduler to hear that the pod has its share", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "test1", "--output", `jsonpath={.metadata.annotations.volcano\.sh/bind-phase}`)
 		return out == "success", out, err
 	})
 	e.kubectl(t, "delete", "pod/test1", inTime, "--grace-period=1")
-	eventually(t, "the pod's accounting directory to go", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the pod's accounting directory to go", func(ctx context.Context) (bool, string, error) {
 		out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
 		return err == nil && strings.TrimSpace(out) == "", out, err
 	})

@@ -29,7 +29,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	e.kubectl(t, "wait", "pod/stuck", "--for=condition=PodScheduled", inTime)
 	held, err := lock(t.Context())
 	must(t, err)
-	if at, err := time.Parse(time.RFC3339, held); err != nil || time.Since(at) > time.Minute {
+	if at, err := time.Parse(time.RFC3339, held); err != nil || time.Since(at) > patience {
 		t.Errorf("the node's lock is %q (%v), want the time at which it was taken", held, err)
 	}
 	for document := range strings.SplitSeq(e.file(t, "examples/manifests/vgpu-pods.yaml"), "\n---\n") {
@@ -47,7 +47,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 		t.Errorf("the seed's pod was given %s, want %s", got, want)
 	}
 	e.hasInstance(t, "mig-pod", node, "1g.5gb")
-	eventually(t, "the plugin to take the lock of the pod that it served away", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the plugin to take the lock of the pod that it served away", func(ctx context.Context) (bool, string, error) {
 		out, err := lock(ctx)
 		return out == "", out, err
 	})
@@ -60,10 +60,11 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 	}
 	e.apply(t, manifest.String())
 	var left string
-	eventually(t, "two of the pods to be placed and one to wait", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "two of the pods to be placed and one to wait", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pods", "--selector", "instance=large", "--output",
 			`jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.conditions[?(@.type=="PodScheduled")].message}{"\n"}{end}`)
 		placed := 0
+		left = ""
 		for line := range strings.Lines(out) {
 			name, said, _ := strings.Cut(line, " ")
 			if strings.HasPrefix(said, node) {
@@ -100,7 +101,7 @@ func testOwnSchedulersSlots(t *testing.T, e *environment, node string, uuids []s
 // waitsFor waits until the scheduler says something of a pod that it does not place.
 func (e *environment) waitsFor(t *testing.T, pod, words string) {
 	t.Helper()
-	eventually(t, pod+" to wait: "+words, func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, pod+" to wait: "+words, func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output", `jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}`)
 		return strings.Contains(out, words), out, err
 	})

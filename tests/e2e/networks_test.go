@@ -46,7 +46,7 @@ func testSecondaryNetwork(t *testing.T, e *environment) {
 // addresses out, and each reaches the other on net1.
 func testRailsPing(t *testing.T, e *environment) {
 	const pod = `{apiVersion: v1, kind: Pod, metadata: {name: %[1]s, labels: {app: rank}, annotations: {k8s.v1.cni.cncf.io/networks: rail-0}},
-spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
+spec: {nodeSelector: {kubernetes.io/hostname: %[2]s}, terminationGracePeriodSeconds: 1,
   containers: [{name: c, image: "network-test:v1", command: [sleep, infinity], resources: {limits: {rdma/hca_shared_devices_a: 1}}}]}}
 `
 	nodes := e.Workers()
@@ -75,7 +75,7 @@ spec: {nodeName: %[2]s, terminationGracePeriodSeconds: 1,
 		}
 	}
 	e.kubectl(t, "delete", "pod", "rank-0", "rank-1", inTime)
-	eventually(t, "the addresses to be free again", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the addresses to be free again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "--namespace", "kube-system", "get", "ippools.whereabouts.cni.cncf.io", "--output",
 			"jsonpath={.items[*].spec.allocations}")
 		return err == nil && !strings.Contains(out, "rank-"), out, err
@@ -93,7 +93,7 @@ func (e *environment) secondaryNetworks(t *testing.T) {
 func (e *environment) multus(t *testing.T) {
 	t.Helper()
 	e.apply(t, e.multusObjects(t))
-	e.kubectl(t, "wait", "crd/network-attachment-definitions.k8s.cni.cncf.io", "--for=condition=Established", inTime)
+	e.served(t, "network-attachment-definitions.k8s.cni.cncf.io")
 	e.installNetworkPlugin(t, "multus", map[string]string{"multus.kubeconfig": "", "00-multus.conf": multusConfiguration})
 }
 
@@ -103,7 +103,7 @@ func (e *environment) whereabouts(t *testing.T) {
 	crds := moduleFiles(t, e, "whereabouts", "github.com/k8snetworkplumbingwg/whereabouts", "doc/crds/*.yaml")
 	e.apply(t, withoutWorkloads(strings.Join(crds, "\n---\n")))
 	for _, kind := range []string{"ippools", "overlappingrangeipreservations"} {
-		e.kubectl(t, "wait", "crd/"+kind+".whereabouts.cni.cncf.io", "--for=condition=Established", inTime)
+		e.served(t, kind+".whereabouts.cni.cncf.io")
 	}
 	e.installNetworkPlugin(t, "whereabouts", map[string]string{"whereabouts.d/whereabouts.kubeconfig": "",
 		"whereabouts.d/whereabouts.conf": `{"datastore": "kubernetes", "kubernetes": {"kubeconfig": ` +

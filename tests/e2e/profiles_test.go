@@ -29,7 +29,7 @@ func testProfileSlices(t *testing.T, e *environment) {
 	// What is free is counted each minute, and when the profile changes.
 	free := func(taken int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("all slices but %d to be free", taken), func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, fmt.Sprintf("all slices but %d to be free", taken), func(ctx context.Context) (bool, string, error) {
 			touched++
 			if _, err := e.Kubectl(ctx, nil, "annotate", "vgpuprofile", "tenth", fmt.Sprint("touched=", touched), "--overwrite"); err != nil {
 				return false, "", err
@@ -60,7 +60,7 @@ func testProfileSlices(t *testing.T, e *environment) {
 ---
 {apiVersion: v1, kind: ResourceQuota, metadata: {name: slices, namespace: profile-limited}, spec: {hard: {requests.gpufabric.io/tenth: 1}}}
 ---`)
-	eventually(t, "the quota to be taken up", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the quota to be taken up", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "--namespace", "profile-limited", "get", "resourcequota", "slices", "--output", "jsonpath={.status.hard}")
 		return strings.Contains(out, "tenth"), out, err
 	})
@@ -91,7 +91,7 @@ func testProfileModes(t *testing.T, e *environment) {
 	for _, profile := range pods {
 		fmt.Fprint(&manifest, strings.ReplaceAll(fmt.Sprintf(profilePod, "default", profile, node), "gpufabric.io/tenth",
 			"gpufabric.io/"+profile))
-		eventually(t, profile+" to fit", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, profile+" to fit", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "vgpuprofile", profile, "--output",
 				`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.extendedResourceName}`)
 			return out == "True gpufabric.io/"+profile, out, err
@@ -113,7 +113,7 @@ func testProfileModes(t *testing.T, e *environment) {
 		t.Errorf("the pod of the profile in mode Exclusive sees %v, want a GPU that no MIG device is on", whole)
 	}
 	e.kubectl(t, "delete", "pod/small-mig", "pod/large-mig", "pod/whole", inTime)
-	eventually(t, "the MIG devices to be removed", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the MIG devices to be removed", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "mig", "-lgi")
 		return has(out, "No ", "found"), out, err
 	})

@@ -36,7 +36,7 @@ func (e *environment) awaitAllocatable(t *testing.T, node, what string, wanted f
 	t.Helper()
 	begin := time.Now()
 	var seen []int
-	eventually(t, what, func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, what, func(ctx context.Context) (bool, string, error) {
 		n, err := e.allocatable(ctx, node)
 		if err == nil && (len(seen) == 0 || seen[len(seen)-1] != n) {
 			seen = append(seen, n)
@@ -70,7 +70,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 	_, err := docker.Script(t.Context(), node, "systemctl restart kubelet")
 	must(t, err)
 	// The kubelet's first word after its restart is when it counts; what the API server has before that is the old one's.
-	eventually(t, "the kubelet to report again", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the kubelet to report again", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}`)
 		status, stamp, _ := strings.Cut(out, " ")
@@ -96,7 +96,7 @@ func testRDMAPool(t *testing.T, e *environment) {
 		t.Errorf("the pod with %d units has %d HCAs of %d", units-1, verbs, len(devices))
 	}
 	e.apply(t, pod("one-too-many", 1))
-	eventually(t, "the scheduler to find no unit left", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the scheduler to find no unit left", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "pod", "one-too-many", "--output",
 			`jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}`)
 		return strings.Contains(out, "Insufficient "+sharedHCA), out, err

@@ -33,12 +33,12 @@ func testAlignedPair(t *testing.T, e *environment) {
 		t.Errorf("GPU %s and %s are %s apart, want PIX or PXB: one PCIe switch", gpu, nic, path)
 	}
 	e.inject(t, node, "port-down", "device="+nic)
-	eventually(t, "the NIC's device to be tainted", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the NIC's device to be tainted", func(ctx context.Context) (bool, string, error) {
 		got, err := e.portTaints(ctx, node)
 		return len(got) == 1 && strings.HasPrefix(got[0], "rdma.gpufabric.io/port-down="), fmt.Sprint(got), err
 	})
 	e.inject(t, node, "port-up", "device="+nic)
-	eventually(t, "the taint to go", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the taint to go", func(ctx context.Context) (bool, string, error) {
 		got, err := e.portTaints(ctx, node)
 		return len(got) == 0, fmt.Sprint(got), err
 	})

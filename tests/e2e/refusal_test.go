@@ -66,7 +66,7 @@ spec:
 			`jsonpath={range .items[*]}{.reason}: {.message}{"\n"}{end}`},
 		"the claim's status": {"get", "resourceclaim/stolen", "--output", "jsonpath={.status.devices}"},
 	} {
-		eventually(t, what+" to say why there is no channel", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, what+" to say why there is no channel", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, append([]string{"--namespace", tenant}, args...)...)
 			return strings.Contains(out, reason) && strings.Contains(out, uid), out, err
 		})

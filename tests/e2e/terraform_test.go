@@ -42,6 +42,24 @@ func quickstart(t *testing.T, e *environment) *terraform.Options {
 	})
 }
 
+// changesNothing holds a plan against what was applied: it changes no resource. An output that tells what the cluster does, such as a
+// domain's message, may have come to say something else.
+func changesNothing(t *testing.T, options *terraform.Options) {
+	t.Helper()
+	planned, err := options.Clone()
+	must(t, err)
+	planned.PlanFilePath = filepath.Join(t.TempDir(), "plan")
+	said, err := terraform.PlanE(t, planned)
+	must(t, err)
+	plan, err := terraform.ShowWithStructE(t, planned)
+	must(t, err)
+	for address, resource := range plan.ResourceChangesMap {
+		if !resource.Change.Actions.NoOp() {
+			t.Errorf("a second plan wants to %v %s:\n%s", resource.Change.Actions, address, said)
+		}
+	}
+}
+
 // mirror writes a provider mirror with the built provider in it, and returns a CLI configuration that names it as the only source of
 // providers.
 func mirror(t *testing.T, e *environment) string {

@@ -33,13 +33,19 @@ func testWithoutHook(t *testing.T, e *environment, node, manifest, uuid string) 
 		id=$(crictl ps --quiet --label io.kubernetes.pod.name=deaf)
 		kill -9 $(crictl inspect --output go-template --template '{{.info.pid}}' $id)`)
 	must(t, err)
-	eventually(t, "the container to fail for want of its share", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the container to fail for want of its share", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "events", "--field-selector", "involvedObject.name=deaf", "--output",
 			"jsonpath={.items[*].message}")
 		return strings.Contains(out, "NRI-did-not-reach-vgpu-plugin"), out, err
 	})
 	resume()
-	e.ready(t, "deaf")
+	// The condition Ready may still be the one of before.
+	e.eventually(t, "the container to be made again", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "pod", "deaf", "--output",
+			"jsonpath={.status.containerStatuses[0].ready}/{.status.containerStatuses[0].restartCount}")
+		ready, restarts, _ := strings.Cut(out, "/")
+		return ready == "true" && restarts != "0", out, err
+	})
 	if out := e.kubectl(t, "exec", "deaf", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuid) {
 		t.Errorf("the container that was made again has not its share:\n%s", out)
 	}

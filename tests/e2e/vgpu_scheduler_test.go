@@ -16,7 +16,7 @@ func testOwnScheduler(t *testing.T, e *environment) {
 	e.replace(t, "vgpu-plugin", e.Workers()[1])
 	for _, worker := range e.Workers() {
 		e.registered(t, worker, ",10,4914,NVIDIA-L40S,true,hami-core:")
-		eventually(t, "the kubelet of "+worker+" to count the shares", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, "the kubelet of "+worker+" to count the shares", func(ctx context.Context) (bool, string, error) {
 			out, err := e.Kubectl(ctx, nil, "get", "node", worker, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
 			return out == "39312", out, err
 		})
@@ -132,7 +132,7 @@ func testSliceQuota(t *testing.T, e *environment) {
 ---
 {apiVersion: v1, kind: ResourceQuota, metadata: {name: slices, namespace: vgpu-limited}, spec: {hard: {requests.volcano.sh/vgpu-number: 1}}}
 ---`)
-	eventually(t, "the quota to be taken up", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the quota to be taken up", func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "--namespace", "vgpu-limited", "get", "resourcequota", "slices", "--output", "jsonpath={.status.hard}")
 		return strings.Contains(out, "vgpu-number"), out, err
 	})

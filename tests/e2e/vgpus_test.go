@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func (e *environment) replace(t *testing.T, role, node string) {
 	t.Helper()
 	before := e.pluginOf(t, role, node)
 	e.kubectl(t, "--namespace", vgpuNamespace, "delete", "pod", before, "--grace-period=0", "--force")
-	eventually(t, "another "+role+" on "+node, func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "another "+role+" on "+node, func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role,
 			"--field-selector", "spec.nodeName="+node,
 			"--output", `jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[0].ready} {end}`)
@@ -78,7 +79,7 @@ func (e *environment) replace(t *testing.T, role, node string) {
 func (e *environment) registered(t *testing.T, node, part string) []string {
 	t.Helper()
 	var uuids []string
-	eventually(t, node+" to register "+part, func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, node+" to register "+part, func(ctx context.Context) (bool, string, error) {
 		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.metadata.annotations.volcano\.sh/node-vgpu-register}`)
 		uuids = nil
 		for card := range strings.SplitSeq(strings.TrimSuffix(out, ":"), ":") {
@@ -90,12 +91,51 @@ func (e *environment) registered(t *testing.T, node, part string) []string {
 	return uuids
 }
 
-// pluginOf is the pod of a role on a node.
+// counted waits until the kubelet of a node counts the shares that the node's plugin registers: it refuses pods bound to the node that come
+// before, for good. The node's status may still show what it counted of an earlier plugin, so this one has to have sent its lists first.
+func (e *environment) counted(t *testing.T, node string) {
+	t.Helper()
+	plugin := e.pluginOf(t, "vgpu-plugin", node)
+	e.eventually(t, "the kubelet of "+node+" to have the lists of "+plugin, func(ctx context.Context) (bool, string, error) {
+		out, err := e.scrape(ctx, plugin, 8080)
+		return has(out, `gpufabric_device_plugin_list_sends_total{resource="volcano.sh/vgpu-number"}`,
+			`gpufabric_device_plugin_list_sends_total{resource="volcano.sh/vgpu-memory"}`), out, err
+	})
+	e.eventually(t, "the kubelet of "+node+" to count what the node registers", func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output",
+			`jsonpath={.status.allocatable.volcano\.sh/vgpu-number} {.status.allocatable.volcano\.sh/vgpu-memory} `+
+				`{.metadata.annotations.volcano\.sh/node-vgpu-register}`)
+		fields := strings.Fields(out)
+		if err != nil || len(fields) != 3 {
+			return false, out, err
+		}
+		number, memory := 0, 0
+		for card := range strings.SplitSeq(strings.TrimSuffix(fields[2], ":"), ":") {
+			parts := strings.Split(card, ",")
+			if len(parts) < 3 {
+				return false, out, nil
+			}
+			slots, _ := strconv.Atoi(parts[1])
+			units, _ := strconv.Atoi(parts[2])
+			number, memory = number+slots, memory+units
+		}
+		return fields[0] == fmt.Sprint(number) && fields[1] == fmt.Sprint(memory), out, nil
+	})
+}
+
+// pluginOf is the pod of a role on a node. Helm's wait lets a DaemonSet have one pod that does not run yet.
 func (e *environment) pluginOf(t *testing.T, role, node string) string {
 	t.Helper()
-	return e.kubectl(t, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role, "--field-selector",
-		"spec.nodeName="+node+",status.phase=Running",
-		"--output", "jsonpath={.items[0].metadata.name}")
+	var name string
+	e.eventually(t, "one "+role+" to run on "+node, func(ctx context.Context) (bool, string, error) {
+		out, err := e.Kubectl(ctx, nil, "--namespace", vgpuNamespace, "get", "pods", "--selector", "app.kubernetes.io/component="+role,
+			"--field-selector", "spec.nodeName="+node+",status.phase=Running", "--output",
+			`jsonpath={range .items[*]}{.metadata.name}={.metadata.deletionTimestamp}{"\n"}{end}`)
+		pod, deleted, _ := strings.Cut(out, "=")
+		name = pod
+		return err == nil && pod != "" && strings.TrimSpace(deleted) == "", out, err
+	})
+	return name
 }
 
 // scrape reads a pod's metrics through the API server.
@@ -110,6 +150,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 	node := e.Workers()[0]
 	e.configure(t, "nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": []}`)
 	uuids := e.registered(t, node, ",10,4914,NVIDIA-L40S,true,hami-core:")
+	e.counted(t, node)
 
 	t.Run("two containers have a share each, and nvidia-smi shows it", func(t *testing.T) {
 		e.apply(t, slice("duo", node, uuids[2]+",NVIDIA,1024,0:;"+uuids[3]+",NVIDIA,2048,0:;", "first", "second"))
@@ -121,7 +162,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 			}
 		}
 		monitor := e.pluginOf(t, "vgpu-monitor", node)
-		eventually(t, "the monitor to show the shares", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, "the monitor to show the shares", func(ctx context.Context) (bool, string, error) {
 			out, err := e.scrape(ctx, monitor, 9394)
 			labels := fmt.Sprintf(`{ctrname="second",deviceuuid="%s",podname="duo",podnamespace="default",vdeviceid="0",zone="vGPU"}`, uuids[3])
 			return has(out, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`+uuids[3]+`",zone="vGPU"}`, "HostCoreUtilization{",
@@ -134,10 +175,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 	t.Run("a pod whose plugin was killed after it was scheduled starts when the plugin is back", func(t *testing.T) {
 		// The kubelet itself refuses what comes while the plugin is away (UnexpectedAdmissionError); a controller then makes another pod.
 		e.replace(t, "vgpu-plugin", node)
-		eventually(t, "the kubelet to count the shares again", func(ctx context.Context) (bool, string, error) {
-			out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-number}`)
-			return out == "80", out, err
-		})
+		e.counted(t, node)
 		e.apply(t, slice("patient", node, uuids[4]+",NVIDIA,1024,0:;", "main"))
 		e.kubectl(t, "wait", "pod/patient", "--for=condition=Ready", inTime)
 		if out := e.kubectl(t, "exec", "patient", "--", "env"); !has(out, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", uuids[4]) {
@@ -158,7 +196,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 		plugin := e.pluginOf(t, "vgpu-plugin", node)
 		held := func(want int) {
 			t.Helper()
-			eventually(t, fmt.Sprint(want, " containers to hold shares"), func(ctx context.Context) (bool, string, error) {
+			e.eventually(t, fmt.Sprint(want, " containers to hold shares"), func(ctx context.Context) (bool, string, error) {
 				out, err := e.scrape(ctx, plugin, 8080)
 				return strings.Contains(out, fmt.Sprintf("\ngpufabric_vgpu_containers %d\n", want)), out, err
 			})
@@ -187,7 +225,7 @@ func testGPUSlices(t *testing.T, e *environment) {
 			must(t, err)
 			t.Logf("measured: resident memory of %s: %s", role, strings.Join(strings.Fields(out), " "))
 		}
-		eventually(t, "the accounting directories to go", func(ctx context.Context) (bool, string, error) {
+		e.eventually(t, "the accounting directories to go", func(ctx context.Context) (bool, string, error) {
 			out, err := docker.Script(ctx, node, "ls -A /var/lib/gpufabric/vgpu-plugin/containers")
 			return err == nil && strings.TrimSpace(out) == "", out, err
 		})
@@ -218,11 +256,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 	e.configure(t, geometries, fmt.Sprintf(`{"nodeconfig": [{"name": %q, "operatingmode": "mig", "gpumodes": {%q: "hami-core"}, `+
 		`"filterdevices": {"index": [3, 4, 5, 6, 7]}}]}`, node, uuids[1]))
 	e.registered(t, node, uuids[0]+",7,40960,NVIDIA-A100-SXM4-40GB,true,mig:"+uuids[1]+",10,40960,NVIDIA-A100-SXM4-40GB,true,hami-core:")
-
-	eventually(t, "the kubelet to count the memory", func(ctx context.Context) (bool, string, error) { // it refuses pods that come before
-		out, err := e.Kubectl(ctx, nil, "get", "node", node, "--output", `jsonpath={.status.allocatable.volcano\.sh/vgpu-memory}`)
-		return out != "" && out != "0", out, err
-	})
+	e.counted(t, node)
 	// As the seed's pod, sized asks for 3000 MB of a GPU in mode mig, and is given no slot.
 	e.apply(t, slice("sized", node, uuids[0]+",NVIDIA,3000,0:;", "main")+slice("slot", node, uuids[2]+"[1-1],NVIDIA,10240,0:;", "main")+
 		slice("software", node, uuids[1]+",NVIDIA,3000,0:;", "main"))
@@ -230,7 +264,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
 	}
 	var shown string
-	eventually(t, "the pod to say which instance it has", func(ctx context.Context) (good bool, saw string, err error) {
+	e.eventually(t, "the pod to say which instance it has", func(ctx context.Context) (good bool, saw string, err error) {
 		shown, err = e.Kubectl(ctx, nil, "get", "pod", "sized", "--output", `jsonpath={.metadata.annotations.vgpu\.gpufabric\.io/mig-instances}`)
 		return has(shown, `"profile":"1g.5gb"`, `"askedMiB":3000`, `"memoryMiB":4864`), shown, err
 	})
@@ -254,7 +288,7 @@ func testMIGSlots(t *testing.T, e *environment) {
 	t.Run("our own scheduler chooses slots beside the others', one pod after another",
 		func(t *testing.T) { testOwnSchedulersSlots(t, e, node, uuids) })
 	e.kubectl(t, "delete", "pod/slot", "pod/software", inTime)
-	eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
+	e.eventually(t, "the instances to be removed with their pods", func(ctx context.Context) (bool, string, error) {
 		out, err := e.smi(ctx, node, "-L")
 		return err == nil && strings.Contains(out, "A100") && !strings.Contains(out, "MIG "), out, err
 	})

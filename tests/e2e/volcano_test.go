@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -84,20 +85,42 @@ func (e *environment) playVolcanosJobController(t *testing.T, name string) []str
 //shows:vgpu-seeds
 func testVolcanoJob(t *testing.T, e *environment) {
 	e.apply(t, volcanoJobCRD)
-	e.kubectl(t, "wait", "customresourcedefinition/jobs.batch.volcano.sh", "--for=condition=Established", inTime)
+	e.served(t, "jobs.batch.volcano.sh")
 	e.apply(t, e.file(t, "examples/manifests/volcano-vgpu-job.yaml"))
 	pods := e.playVolcanosJobController(t, "simple-vgpu-training")
 	if len(pods) != 3 {
 		t.Fatalf("the job has the pods %v, want three", pods)
 	}
-	// Each asks for a CPU of its own; on a small machine the third waits until another has ended. Each trains for a minute.
-	for i, pod := range pods {
-		e.kubectl(t, "wait", "pod/"+pod, "--for=condition=Ready", inTime)
-		uuid, _, _ := strings.Cut(e.kubectl(t, "get", "pod", pod, "--output", `jsonpath={.metadata.annotations.volcano\.sh/vgpu-ids-new}`), ",")
-		if env := e.kubectl(t, "exec", pod, "--", "env"); !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES="+uuid,
-			fmt.Sprintf("VC_TASK_INDEX=%d", i)) {
-			t.Errorf("%s has not its share of %s or not its index:\n%s", pod, uuid, env)
-		}
+	// Each trains for a minute, and asks for a CPU of its own: on a small machine one waits until another has ended. Which one cannot be
+	// foretold.
+	seen := map[string]bool{}
+	for range pods {
+		e.eventually(t, "one more pod of the job to run", func(ctx context.Context) (bool, string, error) {
+			var all strings.Builder
+			for i, pod := range pods {
+				if seen[pod] {
+					continue
+				}
+				out, err := e.Kubectl(ctx, nil, "get", "pod", pod, "--output",
+					`jsonpath={.status.containerStatuses[0].ready} {.metadata.annotations.volcano\.sh/vgpu-ids-new}`)
+				fmt.Fprintf(&all, "%s: %s; ", pod, out)
+				ready, devices, _ := strings.Cut(out, " ")
+				if err != nil || ready != "true" {
+					continue
+				}
+				env, err := e.Kubectl(ctx, nil, "exec", pod, "--", "env")
+				if err != nil {
+					return false, all.String(), err
+				}
+				seen[pod] = true
+				uuid, _, _ := strings.Cut(devices, ",")
+				if !has(env, "CUDA_DEVICE_MEMORY_LIMIT_0=10240m", "NVIDIA_VISIBLE_DEVICES="+uuid, fmt.Sprintf("VC_TASK_INDEX=%d", i)) {
+					t.Errorf("%s has not its share of %s or not its index:\n%s", pod, uuid, env)
+				}
+				return true, "", nil
+			}
+			return false, all.String(), nil
+		})
 	}
 	for i, pod := range pods {
 		e.kubectl(t, "wait", "pod/"+pod, "--for=jsonpath={.status.phase}=Succeeded", inTime)

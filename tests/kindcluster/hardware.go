@@ -2,14 +2,18 @@ package kindcluster
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"gpufabric.io/build/repository"
 	"gpufabric.io/build/steps"
 	"gpufabric.io/build/toolchain"
+	"gpufabric.io/tests/docker"
 )
 
 // How the chart fake-hardware is installed.
@@ -19,10 +23,10 @@ const (
 	hardwareLabels    = "fakefabric.gpufabric.io/" // profile, index and nodes
 )
 
-// Equip gives every worker the fake hardware of a fakefabric profile: the workers become the nodes of one fabric, in the order of their
-// names. The control plane stays a node without a GPU.
+// Equip gives every worker the fake hardware of a fakefabric profile, and returns when it is there: the workers become the nodes of one
+// fabric, in the order of their names. The control plane stays a node without a GPU.
 func (c *Cluster) Equip(ctx context.Context, printer *steps.Printer, profile string) error {
-	_, err := printer.Run(ctx, labels{c, profile}, agents{c, printer})
+	_, err := printer.Run(ctx, labels{c, profile}, agents{c, printer}, rendered{c, profile})
 	return err
 }
 
@@ -68,6 +72,42 @@ func (a agents) Execute(ctx context.Context) error {
 		// A kind node is a container, which sees the GPUs of the machine that it runs on.
 		"--set", "besideGPUs=true")
 	return err
+}
+
+// How long the agents may take to render, of which pulling their image is the most, and how often that is looked at: a file on a node has
+// no event.
+const (
+	renderPatience = 4 * time.Minute
+	renderInterval = 250 * time.Millisecond
+)
+
+// rendered waits until every worker is what its labels say. Helm's wait does not: it lets all pods of this DaemonSet be away, and an agent
+// that has rendered a machine stays ready while it renders the next.
+type rendered labels
+
+func (rendered) Name() string { return "Hardware rendered" }
+
+func (r rendered) Execute(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, renderPatience)
+	defer cancel()
+	for _, node := range r.cluster.Workers() {
+		for {
+			// The file is the last that a rendering writes.
+			out, err := docker.Script(ctx, node, "cat /var/lib/fakefabric/state/rendered.json")
+			var is struct{ Profile string }
+			if err == nil && json.Unmarshal([]byte(out), &is) == nil && is.Profile == r.profile {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				pods, _ := r.cluster.Kubectl(context.WithoutCancel(ctx), nil, "--namespace", hardwareNamespace, "describe", "pods")
+				return fmt.Errorf("%s is no %s after %s, its rendered.json has %q: %w\n%s", node, r.profile, renderPatience, out,
+					errors.Join(err, ctx.Err()), pods)
+			case <-time.After(renderInterval):
+			}
+		}
+	}
+	return nil
 }
 
 // Helm runs `helm ARGS...` against the cluster and returns what it said. Should helm have to be built first, the printer shows that.

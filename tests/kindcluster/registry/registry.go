@@ -26,8 +26,8 @@ import (
 
 const (
 	port = "5000"
-	// startPatience bounds the wait for a registry that was just started, which takes milliseconds.
-	startPatience = 20 * time.Second
+	// startPatience bounds the wait for a registry that was just started, which takes milliseconds on a machine with nothing else to do.
+	startPatience = 2 * time.Minute
 	startInterval = 50 * time.Millisecond
 )
 

@@ -14,7 +14,7 @@ import (
 )
 
 // rereadInterval is how often the certificate is read without a change of its directory, as controller-runtime does. Its own reader of
-// certificates ends where no inotify instance is to be had.
+// certificates ends where no inotify instance is available.
 const rereadInterval = 10 * time.Second
 
 // keyPair is the certificate and key in a directory, as it was when it could last be read.

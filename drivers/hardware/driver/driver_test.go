@@ -125,7 +125,7 @@ func TestNodesThatCameLateAreMadeInTheOwnDev(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A node of an earlier load of the driver, and a file that is no node.
+	// A device node from an earlier load of the driver, and a file that is no node.
 	if err := unix.Mknod(filepath.Join(own, "nvidia0"), unix.S_IFCHR|0o666, int(unix.Mkdev(195, 7))); err != nil {
 		t.Fatal(err)
 	}

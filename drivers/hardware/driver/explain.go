@@ -9,23 +9,23 @@ import (
 	"strings"
 )
 
-// What is wrong with a driver, in a word.
+// The reasons why a driver cannot be used.
 const (
-	// NotFound: no driver's files are there.
+	// NotFound: there are no driver files.
 	NotFound = "DriverNotFound"
-	// NotLoaded: the files are there, and no kernel module is loaded.
+	// NotLoaded: the files exist, but no kernel module is loaded.
 	NotLoaded = "DriverNotLoaded"
-	// VersionsDiffer: the files are of another version than the kernel's modules.
+	// VersionsDiffer: the files and the kernel's modules have different versions.
 	VersionsDiffer = "DriverVersionsDiffer"
 )
 
-// Explain says in words why no driver is found, or what is wrong with the one that is: nothing where nothing is.
+// Explain says why no driver was found, or what is wrong with the one that was found. It is empty where nothing is wrong.
 func (s Search) Explain() string {
 	_, message := s.Trouble()
 	return message
 }
 
-// Trouble is Explain with a word before its words.
+// Trouble is like Explain, and also returns the reason.
 func (s Search) Trouble() (reason, message string) {
 	loaded := s.Loaded()
 	at := s.Locate()
@@ -54,7 +54,7 @@ func (s Search) Trouble() (reason, message string) {
 	return NotFound, message
 }
 
-// lack says why a root has no driver.
+// lack says what a root without a driver lacks.
 func (p Place) lack() string {
 	info, err := os.Stat(p.Path)
 	switch {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyNode makes target the same character device as source. What source is besides a character device is left alone.
+// copyNode makes target the same character device as source. It leaves a source alone that is no character device.
 func copyNode(source, target string) error {
 	want, mode, isDevice, err := deviceNumber(source)
 	if err != nil || !isDevice {
@@ -32,18 +32,18 @@ func copyNode(source, target string) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return fmt.Errorf("make device node %s like %s: %w", target, source, err)
 	}
-	device := int(want) //nolint:gosec // a device number has 64 bits as the kernel gives it
+	device := int(want) //nolint:gosec // the kernel gives a device number of 64 bits
 	if err := unix.Mknod(target, unix.S_IFCHR|uint32(mode.Perm()), device); err != nil {
 		return fmt.Errorf("make device node %s like %s: %w", target, source, err)
 	}
-	// Mknod's mode is cut by the umask.
+	// The umask cuts the mode of Mknod.
 	if err := os.Chmod(target, mode.Perm()); err != nil {
 		return fmt.Errorf("make device node %s like %s: %w", target, source, err)
 	}
 	return nil
 }
 
-// deviceNumber tells whether a path is a character device, and which.
+// deviceNumber says whether a path is a character device, and returns its number.
 func deviceNumber(path string) (number uint64, mode fs.FileMode, isDevice bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// Minors that the driver gives to its fixed nodes.
+// The minor numbers of the driver's fixed nodes.
 const (
 	minorControl = 255
 	minorModeset = 254
 )
 
-// Numbers are the majors that the kernel gave to the driver's parts, by name.
+// Numbers are the major numbers that the kernel gave to the parts of the driver, by name.
 type Numbers map[string]int64
 
-// ReadNumbers reads the file that stands for /proc/devices. A file that cannot be read has no numbers: the device nodes' own files are then
-// all that is known.
+// ReadNumbers reads the file that stands for /proc/devices. A file that cannot be read gives no numbers: then only the device nodes
+// themselves tell their numbers.
 func ReadNumbers(procDevices string) Numbers {
 	f, err := os.Open(procDevices)
 	if err != nil {
@@ -42,8 +42,9 @@ func ReadNumbers(procDevices string) Numbers {
 	return out
 }
 
-// Node returns the numbers of one of the driver's character devices, such as /dev/nvidia0 or nvidia-caps/nvidia-cap30. ok is false for
-// nodes of others, and where the kernel's table lacks the part of the driver that serves it: its module is not loaded.
+// Node returns the numbers of one of the driver's character devices, such as /dev/nvidia0 or nvidia-caps/nvidia-cap30. ok is false
+// for nodes that are not the driver's, and where the kernel's table lacks the part of the driver that serves it: that module is not
+// loaded.
 func (n Numbers) Node(path string) (major, minor int64, ok bool) {
 	first := func(names ...string) (int64, bool) {
 		for _, name := range names {

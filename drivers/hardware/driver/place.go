@@ -1,4 +1,4 @@
-// Package driver finds NVIDIA's driver on a node: its files, which the host or a driver container has, and its device nodes.
+// Package driver finds NVIDIA's driver on a node: its files, installed on the host or in a driver container, and its device nodes.
 package driver
 
 import (
@@ -11,14 +11,14 @@ import (
 	"github.com/moby/sys/symlink"
 )
 
-// Library is the file that says where a driver is: NVIDIA's management library by the name that programs load it by.
+// Library is the file that marks a driver: NVIDIA's management library, under the name by which programs load it.
 const Library = "libnvidia-ml.so.1"
 
 // Place is a directory of the node.
 type Place struct {
-	// Path is where this process sees the directory.
+	// Path is the directory's path in this process.
 	Path string
-	// Host is where the node itself and its container runtime see it.
+	// Host is the directory's path on the node, where its container runtime sees it.
 	Host string
 }
 
@@ -49,7 +49,7 @@ func ParsePlaces(text string) ([]Place, error) {
 	return places, errors.Join(errs...)
 }
 
-// OnHost turns a path below the place, as this process sees it, into the node's. A path elsewhere stays as it is.
+// OnHost converts a path below the place from this process's view to the node's. It leaves other paths unchanged.
 func (p Place) OnHost(path string) string {
 	if p.Path == p.Host {
 		return path
@@ -61,12 +61,12 @@ func (p Place) OnHost(path string) string {
 	return filepath.Join(p.Host, below)
 }
 
-// Join is a directory below the place.
+// Join returns a directory below the place.
 func (p Place) Join(name string) Place {
 	return Place{Path: filepath.Join(p.Path, name), Host: filepath.Join(p.Host, name)}
 }
 
-// LibraryDirs are where distributions put a driver's libraries, below its root.
+// LibraryDirs are the directories, below its root, where distributions put a driver's libraries.
 func LibraryDirs() []string {
 	return []string{
 		"usr/lib64",
@@ -80,25 +80,26 @@ func LibraryDirs() []string {
 	}
 }
 
-// ProgramDirs are where distributions and driver containers put a driver's programs, below its root.
+// ProgramDirs are the directories, below its root, where distributions and driver containers put a driver's programs.
 func ProgramDirs() []string {
 	return []string{"usr/bin", "usr/sbin", "usr/local/bin", "bin", "sbin", "opt/bin"}
 }
 
-// Library is the real file of the driver's management library, links followed inside the root: Debian's goes through /etc/alternatives.
+// Library returns the real file of the driver's management library. It follows links inside the root: Debian's goes through
+// /etc/alternatives.
 func (p Place) Library() (string, error) { return p.find(Library, LibraryDirs()) }
 
-// Program is the real file of one of the driver's programs, such as nvidia-smi.
+// Program returns the real file of one of the driver's programs, such as nvidia-smi.
 func (p Place) Program(name string) (string, error) { return p.find(name, ProgramDirs()) }
 
-// find looks for a file in directories of the root.
+// find searches directories of the root for a file.
 func (p Place) find(name string, dirs []string) (string, error) {
 	for _, dir := range dirs {
 		link := filepath.Join(p.Path, dir, name)
-		// A link is absolute in the node's terms, so it must not leave the root.
+		// The target of a link is absolute as seen from the node, so it must not leave the root.
 		file, err := symlink.FollowSymlinkInScope(link, p.Path)
 		if err != nil {
-			continue // a loop of links is a file that is not there
+			continue // a loop of links counts as a missing file
 		}
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
 			return file, nil

@@ -11,7 +11,8 @@ import (
 // ControlNode is the device node that every client of the driver opens first.
 const ControlNode = "nvidiactl"
 
-// Search says where a driver may be. It finds one that is installed, moved or removed later too, since it looks each time that it is asked.
+// Search says where a driver may be. It looks each time that it is asked, so it finds a driver that is installed, moved or removed
+// later.
 type Search struct {
 	// Roots are the directories that may hold a driver's files, the preferred one first.
 	Roots []Place
@@ -19,15 +20,15 @@ type Search struct {
 	Dev Place
 	// ProcRoot stands for /proc.
 	ProcRoot string
-	// OwnDev is this container's own /dev, in which nodes of the driver are made for this process; empty: it is left alone.
+	// OwnDev is this container's own /dev. Prepare makes the driver's device nodes there for this process. Empty: it makes none.
 	OwnDev string
 }
 
 // Location is where a driver is.
 type Location struct {
-	// Root holds the driver's files.
+	// Root is the directory with the driver's files.
 	Root Place
-	// Dev holds its device nodes. A driver container has them in a /dev of its own.
+	// Dev is the directory with its device nodes. A driver container has them in its own /dev.
 	Dev Place
 	// Library is the management library's real file, as this process sees it; empty where there is no driver.
 	Library string
@@ -35,8 +36,8 @@ type Location struct {
 	ProcDevices string
 }
 
-// Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver, else the
-// first. Without any it is the first root, with no library.
+// Locate finds the driver. Of several roots with a driver it takes the one whose library has the version of the kernel's driver,
+// else the first one with a driver. Without any driver it returns the first root, with no library.
 func (s Search) Locate() Location {
 	loaded := s.Loaded()
 	var found *Location
@@ -70,7 +71,7 @@ func (s Search) procDevices() string {
 	return filepath.Join(s.ProcRoot, "devices")
 }
 
-// devOf is where a root's device nodes are: below the root if its driver has made them there, else in the node's /dev.
+// devOf returns the directory of a root's device nodes: below the root if the driver has made them there, else the node's /dev.
 func (s Search) devOf(root Place) Place {
 	own := root.Join("dev")
 	if _, err := os.Stat(filepath.Join(own.Path, ControlNode)); err == nil {
@@ -79,11 +80,11 @@ func (s Search) devOf(root Place) Place {
 	return s.Dev
 }
 
-// versionLine is the first line of /proc/driver/nvidia/version, of the proprietary and the open kernel modules:
-// "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...".
+// versionLine matches the first line of /proc/driver/nvidia/version, of the proprietary and the open kernel modules: "NVRM version:
+// NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...".
 var versionLine = regexp.MustCompile(`^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
 
-// Loaded is the version of the kernel's driver; empty where none is loaded.
+// Loaded returns the version of the kernel's driver; empty where none is loaded.
 func (s Search) Loaded() string {
 	data, err := os.ReadFile(filepath.Join(s.ProcRoot, "driver/nvidia/version"))
 	if err != nil {
@@ -96,7 +97,7 @@ func (s Search) Loaded() string {
 	return string(match[1])
 }
 
-// libraryFile is a library under its full version: libnvidia-ml.so.580.95.05.
+// libraryFile matches a library under its full version: libnvidia-ml.so.580.95.05.
 var libraryFile = regexp.MustCompile(`\.so\.(\d+\.\d+(?:\.\d+)?)$`)
 
 func libraryVersion(path string) string {
@@ -107,9 +108,9 @@ func libraryVersion(path string) string {
 	return match[1]
 }
 
-// Prepare makes the driver's device nodes in this container's own /dev as the located driver has them. A container's /dev has the nodes
-// that stood when it was started; NVML opens those below /dev by name, so one that comes later has to be made here too. The error names
-// every node that could not be made.
+// Prepare makes the driver's device nodes in this container's own /dev, as the located driver has them. A container's /dev has only
+// the nodes that existed when the container started. NVML opens nodes below /dev by name, so later ones have to be made here too.
+// The error names every node that could not be made.
 func (s Search) Prepare(at Location) error {
 	if s.OwnDev == "" || at.Dev.Path == s.OwnDev {
 		return nil

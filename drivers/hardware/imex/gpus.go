@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// gpuDriver and controlDriver are who has the GPUs' nodes and nvidiactl. Drivers before 550 list one name for both.
+	// gpuDriver and controlDriver are the drivers of the GPUs' nodes and of nvidiactl in /proc/devices. Drivers before 550 list one
+	// name for both.
 	gpuDriver     = "nvidia"
 	controlDriver = "nvidiactl"
 	legacyDriver  = "nvidia-frontend"
-	// controlMinor is nvidiactl's (nv-linux.h: NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE).
+	// controlMinor is the minor number of nvidiactl (nv-linux.h: NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE).
 	controlMinor = 255
 
 	gpusDir = "driver/nvidia/gpus"
 )
 
-// Control returns nvidiactl, through which a process speaks to the driver as a whole.
+// Control returns nvidiactl, the control device of the driver.
 func (f FS) Control() (Device, error) {
 	major, err := f.firstMajor(controlDriver, gpuDriver, legacyDriver)
 	if err != nil {
@@ -57,7 +58,7 @@ func (f FS) GPUs() ([]Device, error) {
 	return devices, nil
 }
 
-// firstMajor is the number of the first driver of these that /proc/devices lists.
+// firstMajor is the number of the first of these drivers that /proc/devices lists.
 func (f FS) firstMajor(drivers ...string) (int64, error) {
 	var errs []error
 	for _, driver := range drivers {
@@ -70,7 +71,7 @@ func (f FS) firstMajor(drivers ...string) (int64, error) {
 	return 0, errors.Join(errs...)
 }
 
-// errNoKey marks a file of the driver without the line that was looked for.
+// errNoKey marks a file of the driver that lacks the requested line.
 var errNoKey = errors.New("has no")
 
 // minorOf reads a line "KEY: N" of a file of the driver.

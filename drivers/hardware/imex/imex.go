@@ -1,5 +1,5 @@
-// Package imex finds the device numbers that IMEX needs: channels, the right to manage the fabric, the driver's control device and its
-// GPUs.
+// Package imex finds the device numbers that IMEX needs: those of the channels, of the capability to manage the fabric, of the
+// driver's control device and of its GPUs.
 package imex
 
 import (
@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// Channels is how many channels the driver has: channel 0 to 2047.
+	// Channels is the default number of channels: 0 to 2047.
 	Channels = 2048
 
 	channelDriver    = "nvidia-caps-imex-channels"
@@ -22,15 +22,15 @@ const (
 	paramsFile       = "driver/nvidia/params"
 )
 
-// FS reads /proc as it lies around a devices file.
+// FS reads /proc from the directory of a devices file.
 type FS struct {
-	// ProcDevices is the file that stands for /proc/devices. What else is read of /proc lies beside it.
+	// ProcDevices is the file that stands for /proc/devices. The other files of /proc are in the same directory.
 	ProcDevices string
 }
 
-// Device is a character device, for a container that need not find its file on the host.
+// Device is a character device. A container can use it without its file on the host.
 type Device struct {
-	// Path is where the device is in a container.
+	// Path is the path of the device in a container.
 	Path         string
 	Major, Minor int64
 }
@@ -47,7 +47,7 @@ func (f FS) Channel(n int) (Device, error) {
 	return devices[0], nil
 }
 
-// ChannelRange returns count channels from number first on.
+// ChannelRange returns count channels, starting with number first.
 func (f FS) ChannelRange(first, count int) ([]Device, error) {
 	if first < 0 || count < 0 || first+count > Channels {
 		return nil, fmt.Errorf("IMEX channels %d to %d: there are 0 to %d", first, first+count-1, Channels-1)
@@ -64,7 +64,7 @@ func (f FS) ChannelRange(first, count int) ([]Device, error) {
 }
 
 // ChannelCount is how many channels the loaded driver made (/proc/driver/nvidia/params: ImexChannelCount, its parameter
-// NVreg_ImexChannelCount). A driver that does not say has Channels.
+// NVreg_ImexChannelCount). It is Channels for a driver without that line.
 func (f FS) ChannelCount() (int, error) {
 	path := filepath.Join(filepath.Dir(f.ProcDevices), paramsFile)
 	count, err := minorOf(path, "ImexChannelCount")
@@ -77,7 +77,7 @@ func (f FS) ChannelCount() (int, error) {
 	return int(min(count, Channels)), nil
 }
 
-// Management returns the device whose holder may manage the fabric as an IMEX daemon does
+// Management returns the device that allows its holder to manage the fabric as an IMEX daemon does
 // (/proc/driver/nvidia/capabilities/fabric-imex-mgmt).
 func (f FS) Management() (Device, error) {
 	path := filepath.Join(filepath.Dir(f.ProcDevices), managementFile)
@@ -92,7 +92,7 @@ func (f FS) Management() (Device, error) {
 	return Device{Path: fmt.Sprintf("/dev/%s/nvidia-cap%d", capabilityDriver, minor), Major: major, Minor: minor}, nil
 }
 
-// major finds a driver's number among the character devices. Block devices have numbers of their own and follow below.
+// major finds a driver's number among the character devices. The block devices follow below, with numbers of their own.
 func (f FS) major(driver string) (int64, error) {
 	file, err := os.Open(f.ProcDevices)
 	if err != nil {

@@ -15,18 +15,19 @@ import (
 	"time"
 )
 
-// queryTimeout bounds one nvidia-imex-ctl: what it asks may hang.
+// queryTimeout bounds one call of nvidia-imex-ctl, since the call may hang.
 const queryTimeout = 2 * time.Second
 
-// Programs are NVIDIA's, as the daemon's container has them.
+// Programs are NVIDIA's programs in the daemon's container.
 type Programs struct {
 	// Daemon and Control are nvidia-imex and nvidia-imex-ctl.
 	Daemon, Control string
-	// Loader starts them with the libraries that lie beside it, and with none of the image's; empty: they need no loader.
+	// Loader is the dynamic linker that starts them with the libraries beside it, and with none of the image's; empty: they need no
+	// loader.
 	Loader string
 }
 
-// command is how a program is started.
+// command is the command line of a program.
 func (p Programs) command(program string, args ...string) []string {
 	if p.Loader == "" {
 		return append([]string{program}, args...)
@@ -37,13 +38,13 @@ func (p Programs) command(program string, args ...string) []string {
 // Process runs nvidia-imex as a child process.
 type Process struct {
 	Programs Programs
-	// Output gets what the daemon prints; nil: nothing.
+	// Output receives what the daemon prints; nil: discarded.
 	Output io.Writer
 }
 
 var _ Runner = (*Process)(nil)
 
-// ErrNoPrograms says that this container has no nvidia-imex, though it needs one.
+// ErrNoPrograms means that this container lacks nvidia-imex, though it needs it.
 var ErrNoPrograms = errors.New("this container was made without nvidia-imex: the node's driver was not there yet, or its fabric not joined")
 
 // Start implements Runner.
@@ -57,7 +58,7 @@ func (p *Process) Start(_ context.Context, spec Spec) (Daemon, error) {
 		command: exec.Command(words[0], words[1:]...), exited: make(chan struct{}),
 	}
 	child.command.Stdout, child.command.Stderr = p.Output, p.Output
-	// A supervisor that is killed takes the daemon with it.
+	// A killed supervisor takes the daemon with it.
 	child.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go child.run(started)
@@ -76,8 +77,8 @@ type child struct {
 	err     error // set before exited is closed
 }
 
-// run starts the child and waits for its end, on one thread: the kernel takes the end of the thread that made a child for the
-// death of its parent.
+// run starts the child and waits for its end on one thread. The kernel treats the end of the thread that made a child as the death
+// of its parent.
 func (c *child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -109,7 +110,7 @@ func (c *child) State(ctx context.Context) (State, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	command := exec.CommandContext(ctx, c.control[0], c.control[1:]...)
-	// What it started and left behind must not hold this up.
+	// A process that the daemon left behind must not delay this.
 	command.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
@@ -120,7 +121,7 @@ func (c *child) State(ctx context.Context) (State, error) {
 	if err != nil {
 		return Unavailable, fmt.Errorf("nvidia-imex-ctl -q: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	// Exactly one word; anything else is no state.
+	// The answer must be exactly one word; anything else is no state.
 	state := State(strings.TrimSuffix(string(out), "\n"))
 	switch state {
 	case Initializing, StartingAuthServer, WaitingForPeers, WaitingForRecovery, InitGPU, Ready, ShuttingDown, Unavailable:
@@ -146,7 +147,7 @@ func (c *child) Err() error {
 // Stop implements Daemon.
 func (c *child) Stop(patience time.Duration) {
 	c.stopped.Store(true)
-	// Both fail only where the process is gone already.
+	// Both fail only where the process is already gone.
 	_ = c.command.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-c.exited:

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A daemon and a control command of a few lines of shell: what matters here is how they are started, signalled and ended.
+// A daemon and a control command of a few lines of shell: the tests only check how they are started, signalled and ended.
 const (
 	daemonScript = `#!/bin/sh
 trap 'echo reloaded' USR1
@@ -34,7 +34,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return o.text.Write(p)
 }
 
-// await waits for text that the child prints; there is no event for it but the printing.
+// await waits for text that the child prints; there is no other event.
 func (o *output) await(t *testing.T, text string) {
 	t.Helper()
 	for range 1000 {

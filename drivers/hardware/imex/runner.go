@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// State is a daemon's own view of itself, in the words of `nvidia-imex-ctl -q`.
+// State is a daemon's own state, as `nvidia-imex-ctl -q` prints it.
 type State string
 
 // The states a daemon reports.
@@ -25,29 +25,30 @@ const (
 
 // Runner starts IMEX daemons. The real one runs nvidia-imex as a child process; a simulation may run them in its own process.
 type Runner interface {
-	// Start starts a daemon on what lies in spec.Dir. ctx bounds only the start; Stop ends the daemon.
+	// Start starts a daemon on the files in spec.Dir. ctx bounds only the start; Stop ends the daemon.
 	Start(ctx context.Context, spec Spec) (Daemon, error)
 }
 
-// Spec is what a daemon is started with. The files are written before Start and may be read again at any time.
+// Spec describes how to start a daemon. The files are written before Start and may be read again at any time.
 type Spec struct {
-	// Dir holds the files below; it is the directory that the compute domain has on this node.
+	// Dir holds the files below. It is the compute domain's directory on this node.
 	Dir string
-	// ConfigFile is nvidia-imex's configuration, NodesFile the list of its peers (one name a line, this node's among them), and
-	// HostsFile what gives those names their addresses, in the format of /etc/hosts.
+	// ConfigFile is nvidia-imex's configuration. NodesFile is the list of its peers (one name a line, including this node's).
+	// HostsFile maps those names to addresses, in the format of /etc/hosts.
 	ConfigFile, NodesFile, HostsFile string
-	// BindAddress and ServerPort are where the daemon's peers reach it, CommandAddress and CommandPort where nvidia-imex-ctl does.
+	// The daemon's peers reach it at BindAddress and ServerPort; nvidia-imex-ctl uses CommandAddress and CommandPort.
 	BindAddress, CommandAddress string
 	ServerPort, CommandPort     int
 }
 
-// NewSpec lays a daemon's files out in dir. hostsFile is usually /etc/hosts.
+// NewSpec returns the Spec of a daemon whose files are in dir. hostsFile is usually /etc/hosts.
 func NewSpec(dir, hostsFile, bindAddress string, serverPort, commandPort int) (Spec, error) {
 	address, err := netip.ParseAddr(bindAddress)
 	if err != nil {
 		return Spec{}, fmt.Errorf("the pod's address %q is not an IP address: set POD_IP from status.podIP", bindAddress)
 	}
-	// Commands are for this machine alone. Where daemons share a machine, each on a loopback address of its own, so do they.
+	// The command port is for this machine alone. Where several daemons share a machine, each has a loopback address of its own, and
+	// its command port uses it too.
 	command := "127.0.0.1"
 	if address.IsLoopback() {
 		command = bindAddress
@@ -60,11 +61,11 @@ func NewSpec(dir, hostsFile, bindAddress string, serverPort, commandPort int) (S
 
 // Daemon is a running IMEX daemon. Its methods may be called from any goroutine.
 type Daemon interface {
-	// Reload makes the daemon look up its peers' names again (SIGUSR1).
+	// Reload tells the daemon to look up its peers' names again (SIGUSR1).
 	Reload() error
 	// State asks the daemon for its state. A daemon that cannot be asked is Unavailable, with an error that says why.
 	State(ctx context.Context) (State, error)
-	// Exited is closed when the daemon ended; Err then says how, nil only after Stop.
+	// Exited is closed when the daemon has ended. Err then says how; it is nil only after Stop.
 	Exited() <-chan struct{}
 	Err() error
 	// Stop asks the daemon to end, ends it by force after patience, and waits until it is gone.

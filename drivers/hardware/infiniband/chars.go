@@ -24,8 +24,8 @@ type madPort struct {
 	port   int
 }
 
-// charDevices reads the classes infiniband_verbs and infiniband_mad. An entry that cannot be understood is left out: its RDMA device then
-// has no such character device, which is what counts for whoever would open it.
+// charDevices reads the classes infiniband_verbs and infiniband_mad. It leaves out an entry that it cannot understand: the RDMA
+// device then has no such character device, so that nothing tries to open it.
 func (f FS) charDevices(ctx context.Context) (*charDevices, error) {
 	found := &charDevices{verbs: map[string]CharDevice{}, umad: map[madPort]CharDevice{}, issm: map[madPort]CharDevice{}}
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
@@ -59,9 +59,9 @@ func (f FS) charDevices(ctx context.Context) (*charDevices, error) {
 	return found, nil
 }
 
-// CharDevices reads the character devices of one RDMA device: its uverbs, and its ports' umad and issm. It finds those of a device that is
-// in another network namespace too, which Scan does not: the classes of character devices are the same in all. Their numbers change with
-// every move.
+// CharDevices reads the character devices of one RDMA device: its uverbs, and the umad and issm of its ports. Unlike Scan it also
+// finds those of a device in another network namespace: the classes of character devices are the same in all namespaces. Their
+// numbers change whenever the device moves.
 func (f FS) CharDevices(ctx context.Context, device string) ([]CharDevice, error) {
 	found, err := f.charDevices(ctx)
 	if err != nil {
@@ -82,8 +82,8 @@ func (f FS) CharDevices(ctx context.Context, device string) ([]CharDevice, error
 	return devices, nil
 }
 
-// ConnectionManager reads the character device of the module rdma_ucm, which belongs to no RDMA device: class/misc/rdma_cm/dev. Its number
-// is 0 where that cannot be read.
+// ConnectionManager reads the character device of the module rdma_ucm, which belongs to no RDMA device: class/misc/rdma_cm/dev. Its
+// number is 0 where the file cannot be read.
 func (f FS) ConnectionManager() CharDevice {
 	c := CharDevice{Name: "rdma_cm"}
 	dir, err := sysfile.Open(filepath.Join(f.root, "class/misc/rdma_cm"))

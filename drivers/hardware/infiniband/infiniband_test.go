@@ -225,7 +225,7 @@ func TestASoftwareDeviceHasNoPCIFunction(t *testing.T) {
 	}
 }
 
-// In switchdev mode the representors of virtual functions are below the physical function with its own interface.
+// In switchdev mode the representors of virtual functions are below the physical function, beside its own interface.
 //
 //shows:rdma-discovery
 func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
@@ -246,7 +246,7 @@ func TestRepresentorsAreNoInterfacesOfThePort(t *testing.T) {
 	}
 }
 
-// The ports of a card that are bonded have one RDMA device, whose state the kernel takes from the bond.
+// A card with bonded ports has one RDMA device, whose state the kernel takes from the bond.
 //
 //shows:rdma-discovery
 func TestALinkOfABondHasTheBondsCarrier(t *testing.T) {
@@ -347,7 +347,7 @@ func FuzzAttributesNeverStopAScan(f *testing.F) {
 	})
 }
 
-// manyFunctions makes a tree of 4 physical functions, each with n/4-1 virtual ones, all with RDMA devices and network devices.
+// manyFunctions makes a tree of 4 physical functions, each with n/4-1 virtual functions. All have RDMA devices and network devices.
 func manyFunctions(t testing.TB, n int) *sysfstest.Tree {
 	tree := sysfstest.New(t)
 	for card := range 4 {

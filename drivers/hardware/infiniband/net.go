@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
 
-// attachNets gives each port of d its network devices: those of d's PCI function, whose directory net is dir.
+// attachNets gives each port of d its network devices, from d's PCI function. net is their directory.
 func (f FS) attachNets(dir *sysfile.Dir, d *Device) error {
 	names, err := dir.Names(".")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,9 +38,10 @@ func (f FS) attachNets(dir *sysfile.Dir, d *Device) error {
 	return f.attachBonds(d)
 }
 
-// attach gives the network device at dir to the port of d that it is on, if there is one.
+// attach assigns the network device at dir to its port of d, if it has one.
 func (d *Device) attach(dir *sysfile.Dir, name string) error {
-	// The kernel takes almost any bytes for an interface's name; metrics and the API take text, and end the program over others.
+	// The kernel allows almost any bytes in an interface's name. Metrics and the API need UTF-8, and other bytes would end the
+	// program.
 	if !utf8.ValidString(name) {
 		return dir.Invalid(strconv.QuoteToASCII(name), name, "an interface with a name of UTF-8 text")
 	}
@@ -52,7 +53,7 @@ func (d *Device) attach(dir *sysfile.Dir, name string) error {
 	if err != nil || port == nil {
 		return err
 	}
-	// A function may have interfaces of another kind than its port, such as one that was made by hand.
+	// A function may have interfaces of another kind than its port, for example manually created ones.
 	if (port.LinkLayer == InfiniBand) != (net.Type == TypeInfiniBand) && port.LinkLayer != Unspecified {
 		return nil
 	}
@@ -60,7 +61,7 @@ func (d *Device) attach(dir *sysfile.Dir, name string) error {
 	return nil
 }
 
-// attachBonds adds the bonds of each port's network devices. Two ports of a card that are bonded have one RDMA device (RoCE LAG), whose
+// attachBonds adds the bonds of each port's network devices. Two bonded ports of a card share one RDMA device (RoCE LAG), whose
 // addresses are the bond's.
 func (f FS) attachBonds(d *Device) error {
 	for i := range d.Ports {
@@ -98,9 +99,9 @@ func (f FS) attachNamed(port *Port, name string) error {
 	return err
 }
 
-// attachSoftwareNet gives a software device the network device that it was made on. It stands beside every virtual interface of the
-// machine, so its place in sysfs says nothing. rxe names the one in its attribute parent; every driver's first GID is that of the port's
-// own network device.
+// attachSoftwareNet gives a software device the network device that it was made on. Its place in sysfs says nothing: it is beside
+// every virtual interface of the machine. rxe names its network device in its attribute parent. With every driver the first GID is
+// that of the port's own network device.
 func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	name, err := sysfile.Optional(dir.Text("parent"))
 	if err != nil {
@@ -109,7 +110,7 @@ func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	for i := range d.Ports {
 		of := name
 		if of == "" {
-			// A GID table without entries, or a device that is no RoCE one, has no such attribute to read.
+			// A GID table without entries, or a device that is not RoCE, has no such attribute.
 			if of, err = sysfile.Optional(dir.Text(fmt.Sprintf("ports/%d/gid_attrs/ndevs/0", d.Ports[i].Number))); err != nil {
 				return err
 			}
@@ -124,8 +125,8 @@ func (f FS) attachSoftwareNet(dir *sysfile.Dir, d *Device) error {
 	return nil
 }
 
-// representor reports whether the network device at dir stands for a function that is plugged into the card's own switch (switchdev mode).
-// The kernel hangs those, too, below the physical function. Such a one is named pf0vf3, where a port of the card is p0.
+// representor reports whether the network device at dir represents a function behind the card's own switch (switchdev mode). The
+// kernel puts those below the physical function, too. A representor is named pf0vf3; a port of the card is named p0.
 func representor(dir *sysfile.Dir) (bool, error) {
 	name, err := sysfile.Optional(dir.Text("phys_port_name"))
 	return strings.Contains(name, "pf"), err
@@ -140,7 +141,7 @@ func readNet(dir *sysfile.Dir, name string) (Net, error) {
 	if n.MTU, err = sysfile.Optional(dir.Int("mtu")); err != nil {
 		return Net{}, err
 	}
-	// The master may be a bridge, too, which says nothing of this link.
+	// The master may also be a bridge, which says nothing about this link.
 	if master, err := dir.Link("master"); err == nil && utf8.ValidString(master) {
 		if _, err := dir.Text("master/bonding/mode"); err == nil {
 			n.Bond = master
@@ -149,7 +150,7 @@ func readNet(dir *sysfile.Dir, name string) (Net, error) {
 	return n, nil
 }
 
-// portOf finds the port that the network device at dir, of d's function, is on; nil: none.
+// portOf finds the port of the network device at dir, of d's function; nil: none.
 func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 	if len(d.Ports) == 1 {
 		return &d.Ports[0], nil
@@ -160,12 +161,12 @@ func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 	}
 	tail := guidTail(address)
 	for i := range d.Ports {
-		// An IPoIB device carries its port's GUID, which needs no convention.
+		// An IPoIB device has the GUID of its port in its address, so no naming convention is needed.
 		if tail != "" && d.Ports[i].GUID == tail {
 			return &d.Ports[i], nil
 		}
 	}
-	// The port of its device that it is on, counted from 0.
+	// The number of its port, counted from 0.
 	number, err := sysfile.Optional(dir.Int("dev_port"))
 	if err != nil {
 		return nil, err
@@ -178,8 +179,8 @@ func (d *Device) portOf(dir *sysfile.Dir) (*Port, error) {
 	return nil, nil
 }
 
-// guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address (an Ethernet one has 6), as xxxx:xxxx:xxxx:xxxx, or
-// nothing.
+// guidTail returns the port GUID in the last 8 of the 20 bytes of an IPoIB address, as xxxx:xxxx:xxxx:xxxx. It returns nothing for
+// an Ethernet address, which has 6 bytes.
 func guidTail(address string) string {
 	parts := strings.Split(address, ":")
 	if len(parts) != 20 {
@@ -189,9 +190,9 @@ func guidTail(address string) string {
 	return o[0] + o[1] + ":" + o[2] + o[3] + ":" + o[4] + o[5] + ":" + o[6] + o[7]
 }
 
-// CarrierLost reports whether the network device name is up and has no carrier. Where that cannot be told, because the device is
-// administratively down or not here, it returns an error. A link of a bond counts as the bond: two ports of a card that are bonded have one
-// RDMA device (RoCE LAG), which works while either of them does.
+// CarrierLost reports whether the network device name is up and has no carrier. It returns an error where that is unknown, because
+// the device is administratively down or absent. For a link of a bond it reports the bond: two bonded ports of a card have one RDMA
+// device (RoCE LAG), which works while either port does.
 func (f FS) CarrierLost(name string) (bool, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, "class/net", name))
 	if err != nil {
@@ -199,7 +200,7 @@ func (f FS) CarrierLost(name string) (bool, error) {
 	}
 	defer dir.Close()
 	attribute := "carrier"
-	if _, err := dir.Text("master/bonding/mode"); err == nil { // The master may be a bridge, too, which says nothing of this link.
+	if _, err := dir.Text("master/bonding/mode"); err == nil { // The master may also be a bridge, which says nothing about this link.
 		attribute = "master/carrier"
 	}
 	carrier, err := dir.Int(attribute)

@@ -59,7 +59,7 @@ func rate(dir *sysfile.Dir) (float64, error) {
 	return v, nil
 }
 
-// maxRate, in Gb/s, is far above any port's: what lies above is a damaged file.
+// maxRate, in Gb/s, is far above any port's rate: a file with more is damaged.
 const maxRate = 1e6
 
 // linkLayer reads link_layer.

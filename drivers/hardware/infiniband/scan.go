@@ -23,7 +23,7 @@ type FS struct{ root string }
 // NewFS makes an FS of the tree at root, which is /sys on a real node.
 func NewFS(root string) FS { return FS{root: root} }
 
-// Devices is what one scan found.
+// Devices is the result of one scan.
 type Devices struct {
 	Devices []Device  // by name
 	Skipped []Skipped // devices left out because their entries could not be read or understood
@@ -36,8 +36,9 @@ type Skipped struct {
 	Reason error
 }
 
-// Scan reads all RDMA devices. A device with an unreadable or garbled attribute is left out with a reason and the others are returned. A
-// node whose kernel has no RDMA (no ib_core, so no class infiniband) has none; the error is for a tree that cannot be read at all.
+// Scan reads all RDMA devices. It leaves out a device with an unreadable or garbled attribute, gives the reason, and returns the
+// others. A node whose kernel has no RDMA (no ib_core, so no class infiniband) has no devices; that is no error. The error is for a
+// tree that cannot be read at all.
 func (f FS) Scan(ctx context.Context) (*Devices, error) {
 	names, err := sysfile.Names(filepath.Join(f.root, "class/infiniband"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,7 +75,7 @@ func (f FS) Scan(ctx context.Context) (*Devices, error) {
 	return found, nil
 }
 
-// read fills in the device of which only the name is known.
+// read fills in a device of which only the name is known.
 func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 	if !utf8.ValidString(d.Name) {
 		return fmt.Errorf("the RDMA device %q has a name that is not UTF-8 text: %w", d.Name, sysfile.ErrInvalid)
@@ -120,7 +121,8 @@ func (f FS) read(dir *sysfile.Dir, d *Device, chars *charDevices) error {
 	return f.attachNets(dir.Below("../../net"), d)
 }
 
-// place reads where a device is off its path: .../<function>/infiniband/<name>, or .../<function>/<auxiliary device>/infiniband/<name>.
+// place takes a device's place from its path: .../<function>/infiniband/<name>, or .../<function>/<auxiliary
+// device>/infiniband/<name>.
 func place(path string) (function pci.Address, auxiliary string) {
 	parent := filepath.Dir(filepath.Dir(path))
 	if address, err := pci.ParseAddress(filepath.Base(parent)); err == nil {
@@ -132,7 +134,7 @@ func place(path string) (function pci.Address, auxiliary string) {
 	return "", ""
 }
 
-// readPort reads the port of that name at dir. On hardware most of a port's attributes ask the firmware, and each read asks it again.
+// readPort reads the port of that name at dir. On real hardware each read of most attributes asks the firmware.
 func readPort(dir *sysfile.Dir, name string) (Port, error) {
 	n, err := strconv.ParseUint(name, 10, 8)
 	if err != nil || n == 0 {

@@ -10,14 +10,14 @@ import (
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
 
-// Status is what decides whether a port can carry traffic.
+// Status decides whether a port can carry traffic.
 type Status struct {
 	State     PortState // ports/N/state
 	PhysState PhysState // ports/N/phys_state
 }
 
-// Status reads the status of one port, from device's files only; device is its path under the sysfs root, as in Device.Path. On real
-// hardware the read asks the firmware and can hang with it, so the caller bounds it.
+// Status reads the status of one port, from the files of its device alone. device is its path under the sysfs root, as in
+// Device.Path. On real hardware the read asks the firmware and can hang with it, so the caller must bound it.
 func (f FS) Status(device string, port int) (Status, error) {
 	dir, err := sysfile.Open(filepath.Join(f.root, device, "ports", strconv.Itoa(port)))
 	if err != nil {
@@ -39,8 +39,8 @@ func readStatus(dir *sysfile.Dir) (Status, error) {
 	return Status{State: PortState(state), PhysState: PhysState(phys)}, nil
 }
 
-// PKeys reads the partition keys of a port (ports/N/pkeys), without the empty entries, sorted. A table has up to 128 entries on a physical
-// function, which is why Scan leaves it out.
+// PKeys reads the partition keys of a port (ports/N/pkeys), sorted and without the empty entries. Scan leaves them out, since a
+// physical function's table has up to 128 entries.
 func (f FS) PKeys(device string, port int) ([]uint16, error) {
 	path := filepath.Join(f.root, device, "ports", strconv.Itoa(port), "pkeys")
 	entries, err := sysfile.Optional(sysfile.Names(path))
@@ -66,8 +66,8 @@ func (f FS) PKeys(device string, port int) ([]uint16, error) {
 	return slices.Compact(keys), nil
 }
 
-// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four bytes, as the kernel gives
-// them. Counters that cannot be read are left out.
+// Counters reads ports/N/counters and ports/N/hw_counters: name to value. Data counters are in units of four bytes, as the kernel
+// gives them. It leaves out counters that cannot be read.
 func (f FS) Counters(device string, port int) map[string]uint64 {
 	counters := make(map[string]uint64)
 	for _, set := range []string{"counters", "hw_counters"} {

@@ -1,8 +1,8 @@
-// Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their network
-// devices.
+// Package infiniband reads the RDMA devices of a node from a sysfs tree: HCAs, their ports, their character devices and their
+// network devices.
 //
-// It is for every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not for InfiniBand links alone; the name is
-// sysfs's.
+// It covers every RDMA device that the kernel's ib_core knows (InfiniBand, RoCE, iWARP, EFA), not InfiniBand alone. The name is the
+// one that sysfs uses.
 package infiniband
 
 import "gpufabric.io/drivers/hardware/pci"
@@ -11,7 +11,7 @@ import "gpufabric.io/drivers/hardware/pci"
 type Device struct {
 	Name string      // the entry's name: mlx5_0
 	Path string      // the entry's target under the sysfs root: devices/pci0000:3a/.../0000:3b:00.0/infiniband/mlx5_0
-	PCI  pci.Address // the PCI function it belongs to, from Path; empty: a software device (rxe, siw)
+	PCI  pci.Address // its PCI function, from Path; empty: a software device (rxe, siw)
 	// Auxiliary is the device between the PCI function and this one, from Path: mlx5_core.sf.2, a scalable function. Empty: there is none.
 	Auxiliary string
 
@@ -21,7 +21,7 @@ type Device struct {
 
 	Ports []Port // ports/N, by number
 
-	Verbs CharDevice // uverbsN of class infiniband_verbs whose ibdev is this device; without it no program can open the device
+	Verbs CharDevice // uverbsN of class infiniband_verbs whose ibdev is this device; programs cannot open the device without it
 }
 
 // Port is one port of an RDMA device. Paths are relative to /sys/class/infiniband/<device>/ports/<Number>/.
@@ -67,7 +67,7 @@ type LinkLayer string
 const (
 	InfiniBand  LinkLayer = "InfiniBand"
 	Ethernet    LinkLayer = "Ethernet"
-	Unspecified LinkLayer = "Unknown" // EFA, for one: IB_LINK_LAYER_UNSPECIFIED, as link_layer_show of the kernel's ib_core writes it
+	Unspecified LinkLayer = "Unknown" // for example EFA: IB_LINK_LAYER_UNSPECIFIED, as link_layer_show of the kernel's ib_core writes it
 )
 
 // PortState is a port's logical state, by its number in the InfiniBand architecture.

@@ -11,25 +11,25 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// awaitPause is how long Await waits before it looks for the driver again: nothing tells when a driver is installed.
+// awaitPause is how long Await waits before it looks for the driver again: there is no event for a driver's installation.
 const awaitPause = 10 * time.Second
 
 // KernelDriver is the name of NVIDIA's kernel driver in sysfs.
 const KernelDriver = "nvidia"
 
-// Bound counts the GPUs that NVIDIA's kernel driver has taken, as Await asks for it.
+// Bound counts the GPUs that NVIDIA's kernel driver has bound, for Await.
 func Bound(sysfsRoot string) func() int {
 	sysfs := pci.NewFS(sysfsRoot)
 	return func() int { return len(sysfs.Bound(KernelDriver)) }
 }
 
-// awaitLooks is how often Await looks for the last GPUs before it goes on without them: one may be broken for good.
+// awaitLooks is how often Await looks for missing GPUs before it continues without them: one may be broken for good.
 const awaitLooks = 3
 
-// Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. NVML lists GPUs when it
-// starts, so it is started again while it shows none of those that bound says the kernel's driver has, and a few times while it lacks some:
-// a driver container makes their device nodes one after another. told gets in a word and in words what is waited for, once for each. The
-// error is that of ctx.
+// Await starts a library, and waits for a driver that is not there yet: it may be installed while the node runs. NVML lists GPUs
+// when it starts. So Await starts it again while it shows none of the GPUs that bound counts, and a few times while it lacks some:
+// a driver container makes their device nodes one after another. Await calls told with a reason and a message for what it waits
+// for, once for each. It returns ctx's error.
 func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound func() int, told func(reason, message string)) error {
 	last := ""
 	for lacking := 0; ; {
@@ -37,7 +37,7 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound fun
 		if code == nvml.SUCCESS {
 			shown, has := 0, bound()
 			if shown, code = lib.DeviceGetCount(); code != nvml.SUCCESS || shown >= has {
-				return nil // what NVML says of a GPU is for those who ask it
+				return nil // errors of one GPU are for those who ask for that GPU
 			}
 			if lacking++; shown > 0 && lacking >= awaitLooks {
 				return nil
@@ -70,7 +70,7 @@ func Await(ctx context.Context, lib nvml.Interface, driverRoot string, bound fun
 	}
 }
 
-// pause is the time between two looks; false: ctx has ended.
+// pause waits between two looks; it returns false when ctx has ended.
 func pause(ctx context.Context) bool {
 	select {
 	case <-time.After(awaitPause):
@@ -80,7 +80,7 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// What is wrong with a driver, in a word, beside package driver's.
+// The reasons why a driver cannot be used, beside those of package driver.
 const (
 	// TooOld: the library lacks functions that the roles call.
 	TooOld = "DriverTooOld"
@@ -90,7 +90,7 @@ const (
 	Failed = "DriverFailed"
 )
 
-// reasonOf is what the library itself says of why it does not start.
+// reasonOf is the reason that the library's own error gives for a failed start.
 func reasonOf(code nvml.Return) string {
 	switch code {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// late is a library whose Init gives the codes in turn, and the last one from then on.
+// late is a library whose Init returns the codes in turn, and then always the last one.
 type late struct {
 	nvml.Interface
 	codes []nvml.Return
@@ -55,7 +55,7 @@ func (c *coming) DeviceGetCount() (int, nvml.Return) { return c.listed, nvml.SUC
 //shows:gpu-driver-trouble
 func TestNVMLIsStartedAgainUntilItShowsTheDriversGPUs(t *testing.T) {
 	for name, c := range map[string]struct {
-		nodes  []int // at each start; the last stays
+		nodes  []int // at each start; the last value repeats
 		listed int
 		looks  time.Duration
 		told   int
@@ -135,7 +135,7 @@ func TestTheLibraryIsLookedForAtEachStart(t *testing.T) {
 	}
 }
 
-// counted is a library that counts how often it was started.
+// counted is a library that counts its starts.
 type counted struct {
 	lacking string
 	nvml.Interface
@@ -147,7 +147,7 @@ func (c *counted) Shutdown() nvml.Return { c.running--; return nvml.SUCCESS }
 
 func (c *counted) DeviceGetCount() (int, nvml.Return) { return 0, nvml.SUCCESS }
 
-// Extensions is what symbols are looked up by.
+// Extensions is the method through which symbols are looked up.
 func (c *counted) Extensions() nvml.ExtendedInterface { return symbols{lacking: c.lacking} }
 
 func (c *counted) SystemGetDriverVersion() (string, nvml.Return) { return "450.80.02", nvml.SUCCESS }
@@ -165,7 +165,7 @@ func (s symbols) LookupSymbol(name string) error {
 	return nil
 }
 
-// A call of a function that the library lacks ends the process (go-nvml binds lazily), so it is not started at all.
+// A call of a function that the library lacks ends the process (go-nvml binds lazily), so such a library is never started.
 //
 //shows:gpu-driver-trouble
 func TestADriverThatIsTooOldIsAwaitedWithItsReason(t *testing.T) {

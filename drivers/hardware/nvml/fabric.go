@@ -10,36 +10,36 @@ import (
 	"github.com/google/uuid"
 )
 
-// FabricState says how far a GPU or a node is in joining its NVLink fabric.
+// FabricState says whether a GPU or a node has joined its NVLink fabric.
 type FabricState string
 
 // The fabric states.
 const (
 	// NoFabric: no multi-node NVLink fabric.
 	NoFabric FabricState = "NoFabric"
-	// Joining: the fabric manager is not done yet; NVML has no event for when it is.
+	// Joining: the fabric manager has not finished yet; NVML has no event for its end.
 	Joining FabricState = "Joining"
 	// Joined: part of a clique.
 	Joined FabricState = "Joined"
 )
 
-// GPUFabric is what one GPU says of its fabric (nvmlDeviceGetGpuFabricInfo).
+// GPUFabric is the fabric of one GPU (nvmlDeviceGetGpuFabricInfo).
 type GPUFabric struct {
 	Index int
 	UUID  string
 	State FabricState
 	// Clique is "<ClusterUUID>.<CliqueID>" of a GPU that joined.
 	Clique string
-	// Err is set for a GPU that could not be asked, or whose registration with the fabric failed.
+	// Err is set for a GPU that could not be read, or whose registration with the fabric failed.
 	Err error
 }
 
-// Fabric is what a node's GPUs say together.
+// Fabric is the fabric of all GPUs of a node.
 type Fabric struct {
 	GPUs []GPUFabric
 }
 
-// Fabric asks every GPU. The error is of the library as a whole; a single GPU's trouble is in its entry.
+// Fabric reads every GPU's fabric. The error is for the library as a whole; a single GPU's error is in its entry.
 func (d *Driver) Fabric() (Fabric, error) {
 	count, code := d.lib.DeviceGetCount()
 	if err := check(code, "DeviceGetCount"); err != nil {
@@ -63,7 +63,7 @@ func (d *Driver) gpuFabric(index int) GPUFabric {
 		return gpu
 	}
 	info, code := device.GetGpuFabricInfo()
-	// A GPU that knows no fabric, and a driver from before there was one.
+	// The GPU has no fabric, or the driver is older than fabrics.
 	if code == nvml.ERROR_NOT_SUPPORTED || code == nvml.ERROR_FUNCTION_NOT_FOUND {
 		return gpu
 	}
@@ -78,7 +78,7 @@ func (d *Driver) gpuFabric(index int) GPUFabric {
 			gpu.Err = &Error{Call: fmt.Sprintf("fabric registration of GPU %d", index), Return: status}
 			return gpu
 		}
-		// A single HGX board's fabric ends at the board: it has no cluster.
+		// The fabric of a single HGX board ends at the board: it has no cluster.
 		if info.ClusterUuid == [16]uint8{} {
 			return gpu
 		}
@@ -92,7 +92,7 @@ func (d *Driver) gpuFabric(index int) GPUFabric {
 var ErrDisagree = errors.New("the node's GPUs disagree on their NVLink clique")
 
 // Clique is the node's clique: that of its GPUs, which must agree. It is empty with state NoFabric, and with Joining while a GPU is
-// still joining. The error names the GPUs that disagree (errors.Is ErrDisagree) or that are in trouble.
+// still joining. The error names the GPUs that disagree (errors.Is ErrDisagree) or that have errors.
 func (f Fabric) Clique() (clique string, state FabricState, err error) {
 	var troubled []error
 	byClique := map[string][]string{}

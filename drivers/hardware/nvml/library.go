@@ -1,4 +1,4 @@
-// Package nvml reads what NVIDIA's management library says of a node's GPUs.
+// Package nvml reads a node's GPUs through NVIDIA's management library.
 package nvml
 
 import (
@@ -14,31 +14,32 @@ import (
 
 const libraryName = driver.Library
 
-// Load returns the library of the driver that a search finds. Each first Init searches again, so a driver that is installed later is found;
-// until then Init says what is missing. One process can hold one such library: go-nvml binds its symbols globally.
+// Load returns the library of the driver that a search finds. Each first Init searches again, so it finds a driver that is
+// installed later; until then Init says what is missing. A process can hold one such library only: go-nvml binds its symbols
+// globally.
 func Load(search driver.Search) nvml.Interface {
 	open := func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) }
 	return &located{Interface: open(path(search.Locate())), search: search, open: open}
 }
 
-// located is a library that is looked for when it is started.
+// located is a library that is searched for when it is started.
 type located struct {
 	nvml.Interface
 	search driver.Search
 	open   func(path string) nvml.Interface
 
 	mu sync.Mutex
-	// started counts the Inits that are not shut down yet. Others start and stop a library that runs (go-nvlib does to find out whether there
-	// is one): they must get the one that runs, since a new one in its place would know no symbols once they stopped it.
+	// started counts the Inits without a Shutdown. Other code starts and stops a running library (go-nvlib does so to find out whether
+	// there is one). It must get the running one: a new one in its place would have no symbols after that stop.
 	started int
-	// unprepared says which device nodes could not be made for the library.
+	// unprepared names the device nodes that could not be made for the library.
 	unprepared error
-	// tooOld says what the library lacks that the roles call.
+	// tooOld names the functions that the roles call and the library lacks.
 	tooOld error
 }
 
-// needed are functions that the roles call without asking first whether the library has them: one that it lacks would end the process
-// (go-nvml binds when a function is called). What old drivers had already is not among them.
+// needed are the functions that the roles call without first checking that the library has them. A missing one would end the
+// process (go-nvml binds when a function is called). The list omits functions that old drivers already had.
 func needed() []string {
 	return []string{
 		"nvmlDeviceGetArchitecture", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
@@ -50,7 +51,7 @@ func needed() []string {
 	}
 }
 
-// lacks says which of the needed functions a library that was started has not.
+// lacks returns the needed functions that a started library lacks.
 func lacks(lib nvml.Interface) error {
 	var missing []string
 	for _, name := range needed() {
@@ -68,7 +69,7 @@ func lacks(lib nvml.Interface) error {
 	return fmt.Errorf("the driver %s is too old: its %s has no %s; install a later driver", version, libraryName, strings.Join(missing, ", "))
 }
 
-// explain adds to a message what the files on the node say about the reason, and gives the reason that they show.
+// explain adds to a message the reason that the files on the node show, and returns that reason.
 func (l *located) explain(reason, message string) (string, string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,13 +86,13 @@ func (l *located) explain(reason, message string) (string, string) {
 	return reason, message
 }
 
-// Init loads the library from where it lies now, and starts it; one that runs already is started once more.
+// Init loads the library from its present place and starts it. It starts a running library once more.
 func (l *located) Init() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.started == 0 {
 		at := l.search.Locate()
-		// What cannot be made is what NVML then misses, and NVML says so.
+		// NVML itself reports that it lacks a node that cannot be made.
 		l.unprepared = l.search.Prepare(at)
 		l.Interface = l.open(path(at))
 	}
@@ -101,7 +102,7 @@ func (l *located) Init() nvml.Return {
 	}
 	if l.started == 0 {
 		if l.tooOld = lacks(l.Interface); l.tooOld != nil {
-			_ = l.Interface.Shutdown() // it was started a moment ago
+			_ = l.Interface.Shutdown() // the library was started just above
 			return nvml.ERROR_FUNCTION_NOT_FOUND
 		}
 	}
@@ -109,7 +110,7 @@ func (l *located) Init() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Shutdown takes one Init back.
+// Shutdown undoes one Init.
 func (l *located) Shutdown() nvml.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,13 +121,13 @@ func (l *located) Shutdown() nvml.Return {
 	return code
 }
 
-// path is what the dynamic linker is given.
+// path is the argument for the dynamic linker.
 func path(at driver.Location) string {
 	switch {
 	case at.Library != "":
 		return at.Library
 	case at.Root.Path == "/":
-		return libraryName // the linker's own configuration may know more directories of the machine itself
+		return libraryName // the linker's own configuration may list more directories of this machine
 	default:
 		return filepath.Join(at.Root.Path, driver.LibraryDirs()[0], libraryName) // names what is missing
 	}
@@ -134,7 +135,7 @@ func path(at driver.Location) string {
 
 // Error is a call of the library that failed.
 type Error struct {
-	// Call is what was called, on what: "DeviceGetHandleByIndex(3)".
+	// Call is the function that was called, with its argument: "DeviceGetHandleByIndex(3)".
 	Call   string
 	Return nvml.Return
 }
@@ -149,7 +150,7 @@ func (e *Error) Is(target error) bool {
 	return ok && code == e.Return
 }
 
-// describe puts the codes that an operator meets into words. The library's own words need a loaded library.
+// describe gives words for the codes that an operator meets. The library's own words need a loaded library.
 func describe(code nvml.Return) string {
 	switch code {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
@@ -171,7 +172,7 @@ func describe(code nvml.Return) string {
 	}
 }
 
-// check makes an error of a return code that is not success.
+// check makes an error of a return code other than success.
 func check(code nvml.Return, call string, args ...any) error {
 	if code == nvml.SUCCESS {
 		return nil
@@ -195,7 +196,7 @@ func Open(lib nvml.Interface) (*Driver, error) {
 // Close shuts the library down.
 func (d *Driver) Close() error { return check(d.lib.Shutdown(), "Shutdown") }
 
-// Library is the library itself, initialised.
+// Library returns the library itself, initialised.
 func (d *Driver) Library() nvml.Interface { return d.lib }
 
 // Version is the kernel driver's version ("580.95.05").

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// Bound lists the names (PCI addresses) of the functions that a kernel driver has taken, from /sys/bus/pci/drivers; none where the driver
-// is not loaded.
+// Bound returns the names (PCI addresses) of the functions that a kernel driver has bound, from /sys/bus/pci/drivers. It returns
+// none where the driver is not loaded.
 func (f FS) Bound(driver string) []string {
 	entries, err := os.ReadDir(filepath.Join(f.root, "bus/pci/drivers", driver))
 	if err != nil {
@@ -14,7 +14,7 @@ func (f FS) Bound(driver string) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		// Beside links to functions there are the driver's own files: bind, new_id, module.
+		// The driver's own files are here beside the links to functions: bind, new_id, module.
 		if e.Type()&os.ModeSymlink != 0 && e.Name() != "module" {
 			names = append(names, e.Name())
 		}

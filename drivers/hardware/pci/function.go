@@ -1,5 +1,5 @@
-// Package pci reads the PCI functions of a node from a sysfs tree: what they are, which driver has them, where they sit (NUMA node, PCIe
-// root and switch) and which virtual functions belong to which physical one.
+// Package pci reads the PCI functions of a node from a sysfs tree: their kind, driver and place (NUMA node, PCIe root and switch),
+// and which virtual functions belong to which physical one.
 package pci
 
 import (
@@ -31,26 +31,27 @@ type Function struct {
 	Vendor    uint16 // modalias, else vendor
 	Device    uint16 // modalias, else device
 	Class     Class  // modalias, else class
-	Driver    string // driver (a link); empty: no driver has the function
-	NUMANode  int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has but one
-	ACPIIndex int    // acpi_index, the firmware's number for an onboard device, from 1; 0: it names none
+	Driver    string // driver (a link); empty: no driver is bound
+	NUMANode  int    // numa_node; NUMAUnknown where the firmware names none, unless the machine has only one
+	ACPIIndex int    // acpi_index, the firmware's number for an onboard device, from 1; 0: none
 
 	Root    string    // pcieRoot as Kubernetes names it: pci<domain>:<bus> of the root complex, the first element of Path
 	Bridges []Address // the bridges from the root complex down to the function, from Path; a root port comes first
-	// Switch is the upstream port of the PCIe switch that the function shares with other cards; without a switch its root port, or, directly
-	// on the root complex, the function itself. Two cards with one Switch are never further apart than below one switch.
+	// Switch is the upstream port of the PCIe switch that the function shares with other cards. Without a switch it is its root port,
+	// or the function itself where that is directly on the root complex. Two cards with the same Switch are never further apart than
+	// below one switch.
 	Switch Address
 
 	PhysicalFunction Address // physfn (a link); empty: this is no virtual function
 	VirtualIndex     int     // N of the physical function's virtfnN link to this function; -1: this is no virtual function
-	TotalVFs         int     // sriov_totalvfs: what the device could have
-	NumVFs           int     // sriov_numvfs: what it has now
+	TotalVFs         int     // sriov_totalvfs: how many the device could have
+	NumVFs           int     // sriov_numvfs: how many it has now
 }
 
 // Virtual reports whether f is an SR-IOV virtual function.
 func (f *Function) Virtual() bool { return f.PhysicalFunction != "" }
 
-// position is what a function's place in the device tree says, without reading any of its attributes.
+// position is a function's place in the device tree, taken from its path without reading any attribute.
 type position struct {
 	address Address
 	path    string
@@ -58,7 +59,7 @@ type position struct {
 	bridges []Address
 }
 
-// parsePosition takes the target of /sys/bus/pci/devices/<name>: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
+// parsePosition parses the target of /sys/bus/pci/devices/<name>: ../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0.
 func parsePosition(name, target string) (position, error) {
 	address, err := ParseAddress(name)
 	if err != nil {
@@ -74,7 +75,7 @@ func parsePosition(name, target string) (position, error) {
 		return position{}, fmt.Errorf("its link leads to %q, which ends in another name", target)
 	}
 	for _, element := range elements[:len(elements)-1] {
-		// A platform device (an Arm server's or a virtual machine's host bridge) may stand before the root complex.
+		// A platform device may come before the root complex (an Arm server's or a virtual machine's host bridge).
 		switch {
 		case strings.HasPrefix(element, "pci") && p.root == "":
 			p.root = element
@@ -92,7 +93,7 @@ func parsePosition(name, target string) (position, error) {
 	return p, nil
 }
 
-// read fills in the attributes of the function at p that do not say what it is.
+// read fills in the attributes of the function at p, except its identity.
 func read(dir *sysfile.Dir, p position, is identity) (Function, error) {
 	f := Function{
 		Address: p.address, Path: p.path, Root: p.root, Bridges: p.bridges,
@@ -123,7 +124,7 @@ func read(dir *sysfile.Dir, p position, is identity) (Function, error) {
 	return f, err
 }
 
-// virtualCount reads a number of virtual functions, which has 16 bits in the SR-IOV capability; 0 where there is none.
+// virtualCount reads a number of virtual functions, which has 16 bits in the SR-IOV capability. It is 0 where there is none.
 func virtualCount(dir *sysfile.Dir, name string) (int, error) {
 	n, err := sysfile.Optional(dir.Int(name))
 	if err == nil && (n < 0 || n > math.MaxUint16) {

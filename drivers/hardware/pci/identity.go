@@ -9,15 +9,15 @@ import (
 	"gpufabric.io/drivers/hardware/internal/sysfile"
 )
 
-// identity is what a function is.
+// identity is a function's vendor, device and class.
 type identity struct {
 	vendor, device uint16
 	class          Class
 }
 
-// identify reads modalias, which says in one file what class, vendor and device say in three. uevent would name the driver too, but kernels
-// of 2024 read it under the device's lock, which a driver holds while it probes: a discovery must not wait for that. A tree without
-// modalias, which no kernel makes, has the three files.
+// identify reads modalias, which holds in one file what class, vendor and device hold in three. uevent would name the driver too,
+// but kernels of 2024 read it under the device's lock, which a driver holds while it probes: a discovery must not wait for that. A
+// tree without modalias, which no kernel makes, has the three files.
 func identify(dir *sysfile.Dir) (identity, error) {
 	text, err := dir.Text("modalias")
 	if errors.Is(err, fs.ErrNotExist) {

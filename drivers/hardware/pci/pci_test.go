@@ -43,7 +43,7 @@ func TestAFunctionSaysWhatItIsAndWhereItSits(t *testing.T) {
 	}
 }
 
-// The kernel writes both: the functions of the machine that runs this test are its own.
+// The kernel writes both files: these are the functions of the machine that runs this test.
 func TestModaliasSaysOfThisMachinesFunctionsWhatTheirFilesSay(t *testing.T) {
 	bus, err := pci.NewFS("/sys").Scan(t.Context(), nil)
 	if err != nil || len(bus.Functions) == 0 {
@@ -66,7 +66,7 @@ func TestModaliasSaysOfThisMachinesFunctionsWhatTheirFilesSay(t *testing.T) {
 	}
 }
 
-// Older captures and hand-made trees have the three files alone.
+// Older captures and hand-made trees have only the three files.
 func TestAFunctionWithoutModaliasIsWhatItsFilesSay(t *testing.T) {
 	tree := sysfstest.New(t)
 	path := tree.AddFunction(sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0", Class: "0x020700"})

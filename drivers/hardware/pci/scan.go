@@ -18,9 +18,9 @@ type FS struct{ root string }
 // NewFS makes an FS of the tree at root, which is /sys on a real node.
 func NewFS(root string) FS { return FS{root: root} }
 
-// Bus is what one scan of the PCI bus found.
+// Bus is the result of one scan of the PCI bus.
 type Bus struct {
-	Functions []Function // the functions asked for, by address
+	Functions []Function // the requested functions, by address
 	Skipped   []Skipped  // functions left out because their entries could not be read or understood, by name
 }
 
@@ -40,8 +40,9 @@ func (b *Bus) Function(address Address) *Function {
 	return &b.Functions[i]
 }
 
-// Scan reads the functions whose class want accepts; nil accepts all. A function with an unreadable or garbled attribute is left out with a
-// reason and the others are returned; the error is for a bus that cannot be listed at all. A machine without PCI has an empty bus.
+// Scan reads the functions whose class want accepts; nil accepts all. It leaves out a function with an unreadable or garbled
+// attribute, gives the reason, and returns the others. The error is for a bus that cannot be listed at all. A machine without PCI
+// has an empty bus.
 func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 	const devices = "bus/pci/devices"
 	names, err := sysfile.Names(filepath.Join(f.root, devices))
@@ -113,15 +114,15 @@ func (f FS) Scan(ctx context.Context, want func(Class) bool) (*Bus, error) {
 	return bus, nil
 }
 
-// singleNUMA reports whether the machine has one NUMA node. Its firmware then often names none for its functions, which are all on that
-// one.
+// singleNUMA reports whether the machine has one NUMA node. Its firmware often names no node for its functions then, but all of
+// them are on that one.
 func (f FS) singleNUMA() bool {
 	nodes, err := filepath.Glob(filepath.Join(f.root, "devices/system/node/node[0-9]*"))
 	return err == nil && len(nodes) == 1
 }
 
-// virtualFunctions reads the physical function's virtfnN links, by N. One that is not there is empty: the function is going away, or the
-// tree has fewer links than sriov_numvfs says.
+// virtualFunctions reads the physical function's virtfnN links, by N. A missing link gives an empty entry: the function is being
+// removed, or the tree has fewer links than sriov_numvfs says.
 func virtualFunctions(dir *sysfile.Dir, physical *Function) []Address {
 	addresses := make([]Address, physical.NumVFs)
 	for n := range addresses {
@@ -132,7 +133,7 @@ func virtualFunctions(dir *sysfile.Dir, physical *Function) []Address {
 	return addresses
 }
 
-// number gives the virtual functions of physical their indexes.
+// number sets the indexes of the virtual functions of physical.
 func (b *Bus) number(physical Address, virtual []Address) {
 	for n, address := range virtual {
 		if f := b.Function(address); f != nil && f.PhysicalFunction == physical {

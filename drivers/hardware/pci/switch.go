@@ -5,11 +5,11 @@ package pci
 //	pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0
 //	           root port    upstream     downstream   function
 //
-// Some cards carry a switch of their own (a BlueField, a dual-GPU board). What matters to placement is the switch that a card shares with
-// other cards, so a switch counts when functions sit behind at least two of its downstream ports.
+// Some cards have a switch of their own (a BlueField, a dual-GPU board). For placement, only a switch that a card shares with other
+// cards matters. So a switch counts when there are functions behind at least two of its downstream ports.
 //
-// A function without a switch still has a name for what it hangs from: the scheduler gives no device without the attribute to a claim that
-// compares it, not even where the comparison is one of several alternatives.
+// A function without a switch still gets a value: where a claim compares the attribute, the scheduler never picks a device without
+// it, not even where the comparison is one of several alternatives.
 
 // switchCount holds, for each upstream port, the downstream ports that have something below them.
 type switchCount map[Address]map[Address]struct{}

@@ -1,4 +1,4 @@
-// Package sysfstest makes sysfs trees for tests: PCI functions and RDMA devices, laid out as the kernel lays them out.
+// Package sysfstest makes sysfs trees for tests: PCI functions and RDMA devices, with the kernel's layout.
 package sysfstest
 
 import (
@@ -14,9 +14,9 @@ import (
 type Tree struct {
 	t   testing.TB
 	Sys string // the sysfs root
-	Dev string // the dev root; character devices are plain files here
-	n   int    // HCAs so far, which numbers uverbs
-	mad int    // ports so far, which numbers umad and issm
+	Dev string // the directory for /dev; character devices are plain files here
+	n   int    // number of HCAs so far, for uverbs
+	mad int    // number of ports so far, for umad and issm
 }
 
 // New makes an empty tree.
@@ -38,7 +38,7 @@ func New(t testing.TB) *Tree {
 
 // Function describes a PCI function. Zero values are a ConnectX-7's.
 type Function struct {
-	Parent    string // where it sits under devices: pci0000:3a/0000:3a:00.0
+	Parent    string // its place under devices: pci0000:3a/0000:3a:00.0
 	Address   string // 0000:3b:00.0
 	Vendor    string // 0x15b3
 	Device    string // 0x1021
@@ -83,7 +83,8 @@ func (t *Tree) Remove(path string) {
 	t.must(os.RemoveAll(filepath.Join(t.Sys, path)))
 }
 
-// Link makes path a symbolic link to target, both relative to the sysfs root, with a relative target as the kernel's.
+// Link makes path a symbolic link to target. Both are relative to the sysfs root; the link's target is relative, as the kernel's
+// are.
 func (t *Tree) Link(path, target string) {
 	t.t.Helper()
 	full := filepath.Join(t.Sys, path)

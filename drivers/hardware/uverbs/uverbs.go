@@ -1,8 +1,8 @@
-// Package uverbs hears of an RDMA device's asynchronous events: ports that come and go, and what changes of them without their going.
+// Package uverbs receives an RDMA device's asynchronous events: ports that appear and disappear, and other changes of ports.
 //
-// The kernel tells them only to who has the device open, through /dev/infiniband/uverbsN: a command makes a context and with it a file that
-// is read for events (the write interface of rdma/ib_user_verbs.h). A context belongs to the driver, and some drivers want data of their
-// own for it.
+// The kernel sends them only to a process that has the device open, through /dev/infiniband/uverbsN. A command makes a context and
+// a file; events are read from that file (the write interface of rdma/ib_user_verbs.h). A context belongs to the driver, and some
+// drivers need their own data for it.
 package uverbs
 
 import (
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what happened, by the kernel's number (enum ib_event_type).
+// Kind is the kind of event, by the kernel's number (enum ib_event_type).
 type Kind uint32
 
-// Kinds of events that concern a device or a port; others concern objects that only a context of its own has.
+// The kinds of events that concern a device or a port. Others concern objects of a context, which this one does not make.
 const (
 	DeviceFatal      Kind = 8
 	PortActive       Kind = 9
@@ -38,7 +38,7 @@ type Event struct {
 	Port int // from 1; 0 where the event is the device's
 }
 
-// Device is an open device whose events are heard.
+// Device is an open device whose events can be read.
 type Device struct {
 	device io.Closer // holds the context
 	events *os.File
@@ -46,9 +46,9 @@ type Device struct {
 
 const (
 	getContext = 0 // IB_USER_VERBS_CMD_GET_CONTEXT
-	// header is struct ib_uverbs_cmd_hdr: the command, and how many words go in and come out, 32, 16 and 16 bits.
+	// header is struct ib_uverbs_cmd_hdr: the command, and the number of words in and out, of 32, 16 and 16 bits.
 	header = 8
-	// request is the address of the response, before the driver's part.
+	// request is the address of the response; the driver's part follows it.
 	request = 8
 	// response is struct ib_uverbs_get_context_resp, a file descriptor and a number of vectors, with room for what drivers add; mlx5's is 72
 	// bytes.
@@ -57,9 +57,9 @@ const (
 	event = 16
 )
 
-// driverData is what a driver wants for a context, in 32-bit words. mlx5 wants to know how many doorbell registers programs will have, of
-// which some for low latency (struct mlx5_ib_alloc_ucontext_req); it takes no fewer than one, and these are what libmlx5 asks for. Drivers
-// that are not here want nothing, or refuse.
+// driverData is what a driver needs for a context, in 32-bit words. mlx5 needs the number of doorbell registers, and how many of
+// them are for low latency (struct mlx5_ib_alloc_ucontext_req). It accepts no fewer than one; these are the numbers that libmlx5
+// asks for. Drivers without an entry need nothing, or refuse.
 func driverData(driver string) []uint32 {
 	if driver == "mlx5_core" {
 		return []uint32{16, 4}
@@ -67,10 +67,10 @@ func driverData(driver string) []uint32 {
 	return nil
 }
 
-// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node; the error says whether that
-// lacks, or the driver refuses.
+// Open opens the device node at path, of a device with that kernel driver. It needs write access to the node. The error says
+// whether that access is missing, or the driver refuses.
 func Open(path, driver string) (*Device, error) {
-	// Not os.OpenFile: it would have the runtime poll the file, which the kernel has no events for.
+	// Not os.OpenFile: the runtime would poll the file, for which the kernel has no events.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -78,7 +78,7 @@ func Open(path, driver string) (*Device, error) {
 	file := os.NewFile(uintptr(fd), path)
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR {
-		_ = file.Close() // It would keep the command.
+		_ = file.Close() // A regular file would store the command.
 		return nil, fmt.Errorf("%s is no character device", path)
 	}
 	d, err := attach(file, driver)
@@ -91,11 +91,11 @@ func Open(path, driver string) (*Device, error) {
 
 // attach makes a context on an open device.
 func attach(device io.WriteCloser, driver string) (*Device, error) {
-	var pin runtime.Pinner // The kernel writes to the response while no Go code knows of it.
+	var pin runtime.Pinner // The kernel writes to the response behind Go's back.
 	defer pin.Unpin()
 	answer := new([response]byte)
 	pin.Pin(answer)
-	// A kernel that answers with less leaves the rest as it is.
+	// A kernel that answers with less leaves the rest unchanged.
 	none := uint32(1<<32 - 1)
 	binary.NativeEndian.PutUint32(answer[:], none)
 
@@ -124,7 +124,7 @@ func attach(device io.WriteCloser, driver string) (*Device, error) {
 	return &Device{device: device, events: os.NewFile(uintptr(fd), "uverbs events")}, nil
 }
 
-// Next waits for the next event. An error is the end: the device went, or Close was called.
+// Next waits for the next event. After an error there are no more: the device is gone, or Close was called.
 func (d *Device) Next() (Event, error) {
 	var desc [event]byte
 	for {
@@ -144,5 +144,5 @@ func (d *Device) Next() (Event, error) {
 	}
 }
 
-// Close gives the device back to its driver, and ends a Next that waits.
+// Close returns the device to its driver, and ends a waiting Next.
 func (d *Device) Close() error { return errors.Join(d.events.Close(), d.device.Close()) }

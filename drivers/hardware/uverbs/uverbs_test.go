@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel takes commands as the kernel's uverbs device does: it checks them as strictly, and writes its answer to the address in them.
+// kernel takes commands as the kernel's uverbs device does. It checks them as strictly, and writes its answer to the address in
+// them.
 type kernel struct {
 	t      *testing.T
 	driver string
-	events *os.File // where the test writes events; nil: no context yet
+	events *os.File // the file to which the test writes events; nil: no context yet
 	closed bool
 }
 
@@ -39,7 +40,7 @@ func (k *kernel) Write(command []byte) (int, error) {
 		binary.NativeEndian.Uint32(own[4:]) >= binary.NativeEndian.Uint32(own)) {
 		return 0, unix.EINVAL
 	}
-	if k.driver == "irdma" { // wants a version of its own
+	if k.driver == "irdma" { // requires its own version
 		return 0, unix.EINVAL
 	}
 	if k.driver == "silent" {
@@ -50,7 +51,7 @@ func (k *kernel) Write(command []byte) (int, error) {
 		k.t.Fatal(err)
 	}
 	k.events = os.NewFile(uintptr(pipe[1]), "events")
-	answer := make([]byte, int(outWords)*4) // all of the room, as a driver may
+	answer := make([]byte, int(outWords)*4) // all of the space, as a driver may
 	binary.NativeEndian.PutUint32(answer, uint32(pipe[0]))
 	binary.NativeEndian.PutUint32(answer[4:], 63)
 	memory, err := os.OpenFile("/proc/self/mem", os.O_WRONLY, 0)
@@ -116,7 +117,7 @@ func TestCloseEndsTheWaitForAnEvent(t *testing.T) {
 		_, err := d.Next()
 		ended <- err
 	}()
-	k.happen(1, 4) // nothing of a port: the wait goes on, so that it is known to have begun
+	k.happen(1, 4) // an event without a port: Next waits on, which shows that the wait has begun
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
@@ -161,7 +162,7 @@ func TestWhatIsNoDeviceIsRefused(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// As in the /dev of a machine without the hardware: the command must not be written to it.
+	// As in the /dev of a machine without the hardware: the command must not be written to a plain file.
 	if _, err := Open(file, "mlx5_core"); err == nil || !strings.Contains(err.Error(), file+" is no character device") {
 		t.Errorf("a plain file: got %v", err)
 	}

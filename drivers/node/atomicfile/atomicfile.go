@@ -99,8 +99,8 @@ func (w Writer) write(path string, data []byte, mode fs.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// never is the access time of a file that Write made, until somebody reads it. A file system mounted relatime, as is usual, then writes the
-// time of the reading, since the access time is before that of the last write; one mounted noatime does not.
+// never is the access time of a file that Write made, until somebody reads it. The access time is then before that of the last
+// write, so a file system mounted relatime (the usual case) updates it at the first read. One mounted noatime does not.
 var never = time.Unix(0, 0)
 
 // IsUnread says whether nobody has read a file since Write made it. Ask only where the file system keeps access times.
@@ -109,10 +109,10 @@ func IsUnread(info fs.FileInfo) bool {
 	return ok && time.Unix(stat.Atim.Unix()).Equal(never)
 }
 
-// errCrash makes a write end as if the process had died: nothing is cleaned up.
+// errCrash makes a write end as if the process had died: it cleans nothing up.
 var errCrash = errors.New("crash")
 
-// Crash returns an error for Before that leaves everything lying as a kill -9 at that step would.
+// Crash returns an error for Before. The write then leaves its files as a kill -9 at that step would.
 func Crash() error { return errCrash }
 
 func (w Writer) before(step Step, path string) error {
@@ -148,8 +148,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Sweep removes what crashed writes of files whose names start with prefix left in dir and returns their names. No writer may be
-// at work on those names. Directories are shared (/var/run/cdi), so nothing else is touched.
+// Sweep removes what crashed writes of files whose names start with prefix left in dir, and returns their names. No writer of those
+// names may run meanwhile. Other files stay, since directories are shared (/var/run/cdi).
 func Sweep(dir, prefix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package cdi writes the Container Device Interface specs of prepared claims: one file per claim, whole, gone with the claim.
+// Package cdi writes the Container Device Interface specs of prepared claims: one file per claim, written whole, removed with the
+// claim.
 //
 // It writes the files itself. The CDI library's own writer reads every spec in the directory again on each save, and one spec with
 // 2048 IMEX channels is 543 KB: 50 of the 59 ms that a prepare took with it (measured on 2 cores with a plugin that used it).
@@ -42,7 +43,7 @@ type Dir struct {
 	writer               atomicfile.Writer
 }
 
-// Open makes root (usually /var/run/cdi, which nobody makes before the first spec) if need be, and removes what crashed writes of
+// Open makes root if need be (usually /var/run/cdi, which does not exist before the first spec). It removes what crashed writes of
 // this driver left there.
 func Open(root, driver string, writer atomicfile.Writer) (*Dir, error) {
 	// A vendor of its own keeps these names apart from specs that others write for the same driver.
@@ -60,8 +61,8 @@ func Open(root, driver string, writer atomicfile.Writer) (*Dir, error) {
 	return dir, nil
 }
 
-// ID is the qualified name under which a device of a claim is asked for. It holds the claim's UID, so that a runtime's cache never
-// answers with the device of an earlier claim.
+// ID is the qualified CDI name of a device of a claim. It holds the claim's UID, so that a runtime's cache never answers with the
+// device of an earlier claim.
 func (d *Dir) ID(claim types.UID, device string) string {
 	return parser.QualifiedName(d.vendor, class, deviceName(claim, device))
 }
@@ -125,8 +126,8 @@ func (d *Dir) List() ([]types.UID, error) {
 	return claims, nil
 }
 
-// Unread returns the claims whose specs were written before a time and that no process has read since. A file system that keeps no access
-// times is an error.
+// Unread returns the claims whose specs were written before a time and that no process has read since. It returns an error where
+// the file system keeps no access times.
 func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
 	if err := timed(d.root); err != nil {
 		return nil, err
@@ -137,7 +138,7 @@ func (d *Dir) Unread(before time.Time) ([]types.UID, error) {
 	}
 	return slices.DeleteFunc(claims, func(claim types.UID) bool {
 		read, written, err := Read(d.Path(claim))
-		return err != nil || read || !written.Before(before) // one that is gone was given back meanwhile
+		return err != nil || read || !written.Before(before) // a spec that is gone was released meanwhile
 	}), nil
 }
 

@@ -38,7 +38,7 @@ func channels(count int) specs.ContainerEdits {
 	return edits
 }
 
-// What is written here, the CDI library that container runtimes use must read.
+// The CDI library that container runtimes use must be able to read what is written here.
 func TestARuntimeFindsTheDeviceWithoutItsFileOnTheHost(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "cdi") // made by Open
 	dir := open(t, root)
@@ -115,7 +115,7 @@ func TestWhatARuntimeWouldRefuseIsRefusedHere(t *testing.T) {
 	}
 }
 
-// A spec of every channel is the largest there is; writing another beside it must not cost more for that.
+// A spec of every channel is the largest there is. Writing another spec beside it must not cost more.
 func BenchmarkWriteOneChannelBesideAll(b *testing.B) {
 	dir, err := Open(b.TempDir(), driver, atomicfile.Writer{})
 	if err != nil {

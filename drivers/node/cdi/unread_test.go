@@ -37,7 +37,7 @@ func TestASpecIsUnreadUntilARuntimesLibraryReadsIt(t *testing.T) {
 	if got := unread(time.Now().Add(-time.Minute)); len(got) != 0 {
 		t.Errorf("%v were written just now, and are called unread since a minute", got)
 	}
-	// Looking at a spec without reading it is no reading: the plugin does that itself.
+	// A stat of a spec does not count as reading it: the plugin does that itself.
 	if _, err := os.Stat(dir.Path("u1")); err != nil || !dir.Has("u1") {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestASpecIsUnreadUntilARuntimesLibraryReadsIt(t *testing.T) {
 	if got := unread(later); len(got) != 0 {
 		t.Errorf("a runtime's library has read all, and %v are unread", got)
 	}
-	// A new content is a new spec.
+	// New content makes a new spec.
 	if err := dir.Write("u1", []Device{{Name: "gpu", Edits: specs.ContainerEdits{Env: []string{"A=c"}}}}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,33 +13,33 @@ import (
 )
 
 const (
-	// runtimeLook is how often unread specs are looked for. A look costs a stat for each spec.
+	// runtimeLook is how often the watch looks for unread specs. It costs one stat per spec.
 	runtimeLook = 15 * time.Second
-	// runtimePatience is how long after a container could ask for it a spec should have been read. A runtime that watches the directory reads
-	// it at once, one whose watch failed when it creates the container, for which it may pull an image before.
+	// runtimePatience is how long after a container could ask for a spec the runtime should have read it. A runtime that watches the
+	// directory reads it at once. One whose watch failed reads it when it creates the container, possibly after pulling an image.
 	runtimePatience = time.Minute
 	// runtimeRepeat is how often the trouble is reported again: Events live for an hour.
 	runtimeRepeat = 30 * time.Minute
 )
 
-// Watch watches whether a container runtime reads the specs that containers wait for. containerd before 2.0 has CDI off unless it is
-// configured, and then starts containers without their devices and says nothing; later ones refuse the container where it was switched off.
-// A directory that the runtime does not look in, or that AppArmor or SELinux keeps from it, shows in the same way. The access time of a
-// file shows it, so no right on the runtime's socket or configuration is wanted.
+// Watch checks that a container runtime reads the specs that containers wait for. containerd before 2.0 has CDI off by default: it
+// starts containers without their devices and reports no error. Later versions refuse the container where CDI was switched off. A
+// directory that the runtime does not search, or that AppArmor or SELinux keeps from it, looks the same. The file's access time
+// shows all of these, so the watch needs no access to the runtime's socket or configuration.
 type Watch struct {
-	// Unread names those who wait for a spec that nobody has read, and that they could ask for before a time. Its error says why that cannot
-	// be known.
+	// Unread returns the names of those who wait for a spec that nobody has read, and that they could ask for before a time. Its error
+	// says why that cannot be known.
 	Unread func(before time.Time) ([]string, error)
-	// Tell reports something about the node as a whole, such as by an Event. reason is a CamelCase word.
+	// Tell reports a problem of the node as a whole, for example as an Event. reason is a CamelCase word.
 	Tell func(reason, message string)
 
-	// told is when the trouble was last reported, zero where there is none.
+	// told is when the problem was last reported, zero where there is none.
 	told time.Time
-	// blind is when it was last reported that the file system keeps no access times.
+	// blind is when the watch last reported that the file system keeps no access times.
 	blind time.Time
 }
 
-// Run reports when nobody reads the specs, until ctx ends.
+// Run reports specs that nobody reads, until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	tick := time.NewTicker(runtimeLook)
 	defer tick.Stop()
@@ -60,7 +60,7 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 		if now.Sub(w.blind) >= runtimeRepeat {
 			message := fmt.Sprintf("%v: where containers lack their devices, or do not start, see whether the runtime has CDI on "+
 				"(containerd: enable_cdi = true), and whether the kernel's log has refusals of AppArmor or SELinux", err)
-			logger.Info("It is not watched whether the container runtime has CDI", "message", message)
+			logger.Info("Not watching whether the container runtime has CDI on", "message", message)
 			w.Tell("ContainerRuntimeNotWatched", message)
 			w.blind = now
 		}
@@ -81,9 +81,9 @@ func (w *Watch) check(ctx context.Context, now time.Time) {
 	}
 }
 
-// Read says whether a process has read a spec since it was written, and when it was written. A runtime with CDI reads a spec when it
-// appears, or at the latest when a container asks for one of its devices; nobody else has a reason to. A file system that keeps no access
-// times is an error, and so is a spec that is not there.
+// Read says whether a process has read a spec since it was written, and when it was written. A runtime with CDI reads a spec when
+// it appears, or at the latest when a container asks for one of its devices. No other program has a reason to. It returns an error
+// where the file system keeps no access times or the spec does not exist.
 func Read(spec string) (read bool, written time.Time, err error) {
 	if err := timed(spec); err != nil {
 		return false, written, err
@@ -95,7 +95,7 @@ func Read(spec string) (read bool, written time.Time, err error) {
 	return !atomicfile.IsUnread(info), info.ModTime(), nil
 }
 
-// timed is an error where the file system of a path keeps no access times.
+// timed returns an error where the file system of a path keeps no access times.
 func timed(path string) error {
 	var about unix.Statfs_t
 	if err := unix.Statfs(path, &about); err != nil {

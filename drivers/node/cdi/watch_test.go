@@ -36,7 +36,7 @@ func TestARuntimeThatReadsNoSpecsIsReportedOnceInAWhile(t *testing.T) {
 		t.Errorf("the message has %d bytes, an Event takes 1024", len(told[0]))
 	}
 	check(runtimeLook, 1)
-	check(runtimeRepeat, 2) // Events of an hour ago are gone
+	check(runtimeRepeat, 2) // Events from an hour ago are gone
 	unread = nil
 	check(runtimeLook, 2)
 	unread = []string{"default/training"}

@@ -16,14 +16,14 @@ import (
 
 const (
 	lockFile = "lock"
-	// lockPatience is how long a process that is just ending may still hold the directory; lockInterval how often it is looked at, since
-	// waiting for a file lock cannot be interrupted.
+	// lockPatience is how long a process that is just ending may still hold the directory. lockInterval is how often to try the lock
+	// again, since waiting for a file lock cannot be interrupted.
 	lockPatience = 5 * time.Second
 	lockInterval = 100 * time.Millisecond
 )
 
-// Lock keeps every other process out of a role's state directory until Close, or until this process ends in any way: two plugins of one
-// role would undo each other's work. A process that holds it is waited for shortly, then named by its PID.
+// Lock keeps every other process out of a role's state directory until Close, or until this process ends in any way. Two plugins of
+// one role would undo each other's work. Lock waits briefly for a process that holds it, then names its PID in the error.
 func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
@@ -36,8 +36,8 @@ func Lock(ctx context.Context, dir string) (io.Closer, error) {
 	if err := acquire(ctx, file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// Only for people, and for the message below; the lock itself is the kernel's. A disk that is full keeps no plugin from giving back what
-	// it holds.
+	// The text is only for people, and for the message below; the kernel's lock is what counts. A plugin on a full disk must still be
+	// able to release what it holds.
 	_ = errors.Join(file.Truncate(0), writeAt(file, strconv.Itoa(os.Getpid())+"\n"))
 	return file, nil
 }
@@ -68,7 +68,7 @@ func writeAt(file *os.File, text string) error {
 	return err
 }
 
-// holder is who wrote the lock file: a PID counts in its own container.
+// holder returns who wrote the lock file. A PID is only valid in its own container.
 func holder(file *os.File) string {
 	content := make([]byte, 32)
 	n, _ := file.ReadAt(content, 0)

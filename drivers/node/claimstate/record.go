@@ -1,12 +1,12 @@
-// Package claimstate keeps what a node plugin knows of its prepared claims on disk, one file a claim (see package store).
+// Package claimstate keeps what a node plugin knows of its prepared claims on disk, one file per claim (see package store).
 //
 // # Upgrades and downgrades
 //
-// A program reads its own version and every one before. It writes each record in the oldest version that can say what the record
-// says, so that after a downgrade the program before reads all but those that say something new; these it sets aside and names.
+// A program reads its own version and every earlier one. It writes each record in the oldest version that can hold it. After a
+// downgrade the earlier program then reads every record without new content; the others it sets aside and names.
 //
-//   - Version 1: the fields of Record without DataVersion.
-//   - Version 2: Data means what DataVersion says. Written for records with a DataVersion above 0 alone.
+// - Version 1: the fields of Record without DataVersion.
+// - Version 2: Data means what DataVersion says. Only records with a DataVersion above 0 are written in it.
 package claimstate
 
 import (
@@ -24,15 +24,15 @@ import (
 // Version is the newest version that this program reads and writes.
 const Version = 2
 
-// Phase says how far a claim's preparation came.
+// Phase says how far the preparation of a claim has come.
 type Phase string
 
 // The phases of a claim.
 const (
-	// Preparing is written before anything on the node changes, by kinds whose preparation has effects that must be found again
-	// after a crash (a MIG device, a node label).
+	// Preparing is written before anything on the node changes. It is for kinds whose effects must be found again after a crash (a MIG
+	// device, a node label).
 	Preparing Phase = "Preparing"
-	// Prepared is written when every effect but the CDI spec is there.
+	// Prepared is written when every effect is in place except the CDI spec.
 	Prepared Phase = "Prepared"
 )
 
@@ -42,19 +42,19 @@ type Record struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
 	Phase     Phase     `json:"phase"`
-	// BootID is the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id): after another boot the devices must be
-	// made again.
+	// BootID is the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id). After a reboot the devices must be made
+	// again.
 	BootID string `json:"bootID,omitempty"`
 	// Devices are the allocated devices as the kubelet got them.
 	Devices []Device `json:"devices,omitempty"`
-	// Data is the device kind's own.
+	// Data belongs to the device kind.
 	Data json.RawMessage `json:"data,omitempty"`
 	// DataVersion is raised by a kind when a field of its data changes its meaning. A kind must refuse data of a version that it does
 	// not know.
 	DataVersion int `json:"dataVersion,omitempty"`
 }
 
-// version is the oldest one that can say what the record says.
+// version is the oldest version that can hold the record.
 func (r Record) version() int {
 	if r.DataVersion > 0 {
 		return 2
@@ -68,11 +68,11 @@ type Device struct {
 	Requests []string `json:"requests,omitempty"`
 	Pool     string   `json:"pool"`
 	Device   string   `json:"device"`
-	// ShareID is set for a share of a device that several claims hold.
+	// ShareID is set for a share of a device that several claims use.
 	ShareID types.UID `json:"shareID,omitempty"`
-	// ConsumedCapacity is what the claim has of a device that several claims hold, as quantities. Records of before it was kept lack it.
+	// ConsumedCapacity is how much the claim has of a device that several claims use, as quantities. Older records lack it.
 	ConsumedCapacity map[resourceapi.QualifiedName]resource.Quantity `json:"consumedCapacity,omitempty"`
-	// AdminAccess marks a device that is looked at, not held.
+	// AdminAccess marks a device that the claim observes without holding it.
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// CDIDeviceIDs are qualified CDI names ("vendor/class=name").
 	CDIDeviceIDs []string `json:"cdiDeviceIDs,omitempty"`
@@ -89,12 +89,12 @@ func check(name string, record Record) error {
 		return errors.New("body has no uid")
 	}
 	if string(record.UID) != name {
-		return fmt.Errorf("holds claim %s, its name says otherwise", record.UID)
+		return fmt.Errorf("holds claim %s, but its name is another claim's", record.UID)
 	}
 	return nil
 }
 
-// Decode reads what a driver keeps in a claim's record beside its devices, up to a version of its own; none is T's zero value.
+// Decode reads a driver's own data from a claim's record, up to a version of its own. A record without data gives T's zero value.
 func Decode[T any](record Record, version int) (T, error) {
 	var data T
 	if record.DataVersion > version {

@@ -14,16 +14,16 @@ import (
 // Unreadable is a file that could not be read and was set aside.
 type Unreadable = store.Unreadable
 
-// Store is a directory of claim files, held in memory as well. It is safe for concurrent use; two writers of one claim must be
-// kept apart by the caller.
+// Store is a directory of claim files, cached in memory. It is safe for concurrent use, but the caller must keep two writers of one
+// claim apart.
 type Store struct {
 	records *store.Store[Record]
 	// aside are the claims whose records were set aside.
 	aside []types.UID
 }
 
-// Open makes dir if need be and reads every claim in it. Files that cannot be read are moved to dir/unreadable and returned; they
-// are no error. An error means that the directory itself cannot be used.
+// Open makes dir if need be and reads every claim in it. It moves files that cannot be read to dir/unreadable and returns them;
+// they are no error. An error means that the directory itself cannot be used.
 func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 	records, unreadable, err := store.Open(store.Options{Directory: dir, Extension: ".claim", Writer: writer}, kind())
 	if err != nil {
@@ -34,7 +34,7 @@ func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 		return nil, nil, err
 	}
 	for _, u := range unreadable {
-		names = append(names, u.Name) // one that could not be moved is not among those that lie aside
+		names = append(names, u.Name) // a file that could not be moved is not among those set aside
 	}
 	s := &Store{records: records}
 	for _, name := range names {
@@ -45,8 +45,8 @@ func Open(dir string, writer atomicfile.Writer) (*Store, []Unreadable, error) {
 	return s, unreadable, nil
 }
 
-// SetAside are the claims whose records could not be read, at this start or one before, and whose files nobody has deleted since: they may
-// hold devices, though nobody knows which.
+// SetAside returns the claims whose records could not be read, at this start or an earlier one, and whose files nobody has deleted
+// since. They may hold devices; which ones is unknown.
 func (s *Store) SetAside() []types.UID { return s.aside }
 
 // Put writes a record durably.
@@ -60,7 +60,7 @@ func (s *Store) Put(record Record) error {
 // Get returns the record of a claim.
 func (s *Store) Get(uid types.UID) (Record, bool) { return s.records.Get(string(uid)) }
 
-// Delete forgets a claim durably. A claim that is not there is no error.
+// Delete removes the record of a claim durably. A missing record is no error.
 func (s *Store) Delete(uid types.UID) error { return s.records.Delete(string(uid)) }
 
 // List returns every record, sorted by UID.

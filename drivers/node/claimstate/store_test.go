@@ -137,7 +137,7 @@ func TestADowngradeReadsEveryRecordThatSaysNothingNew(t *testing.T) {
 			t.Errorf("%s: error %v (-want +got)\n%s", c.file, err, cmp.Diff(said, record))
 		}
 	}
-	// Up again: both are there.
+	// After a restart both are there.
 	again, unreadable := open(t, dir)
 	if diff := cmp.Diff([]Record{said, newer}, again.List()); diff != "" || len(unreadable) != 0 {
 		t.Errorf("unreadable %v, records (-want +got)\n%s", unreadable, diff)
@@ -187,7 +187,7 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 			if err := store.Put(sample()); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second finds the first's place taken
+			for range 2 { // the second finds the name taken by the first
 				if err := os.WriteFile(filepath.Join(dir, "bad.claim"), c.content, 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -224,7 +224,7 @@ func TestAUIDThatIsNoFileNameIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds that no content makes a plugin fall over, and that what is read is what was written.
+// FuzzDecode checks that no content makes a plugin panic, and that it reads back what it wrote.
 func FuzzDecode(f *testing.F) {
 	good, err := encode(sample())
 	if err != nil {

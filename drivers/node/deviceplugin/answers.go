@@ -18,8 +18,8 @@ import (
 // answerTimeout bounds the questions that a Host asks itself.
 const answerTimeout = 2 * time.Second
 
-// Answers asks each resource over its socket what the kubelet would. The error says which does not answer. Without a kubelet there are no
-// sockets, and nothing is asked.
+// Answers asks each resource over its socket what the kubelet would ask. The error names those that do not answer. Without a
+// kubelet there are no sockets, and Answers asks nothing.
 func (h *Host) Answers() error {
 	if _, err := os.Stat(filepath.Join(h.dir, kubeletSocket)); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -31,7 +31,7 @@ func (h *Host) Answers() error {
 	defer cancel()
 	for _, r := range resources {
 		if err := r.answers(ctx); err != nil {
-			return fmt.Errorf("socket %s, by which the kubelet has %s allocated, does not answer: %w", r.socket, r.name, err)
+			return fmt.Errorf("socket %s, by which the kubelet allocates %s, does not answer: %w", r.socket, r.name, err)
 		}
 	}
 	return nil

@@ -15,29 +15,29 @@ import (
 type Device struct {
 	ID        string // unique in the resource
 	Healthy   bool
-	NUMANodes []int // where it is, for the kubelet's topology manager; empty: no hint
+	NUMANodes []int // the device's NUMA nodes, for the kubelet's topology manager; empty: no hint
 }
 
 // Backend knows the devices of a resource. Its methods are called concurrently.
 type Backend interface {
-	// Allocate says what one container that was given these devices gets: device nodes, mounts, CDI devices. The pod fails on an error.
+	// Allocate returns what a container that was given these devices gets: device nodes, mounts, CDI devices. An error fails the pod.
 	Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error)
 }
 
-// Preferrer is a Backend that has an opinion on which of its free devices a container should get.
+// Preferrer is a Backend that can say which of its free devices suit a container best.
 type Preferrer interface {
-	// Prefer returns size of the available devices, among them all the required ones. The kubelet falls back to its own choice where it
-	// returns fewer.
+	// Prefer returns size of the available devices, including all the required ones. The kubelet makes its own choice where it returns
+	// fewer.
 	Prefer(available, required []string, size int) []string
 }
 
-// list is the devices of a resource as the kubelet gets them, and a signal of their change. They are kept as the bytes that are sent:
-// a node's shares are 40,000 devices and more, of some 24 bytes each there and 300 as messages.
+// list holds the devices of a resource as the kubelet gets them, and signals changes. It keeps them as encoded bytes: a node can
+// have 40,000 shares and more, of about 24 bytes each encoded and 300 as messages.
 type list struct {
 	mu sync.Mutex
-	// encoded are the devices of a ListAndWatchResponse on the wire, never changed once they are here.
+	// encoded holds the devices of a ListAndWatchResponse in wire format. It never changes once it is set.
 	encoded []byte
-	// ids are where in encoded each device's ID stands, by ID.
+	// ids are the positions of the devices' IDs in encoded, sorted by ID.
 	ids     []uint32
 	changed chan struct{} // closed when encoded is replaced
 }
@@ -57,12 +57,12 @@ func (l *list) set(devices []Device) {
 	l.changed = make(chan struct{})
 }
 
-// get returns the devices, as a message that nobody may change.
+// get returns the devices as a message that the caller must not change.
 func (l *list) get() (*pluginapi.ListAndWatchResponse, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	response := &pluginapi.ListAndWatchResponse{}
-	// Fields that a message was not made from are sent as they are.
+	// Unknown fields of a message are sent as they are.
 	response.ProtoReflect().SetUnknown(l.encoded)
 	return response, l.changed
 }
@@ -80,13 +80,13 @@ func (l *list) len() int {
 	return len(l.ids)
 }
 
-// The numbers of the API's fields (api.proto of v1beta1).
+// The field numbers of the API (api.proto of v1beta1).
 const (
 	fieldDevices protowire.Number = 1 // of ListAndWatchResponse
 	fieldID      protowire.Number = 1 // of Device
 )
 
-// encode returns the devices as they are sent, and where in that each ID stands, by ID.
+// encode returns the devices in wire format, and the position of each ID in it, sorted by ID.
 func encode(devices []Device) (encoded []byte, ids []uint32) {
 	ids = make([]uint32, 0, len(devices))
 	var one, rest []byte
@@ -99,20 +99,20 @@ func encode(devices []Device) (encoded []byte, ids []uint32) {
 		one = append(protowire.AppendString(one, d.ID), rest...)
 		encoded = protowire.AppendTag(encoded, fieldDevices, protowire.BytesType)
 		encoded = protowire.AppendVarint(encoded, uint64(len(one)))
-		ids = append(ids, uint32(len(encoded)+before)) // the kubelet takes no list over 4 MiB
+		ids = append(ids, uint32(len(encoded)+before)) // the kubelet refuses a list over 4 MiB
 		encoded = append(encoded, one...)
 	}
 	slices.SortFunc(ids, func(a, b uint32) int { return bytes.Compare(idAt(encoded, a), idAt(encoded, b)) })
-	return bytes.Clone(encoded), ids // without the room that appending left
+	return bytes.Clone(encoded), ids // without the spare capacity that appending left
 }
 
-// idAt is the ID that stands at a place in an encoded list.
+// idAt returns the ID at a position in an encoded list.
 func idAt(encoded []byte, at uint32) []byte {
 	id, _ := protowire.ConsumeBytes(encoded[at:])
 	return id
 }
 
-// attributes are a device's fields but for its ID, encoded.
+// attributes encodes a device's fields except its ID.
 func attributes(d Device) []byte {
 	m := &pluginapi.Device{Health: pluginapi.Unhealthy}
 	if d.Healthy {
@@ -124,6 +124,6 @@ func attributes(d Device) []byte {
 			m.Topology.Nodes = append(m.Topology.Nodes, &pluginapi.NUMANode{ID: int64(node)})
 		}
 	}
-	encoded, _ := proto.Marshal(m) // fails on text that is no UTF-8 alone
+	encoded, _ := proto.Marshal(m) // fails only on text that is not UTF-8
 	return encoded
 }

@@ -22,7 +22,7 @@ import (
 
 const widget = "example.com/widget"
 
-// backend hands out one device node per ID, and prefers high IDs.
+// backend returns one device node per ID, and prefers high IDs.
 type backend struct{ err error }
 
 func (b backend) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -150,9 +150,10 @@ func TestARestartedKubeletHasTheSameAllocatableSoon(t *testing.T) {
 		begin := time.Now()
 		kubelet.Start()
 		kubelet.AwaitAllocatable(widget, 1000)
-		t.Logf("restart %d: %v", restart+1, time.Since(begin)) // under 2 s on an idle machine; a busy one proves nothing
+		t.Logf("restart %d: %v", restart+1, time.Since(begin)) // under 2 s on an idle machine; a busy machine proves nothing
 	}
-	// A kubelet on its way down may end the stream before its socket goes, and is then registered with once more: harmless.
+	// A kubelet that shuts down may end the stream before it removes its socket. The plugin then registers with it once more, which is
+	// harmless.
 	if n := kubelet.View(widget).Registrations; n < 4 {
 		t.Errorf("%d registrations for one start and three restarts", n)
 	}
@@ -189,7 +190,7 @@ func TestAListIsSentOnlyWhenItChanged(t *testing.T) {
 	changed := devices(3)
 	changed[2].Healthy = false
 	resource.Update(changed)
-	// Had one of the five been sent, it would have come before this one.
+	// If one of the five had been sent, it would have arrived before this one.
 	if view := kubelet.AwaitAllocatable(widget, 2); view.Lists != 2 {
 		t.Errorf("%d lists for one change", view.Lists)
 	}
@@ -214,7 +215,7 @@ func TestAllocation(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		backend deviceplugin.Backend
-		ids     []string // to allocate; none: two of the kubelet's choosing
+		ids     []string // the devices to allocate; none: two that the kubelet chooses
 		want    []string // device paths
 		err     string
 	}{

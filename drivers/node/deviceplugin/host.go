@@ -1,8 +1,8 @@
-// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of device; a
-// Backend does.
+// Package deviceplugin serves extended resources to the kubelet through its device plugin API (v1beta1). It knows no kind of
+// device; a Backend does.
 //
-// What the kubelet's protocol leaves to the plugin is done here: a registration is repeated whenever the kubelet restarts or drops the
-// stream, the list of devices is sent when it changed and not otherwise, and a device that the plugin does not have is refused.
+// The package does what the kubelet's protocol leaves to the plugin: it registers again whenever the kubelet restarts or drops the
+// stream, it sends the list of devices only when it changed, and it refuses a device that the plugin does not have.
 package deviceplugin
 
 import (
@@ -19,8 +19,8 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// rescanInterval is how often sockets are checked without a change: a net for a kubelet whose new socket was there before the directory was
-// watched.
+// rescanInterval is how often sockets are checked without a change. It catches a kubelet whose new socket appeared before the
+// directory was watched.
 const rescanInterval = 10 * time.Second
 
 // Host serves the resources of one process. Make it with NewHost.
@@ -28,8 +28,8 @@ type Host struct {
 	dir     string
 	files   *filewatch.Watcher
 	metrics *Metrics
-	// Trouble reports trouble with the node as a whole, such as by an Event; nil: it is not reported. Set it before Run. reason is a CamelCase
-	// word.
+	// Trouble reports a problem of the node as a whole, for example as an Event; nil: no report. Set it before Run. reason is a
+	// CamelCase word.
 	Trouble func(reason, message string)
 
 	mu        sync.Mutex
@@ -37,8 +37,8 @@ type Host struct {
 	start     func(*Resource) // nil until Run
 }
 
-// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet), whose directory files watches. metrics may
-// be nil.
+// NewHost makes a Host for the kubelet whose root directory is kubeletRoot (/var/lib/kubelet). files watches that directory.
+// metrics may be nil.
 func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Host {
 	if metrics == nil {
 		metrics = NewMetrics()
@@ -46,8 +46,8 @@ func NewHost(kubeletRoot string, files *filewatch.Watcher, metrics *Metrics) *Ho
 	return &Host{dir: filepath.Join(kubeletRoot, "device-plugins"), files: files, metrics: metrics, resources: make(map[string]*Resource)}
 }
 
-// Serve starts to serve resource ("rdma/hca_shared_devices_a") with these devices, and does so while Run runs, until the Resource is
-// stopped. Serving a resource twice at a time is an error.
+// Serve starts serving resource ("rdma/hca_shared_devices_a") with these devices. It serves while Run runs, until the Resource is
+// stopped. Serving one resource twice at the same time is an error.
 func (h *Host) Serve(resource string, backend Backend, devices []Device) (*Resource, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,7 +92,7 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// unread names the resources whose CDI spec containers have waited for since before a time, and nobody has read.
+// unread returns the resources with a CDI spec that nobody has read, and for which containers have waited since before a time.
 func (h *Host) unread(before time.Time) ([]string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -109,7 +109,7 @@ func (h *Host) unread(before time.Time) ([]string, error) {
 	return names, nil
 }
 
-// watch tells the resources when sockets in the kubelet's directory come and go.
+// watch notifies the resources when sockets in the kubelet's directory appear or disappear.
 func (h *Host) watch(ctx context.Context, sockets <-chan struct{}) {
 	tick := time.NewTicker(rescanInterval)
 	defer tick.Stop()

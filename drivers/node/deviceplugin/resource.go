@@ -21,11 +21,11 @@ import (
 const (
 	// kubeletSocket is where the kubelet takes registrations, in its device plugin directory.
 	kubeletSocket = "kubelet.sock"
-	// registerTimeout bounds one registration: the kubelet dials back only after it answered, so an answer comes at once or not at all.
+	// registerTimeout bounds one registration. The kubelet dials back only after it answered, so it answers at once or not at all.
 	registerTimeout = 5 * time.Second
-	// Between failed registrations; a new kubelet.sock ends the wait.
+	// The pause between failed registrations. A new kubelet.sock ends it early.
 	firstRetry, lastRetry = 50 * time.Millisecond, 2 * time.Second
-	// maxSocketPath is what sockaddr_un holds, less the terminating zero.
+	// maxSocketPath is the longest path in a sockaddr_un, without the terminating zero.
 	maxSocketPath = 107
 )
 
@@ -51,7 +51,7 @@ func newResource(h *Host, name string, backend Backend) *Resource {
 	}
 }
 
-// Update replaces the devices. The kubelet hears of it only if something changed. It does not block.
+// Update replaces the devices. The kubelet is notified only if something changed. Update does not block.
 func (r *Resource) Update(devices []Device) {
 	healthy := 0
 	for _, d := range devices {
@@ -64,8 +64,8 @@ func (r *Resource) Update(devices []Device) {
 	r.list.set(devices)
 }
 
-// Stop ends serving; the kubelet then counts the devices as unhealthy and forgets the resource after some minutes. Running pods keep
-// theirs.
+// Stop ends serving. The kubelet then counts the devices as unhealthy, and drops the resource after some minutes. Running pods keep
+// their devices.
 func (r *Resource) Stop() {
 	r.stopOnce.Do(func() { close(r.stop) })
 	r.host.forget(r)
@@ -79,7 +79,8 @@ func (r *Resource) wake() {
 	}
 }
 
-// run serves the resource until ctx ends or it is stopped: a server on a socket of its own, registered with the kubelet that is there now.
+// run serves the resource until ctx ends or it is stopped. It runs a server on its own socket and registers it with the current
+// kubelet.
 func (r *Resource) run(ctx context.Context) {
 	defer close(r.done)
 	ctx, cancel := context.WithCancel(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("resource", r.name)))
@@ -94,7 +95,7 @@ func (r *Resource) run(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	var current *server
 	defer func() { current.close() }()
-	var registered, seen identity // the kubelet.sock that knows us, and the last one looked at
+	var registered, seen identity // the kubelet.sock that we are registered with, and the last one we saw
 	retry := firstRetry
 	for ctx.Err() == nil {
 		wait := time.Duration(-1) // until woken
@@ -104,7 +105,7 @@ func (r *Resource) run(ctx context.Context) {
 		}
 		switch {
 		case err != nil:
-			registered = identity{} // No kubelet: its socket's appearance wakes us.
+			registered = identity{} // No kubelet. The event of its socket's appearance wakes us.
 		case kubelet != registered || !current.alive():
 			if !current.alive() {
 				current.close()
@@ -122,8 +123,8 @@ func (r *Resource) run(ctx context.Context) {
 			r.host.metrics.registrations.WithLabelValues(r.name).Inc()
 			registered, retry = kubelet, firstRetry
 		case current.abandoned():
-			// The kubelet closed its stream without a restart that shows, and will not come back by itself. A kubelet on its way down also
-			// does so first: the pause lets its socket go.
+			// The kubelet closed its stream without a visible restart, and will not connect again by itself. A kubelet that shuts down does
+			// this too: the pause lets its socket disappear.
 			registered = identity{}
 			current.adopt()
 			wait = firstRetry
@@ -132,7 +133,7 @@ func (r *Resource) run(ctx context.Context) {
 	}
 }
 
-// pause waits to be woken, or for d where it is not negative.
+// pause waits for a wakeup, or for d where d is not negative.
 func (r *Resource) pause(ctx context.Context, d time.Duration) {
 	var timer <-chan time.Time
 	if d >= 0 {
@@ -145,7 +146,7 @@ func (r *Resource) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// register tells the kubelet of the resource; the kubelet then calls back on the resource's socket.
+// register registers the resource with the kubelet. The kubelet then connects to the resource's socket.
 func (r *Resource) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
@@ -169,7 +170,7 @@ func (r *Resource) options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: prefers}
 }
 
-// identity tells one socket file from the next of the same name. Inode numbers are reused at once, so the time of its making belongs to it.
+// identity tells two socket files of one name apart. Inode numbers are reused at once, so the change time is part of it.
 type identity struct {
 	inode uint64
 	made  int64
@@ -190,7 +191,7 @@ func identify(path string) (identity, error) {
 	return id, nil
 }
 
-// socketPath is the resource's socket. A name that makes the path too long for a socket address gives way to its hash.
+// socketPath is the resource's socket. Where the name makes the path too long for a socket address, its hash is used.
 func socketPath(dir, resource string) string {
 	path := filepath.Join(dir, "gpufabric-"+strings.ReplaceAll(resource, "/", "_")+".sock")
 	if len(path) <= maxSocketPath {

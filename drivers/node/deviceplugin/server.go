@@ -18,7 +18,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// server is one gRPC server on the resource's socket. A nil server is a dead one.
+// server is one gRPC server on the resource's socket. A nil server is a stopped one.
 type server struct {
 	pluginapi.UnimplementedDevicePluginServer
 	resource *Resource
@@ -32,7 +32,7 @@ type server struct {
 	left    bool // the last stream ended
 }
 
-// listen makes the socket again and serves on it.
+// listen creates the socket again and serves on it.
 func (r *Resource) listen() (*server, error) {
 	if err := os.Remove(r.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the socket of an earlier run: %w", err)
@@ -41,7 +41,7 @@ func (r *Resource) listen() (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the kubelet: %w", err)
 	}
-	// The path may be another server's by the time this one closes.
+	// The path may belong to another server by the time this one closes.
 	listener.SetUnlinkOnClose(false)
 	s := &server{resource: r, grpc: grpc.NewServer(), served: make(chan struct{}), closing: make(chan struct{})}
 	if s.identity, err = identify(r.socket); err != nil {
@@ -57,7 +57,7 @@ func (r *Resource) listen() (*server, error) {
 	return s, nil
 }
 
-// close stops the server and removes its socket, unless the path is another's by now.
+// close stops the server. It removes the socket, unless the path belongs to another server by now.
 func (s *server) close() {
 	if s == nil {
 		return
@@ -84,26 +84,26 @@ func (s *server) alive() bool {
 	return err == nil && now == s.identity
 }
 
-// abandoned reports whether the kubelet had a stream and has none now.
+// abandoned reports whether the kubelet once had a stream and has none now.
 func (s *server) abandoned() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.left && s.streams == 0
 }
 
-// adopt forgets that the server was abandoned.
+// adopt clears the mark that the server was abandoned.
 func (s *server) adopt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = false
 }
 
-// GetDevicePluginOptions is the kubelet's question of what the plugin can do.
+// GetDevicePluginOptions tells the kubelet what the plugin can do.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return s.resource.options(), nil
 }
 
-// ListAndWatch sends the devices, and sends them again whenever they changed.
+// ListAndWatch sends the devices, and sends them again whenever they change.
 func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.mu.Lock()
 	s.streams++
@@ -148,7 +148,7 @@ func (s *server) GetPreferredAllocation(_ context.Context,
 	return response, nil
 }
 
-// Allocate gives each container what its devices need.
+// Allocate returns what the devices of each container need.
 func (s *server) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	response := &pluginapi.AllocateResponse{}
 	for _, container := range request.GetContainerRequests() {

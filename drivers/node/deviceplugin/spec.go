@@ -15,13 +15,13 @@ type Specified interface {
 	Spec() string
 }
 
-// wait is since when containers wait for a resource's CDI spec to be read. A spec that was written again begins from the start.
+// wait is the time since which containers wait for a resource's CDI spec to be read. A spec that is written again starts from zero.
 type wait struct {
 	mu    sync.Mutex
 	since time.Time
 }
 
-// asked notes that a container was given a device of the resource's CDI spec.
+// asked records that a container was given a device of the resource's CDI spec.
 func (r *Resource) asked(now time.Time) {
 	specified, ok := r.backend.(Specified)
 	if !ok || specified.Spec() == "" {
@@ -35,8 +35,8 @@ func (r *Resource) asked(now time.Time) {
 	}
 }
 
-// unread says whether a container has waited since before a time for the resource's CDI spec, and nobody has read it. The error says that
-// this cannot be known.
+// unread says whether a container has waited since before a time for the resource's CDI spec while nobody has read it. The error
+// says why that cannot be known.
 func (r *Resource) unread(before time.Time) (bool, error) {
 	specified, ok := r.backend.(Specified)
 	if !ok || specified.Spec() == "" {

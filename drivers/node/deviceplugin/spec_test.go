@@ -27,8 +27,8 @@ func (b byCDI) Allocate(context.Context, []string) (*pluginapi.ContainerAllocate
 	return response, nil
 }
 
-// TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits follows the specs of device plugins: they are written long before a container
-// asks for a device, so being unread alone is no trouble.
+// TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits follows the specs of device plugins. They are written long before a
+// container asks for a device, so an unread spec alone is no problem.
 //
 //shows:node-cdi
 func TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits(t *testing.T) {
@@ -70,10 +70,10 @@ func TestAResourceWhoseSpecNobodyReadsIsNamedOnceAContainerWaits(t *testing.T) {
 	for _, name := range []string{"x/asked", "x/without-cdi", "x/no-spec"} {
 		allocate(name)
 	}
-	want(time.Now().Add(-time.Minute)) // they wait since a moment ago
+	want(time.Now().Add(-time.Minute)) // they have waited for a moment
 	want(later, "resource x/asked")
-	// What was written again meanwhile may be read when it is asked for.
-	time.Sleep(20 * time.Millisecond) // file systems know the time by a tick of the kernel
+	// A spec that was written again meanwhile may be read when a container asks for it.
+	time.Sleep(20 * time.Millisecond) // file systems keep time by a tick of the kernel
 	write("asked")
 	want(later)
 	allocate("x/asked")

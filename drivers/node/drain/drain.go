@@ -1,10 +1,11 @@
-// Package drain has every role of a node close NVML together: NVIDIA's driver resets no GPU and unloads no module while a program has
-// NVML open.
+// Package drain lets every role of a node close NVML together. NVIDIA's driver resets no GPU and unloads no module while a program
+// has NVML open.
 //
-// The roles are processes of their own that may be killed at any time, so they agree through files of a directory that all of them mount.
-// phase holds how far the drain is; gpu-plugin writes it. Each role that opens NVML keeps a file ROLE.member: its text says why the role
-// has not let go yet, and is empty once it has; a lock on it (flock(2), which ends with its process) says that the role runs. A text
-// without a lock is what a role had when it ended: it is waited for, since pods may have GPUs that it gave them.
+// The roles are processes of their own that may be killed at any time, so they agree through files in a directory that all of them
+// mount. The file phase holds the state of the drain; gpu-plugin writes it. Each role that opens NVML keeps a file ROLE.member. Its
+// text says why the role has not closed NVML yet; it is empty once NVML is closed. The role holds a lock on the file (flock(2),
+// which ends with its process) while it runs. A text without a lock is what a role had open when it ended. The drain waits for it,
+// since pods may have GPUs that the role gave them.
 package drain
 
 import (
@@ -24,16 +25,16 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// Phase is how far a node's drain is.
+// Phase is the state of a node's drain.
 type Phase string
 
 // The phases.
 const (
 	// None: the GPUs are in use as always.
 	None Phase = ""
-	// Draining: nothing new is given, and what stands is waited for.
+	// Draining: the node gives out nothing new, and waits for what is in use.
 	Draining Phase = "draining"
-	// Drained: NVML is closed, and stays closed over restarts of roles and of the node.
+	// Drained: NVML is closed, and stays closed across restarts of roles and of the node.
 	Drained Phase = "drained"
 )
 
@@ -42,10 +43,10 @@ const (
 	memberSuffix = ".member"
 )
 
-// ErrLetGo ends a use of NVML whose role let go of it for a drain.
+// ErrLetGo ends a use of NVML whose role has closed it for a drain.
 var ErrLetGo = errors.New("the node's GPUs are drained: NVML is closed until gpufabric undrain")
 
-// Directory is what the roles of a node share.
+// Directory is the directory that the roles of a node share.
 type Directory struct {
 	// Path is the same directory in every role; empty: the role takes no part in drains.
 	Path string
@@ -53,13 +54,13 @@ type Directory struct {
 	Files *filewatch.Watcher
 }
 
-// Beside is the directory of roles whose state lies in stateDir: the default of --state-dir gives all of them the same.
+// Beside returns the drain directory of roles whose state is in stateDir. The default of --state-dir gives all of them the same.
 func Beside(stateDir string) string {
 	return filepath.Join(filepath.Dir(filepath.Clean(stateDir)), "drain")
 }
 
-// Phase is how far the drain is. A file that says nothing known counts as drained: a GPU may be in the middle of a reset, and gpufabric
-// undrain mends it.
+// Phase returns the state of the drain. A file with unknown content counts as drained: a GPU may be in the middle of a reset, and
+// gpufabric undrain ends the state.
 func (d Directory) Phase() (Phase, error) {
 	if d.Path == "" {
 		return None, nil
@@ -80,7 +81,7 @@ func (d Directory) Phase() (Phase, error) {
 	}
 }
 
-// Set takes the drain to a phase, durably.
+// Set moves the drain to a phase, durably.
 func (d Directory) Set(phase Phase) error {
 	if phase == None {
 		if err := os.Remove(d.file(phaseFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -97,32 +98,32 @@ func (d Directory) Set(phase Phase) error {
 	return nil
 }
 
-// Holder is a role that has not let go of NVML.
+// Holder is a role that has not closed NVML.
 type Holder struct {
 	Role string
-	// Why says what the role has, or waits for.
+	// Why says what the role holds, or waits for.
 	Why string
 	// Ended is set for a role that does not run.
 	Ended bool
-	// file is where the role says so.
+	// file is the role's member file.
 	file string
 }
 
 func (h Holder) String() string {
 	if h.Ended {
-		return fmt.Sprintf("%s ended while %s: started again it lets go; if it is uninstalled, remove %s", h.Role, h.Why, h.file)
+		return fmt.Sprintf("%s ended while %s: start it again, and it closes NVML; if it is uninstalled, remove %s", h.Role, h.Why, h.file)
 	}
 	return h.Role + ": " + h.Why
 }
 
-// Holders are the roles that have not let go of NVML, by name.
+// Holders returns the roles that have not closed NVML, sorted by name.
 func (d Directory) Holders() ([]Holder, error) {
 	entries, err := os.ReadDir(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look which roles have NVML open: %w", err)
+		return nil, fmt.Errorf("check which roles have NVML open: %w", err)
 	}
 	var out []Holder
 	for _, entry := range entries {
@@ -132,7 +133,7 @@ func (d Directory) Holders() ([]Holder, error) {
 		}
 		why, ended, err := examine(d.file(entry.Name()))
 		if err != nil {
-			return nil, fmt.Errorf("look whether %s has NVML open: %w", role, err)
+			return nil, fmt.Errorf("check whether %s has NVML open: %w", role, err)
 		}
 		if why != "" {
 			out = append(out, Holder{Role: role, Why: why, Ended: ended, file: d.file(entry.Name())})
@@ -142,7 +143,7 @@ func (d Directory) Holders() ([]Holder, error) {
 	return out, nil
 }
 
-// Forget takes a role out that takes part in drains no more, unless it runs.
+// Forget removes a role that takes part in drains no more, unless it runs.
 func (d Directory) Forget(role string) error {
 	path := d.file(role + memberSuffix)
 	file, err := os.Open(path)
@@ -152,7 +153,7 @@ func (d Directory) Forget(role string) error {
 	if err != nil {
 		return fmt.Errorf("forget that %s takes part in drains: %w", role, err)
 	}
-	defer func() { _ = file.Close() }() // which gives the lock back, too
+	defer func() { _ = file.Close() }() // this releases the lock, too
 	if err := flock(file, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
 		return nil // it runs
 	} else if err != nil {
@@ -161,13 +162,13 @@ func (d Directory) Forget(role string) error {
 	return os.Remove(path)
 }
 
-// TakesPart says whether a role of this name has taken part on this node: it lets go by itself.
+// TakesPart says whether a role of this name has taken part in drains on this node, and so closes NVML by itself.
 func (d Directory) TakesPart(role string) bool {
 	_, err := os.Lstat(d.file(role + memberSuffix))
 	return d.Path != "" && err == nil
 }
 
-// examine reads what a role says, and whether the role has ended.
+// examine reads a role's member file, and says whether the role has ended.
 func examine(path string) (why string, ended bool, err error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -176,7 +177,7 @@ func examine(path string) (why string, ended bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	defer func() { _ = file.Close() }() // which gives the lock back, too
+	defer func() { _ = file.Close() }() // this releases the lock, too
 	text := make([]byte, 1024)
 	n, err := file.Read(text)
 	if errors.Is(err, io.EOF) {
@@ -192,7 +193,7 @@ func examine(path string) (why string, ended bool, err error) {
 	return strings.TrimSpace(string(text[:n])), err == nil, nil
 }
 
-// Changes holds a token when the phase or a role's word changed, until ctx ends.
+// Changes holds a token whenever the phase or a role's member file has changed, until ctx ends.
 func (d Directory) Changes(ctx context.Context) (<-chan struct{}, error) {
 	if err := d.make(); err != nil {
 		return nil, err

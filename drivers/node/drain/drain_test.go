@@ -17,7 +17,7 @@ func directory(t *testing.T) Directory {
 	return Directory{Path: filepath.Join(t.TempDir(), "drain"), Files: &filewatch.Watcher{Interval: 20 * time.Millisecond}}
 }
 
-// run runs a member whose uses of NVML show in the channel: true when one begins, false when it let go.
+// run runs a member and shows its uses of NVML in the channel: true when one begins, false when it has closed NVML.
 func run(t *testing.T, d Directory, role string, stands <-chan struct{}) (uses chan bool, end func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,7 +110,7 @@ func TestAMemberLetsGoForADrainAndComesBack(t *testing.T) {
 	if err := d.Set(Drained); err != nil {
 		t.Fatal(err)
 	}
-	// Another process of the role, as after a restart: it leaves NVML alone.
+	// Another process of the role, as after a restart, does not open NVML.
 	second, end := run(t, d, "vgpu-plugin", stands)
 	select {
 	case <-second:
@@ -138,7 +138,7 @@ func TestARoleThatEndedWhileItHeldGPUsIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	holders(t, d, "vgpu-plugin: pod default/train")
-	if err := end(); err != nil { // what a killed process leaves is the same: the file's text, and no lock
+	if err := end(); err != nil { // a killed process leaves the same: the file's text, and no lock
 		t.Fatal(err)
 	}
 	holders(t, d, "vgpu-plugin ended while pod default/train has a GPU: started again it lets go; if it is uninstalled, remove "+d.Path)

@@ -29,9 +29,9 @@ type Session struct {
 	said string
 }
 
-// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has let go for a drain, and is then
-// called again when the drain is over. A directory that cannot be used keeps no role from running: it is logged, and the role takes no
-// part in drains.
+// Run calls use whenever NVML may be open, until ctx ends or use fails. use returns ErrLetGo once it has closed NVML for a drain.
+// Run calls it again when the drain is over. Where the directory cannot be used, the role still runs: Run logs the error, and the
+// role takes no part in drains.
 func (m Member) Run(ctx context.Context, use func(context.Context, *Session) error) error {
 	if m.Path == "" {
 		return use(ctx, &Session{})
@@ -68,22 +68,22 @@ func (m Member) Run(ctx context.Context, use func(context.Context, *Session) err
 	}
 }
 
-// join opens the member's file, and holds its lock for as long as the file is open. Two processes of a role may be members at a time, in
-// a rollout.
+// join opens the member's file, and holds its lock for as long as the file is open. During a rollout two processes of a role may be
+// members.
 func (m Member) join() (*os.File, error) {
 	path := m.file(m.Role + memberSuffix)
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // the drain command reads it, whoever runs it
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // the drain command reads it as any user
 	if err != nil {
 		return nil, fmt.Errorf("take part in drains of the node's GPUs: %w", err)
 	}
-	if err := flock(file, unix.LOCK_SH); err != nil { // whoever looks at it locks it for a moment
+	if err := flock(file, unix.LOCK_SH); err != nil { // a reader of the file locks it for a moment
 		return nil, errors.Join(fmt.Errorf("take part in drains of the node's GPUs: lock %s: %w", path, err), file.Close())
 	}
 	return file, nil
 }
 
-// mayUse says whether NVML may be opened. While a drain waits, a role that ended without letting go goes on where it was, so that it can
-// say what stands.
+// mayUse says whether NVML may be opened. While a drain waits, a role that ended without closing NVML opens it again, so that it
+// can say what still runs.
 func (m Member) mayUse(ctx context.Context, file *os.File) bool {
 	phase, err := m.Phase()
 	if err != nil {
@@ -98,7 +98,7 @@ func (m Member) use(ctx context.Context, file *os.File, changes <-chan struct{},
 	s := &Session{file: file}
 	s.Holds(ctx, "NVML is open")
 	follow := func() {
-		phase, _ := m.Phase() // one that cannot be read says drained, and mayUse logs it
+		phase, _ := m.Phase() // an unreadable phase counts as drained, and mayUse logs it
 		if wanted := phase != None; wanted != s.wanted.Now() {
 			s.wanted.Set(wanted)
 		}
@@ -125,7 +125,7 @@ func (m Member) use(ctx context.Context, file *os.File, changes <-chan struct{},
 	return err
 }
 
-// Holds says in words why the role has not let go of NVML; empty: it has.
+// Holds records in words why the role has not closed NVML; empty: it has.
 func (s *Session) Holds(ctx context.Context, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,28 +134,29 @@ func (s *Session) Holds(ctx context.Context, why string) {
 	}
 	s.said = why
 	text := []byte(why)
-	text = text[:min(len(text), 1000)] // whoever reads it reads no more
+	text = text[:min(len(text), 1000)] // readers read no more than this
 	_, err := s.file.WriteAt(text, 0)
 	err = errors.Join(err, s.file.Truncate(int64(len(text))))
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "gpufabric drain does not hear what this role waits for")
+		klog.FromContext(ctx).Error(err, "gpufabric drain cannot learn what this role waits for")
 	}
-	// A watcher hears of a file that is closed, and this one stays open for its lock.
+	// The watcher reports a file that is closed. This file stays open for its lock, so open and close it once more.
 	if again, err := os.OpenFile(s.file.Name(), os.O_WRONLY, 0); err == nil {
 		_ = again.Close()
 	}
 }
 
-// Wanted says whether the role is to let go, and returns a channel that is closed when that changes.
+// Wanted says whether the role should close NVML, and returns a channel that is closed when that changes.
 func (s *Session) Wanted() (bool, <-chan struct{}) { return s.wanted.Get() }
 
-// Await waits until the role is to let go, or is not any more; false when ctx ended first.
+// Await waits until the role should close NVML, or no longer should. It returns false when ctx ended first.
 func (s *Session) Await(ctx context.Context, wanted bool) bool {
 	_, ok := s.wanted.Await(ctx, func(now bool) bool { return now == wanted })
 	return ok
 }
 
-// Interrupted is a context that ends with ErrLetGo when the role is to let go: for what holds nothing that would have to end first.
+// Interrupted is a context that ends with ErrLetGo when the role should close NVML. It is for work that has nothing to finish
+// first.
 func (s *Session) Interrupted(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup

@@ -12,12 +12,12 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// answerTimeout bounds a question that a plugin asks itself. The answer needs nothing but this process, and the kubelet's probes have their
-// own time limit of a few seconds.
+// answerTimeout bounds a question that a plugin asks itself. The answer needs only this process, and the kubelet's probes have
+// their own time limit of a few seconds.
 const answerTimeout = 2 * time.Second
 
-// Answers asks this plugin over the kubelet's two sockets what the kubelet would: who it is, and to prepare no claim. The error says which
-// does not answer: a socket that was deleted, that another process took over, or a server that hangs.
+// Answers asks this plugin over its two kubelet sockets what the kubelet would ask: its name, and to prepare an empty list of
+// claims. The error names the socket that does not answer: it was deleted, another process took it over, or its server hangs.
 func (p *Plugin) Answers() error {
 	if err := p.Err(); err != nil {
 		return fmt.Errorf("the plugin has stopped: %w", err)
@@ -41,12 +41,12 @@ func (p *Plugin) Answers() error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("socket %s, by which the kubelet has claims of driver %s prepared, does not answer: %w", service, p.config.Driver, err)
+		return fmt.Errorf("socket %s, by which the kubelet prepares claims of driver %s, does not answer: %w", service, p.config.Driver, err)
 	}
 	return nil
 }
 
-// ask opens a connection of its own each time: one that is kept would go on after the socket's file is gone.
+// ask opens a new connection each time. A kept connection would still work after the socket's file is gone.
 func ask(socket string, question func(*grpc.ClientConn) error) error {
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// TestAPluginThatTheKubeletCannotReachSaysSo has a plugin that runs and is deaf in each of the ways that a process can be.
+// TestAPluginThatTheKubeletCannotReachSaysSo runs a plugin that the kubelet cannot reach, in each way that this can happen to a
+// process.
 //
 //shows:chart-rollout
 func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
@@ -81,8 +82,8 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 	}
 }
 
-// A kubelet that refuses a plugin has no claim prepared by it: a rollout is to stop there. The kubelet asks again by itself, so a restart
-// is of no use.
+// A kubelet that refuses a plugin sends it no claims, so a rollout must stop there. The kubelet tries again by itself, so a restart
+// would not help.
 //
 //shows:chart-rollout
 func TestAPluginThatTheKubeletRefusesIsNotReady(t *testing.T) {
@@ -112,7 +113,7 @@ func TestAPluginThatTheKubeletRefusesIsNotReady(t *testing.T) {
 			return err
 		})
 		if answer.PluginRegistered && err != nil {
-			t.Fatal(err) // to a refusal the helper library answers with an error
+			t.Fatal(err) // the helper library answers a refusal with an error
 		}
 		err = p.Registered()
 		if answer.PluginRegistered && err != nil {

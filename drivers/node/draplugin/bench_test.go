@@ -17,7 +17,8 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// BenchmarkPrepareAndUnprepare is the plugin's own part of a claim, every fsync included: a record, a CDI spec, and both gone again.
+// BenchmarkPrepareAndUnprepare measures the plugin's own part of a claim, every fsync included: it writes a record and a CDI spec,
+// and removes both.
 func BenchmarkPrepareAndUnprepare(b *testing.B) {
 	dir := b.TempDir()
 	config := Config{

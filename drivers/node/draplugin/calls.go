@@ -11,7 +11,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// operationOf is what metrics call one of the kubelet's calls; empty for one that they do not know.
+// operationOf is the metrics label for one of the kubelet's calls; empty for a call without metrics.
 func operationOf(method string) string {
 	switch method {
 	case drapb.DRAPlugin_NodePrepareResources_FullMethodName:
@@ -22,15 +22,15 @@ func operationOf(method string) string {
 	return ""
 }
 
-// isOwn says whether it is the plugin's question to itself (Answers): the kubelet calls for claims.
+// isOwn says whether the call is the plugin's question to itself (Answers). The kubelet calls only with claims.
 func isOwn(request any) bool {
 	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
 	return ok && len(prepare.GetClaims()) == 0
 }
 
-// observeCall measures each of the kubelet's calls whole, and counts those that failed as a whole: the helper library reads a call's claims
-// from the API server before a Plugin hears of them, which takes longer than all that a Plugin does itself, and nothing else would tell of
-// a claim that could not be read.
+// observeCall measures each of the kubelet's calls as a whole, and counts calls that failed as a whole. The helper library reads
+// the claims of a call from the API server before it calls the Plugin. That takes longer than all that a Plugin does itself, and no
+// other metric would show a claim that could not be read.
 func (p *Plugin) observeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if status, ok := request.(*registerapi.RegistrationStatus); ok {
 		p.registration.told(status)

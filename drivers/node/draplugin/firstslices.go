@@ -11,10 +11,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// createSlices publishes resources on a node that has none of this driver's yet, and does nothing on any other. The library's
-// controller does all of the publishing, but looks only once a second whether it knows what there is, so that a new node's devices
-// would be a second late. What is made here it finds and takes for its own work: the same names and the same content. What fails here
-// it makes good.
+// createSlices publishes resources on a node that has none of this driver's slices yet, and does nothing on any other node. The
+// library's controller does all of the publishing, but checks only once a second whether its caches are synced, so a new node's
+// devices would appear a second late. The controller finds these slices and adopts them: they have the names and the content that
+// it would have written. It also repairs what fails here.
 func (p *Plugin) createSlices(ctx context.Context, resources resourceslice.DriverResources) error {
 	node, slices := p.config.Node.NodeName, p.config.Client.ResourceV1().ResourceSlices()
 	list, err := slices.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
@@ -38,7 +38,7 @@ func (p *Plugin) createSlices(ctx context.Context, resources resourceslice.Drive
 		for i, slice := range pool.Slices {
 			_, err := slices.Create(ctx, &resourceapi.ResourceSlice{
 				ObjectMeta: metav1.ObjectMeta{
-					// The library knows a pool's slices by the number in their names.
+					// The library recognizes a pool's slices by the number in their names.
 					GenerateName:    fmt.Sprintf("%05x-%s-%s-", i, p.config.Driver, node),
 					OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: uid, Controller: ptr.To(true)}},
 				},

@@ -32,7 +32,7 @@ func TestOnlyANodeWithoutSlicesGetsThemAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, t.TempDir(), atomicfile.Writer{}, c.there...)
 			named := 0
-			// The fake API server gives no names to objects that ask for one by generateName.
+			// The fake API server does not implement generateName.
 			b.client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
 				slice.Name = fmt.Sprintf("%s%d", slice.GenerateName, named)

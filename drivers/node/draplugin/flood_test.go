@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// series counts what a plugin's registry shows, and fails the test where a label holds a tenant's word.
+// series counts the series in a plugin's registry. It fails the test where a label holds a tenant's text.
 func (b *bench) series(t *testing.T, word string) int {
 	t.Helper()
 	families, err := b.config.Metrics.Registry.Gather()
@@ -38,7 +38,8 @@ func (b *bench) series(t *testing.T, word string) int {
 	return count
 }
 
-// flood has the kubelet prepare claims of a namespace, which wait, are refused with words of their own, and are unprepared with their pods.
+// flood lets the kubelet prepare claims of a namespace. The claims wait, are refused with messages of their own, and are unprepared
+// with their pods.
 func (b *bench) flood(t *testing.T, from, to int) {
 	t.Helper()
 	ctx := klog.NewContext(t.Context(), logr.Discard())
@@ -72,7 +73,7 @@ func (b *bench) flood(t *testing.T, from, to int) {
 //attack:metric-flood A tenant's 10,000 wrong claims, with names of 253 characters, add series to a plugin's metrics or fill its memory
 func TestTenThousandWrongClaimsLeaveNothingBehind(t *testing.T) {
 	b := newBench(t, t.TempDir(), atomicfile.Writer{})
-	b.report.config.Recorder = &record.FakeRecorder{} // Events are bounded by what records them (package host)
+	b.report.config.Recorder = &record.FakeRecorder{} // the recorder bounds Events (package host)
 	b.kind.prepare = func(_ context.Context, claim *Claim) (*Prepared, error) {
 		claim.Waiting("WaitingForDevice", "attacker's words about "+claim.Name)
 		return nil, Refuse("InvalidConfig", "attacker's words about %s\x1b[2J\nanother line", claim.Name)

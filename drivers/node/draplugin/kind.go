@@ -2,10 +2,10 @@
 // prepare and unprepare, state on disk, CDI specs, reports on the claim, metrics and recovery. It knows no kind of device; a Kind
 // does.
 //
-// A claim is prepared in this order: its lock and its devices' holds are taken (waiting for a late unprepare of their last holder
-// rather than failing, since a failed prepare costs the pod a minute); the Kind does its work; the record and the CDI spec are
-// written; the kubelet is told. Unprepare goes the other way. A process that dies at any point finds on restart what to redo or
-// undo. Nothing is serialised across claims.
+// A claim is prepared in this order. First the plugin takes its lock and its devices' holds. It waits for a late unprepare of their
+// last holder rather than failing, since a failed prepare costs the pod a minute. Then the Kind does its work. Then the plugin
+// writes the record and the CDI spec, and answers the kubelet. Unprepare goes the other way. A process that dies at any point finds
+// on restart what to redo or undo. Different claims never wait for each other.
 package draplugin
 
 import (
@@ -23,31 +23,31 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// Kind is a kind of device. Its methods are called concurrently for different claims, never for one claim.
+// Kind is a kind of device. Its methods are called concurrently for different claims, never for the same claim.
 type Kind interface {
 	// Prepare makes the devices of a claim ready for containers. It must be repeatable: it is called again after it failed, after a
 	// crash and after a reboot. ctx ends shortly before the kubelet gives up on the call; waiting inside until then is better than
-	// failing. Effects outside this process that must be undone should be announced with claim.Intend first. Errors made with
-	// Refuse tell the user why; any other error is a failure to be retried.
+	// failing. Announce effects outside this process that must be undone with claim.Intend first. Errors made with Refuse tell the
+	// user why; any other error is a failure, and is retried.
 	Prepare(ctx context.Context, claim *Claim) (*Prepared, error)
-	// Unprepare undoes Prepare, also one that was cut short (record.Phase is then Preparing). It must be repeatable.
+	// Unprepare undoes Prepare, including one that was cut short (record.Phase is then Preparing). It must be repeatable.
 	Unprepare(ctx context.Context, record claimstate.Record) error
 }
 
-// Recoverer is a Kind that compares what it finds in hardware with the records, once, before the kubelet can call. aside are claims whose
-// records could not be read: what no record names may be theirs, and is not to be removed.
+// Recoverer is a Kind that compares the hardware with the records, once, before the kubelet can call. aside are claims whose
+// records could not be read. What no record names may belong to them, and must not be removed.
 type Recoverer interface {
 	Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error
 }
 
-// Renewer is a Kind that knows of prepared claims whose devices have become others since. Such a claim is prepared again: by Plugin.Renew,
-// and when the kubelet asks for it the next time. Its containers get the new edits when they are started again.
+// Renewer is a Kind that knows which prepared claims have outdated devices. Such a claim is prepared again: by Plugin.Renew, and
+// when the kubelet asks for it the next time. Its containers get the new edits when they restart.
 type Renewer interface {
 	Outdated(record claimstate.Record) bool
 }
 
-// Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it every device is
-// held exclusively, but for those allocated as shares.
+// Holder is a Kind whose devices exclude each other in other ways than by name (a GPU and its slices). Without it a claim holds
+// every device exclusively, except those allocated as shares.
 type Holder interface {
 	Holds(device AllocatedDevice) []ledger.Hold
 }
@@ -59,7 +59,7 @@ type Prepared struct {
 	Edits []specs.ContainerEdits
 	// Data is kept in the claim's record (as JSON) for Unprepare and Recover.
 	Data any
-	// Warnings are what the claim's author should know of a claim that is prepared all the same: Events on the claim and its pods.
+	// Warnings are problems of a prepared claim that its author should know: they become Events on the claim and its pods.
 	Warnings []Warning
 }
 
@@ -72,7 +72,7 @@ type Warning struct {
 // Claim is an allocated claim as this driver sees it.
 type Claim struct {
 	*resourceapi.ResourceClaim
-	// Devices are the claim's devices of this driver, in the order of the allocation, which is of one node.
+	// Devices are the claim's devices of this driver on this node, in the order of the allocation.
 	Devices []AllocatedDevice
 
 	intend  func(data any) error
@@ -82,9 +82,9 @@ type Claim struct {
 // Intend durably records data before an effect, so that Unprepare finds it after a crash.
 func (c *Claim) Intend(data any) error { return c.intend(data) }
 
-// Waiting tells the user, by an Event on the claim and its pods, what the preparation is waiting for. reason is a CamelCase word.
-// Saying the same twice says it once, and other words for the same reason are held back for a while. An error with the same reason
-// after the kubelet's call has run out is the same wait.
+// Waiting tells the user what the preparation is waiting for, by an Event on the claim and its pods. reason is a CamelCase word.
+// Repeated messages are reported once. Other messages with the same reason are held back for a while. An error with the same
+// reason, after the kubelet's call has run out, counts as the same wait.
 func (c *Claim) Waiting(reason, message string) { c.waiting(reason, message) }
 
 // AllocatedDevice is one device of a claim.
@@ -113,10 +113,10 @@ func (d AllocatedDevice) CDIName() string {
 	return d.Device
 }
 
-// Admin says whether the claim only looks at the device.
+// Admin says whether the claim only observes the device.
 func (d AllocatedDevice) Admin() bool { return d.AdminAccess != nil && *d.AdminAccess }
 
-// newClaim picks out of a claim what belongs to driver.
+// newClaim extracts from a claim what belongs to driver.
 func newClaim(claim *resourceapi.ResourceClaim, driver string) (*Claim, error) {
 	if claim.Status.Allocation == nil {
 		return nil, fmt.Errorf("claim %s/%s is not allocated", claim.Namespace, claim.Name)
@@ -155,7 +155,8 @@ func configsFor(request string, configs []resourceapi.DeviceAllocationConfigurat
 	return result
 }
 
-// appliesTo says whether a configuration for requests (none: all) is meant for a request, which is "name" or "name/subrequest".
+// appliesTo says whether a configuration applies to a request. requests lists the requests that it is for (none: all). A request is
+// "name" or "name/subrequest".
 func appliesTo(requests []string, request string) bool {
 	base, _, _ := strings.Cut(request, "/")
 	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, base)

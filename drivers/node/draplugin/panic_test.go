@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// mistake is a driver's over one claim.
+// mistake is a bug of a driver that one claim triggers.
 func mistake(record claimstate.Record) {
 	if record.UID == "u1" {
 		panic("a mistake over claim u1")
@@ -35,7 +35,7 @@ func TestAPanicInUnprepareFailsItsClaimAlone(t *testing.T) {
 		reasonOf(results["u1"]) != "InternalError" {
 		t.Fatalf("got %v, %v", results, err)
 	}
-	// The claim keeps what it has until it can be undone.
+	// The claim keeps its devices until they can be released.
 	if _, recorded := b.state.Get("u1"); !recorded || len(b.ledger.Holders("pool/d0")) != 1 {
 		t.Errorf("recorded: %t, held by %v", recorded, b.ledger.Holders("pool/d0"))
 	}
@@ -50,7 +50,7 @@ func TestAPanicOverAClaimThatIsGoneLeavesTheOthersToRecover(t *testing.T) {
 	b := newBench(t, dir, atomicfile.Writer{})
 	b.mustPrepare(t, claimOf("u1", "d0"))
 	b.mustPrepare(t, claimOf("u2", "d1"))
-	again := newBench(t, dir, atomicfile.Writer{}) // whose API server knows neither
+	again := newBench(t, dir, atomicfile.Writer{}) // the API server has neither claim
 	again.kind.unprepare = mistake
 	for uid, fails := range map[string]bool{"u1": true, "u2": false} {
 		record, _ := again.state.Get(claimOf(uid, "").UID)
@@ -78,7 +78,7 @@ func TestAPanicOverAClaimThatCouldNotBeKeptIsItsFailure(t *testing.T) {
 	}
 }
 
-// carelessKind fails over what it finds at a start.
+// carelessKind panics over what it finds at a start.
 type carelessKind struct{ testKind }
 
 func (*carelessKind) Holds(AllocatedDevice) []ledger.Hold { panic("holds") }
@@ -110,7 +110,7 @@ func TestAPanicAtTheStartIsSaidInWords(t *testing.T) {
 	}
 }
 
-// A claim may lose its allocation while it is being looked at.
+// A claim may lose its allocation while the plugin reads it.
 func TestAFailureOfAClaimWithoutAllocationIsTold(t *testing.T) {
 	claim := claimOf("u1", "d0")
 	claim.Status.Allocation = nil

@@ -27,7 +27,7 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// Config is what a plugin is made of.
+// Config is the configuration of a plugin.
 type Config struct {
 	// Driver is the DRA driver's name ("gpu.nvidia.com").
 	Driver string
@@ -39,9 +39,9 @@ type Config struct {
 	Metrics *metrics.Plugin
 	// Recorder writes Events on claims and pods.
 	Recorder record.EventRecorder
-	// Writer writes state and CDI files; the zero value is right outside tests.
+	// Writer writes state and CDI files; use the zero value outside tests.
 	Writer atomicfile.Writer
-	// Ledger knows who holds which device; nil: the plugin's own.
+	// Ledger records who holds which device; nil: the plugin's own.
 	Ledger *ledger.Ledger
 }
 
@@ -57,14 +57,14 @@ type Plugin struct {
 	helper *kubeletplugin.Helper
 	// registration is the kubelet's last answer to the plugin's registration.
 	registration registration
-	// published is what the helper was last given to publish.
+	// published is what the helper was last asked to publish.
 	published publication
 	// lock keeps a second plugin of this role out of the state directory.
 	lock io.Closer
 
 	first sync.Once // publishing
 
-	// gate is held for reading by each of the kubelet's calls, and shut when the plugin stops.
+	// gate is held for reading by each of the kubelet's calls, and closed when the plugin stops.
 	gate sync.RWMutex
 	shut bool
 
@@ -73,8 +73,8 @@ type Plugin struct {
 	wg     sync.WaitGroup
 }
 
-// Start recovers what the last run left, then registers with the kubelet. The plugin runs until ctx ends, Stop is called or a
-// server fails; Done and Err tell. What needs the API server goes on in the background, so a plugin starts without one.
+// Start recovers the state of the last run, then registers with the kubelet. The plugin runs until ctx ends, Stop is called or a
+// server fails; see Done and Err. What needs the API server runs in the background, so a plugin starts without one.
 func Start(ctx context.Context, config Config) (*Plugin, error) {
 	if err := config.Node.Validate(); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (p *Plugin) start() error {
 	if err := p.recoverLocal(p.ctx); err != nil {
 		return err
 	}
-	left := p.state.List() // what is prepared from here on was read from the API just then
+	left := p.state.List() // later records come from claims that were just read from the API
 	pluginDir := filepath.Join(p.config.Node.KubeletRoot, "plugins", p.config.Driver)
 	registryDir := filepath.Join(p.config.Node.KubeletRoot, "plugins_registry")
 	for _, dir := range []string{pluginDir, registryDir} {
@@ -123,7 +123,7 @@ func (p *Plugin) start() error {
 		kubeletplugin.RegistrarDirectoryPath(registryDir),
 		kubeletplugin.NodeV1beta1(false),
 		kubeletplugin.GRPCInterceptor(p.observeCall),
-		// A claim that waits (for a daemon, for a MIG device) must not hold up the others, some of which it may be waiting for.
+		// A claim that waits (for a daemon, for a MIG device) must not delay other claims: it may be waiting for one of them.
 		kubeletplugin.Serialize(false),
 	)
 	if err != nil {
@@ -137,7 +137,7 @@ func (p *Plugin) start() error {
 	return nil
 }
 
-// unread names the claims whose CDI specs were written before a time, and that nobody has read.
+// unread returns the claims whose CDI specs were written before a time, and that nobody has read.
 func (p *Plugin) unread(before time.Time) ([]string, error) {
 	claims, err := p.cdi.Unread(before)
 	var names []string
@@ -149,7 +149,7 @@ func (p *Plugin) unread(before time.Time) ([]string, error) {
 	return names, err
 }
 
-// open opens the state and the CDI directory, and reports what was unreadable.
+// open opens the state and the CDI directory, and reports unreadable records.
 func (p *Plugin) open() error {
 	logger := klog.FromContext(p.ctx)
 	dir, err := cdi.Open(p.config.Node.CDIRoot, p.config.Driver, p.config.Writer)
@@ -170,7 +170,7 @@ func (p *Plugin) open() error {
 	return nil
 }
 
-// checkSocketPath says in words what bind would say as "invalid argument": a socket's path has at most 107 bytes.
+// checkSocketPath gives a clear error where bind would say "invalid argument": a socket's path has at most 107 bytes.
 func checkSocketPath(dir, driver string) error {
 	const limit = 107
 	if path := filepath.Join(dir, driver+"-reg.sock"); len(path) > limit {
@@ -179,8 +179,8 @@ func checkSocketPath(dir, driver string) error {
 	return nil
 }
 
-// healthPlugin is a plugin whose Kind also serves device health. Serving it must not be advertised otherwise: the kubelet logs an
-// error for every call that nobody answers.
+// healthPlugin is a plugin whose Kind also serves device health. Other plugins must not advertise the service: the kubelet logs an
+// error for every call without an answer.
 type healthPlugin struct {
 	*Plugin
 	drahealth.DRAResourceHealthServer
@@ -193,8 +193,8 @@ func (p *Plugin) served() kubeletplugin.DRAPlugin {
 	return p
 }
 
-// Publish makes resources the content of this node's ResourceSlices. It may be called again at any time. The first call waits for the
-// API server.
+// Publish makes resources the content of this node's ResourceSlices. It may be called any number of times. The first call waits for
+// the API server.
 func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 	counts := map[string]int{"available": 0, "tainted": 0}
 	for _, pool := range resources.Pools {
@@ -222,7 +222,7 @@ func (p *Plugin) Publish(resources resourceslice.DriverResources) error {
 	return nil
 }
 
-// Ledger is what knows the holders of this node's devices. A kind that hands devices out by other ways (a device plugin) shares it.
+// Ledger records the holders of this node's devices. A kind that also allocates devices in other ways (a device plugin) shares it.
 func (p *Plugin) Ledger() *ledger.Ledger { return p.ledger }
 
 // Records returns the claims that the plugin holds, sorted by UID.
@@ -241,7 +241,7 @@ func (p *Plugin) Err() error {
 
 var errStopped = errors.New("plugin stopped")
 
-// enter lets one of the kubelet's calls in, unless the plugin stops; leave must be called after it.
+// enter admits one of the kubelet's calls, unless the plugin stops. Call leave after it.
 func (p *Plugin) enter() (leave func(), err error) {
 	p.gate.RLock()
 	if p.shut {
@@ -251,15 +251,15 @@ func (p *Plugin) enter() (leave func(), err error) {
 	return p.gate.RUnlock, nil
 }
 
-// callPatience is how long the kubelet's calls have to end by themselves when the plugin stops.
+// callPatience is how long the kubelet's calls may run on when the plugin stops.
 const callPatience = 3 * time.Second
 
-// Stop stops the plugin and waits for what it runs, the kubelet's calls too: whoever stops it may take away what they use. Prepared claims
-// stay prepared.
+// Stop stops the plugin and waits for everything that it runs, including the kubelet's calls. After that the caller may remove what
+// they use. Prepared claims stay prepared.
 func (p *Plugin) Stop() {
 	p.cancel(errStopped)
-	// The kubelet's calls end before their connections do: the answer of one that has given a drained node's last claim back would be
-	// lost, and nobody would answer when the kubelet asks again.
+	// The kubelet's calls must end before their connections close. Otherwise the answer to the call that released a drained node's
+	// last claim would be lost, and nothing would answer when the kubelet asks again.
 	ended := make(chan struct{})
 	go func() {
 		p.gate.Lock()
@@ -271,15 +271,15 @@ func (p *Plugin) Stop() {
 	case <-ended:
 	case <-time.After(callPatience):
 	}
-	p.helper.Stop() // which ends what still waits
+	p.helper.Stop() // this ends the calls that still wait
 	<-ended
 	p.wg.Wait()
 	if p.lock != nil {
-		_ = p.lock.Close() // which gives it up; there is nothing to lose in the file
+		_ = p.lock.Close() // this releases the lock; there is nothing to lose in the file
 	}
 }
 
-// HandleError is called by the kubelet helper for errors in the background.
+// HandleError receives background errors from the kubelet helper.
 func (p *Plugin) HandleError(ctx context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		klog.FromContext(ctx).Error(err, msg, "driver", p.config.Driver)

@@ -32,7 +32,7 @@ import (
 
 const driver = "test.example.com"
 
-// testKind is a device kind whose work is whatever a test says.
+// testKind is a device kind that does what a test sets.
 type testKind struct {
 	prepare    func(ctx context.Context, claim *Claim) (*Prepared, error)
 	unprepare  func(record claimstate.Record) // nil: goes well
@@ -80,7 +80,7 @@ type bench struct {
 	dir    string
 }
 
-// newBench makes a plugin with its directories and no sockets, as Start does up to the registration.
+// newBench makes a plugin with its directories but without sockets, as Start does up to the registration.
 func newBench(t *testing.T, dir string, writer atomicfile.Writer, objects ...runtime.Object) *bench {
 	t.Helper()
 	b := &bench{kind: &testKind{prepare: inject}, events: record.NewFakeRecorder(100), client: fake.NewClientset(objects...), dir: dir}
@@ -163,7 +163,7 @@ func TestAWarningIsAnEventOnTheClaimAndItsPodsOnce(t *testing.T) {
 	}
 }
 
-// An Event on a tenant's claim and pods, and the error that the kubelet shows on them, name nobody else's claims.
+// No Event on a tenant's claim and pods, and no error that the kubelet shows on them, may name another tenant's claims.
 func TestAWaitNamesNoClaimOfAnotherNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs, mine := claimOf("u1", "d0"), claimOf("u2", "d0")
@@ -217,7 +217,7 @@ func TestTheNextClaimOfADeviceWaitsForTheLateUnprepareOfTheLast(t *testing.T) {
 	})
 }
 
-// A wait that is longer than one of the kubelet's calls costs no write on the claim, unless it lasts.
+// A wait that outlasts one of the kubelet's calls writes nothing to the claim, unless it goes on.
 func TestAWaitIsToldByAnEventAndWrittenOnTheClaimOnlyWhenItLasts(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls      int // of 45 s, with 75 s between them, as the kubelet does
@@ -234,7 +234,7 @@ func TestAWaitIsToldByAnEventAndWrittenOnTheClaimOnlyWhenItLasts(t *testing.T) {
 				b := newBench(t, t.TempDir(), atomicfile.Writer{}, claim)
 				said := 0
 				b.kind.prepare = func(ctx context.Context, claim *Claim) (*Prepared, error) {
-					for range 3 { // other words for the same, at once
+					for range 3 { // other messages for the same reason, at once
 						said++
 						claim.Waiting("WaitingForPaint", fmt.Sprintf("the paint is %d %% dry", said))
 					}
@@ -403,7 +403,7 @@ func writeBootID(t *testing.T, dir, id string) {
 	}
 }
 
-// A crash at each step of each file that a prepare writes must leave a plugin that starts, and a claim that prepares.
+// After a crash at each step of each file that a prepare writes, the plugin must start and the claim must prepare.
 func TestACrashAtAnyStepOfPrepareLosesNothing(t *testing.T) {
 	for _, step := range atomicfile.Steps() {
 		for _, extension := range []string{".claim", ".json"} {

@@ -25,22 +25,22 @@ import (
 )
 
 const (
-	// answerMargin is kept of the kubelet's call time-out (45 s) to report a failure on the claim and to answer.
+	// answerMargin is the part of the kubelet's call time-out (45 s) that is kept to report a failure on the claim and to answer.
 	answerMargin = 3 * time.Second
-	// holdPatience is how long a device may be held by another claim before the wait is worth an Event: an unprepare that is
-	// merely late takes less.
+	// holdPatience is how long another claim may hold a device before the wait is worth an Event. An unprepare that is merely late
+	// takes less.
 	holdPatience = 2 * time.Second
 )
 
-// What is done to a claim, as metrics say it.
+// The operations on a claim, as metrics name them.
 const (
 	preparing   = "prepare" // the kubelet asks for it
-	recovering  = "recover" // prepared again, because its record is not true any more
+	recovering  = "recover" // prepares a claim again because its record is outdated
 	unpreparing = "unprepare"
 )
 
-// errUnprepared is of a claim that was to be prepared again, and that the kubelet had unprepared before its turn came: nobody would ask for
-// that a second time.
+// errUnprepared is for a claim that was to be prepared again, but that the kubelet unprepared first. Nobody would unprepare it a
+// second time.
 var errUnprepared = errors.New("the claim was unprepared meanwhile")
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. Claims are prepared side by side; each has its own result.
@@ -71,7 +71,7 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return results, nil
 }
 
-// prepare prepares one claim and reports how that went.
+// prepare prepares one claim and reports the result.
 func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, operation string) kubeletplugin.PrepareResult {
 	start := time.Now()
 	logger := klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "uid", claim.UID)
@@ -105,10 +105,10 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	defer unlock()
 	last, recorded := p.state.Get(apiClaim.UID)
 	if recorded && !p.allocatedAs(apiClaim, last) {
-		// The claim outlived its pod, and got other devices for the next one before the kubelet asked to give these back.
+		// The claim outlived its pod. It got other devices for the next pod before the kubelet asked to release these.
 		klog.FromContext(ctx).Info("Unpreparing the devices of an earlier allocation", "devices", len(last.Devices))
 		if err := p.undo(ctx, apiClaim.UID); err != nil {
-			return claimstate.Record{}, fmt.Errorf("give back the devices of an earlier allocation: %w", err)
+			return claimstate.Record{}, fmt.Errorf("release the devices of an earlier allocation: %w", err)
 		}
 		recorded = false
 	}
@@ -126,7 +126,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	waiter := &waiter{metrics: p.config.Metrics}
 	defer waiter.end()
 	claim.waiting = func(reason, message string) {
-		defer caught(ctx, new(error)) // a kind may tell from a goroutine of its own
+		defer caught(ctx, new(error)) // a kind may call this from its own goroutine
 		waiter.forReason(reason)
 		p.report.waiting(apiClaim, reason, message)
 	}
@@ -135,7 +135,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 		return claimstate.Record{}, err
 	}
 	defer func() {
-		// Without a record nothing was done that must be undone, so nothing needs holding; with one, unprepare will come.
+		// Without a record nothing was done that must be undone, so the holds can go. With a record, unprepare will come and needs them.
 		if _, recorded := p.state.Get(claim.UID); !recorded {
 			p.ledger.Release(string(claim.UID))
 		}
@@ -152,7 +152,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	specDevices := p.nameDevices(claim, prepared, &record)
 	if err := p.write(ctx, record, prepared.Data, specDevices, operation, step); err != nil {
 		if _, recorded := p.state.Get(claim.UID); !recorded {
-			// The kind takes the claim for prepared, and without a record nobody would ask it to undo that.
+			// The kind counts the claim as prepared. Without a record nobody would ask it to undo that.
 			err = errors.Join(err, p.unprepareDevices(ctx, record))
 		}
 		return claimstate.Record{}, err
@@ -164,7 +164,7 @@ func (p *Plugin) prepareLocked(ctx context.Context, apiClaim *resourceapi.Resour
 	return record, nil
 }
 
-// caught makes an error of a panic. A claim is its author's input: what it does to this process must stay with this claim.
+// caught makes an error of a panic. A claim is input from its author: what it does to this process must not affect other claims.
 func caught(ctx context.Context, err *error) {
 	if r := recover(); r != nil {
 		klog.FromContext(ctx).Error(nil, "Panic over a claim", "panic", r, "stack", string(debug.Stack()))
@@ -172,8 +172,8 @@ func caught(ctx context.Context, err *error) {
 	}
 }
 
-// write writes a claim's record and its CDI spec, side by side since each waits for the disk. A crash may leave
-// one without the other, and the next start mends either: a spec without a record is removed, a record without its spec prepared again.
+// write writes a claim's record and its CDI spec, concurrently since each waits for the disk. A crash may leave one without the
+// other. The next start removes a spec without a record, and prepares a record without a spec again.
 func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, devices []cdi.Device, operation string,
 	began time.Time) error {
 	var stateErr, specErr error
@@ -190,7 +190,7 @@ func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, 
 	}()
 	both.Wait()
 	if stateErr != nil && specErr == nil {
-		// Without a record nobody would be asked to remove it.
+		// Without a record nobody would ask for its removal.
 		specErr = p.cdi.Remove(record.UID)
 	}
 	switch {
@@ -203,7 +203,7 @@ func (p *Plugin) write(ctx context.Context, record claimstate.Record, data any, 
 	}
 }
 
-// current says whether a record stands for what is there now: prepared, in this boot, with its CDI spec.
+// current says whether a record matches the node's present state: prepared, in this boot, with its CDI spec.
 func (p *Plugin) current(record claimstate.Record) bool {
 	if record.Phase != claimstate.Prepared || !options.SameBoot(record.BootID, p.bootID) {
 		return false
@@ -232,10 +232,10 @@ func (p *Plugin) newRecord(claim *Claim) claimstate.Record {
 	return record
 }
 
-// nameDevices gives every device that has edits its CDI name, in the record and in the spec alike.
+// nameDevices sets the CDI name of every device that has edits, both in the record and in the spec.
 func (p *Plugin) nameDevices(claim *Claim, prepared *Prepared, record *claimstate.Record) []cdi.Device {
 	var devices []cdi.Device
-	record.Devices = slices.Clone(record.Devices) // they may stand in the state by now, where others read them
+	record.Devices = slices.Clone(record.Devices) // they may already be in the state, where others read them
 	for i, edits := range prepared.Edits {
 		if isEmpty(edits) {
 			continue
@@ -259,8 +259,8 @@ func (p *Plugin) put(record claimstate.Record, phase claimstate.Phase, data any)
 	return p.state.Put(record)
 }
 
-// hold takes the claim's devices, waiting for their last holders until ctx ends. A holder whose claim is gone from the API is
-// unprepared here: the kubelet may never ask for it.
+// hold takes the claim's devices. It waits for their last holders until ctx ends. It unprepares a holder whose claim is gone from
+// the API, since the kubelet may never ask for that.
 func (p *Plugin) hold(ctx context.Context, claim *Claim) error {
 	owner, holds := ownerOf(claim.UID, claim.Namespace, claim.Name), p.holdsOf(claim)
 	err := p.ledger.TryAcquire(owner, holds...)
@@ -306,7 +306,7 @@ func (p *Plugin) holdsOfDevice(device AllocatedDevice) []ledger.Hold {
 	return holdsOfName(device)
 }
 
-// holdsOfName hold a device by its name.
+// holdsOfName returns the hold on a device by its name.
 func holdsOfName(device AllocatedDevice) []ledger.Hold {
 	return []ledger.Hold{{Key: device.Pool + "/" + device.Device, Shared: device.ShareID != nil}}
 }
@@ -327,7 +327,7 @@ func (p *Plugin) releaseIfGone(ctx context.Context, uid types.UID) {
 	}
 }
 
-// gone says whether a record's claim no longer exists, was replaced or no longer has the devices.
+// gone says whether a record's claim was deleted or replaced, or no longer has the devices.
 func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, error) {
 	claim, err := p.config.Client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -339,8 +339,8 @@ func (p *Plugin) gone(ctx context.Context, record claimstate.Record) (bool, erro
 	return claim.UID != record.UID || !p.allocatedAs(claim, record), nil
 }
 
-// allocatedAs says whether a claim has the devices of its record, and no others of this driver. One that outlives its pods may have got
-// others, here or on another node.
+// allocatedAs says whether a claim has exactly the devices of its record, of this driver. A claim that outlives its pods may have
+// other devices, here or on another node.
 func (p *Plugin) allocatedAs(claim *resourceapi.ResourceClaim, record claimstate.Record) bool {
 	now, err := newClaim(claim, p.config.Driver)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// recoverLocal brings files, CDI specs and hardware into line before the kubelet can call. It needs no API server.
+// recoverLocal makes files, CDI specs and hardware consistent before the kubelet can call. It needs no API server.
 func (p *Plugin) recoverLocal(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	records, aside := p.state.List(), p.state.SetAside()
@@ -31,7 +31,7 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 			continue
 		}
 		if slices.Contains(aside, uid) {
-			continue // its pod may run, and start containers again; it goes when the claim is unprepared
+			continue // its pod may run and start containers again; the spec goes when the claim is unprepared
 		}
 		logger.Info("Removing a CDI spec without a claim", "uid", uid)
 		if err := p.cdi.Remove(uid); err != nil {
@@ -43,22 +43,22 @@ func (p *Plugin) recoverLocal(ctx context.Context) error {
 			return fmt.Errorf("compare claims with hardware: %w", err)
 		}
 	}
-	// After the comparison: what a device excludes may only be known of one that was seen to be there.
+	// This comes after the comparison: what a device excludes may only be known once the device was seen.
 	for _, record := range records {
 		p.restoreHolds(ctx, record)
 	}
 	return nil
 }
 
-// compare has a kind compare records with hardware. A panic there ends the start, in words: what stands on the hardware belongs to claims
-// that a plugin which did not finish this does not know of, and would give away.
+// compare lets a kind compare records with hardware. A panic there ends the start with an error. A plugin that did not finish the
+// comparison does not know which claims own what is on the hardware, and would give it to others.
 func compare(ctx context.Context, recoverer Recoverer, records []claimstate.Record, aside []types.UID) (err error) {
 	defer caught(ctx, &err)
 	return recoverer.Recover(ctx, records, aside)
 }
 
-// restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist; if they do, the first
-// keeps it and the second is reported, and prepared again only when the device is free.
+// restoreHolds gives a recorded claim its devices again. Two records that hold one device should not exist. If they do, the first
+// keeps it and the second is reported; the second is prepared again once the device is free.
 func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 	owner := ownerOf(record.UID, record.Namespace, record.Name)
 	for _, device := range record.Devices {
@@ -79,7 +79,7 @@ func (p *Plugin) restoreHolds(ctx context.Context, record claimstate.Record) {
 	}
 }
 
-// restoredHolds are what a recorded device holds: its name where the kind fails over it.
+// restoredHolds are the holds of a recorded device. It returns the device's name where the kind panics over it.
 func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []ledger.Hold {
 	holds, err := func() (holds []ledger.Hold, err error) {
 		defer caught(ctx, &err)
@@ -91,9 +91,9 @@ func (p *Plugin) restoredHolds(ctx context.Context, device AllocatedDevice) []le
 	return holds
 }
 
-// recoverFromAPI brings records that the last run left into line with the API: a claim that is gone, or is allocated other devices by now,
-// is unprepared; one that still has its devices but is not as its record says (another boot, no CDI spec, cut short) is prepared again. It
-// tries until every record was looked at.
+// recoverFromAPI makes the records of the last run consistent with the API. It unprepares a claim that is gone or has other devices
+// by now. It prepares a claim again that still has its devices but does not match its record (another boot, no CDI spec, cut
+// short). It retries until it has checked every record.
 func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 	logger := klog.FromContext(ctx)
 	backoff := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: time.Minute}
@@ -116,7 +116,7 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 		if len(todo) == 0 {
 			return
 		}
-		// Time passes, and nothing tells when an unreachable API server is back.
+		// Nothing notifies us when an unreachable API server is back, so wait.
 		select {
 		case <-time.After(backoff.Step()):
 		case <-ctx.Done():
@@ -124,7 +124,7 @@ func (p *Plugin) recoverFromAPI(ctx context.Context, todo []claimstate.Record) {
 	}
 }
 
-// Renew prepares the claims again that the kind calls outdated. It tries until each was looked at, or ctx ends.
+// Renew prepares the claims again that the kind calls outdated. It retries until it has checked each, or ctx ends.
 func (p *Plugin) Renew(ctx context.Context) {
 	renewer, ok := p.config.Kind.(Renewer)
 	if !ok {
@@ -139,7 +139,7 @@ func (p *Plugin) Renew(ctx context.Context) {
 
 func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) (err error) {
 	defer caught(ctx, &err)
-	// The kubelet may have come first.
+	// The kubelet may have been faster.
 	record, ok := p.state.Get(record.UID)
 	if !ok {
 		return nil
@@ -152,11 +152,11 @@ func (p *Plugin) recoverClaim(ctx context.Context, record claimstate.Record) (er
 		klog.FromContext(ctx).Info("Unpreparing a claim that is gone", "claim", record.Namespace+"/"+record.Name, "uid", record.UID)
 		return p.unprepare(ctx, record.UID)
 	case !p.allocatedAs(claim, record):
-		// Preparing it undoes what was made for the allocation that is gone, and leaves the new one to the kubelet.
+		// Preparing it undoes what was made for the former allocation, and leaves the new one to the kubelet.
 	case p.current(record):
 		return nil
 	case record.Phase == claimstate.Preparing:
-		// Its pod is still waiting: the kubelet asks again, or asks to unprepare.
+		// Its pod is still waiting: the kubelet will ask to prepare again, or to unprepare.
 		return nil
 	}
 	klog.FromContext(ctx).Info("Preparing a claim again", "claim", klog.KObj(claim), "boot", record.BootID, "currentBoot", p.bootID)

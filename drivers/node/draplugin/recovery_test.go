@@ -14,9 +14,9 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// A plugin that is killed while it unprepares leaves a record without a spec, of a claim that the API still has. When it is back, the
-// kubelet's second try may come while recovery looks the claim up: what it took away must not come back, since nobody would take it away
-// again.
+// A plugin that is killed during an unprepare leaves a record without a spec, of a claim that the API still has. After the restart,
+// the kubelet's second unprepare may come while recovery reads the claim. Recovery must not bring back what that call removed,
+// since nobody would remove it again.
 func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 	dir, claim := t.TempDir(), claimOf("u1", "d0")
 	b := newBench(t, dir, atomicfile.Writer{}, claim)
@@ -44,15 +44,15 @@ func TestAClaimThatIsUnpreparedWhileItIsLookedUpStaysSo(t *testing.T) {
 	}
 }
 
-// moved is a claim as it is when its allocation was given up and made again: a claim that outlives its pods keeps its UID.
+// moved is a claim after its allocation was removed and made again. A claim that outlives its pods keeps its UID.
 func moved(uid, pool, device string) *resourceapi.ResourceClaim {
 	claim := claimOf(uid, device)
 	claim.Status.Allocation.Devices.Results[0].Pool = pool
 	return claim
 }
 
-// A node that was away comes back to a claim that its pod's successor holds on another node. Nobody would ever ask this node to unprepare
-// what it made of it again.
+// While a node was away, the successor of a claim's pod got the claim on another node. Nobody would ever ask the first node again
+// to unprepare it.
 //
 //shows:gpu-state
 func TestAClaimThatIsAllocatedElsewhereByNowIsUnprepared(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// Refusal is an error that the claim's author or the cluster's administrator can do something about. Reason is a CamelCase word
-// that labels the condition, the Event and the metric.
+// Refusal is an error that the claim's author or the cluster's administrator can fix. Reason is a CamelCase word that labels the
+// condition, the Event and the metric.
 type Refusal struct {
 	Reason string
 	Err    error
@@ -22,10 +22,10 @@ func Refuse(reason, format string, args ...any) error {
 
 func (r *Refusal) Error() string { return r.Err.Error() }
 
-// Unwrap returns the error beneath.
+// Unwrap returns the underlying error.
 func (r *Refusal) Unwrap() error { return r.Err }
 
-// reasonOf is the word for an error in conditions, Events and metrics.
+// reasonOf is the reason of an error in conditions, Events and metrics.
 func reasonOf(err error) string {
 	var refusal *Refusal
 	var conflict *ledger.ConflictError

@@ -23,13 +23,13 @@ import (
 const (
 	// conditionReady is the condition that the API defines for a prepared device.
 	conditionReady = "Ready"
-	// reportTimeout bounds a report, so that a slow API server does not eat the margin in which the kubelet wants its answer.
+	// reportTimeout bounds a report. A slow API server must not use up the margin in which the kubelet wants its answer.
 	reportTimeout = 2 * time.Second
 	// maxMessage is what the API allows in a condition's message; Events take 1 KiB.
 	maxConditionMessage, maxEventMessage = 32 << 10, 1 << 10
 )
 
-// reporter tells users what became of a claim: Events on the claim and its pods, and a condition on the claim's devices. A claim
+// reporter tells users the result for a claim: Events on the claim and its pods, and a condition on the claim's devices. A claim
 // that is prepared at the first try costs no write.
 type reporter struct {
 	config Config
@@ -40,15 +40,15 @@ func newReporter(config Config) *reporter {
 	return &reporter{config: config, waits: waits{claim: map[types.UID]*claimWait{}}}
 }
 
-// waiting tells what a claim waits for, but not in every turn of phrase.
+// waiting reports what a claim waits for, but not every variant of the message.
 func (r *reporter) waiting(claim *resourceapi.ResourceClaim, reason, message string) {
 	if r.waits.tell(claim.UID, reason, message, time.Now()) {
 		r.events(claim, corev1.EventTypeNormal, reason, message)
 	}
 }
 
-// failed tells why a claim is not prepared. A wait that only outlasts the kubelet's call is no failure while it is young: its
-// Event stands, and the kubelet makes one of the answer.
+// failed reports why a claim is not prepared. A young wait that merely outlasts the kubelet's call is no failure: its Event exists
+// already, and the kubelet makes another from the answer.
 func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim, err error) {
 	defer caught(ctx, new(error))
 	if ctx.Err() != nil && r.waits.patient(claim.UID, reasonOf(err), time.Now()) {
@@ -58,7 +58,7 @@ func (r *reporter) failed(ctx context.Context, claim *resourceapi.ResourceClaim,
 	r.condition(ctx, claim, metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse, Reason: reasonOf(err), Message: err.Error()})
 }
 
-// succeeded takes back what failed wrote, if it did.
+// succeeded removes what failed wrote, if it wrote anything.
 func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceClaim) {
 	defer caught(ctx, new(error))
 	r.waits.forget(claim.UID)
@@ -71,7 +71,7 @@ func (r *reporter) succeeded(ctx context.Context, claim *resourceapi.ResourceCla
 	}
 }
 
-// node tells something about the node as a whole.
+// node reports a problem of the node as a whole.
 func (r *reporter) node(reason, message string) {
 	r.config.Recorder.Event(r.nodeReference(), corev1.EventTypeWarning, reason, truncate(message, maxEventMessage))
 }
@@ -95,11 +95,11 @@ func (r *reporter) events(claim *resourceapi.ResourceClaim, kind, reason, messag
 	}
 }
 
-// condition sets a condition on every device of this driver in the claim's status, unless it says so already.
+// condition sets a condition on every device of this driver in the claim's status, unless it is set already.
 func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceClaim, condition metav1.Condition) {
 	condition.Message = truncate(condition.Message, maxConditionMessage)
 	condition.ObservedGeneration, condition.LastTransitionTime = claim.Generation, metav1.Now()
-	// The call's own context may have ended: that is often what is being reported.
+	// The call's own context may have ended: often its end is the error being reported.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
 	claims := r.config.Client.ResourceV1().ResourceClaims(claim.Namespace)
@@ -108,11 +108,11 @@ func (r *reporter) condition(ctx context.Context, claim *resourceapi.ResourceCla
 		if !changed {
 			return nil
 		}
-		// A merge patch, because it leaves the bytes of what it does not name alone. Server-side apply writes the claim's opaque
-		// parameters again with sorted keys, which the API server takes for a change of the allocation and refuses.
+		// A merge patch leaves the bytes of what it does not name alone. Server-side apply would write the claim's opaque parameters with
+		// sorted keys. The API server takes that for a change of the allocation and refuses it.
 		var patch bytes.Buffer
 		encoder := json.NewEncoder(&patch)
-		encoder.SetEscapeHTML(false) // other drivers' data must come back byte for byte
+		encoder.SetEscapeHTML(false) // other drivers' data must not change by a byte
 		if err := encoder.Encode(map[string]any{
 			"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
 			"status":   map[string]any{"devices": devices},
@@ -140,7 +140,7 @@ func (r *reporter) withCondition(claim *resourceapi.ResourceClaim, condition met
 	changed bool) {
 	devices = claim.DeepCopy().Status.Devices
 	if claim.Status.Allocation == nil {
-		return devices, false // there is no device to say it of
+		return devices, false // there is no device for the condition
 	}
 	for _, allocated := range claim.Status.Allocation.Devices.Results {
 		if allocated.Driver != r.config.Driver {

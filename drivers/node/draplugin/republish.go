@@ -9,16 +9,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// republishInterval is how often the library's controller is asked to compare what is published with what should be. A comparison asks the
-// API server nothing. It is longer than the library's memory of its own writes (resourceslice.DefaultMutationCacheTTL, a minute).
+// republishInterval is how often the library's controller compares what is published with what should be. A comparison sends no
+// request to the API server. The interval is longer than the library remembers its own writes
+// (resourceslice.DefaultMutationCacheTTL, a minute).
 const republishInterval = 75 * time.Second
 
-// publication is what the library last took for this node's ResourceSlices.
+// publication is what the library was last given for this node's ResourceSlices.
 //
-// A kubelet removes a driver's slices half a minute after it has lost the plugin, as it does where a restart takes long. If the library has
-// updated a slice less than half a minute before, its next comparison takes its memory of that update for the slice (cache.MutationCache
-// keeps it for a minute), and nothing makes it look again: it looks again after what it created, not after what it updated
-// (resourceslicecontroller.go, v0.36.3). The node then offers nothing, and nobody says so.
+// A kubelet removes a driver's slices half a minute after it has lost the plugin, for example when a restart takes long. If the
+// library updated a slice less than half a minute before, its next comparison uses its memory of that update instead of the slice
+// (cache.MutationCache keeps it for a minute). After that nothing makes it compare again: it compares again after a create, not
+// after an update (resourceslicecontroller.go, v0.36.3). The node then offers nothing, and nothing reports it.
 type publication struct {
 	// send hands resources to the library.
 	send func(context.Context, resourceslice.DriverResources) error
@@ -27,7 +28,7 @@ type publication struct {
 	resources *resourceslice.DriverResources
 }
 
-// publish sends resources, and keeps them for keep. What is sent last is kept.
+// publish sends resources, and stores them for keep to send again.
 func (p *publication) publish(ctx context.Context, resources resourceslice.DriverResources) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +39,7 @@ func (p *publication) publish(ctx context.Context, resources resourceslice.Drive
 	return nil
 }
 
-// keep sends what was published last again and again until ctx ends.
+// keep sends the last publication again and again until ctx ends.
 func (p *publication) keep(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -52,7 +53,7 @@ func (p *publication) keep(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// again sends what was published last once more.
+// again sends the last publication once more.
 func (p *publication) again(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

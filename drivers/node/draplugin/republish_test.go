@@ -16,7 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// versioned is an API server that names objects and counts their versions, which the library's cache compares.
+// versioned is a fake API server that names objects and counts their versions, which the library's cache compares.
 func versioned() *fake.Clientset {
 	client, version := fake.NewClientset(), 0
 	stamp := func(object runtime.Object) {
@@ -43,8 +43,8 @@ func oneDevice(name string) resourceslice.DriverResources {
 		"pool": {Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: name}}}}}}}
 }
 
-// TestASliceThatTheKubeletRemovedComesBack runs the library's own controller: it updates a slice, and somebody removes that slice before
-// the library has forgotten its own write.
+// TestASliceThatTheKubeletRemovedComesBack runs the library's own controller. It updates a slice, and somebody removes that slice
+// while the library still remembers its own write.
 //
 //shows:node-slices
 func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
@@ -62,7 +62,7 @@ func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
 				}
 				return controller, func() { cancel(); controller.Stop() }
 			}
-			// The plugin of before made the slice; the one of now only changes it.
+			// The earlier plugin made the slice; this one only changes it.
 			_, stop := start(oneDevice("gpu-0"))
 			time.Sleep(5 * time.Second)
 			stop()
@@ -99,7 +99,8 @@ func TestASliceThatTheKubeletRemovedComesBack(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Two comparisons of ours, and not yet the library's own of what it then makes: it looks again and again in a time that stands still.
+			// Wait for two of our comparisons. The library has not yet compared after its create by then: in this test's stopped time it
+			// compares again and again.
 			time.Sleep(2 * time.Minute)
 			if got := count(); kept && got != 1 {
 				t.Errorf("two minutes after the removal there are %d slices, want one", got)

@@ -55,8 +55,8 @@ func (p *Plugin) unprepare(ctx context.Context, uid types.UID) (err error) {
 	return p.undo(ctx, uid)
 }
 
-// undo undoes a claim whose lock is held: the CDI spec first, so that no container starts with what is being taken away; the record
-// last, so that a crash in between is found.
+// undo undoes a claim whose lock is held. It removes the CDI spec first, so that no container starts with devices that are going
+// away. It removes the record last, so that recovery finds a crash in between.
 func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	const operation = unpreparing
 	step := time.Now()
@@ -79,7 +79,7 @@ func (p *Plugin) undo(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// unprepareDevices has the kind undo what it did for a claim. A panic is this claim's failure, and may be tried again.
+// unprepareDevices asks the kind to undo its work for a claim. A panic is a failure of this claim alone, and may be retried.
 func (p *Plugin) unprepareDevices(ctx context.Context, record claimstate.Record) (err error) {
 	defer caught(ctx, &err)
 	return p.config.Kind.Unprepare(ctx, record)

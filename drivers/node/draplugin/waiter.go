@@ -6,7 +6,7 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 )
 
-// waiter counts one claim among those that wait, under the reason of now.
+// waiter counts one claim in the metric of waiting claims, under its present reason.
 type waiter struct {
 	metrics *metrics.Plugin
 
@@ -14,7 +14,7 @@ type waiter struct {
 	reason string
 }
 
-// forReason says what the claim waits for from now on.
+// forReason sets what the claim waits for from now on.
 func (w *waiter) forReason(reason string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -27,5 +27,5 @@ func (w *waiter) forReason(reason string) {
 	w.reason = reason
 }
 
-// end says that it waits no more.
+// end removes the claim from the metric.
 func (w *waiter) end() { w.forReason("") }

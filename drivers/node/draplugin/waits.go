@@ -8,17 +8,17 @@ import (
 )
 
 const (
-	// retellPause is how long other words of the same wait ("the pod is not here yet", "its container is being created") are kept
-	// back after the last were told: they follow each other in seconds while a cluster is busy, and each costs an Event on the claim
-	// and one on every pod.
+	// retellPause is how long other messages of one wait ("the pod is not here yet", "its container is being created") are held back
+	// after the last report. They follow each other in seconds while a cluster is busy, and each costs an Event on the claim and one
+	// on every pod.
 	retellPause = 30 * time.Second
-	// conditionPatience is how long a claim may wait, over as many of the kubelet's calls as that takes, before the wait is written on
-	// the claim itself. A thousand nodes that join their domains at once on two cores wait for two minutes, and would write a
-	// condition each, and another to take it back, for something that is going well.
+	// conditionPatience is how long a claim may wait, over as many of the kubelet's calls as that takes, before the wait is written to
+	// the claim's status. A thousand nodes that join their domains at once on two cores wait for two minutes. Without this pause each
+	// would write a condition, and another to remove it, for something that is going well.
 	conditionPatience = 5 * time.Minute
 )
 
-// waits are the waits of claims that were told.
+// waits are the reported waits of claims.
 type waits struct {
 	mu    sync.Mutex
 	claim map[types.UID]*claimWait
@@ -30,7 +30,7 @@ type claimWait struct {
 	since, told     time.Time
 }
 
-// tell says whether a wait is to be told: another reason at once, other words of the same after a pause.
+// tell says whether to report a wait: another reason at once, another message for the same reason after a pause.
 func (w *waits) tell(claim types.UID, reason, message string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +46,7 @@ func (w *waits) tell(claim types.UID, reason, message string, now time.Time) boo
 	return true
 }
 
-// patient says whether a claim waits for that reason and has not for long.
+// patient says whether a claim waits for that reason, and has waited only briefly.
 func (w *waits) patient(claim types.UID, reason string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +54,7 @@ func (w *waits) patient(claim types.UID, reason string, now time.Time) bool {
 	return known != nil && known.reason == reason && now.Sub(known.since) < conditionPatience
 }
 
-// forget drops a claim that waits no more.
+// forget removes a claim that no longer waits.
 func (w *waits) forget(claim types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// The record and the spec are written side by side, so a crash may leave either alone.
+// The record and the spec are written concurrently, so a crash may leave only one of them.
 func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 	for name, lost := range map[string]func(*bench) string{
 		"a record without its spec": func(b *bench) string { return b.cdi.Path("u1") },
@@ -43,7 +43,7 @@ func TestARecordOrASpecAloneIsMendedAtTheNextStart(t *testing.T) {
 	}
 }
 
-// A pod whose claim's record cannot be read runs on, and its containers may start again.
+// A pod whose claim's record cannot be read runs on, and its containers may restart.
 //
 //shows:gpu-state
 func TestTheSpecOfAClaimWhoseRecordIsSetAsideStaysUntilItIsUnprepared(t *testing.T) {

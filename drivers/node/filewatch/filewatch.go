@@ -1,8 +1,9 @@
-// Package filewatch tells its users when directories change. All of them share one inotify instance, because a user of a node has few
-// (fs.inotify.max_user_instances, 128 by default, counts those of all the user's processes, and every pod's root is the same user).
+// Package filewatch notifies its users when directories change. All of them share one inotify instance, because a user of a node
+// has few (fs.inotify.max_user_instances, 128 by default, counts those of all the user's processes, and every pod's root is the
+// same user).
 //
-// Where there is no instance to be had, or no watch (fs.inotify.max_user_watches), a directory is looked at every Interval instead: its
-// users hear of a change later, and of nothing else.
+// Where no instance or no watch is available (fs.inotify.max_user_watches), Watcher scans the directory every Interval instead. Its
+// users then learn of changes later, but of all of them.
 package filewatch
 
 import (
@@ -18,39 +19,40 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// DefaultInterval is how often directories are looked at that inotify does not watch.
+// DefaultInterval is how often directories without inotify are scanned.
 const DefaultInterval = 2 * time.Second
 
-// Watcher watches directories. Its zero value is ready, takes an inotify instance with the first directory and gives it back with the last.
-// Any number of roles of a process may share one.
+// Watcher watches directories. Its zero value is ready to use. It opens an inotify instance with the first directory and closes it
+// with the last. Any number of roles of a process may share one.
 type Watcher struct {
-	// Interval is how often directories are looked at that inotify does not watch, and how often those are checked that it does: a directory
-	// may be replaced by another, or have another mounted over it. 0: DefaultInterval.
+	// Interval is how often directories without inotify are scanned, and how often watched directories are checked: a directory may be
+	// replaced, or another one mounted over it. 0: DefaultInterval.
 	Interval time.Duration
 
 	mu      sync.Mutex
 	all     map[*watch]struct{}
 	watched map[int32]map[*watch]struct{} // by inotify's watch descriptor
 	inotify *instance                     // nil: none is open
-	refused bool                          // it was logged that there is none
+	refused bool                          // a missing instance was logged
 	stop    context.CancelFunc            // ends the clock; nil: it does not run
 }
 
-// Entries returns a channel that holds a token when an entry of directory came, went or was replaced since the last token was taken, until
-// ctx ends. Any change after the call is told; several may come as one token. names restricts it to entries of these names. The directory
-// may be missing: that it comes is a change, as is that it goes. A /dev should be watched this way alone: every write to /dev/null is a
-// change of contents.
+// Entries returns a channel that holds a token when an entry of directory appeared, disappeared or was replaced since the last
+// token was taken, until ctx ends. It reports any change after the call; one token may stand for several. names restricts it to
+// entries of these names. The directory may be missing: its appearance is a change, and so is its removal. Watch a /dev with
+// Entries only: every write to /dev/null is a change of contents.
 func (w *Watcher) Entries(ctx context.Context, directory string, names ...string) <-chan struct{} {
 	return w.add(ctx, &watch{directory: filepath.Clean(directory), names: names, events: entryEvents})
 }
 
-// Contents is Entries that also tells when a file of the directory was written and closed.
+// Contents is like Entries, and also reports a file of the directory that was written and closed.
 func (w *Watcher) Contents(ctx context.Context, directory string) <-chan struct{} {
 	return w.add(ctx, &watch{directory: filepath.Clean(directory), events: entryEvents | unix.IN_CLOSE_WRITE})
 }
 
-// Modified is Entries that also tells when a file of the directory is modified. The kernel tells so of some of its own files, as of a
-// cgroup's cgroup.events (cgroup-v2.rst, "[Un]populated Notification"). Where inotify does not watch, those changes are not noticed.
+// Modified is like Entries, and also reports a file of the directory that is modified. The kernel reports this for some of its own
+// files, such as a cgroup's cgroup.events (cgroup-v2.rst, "[Un]populated Notification"). Without inotify these changes go
+// unnoticed.
 func (w *Watcher) Modified(ctx context.Context, directory string, names ...string) <-chan struct{} {
 	return w.add(ctx, &watch{directory: filepath.Clean(directory), names: names, events: entryEvents | unix.IN_MODIFY})
 }
@@ -63,7 +65,7 @@ func (w *Watcher) add(ctx context.Context, s *watch) <-chan struct{} {
 		w.all, w.watched = map[*watch]struct{}{}, map[int32]map[*watch]struct{}{}
 	}
 	if w.stop == nil {
-		clock, stop := context.WithCancel(context.WithoutCancel(ctx)) // it serves those who come later, too
+		clock, stop := context.WithCancel(context.WithoutCancel(ctx)) // later watches use it too
 		w.stop = stop
 		go w.tick(clock)
 	}
@@ -91,7 +93,7 @@ func (w *Watcher) remove(s *watch) {
 	}
 }
 
-// attach has inotify watch the directory, and says whether it does.
+// attach adds an inotify watch for the directory, and says whether that worked.
 func (w *Watcher) attach(s *watch) bool {
 	if !w.open(s) {
 		return false
@@ -103,7 +105,7 @@ func (w *Watcher) attach(s *watch) bool {
 	s.missing = errors.Is(err, fs.ErrNotExist)
 	if err != nil {
 		if !s.refused && !s.missing {
-			s.log.Error(err, "A directory cannot be watched; it is looked at instead", "directory", s.directory, "every", w.interval().String())
+			s.log.Error(err, "A directory cannot be watched; scanning it instead", "directory", s.directory, "every", w.interval().String())
 			s.refused = true
 		}
 		return false
@@ -116,7 +118,7 @@ func (w *Watcher) attach(s *watch) bool {
 	return true
 }
 
-// open opens the inotify instance where it is not open.
+// open opens the inotify instance if it is not open.
 func (w *Watcher) open(s *watch) bool {
 	if w.inotify != nil {
 		return true
@@ -124,14 +126,14 @@ func (w *Watcher) open(s *watch) bool {
 	opened, err := openInstance()
 	if err != nil {
 		if !w.refused {
-			s.log.Error(err, "There is no inotify instance to be had; directories are looked at instead, and changes are noticed that much later",
+			s.log.Error(err, "No inotify instance is available; scanning directories instead, so changes are noticed later",
 				"every", w.interval().String(), "remedy", "raise fs.inotify.max_user_instances on the node: it counts all processes of this user")
 			w.refused = true
 		}
 		return false
 	}
 	if w.refused {
-		s.log.Info("An inotify instance is to be had again; directories are watched")
+		s.log.Info("An inotify instance is available again; directories are watched")
 		w.refused = false
 	}
 	w.inotify = opened
@@ -153,7 +155,7 @@ func (w *Watcher) detach(s *watch) {
 	}
 }
 
-// again attaches what was watched or may be watched now, and tells its user to look: what happened meanwhile is not known.
+// again attaches every directory that inotify can watch now, and notifies its user: what changed meanwhile is unknown.
 func (w *Watcher) again(s *watch) {
 	w.detach(s)
 	if !w.attach(s) {
@@ -162,14 +164,14 @@ func (w *Watcher) again(s *watch) {
 	s.tell()
 }
 
-// deliver passes an event on.
+// deliver passes on an event.
 func (w *Watcher) deliver(from *instance, e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.inotify != from {
 		return
 	}
-	if e.mask&unix.IN_Q_OVERFLOW != 0 { // Events were lost: looking at everything makes up for it.
+	if e.mask&unix.IN_Q_OVERFLOW != 0 { // Events were lost, so notify every watch.
 		for s := range w.all {
 			s.tell()
 		}
@@ -195,14 +197,14 @@ func (w *Watcher) deliver(from *instance, e event) {
 	}
 }
 
-// lost is called when an instance cannot be read any more; s's logger says so. The clock opens another.
+// lost is called when an instance can no longer be read; s's logger reports it. The clock opens another.
 func (w *Watcher) lost(from *instance, s *watch, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.inotify != from {
 		return // it was closed
 	}
-	s.log.Error(err, "The inotify instance cannot be read; opening another")
+	s.log.Error(err, "Could not read the inotify instance; opening another")
 	from.close()
 	w.inotify = nil
 	clear(w.watched)
@@ -212,7 +214,7 @@ func (w *Watcher) lost(from *instance, s *watch, err error) {
 	}
 }
 
-// tick looks at directories until ctx ends.
+// tick scans directories until ctx ends.
 func (w *Watcher) tick(ctx context.Context) {
 	ticker := time.NewTicker(w.interval())
 	defer ticker.Stop()
@@ -259,7 +261,7 @@ func (w *Watcher) interval() time.Duration {
 }
 
 var polled = prometheus.NewDesc("gpufabric_directories_polled",
-	"Directories that are looked at every few seconds because inotify cannot watch them: changes are noticed that much later.", nil, nil)
+	"Directories that are scanned every few seconds because inotify cannot watch them: changes are noticed later.", nil, nil)
 
 // Describe implements prometheus.Collector.
 func (w *Watcher) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- polled }

@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
-// soon is how long a change may take to be told, quiet how long to wait for none.
+// soon is how long the report of a change may take. quiet is how long to wait for the absence of one.
 const soon, quiet = 20 * time.Second, 100 * time.Millisecond
 
 func await(t *testing.T, changed <-chan struct{}, what string) {
@@ -54,7 +54,7 @@ func do(t *testing.T, err error) {
 	}
 }
 
-// drain takes tokens until none has come for a moment: one change of the file system may be several events.
+// drain takes tokens until none has come for a moment: one change of the file system may cause several events.
 func drain(changed <-chan struct{}) {
 	for {
 		select {
@@ -154,7 +154,7 @@ func replaced(t *testing.T, w *filewatch.Watcher) {
 	}
 }
 
-// /dev/infiniband comes with the first RDMA device, and its entries in the same moment.
+// /dev/infiniband appears with the first RDMA device, and its entries at the same moment.
 func TestADirectoryThatComesInAWatchedOneIsWatchedAtOnce(t *testing.T) {
 	parent := t.TempDir()
 	w := &filewatch.Watcher{Interval: time.Hour}

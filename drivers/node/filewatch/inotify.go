@@ -12,7 +12,7 @@ import (
 // instance is an inotify instance (inotify(7)).
 type instance struct {
 	fd   int
-	file *os.File // of fd; closing it ends a read
+	file *os.File // closing it ends a read
 }
 
 // event is a struct inotify_event.
@@ -30,9 +30,9 @@ func openInstance() (*instance, error) {
 	return &instance{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil
 }
 
-// add watches a directory for more events; a directory that is watched already has the same descriptor.
+// add watches a directory for further events. A directory that is already watched keeps its descriptor.
 func (i *instance) add(directory string, events uint32) (int32, error) {
-	// What happens to the directory itself is told with or without being asked for but for these two.
+	// The kernel reports what happens to the directory itself without being asked, except for these two events.
 	wd, err := unix.InotifyAddWatch(i.fd, directory, events|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_ONLYDIR|unix.IN_MASK_ADD)
 	if err != nil {
 		return 0, fmt.Errorf("watch directory %s by inotify: %w", directory, err)
@@ -40,16 +40,16 @@ func (i *instance) add(directory string, events uint32) (int32, error) {
 	return int32(wd), nil //nolint:gosec // the kernel's is an int32
 }
 
-// remove ends a watch. One whose directory is gone has ended by itself.
+// remove ends a watch. The watch of a removed directory has ended by itself.
 func (i *instance) remove(descriptor int32) {
-	_, _ = unix.InotifyRmWatch(i.fd, uint32(descriptor)) //nolint:gosec // the kernel takes what it gave
+	_, _ = unix.InotifyRmWatch(i.fd, uint32(descriptor)) //nolint:gosec // the kernel accepts the descriptor that it gave
 }
 
 func (i *instance) close() { _ = i.file.Close() }
 
-// read passes events on until the instance is closed, and then, or when it cannot be read, calls ended.
+// read passes on events until the instance is closed or cannot be read. Then it calls ended.
 func (i *instance) read(deliver func(event), ended func(error)) {
-	buffer := make([]byte, 16<<10) // some hundred events; one takes at most 16 and 256 bytes
+	buffer := make([]byte, 16<<10) // room for some hundred events; one takes 16 to about 272 bytes
 	for {
 		n, err := i.file.Read(buffer)
 		if err != nil {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entryEvents are those of entries that come, go or are replaced; directoryEvents say that what is watched is not, any more, what has its
-// name.
+// entryEvents report entries that appear, disappear or are replaced. directoryEvents report that the watched directory no longer
+// has its name.
 const (
 	entryEvents     = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
 	directoryEvents = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_UNMOUNT | unix.IN_IGNORED
 )
 
-// watch is what one user asked for. The watcher's lock guards it.
+// watch is one user's request. The watcher's lock guards it.
 type watch struct {
 	directory string
 	names     []string // nil: every one
@@ -29,9 +29,9 @@ type watch struct {
 	attached   bool // inotify watches it
 	descriptor int32
 	identity   identity
-	missing    bool   // the directory, when it was last tried to watch it
-	refused    bool   // it was logged that inotify does not watch it
-	seen       string // what look saw, where inotify does not watch
+	missing    bool   // the directory did not exist at the last attempt
+	refused    bool   // a refusal of inotify was logged
+	seen       string // the result of look, without inotify
 }
 
 func (s *watch) tell() {
@@ -45,8 +45,9 @@ func (s *watch) matches(name string) bool {
 	return s.names == nil || slices.Contains(s.names, name)
 }
 
-// look describes the directory so that two descriptions differ where an entry came, went, was replaced or was written: by names, inodes and
-// the times at which these changed. A file system may give a removed file's inode to the next.
+// look describes the directory by names, inodes and their change times. Two descriptions differ where an entry appeared,
+// disappeared, was replaced or was written. Change times are part of it because a file system may reuse the inode of a removed
+// file.
 func (s *watch) look() string {
 	names := s.names
 	if names == nil {
@@ -68,7 +69,7 @@ func (s *watch) look() string {
 	return text.String()
 }
 
-// identity tells a directory from another of its name.
+// identity tells apart two directories of one name.
 type identity struct{ device, inode uint64 }
 
 func identify(directory string) (identity, error) {

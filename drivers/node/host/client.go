@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// A node prepares at most as many claims at once as pods start on it (110 by the kubelet's default), each with one GET; the
+	// A node prepares at most as many claims at once as pods start on it (110 by the kubelet's default), each with one GET. The
 	// client's own limit of 5 a second would make the last of them wait for 20 s. The API server has its own fairness.
 	queriesPerSecond = 50
 	burst            = 150
@@ -32,8 +32,8 @@ func Tune(config *rest.Config, role string) *rest.Config {
 	return config
 }
 
-// Connect gives a role what it starts with: the way to the API server, and a client for built-in kinds. Flags that cannot work are named
-// first, since an API server may not be there.
+// Connect gives a role what it starts with: access to the API server, and a client for built-in kinds. It reports wrong flags
+// first, since there may be no API server.
 func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.Config, kubernetes.Interface, error) {
 	if err := flags.Validate(); err != nil {
 		return nil, nil, err
@@ -46,8 +46,8 @@ func (h Host) Connect(role string, flags interface{ Validate() error }) (*rest.C
 	return config, client, err
 }
 
-// MetricsAccess says who may read the metrics of a role that does not speak to the API server otherwise. It is nil, and everybody may,
-// unless it is asked for.
+// MetricsAccess decides who may read the metrics of a role that otherwise does not use the API server. It returns nil, which lets
+// everybody read, unless the check is enabled.
 func (h Host) MetricsAccess(asked bool, role string) (*metrics.Access, error) {
 	if !asked {
 		return nil, nil
@@ -75,27 +75,28 @@ func Client(config *rest.Config, role string) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// A role's Events on the objects of one namespace: so many at once, and then one every five seconds. A node's 110 pods, each with a claim,
-// have room for an Event on both.
+// The rate limit of a role's Events on the objects of one namespace: a burst, then one every five seconds. The burst suffices for
+// an Event on each of a node's 110 pods and on each pod's claim.
 const (
 	eventBurst      = 300
 	eventsPerSecond = 0.2
 )
 
-// Recorder makes a recorder of Events that come from role on node, and what stops it. Events are sent in the background, and
-// repeated ones are counted rather than repeated. Those of a namespace are bounded; those of others, and of nodes, do not suffer from it.
+// Recorder makes a recorder for Events from role on node, and a function that stops it. It sends Events in the background, and
+// counts repeated ones instead of sending them. It limits the Events of each namespace alone: other namespaces and nodes are not
+// affected.
 func Recorder(ctx context.Context, client kubernetes.Interface, role, node string) (record.EventRecorder, func()) {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{
 		BurstSize: eventBurst, QPS: eventsPerSecond,
-		// The default counts each object by itself: a tenant with 10,000 claims would write 10,000 Events from each node.
+		// The default key is the object: a tenant with 10,000 claims would write 10,000 Events from each node.
 		SpamKeyFunc: func(event *corev1.Event) string { return event.InvolvedObject.Namespace },
 	}))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: role, Host: node}), broadcaster.Shutdown
 }
 
-// NodeTrouble reports trouble with a node as a whole, by an Event of type Warning. The Event names the node as the kubelet's own do: with
-// the name for a UID, which is what kubectl describe looks for.
+// NodeTrouble reports a problem of the node as a whole, by an Event of type Warning. The Event names the node as the kubelet's own
+// do: with the name as UID, which kubectl describe looks for.
 func NodeTrouble(recorder record.EventRecorder, node string) func(reason, message string) {
 	about := &corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}
 	return func(reason, message string) {
@@ -103,7 +104,8 @@ func NodeTrouble(recorder record.EventRecorder, node string) func(reason, messag
 	}
 }
 
-// shortened is as much of a message as an Event holds. A letter is not cut in two: the API server refuses text that is not UTF-8.
+// shortened returns as much of a message as an Event can hold. It never splits a character: the API server refuses text that is not
+// UTF-8.
 func shortened(message string) string {
 	if len(message) <= maxEventMessage {
 		return message
@@ -111,5 +113,5 @@ func shortened(message string) string {
 	return strings.ToValidUTF8(message[:maxEventMessage], "")
 }
 
-// maxEventMessage is what the API server takes of an Event's message, in bytes.
+// maxEventMessage is the API server's limit for an Event's message, in bytes.
 const maxEventMessage = 1024

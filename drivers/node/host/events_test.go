@@ -55,7 +55,7 @@ func TestTenThousandClaimsOfANamespaceWriteFewEventsAndKeepNobodysBack(t *testin
 	//attack:event-flood A tenant's 10,000 wrong claims fill the API server with Events, or keep back those of others
 	for i := range 10_000 {
 		recorder.Event(claim("attacker", fmt.Sprintf("claim-%d", i)), corev1.EventTypeWarning, "InvalidConfig", fmt.Sprintf("wrong: %d", i))
-		if i%500 == 0 { // the recorder drops what its queue of 1,000 does not hold; the flood is to reach its filter
+		if i%500 == 0 { // the recorder drops what exceeds its queue of 1,000; the flood must reach its filter
 			time.Sleep(time.Millisecond)
 		}
 	}

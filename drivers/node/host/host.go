@@ -1,4 +1,4 @@
-// Package host is what a role may ask of the machine it runs on.
+// Package host is a role's access to the machine that it runs on.
 package host
 
 import (
@@ -20,7 +20,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// Host is what a role may ask of the machine it runs on; the zero value is the real machine.
+// Host is a role's access to the machine that it runs on; the zero value is the real machine.
 type Host struct {
 	Called         string                                    // the name by which the program was called (argv[0]); empty: gpufabric
 	Getenv         func(string) string                       // nil: os.Getenv
@@ -39,7 +39,7 @@ func (h Host) Env(name string) string {
 	return os.Getenv(name)
 }
 
-// Out is where a role's answers go.
+// Out is where a role writes its results.
 func (h Host) Out() io.Writer {
 	if h.Stdout != nil {
 		return h.Stdout
@@ -47,7 +47,7 @@ func (h Host) Out() io.Writer {
 	return os.Stdout
 }
 
-// Err is where a role's log goes.
+// Err is where a role writes its log.
 func (h Host) Err() io.Writer {
 	if h.Stderr != nil {
 		return h.Stderr
@@ -55,8 +55,8 @@ func (h Host) Err() io.Writer {
 	return os.Stderr
 }
 
-// Logger makes a logger of its own for a role, so that roles in one process do not share verbosity or output. What tenants wrote can
-// neither begin a line of its own in it nor steer a terminal.
+// Logger makes a logger for one role, so that roles in one process do not share verbosity or output. Text from tenants can neither
+// start a line of its own in it nor control a terminal.
 func (h Host) Logger(role string, verbosity int) logr.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(visible{h.Err()}), textlogger.Verbosity(verbosity))).WithName(role)
 }
@@ -69,7 +69,7 @@ func (h Host) Library(search driver.Search) nvmllib.Interface {
 	return nvml.Load(search)
 }
 
-// Watcher returns what reports changed directories: the host's, or one for the role alone.
+// Watcher returns the watcher of directories: the host's, or one for the role alone.
 func (h Host) Watcher() *filewatch.Watcher {
 	if h.Files != nil {
 		return h.Files

@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// Visible returns a writer of text for a terminal: what would steer the terminal is written as an escape. Each call of its Write takes
-// whole characters.
+// Visible returns a writer of text for a terminal. It writes control characters as escapes. Each call of its Write must take whole
+// characters.
 func Visible(to io.Writer) io.Writer { return visible{to} }
 
-// visible writes a log so that it says what it looks like. The logger quotes strings, but prints those of several lines as they are: with
-// escape sequences that colour, move or erase what a terminal shows.
+// visible writes a log in which nothing is hidden. The logger quotes strings, but prints those of several lines unchanged, with
+// escape sequences that colour, move or erase text on a terminal.
 type visible struct{ to io.Writer }
 
-// Write implements io.Writer. It is given whole entries.
+// Write implements io.Writer. It must be given whole entries.
 func (v visible) Write(entry []byte) (int, error) {
 	shown := make([]byte, 0, len(entry))
 	for rest := entry; len(rest) > 0; {
@@ -37,7 +37,7 @@ func (v visible) Write(entry []byte) (int, error) {
 	return len(entry), nil
 }
 
-// hides says whether a character changes the direction of text, or is a line's end to some programs.
+// hides says whether a character changes the direction of text, or ends a line for some programs.
 func hides(r rune) bool {
 	return r >= 0x200e && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0xfeff
 }

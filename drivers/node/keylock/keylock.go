@@ -1,4 +1,4 @@
-// Package keylock holds locks by name, so that work on one device or claim never waits for work on another.
+// Package keylock provides locks by name, so that work on one device or claim never waits for work on another.
 package keylock
 
 import (
@@ -19,8 +19,8 @@ type lock struct {
 	waiters int
 }
 
-// Lock takes the locks of all keys, in sorted order so that two callers cannot wait for each other, and returns what releases
-// them. It gives up when ctx ends, with an error that names the key it waited for.
+// Lock takes the locks of all keys and returns a function that releases them. It takes them in sorted order, so that two callers
+// cannot wait for each other. When ctx ends it gives up, with an error that names the key it waited for.
 func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
@@ -66,7 +66,7 @@ func (l *Locks) release(keys []string) {
 	}
 }
 
-// leave forgets a lock that nobody holds or waits for, so that the set does not grow with every claim ever seen.
+// leave removes a lock that nobody holds or waits for, so that the set does not grow with every claim ever seen.
 func (l *Locks) leave(key string, k *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -34,7 +34,7 @@ func TestWorkOnOneKeyWaitsAndOnAnotherDoesNot(t *testing.T) {
 			t.Errorf("the same key: %v after %s", err, time.Since(began))
 		}
 		same()
-		synctest.Wait() // the other holder gives its locks back one by one, and may still be at it
+		synctest.Wait() // the other holder releases its locks one by one, and may not have finished
 		if len(locks.held) != 0 {
 			t.Errorf("%d locks are remembered", len(locks.held))
 		}
@@ -56,7 +56,7 @@ func TestManyKeysInAnyOrderNeverDeadlock(t *testing.T) {
 					return
 				}
 				for _, counter := range counters {
-					*counter++ // the race detector's business
+					*counter++ // the race detector watches this
 				}
 				unlock()
 				unlock() // twice is once

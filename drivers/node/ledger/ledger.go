@@ -1,7 +1,7 @@
-// Package ledger knows which claim holds which device of a node, and is the last line against two holding one.
+// Package ledger records which claim holds which device of a node. It is the last defence against two claims that hold one device.
 //
-// The scheduler keeps claims apart. Two things slip through: the next pod's prepare may come before the last pod's unprepare, which Acquire
-// waits for, and a mistake elsewhere, which is refused with the holder's name.
+// The scheduler keeps claims apart, except in two cases. The next pod's prepare may come before the last pod's unprepare: Acquire
+// waits for that. And there may be a mistake elsewhere: Acquire refuses it and names the holder.
 package ledger
 
 import (
@@ -14,20 +14,20 @@ import (
 	"sync"
 )
 
-// Owner is who holds a device.
+// Owner is the holder of a device.
 type Owner struct {
 	// ID is unique: a claim's UID.
 	ID string
 	// Name is for people: "claim default/train-0".
 	Name string
-	// Namespace is the tenant's. Empty for what belongs to no tenant, such as a MIGLayout.
+	// Namespace is the tenant's. It is empty for an owner without a tenant, such as a MIGLayout.
 	Namespace string
 }
 
 // Hold is a hold on one thing: a device, or a part of one that conflicts with other parts.
 type Hold struct {
 	Key string
-	// Shared holds exist beside other shared ones of the same key; all others exclude each other.
+	// Shared holds can exist beside other shared holds of the same key. All others exclude each other.
 	Shared bool
 }
 
@@ -43,7 +43,7 @@ type entry struct {
 	shared bool
 }
 
-// Conflict is one key that was asked for, and another owner's hold on it.
+// Conflict is a requested hold, and another owner's hold on its key.
 type Conflict struct {
 	Key    string
 	Holder Owner
@@ -51,15 +51,16 @@ type Conflict struct {
 
 func (c Conflict) String() string { return fmt.Sprintf("%s is held by %s", c.Key, c.Holder.Name) }
 
-// ConflictError says who holds what was asked for: every conflict, at least one, by the order of the holds and then by the holders' names.
+// ConflictError lists who holds what was requested. It has at least one conflict; they are sorted by hold, then by the holders'
+// names.
 type ConflictError struct {
 	Conflicts []Conflict
-	// Asker is who wanted it.
+	// Asker is the owner that requested it.
 	Asker Owner
 }
 
-// Error names the first conflict: a whole GPU is as many holds as it has memory slices, and one tells as much as all. A tenant
-// who asked reads it, in an Event or on the pod: so it names nobody of another namespace to them. Detail is for the node's log.
+// Error names the first conflict only: a whole GPU is as many holds as it has memory slices, and one of them says enough. The
+// tenant reads this error in an Event or on the pod, so it names no owner of another namespace. Detail is for the node's log.
 func (e *ConflictError) Error() string {
 	c, asker := e.Conflicts[0], e.Asker.Namespace
 	if asker != "" && c.Holder.Namespace != "" && c.Holder.Namespace != asker {
@@ -68,10 +69,10 @@ func (e *ConflictError) Error() string {
 	return e.Detail()
 }
 
-// Detail names the first conflict's holder, whosever it is.
+// Detail names the first conflict's holder, in any namespace.
 func (e *ConflictError) Detail() string { return e.Conflicts[0].String() }
 
-// Holders are the owners in the way, each once, in the order of the conflicts.
+// Holders returns the owners in the way, each once, in the order of the conflicts.
 func (e *ConflictError) Holders() []Owner {
 	var owners []Owner
 	for _, c := range e.Conflicts {
@@ -82,8 +83,8 @@ func (e *ConflictError) Holders() []Owner {
 	return owners
 }
 
-// TryAcquire gives owner all of holds, or nothing, and does not wait. The error is a *ConflictError that knows every holder in the way.
-// What owner has already, it keeps: TryAcquire may be repeated.
+// TryAcquire gives owner all of holds, or none, and does not wait. The error is a *ConflictError with every conflicting holder. The
+// owner keeps what it already has, so TryAcquire may be repeated.
 func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
 	conflict, _ := l.try(owner, holds)
 	if conflict == nil {
@@ -92,7 +93,8 @@ func (l *Ledger) TryAcquire(owner Owner, holds ...Hold) error {
 	return conflict
 }
 
-// Acquire is TryAcquire that waits, while another owner has one of holds, for the release until ctx ends. The error is the last conflict.
+// Acquire is a TryAcquire that waits. While another owner has one of holds, it waits for the release until ctx ends. The error is
+// the last conflict.
 func (l *Ledger) Acquire(ctx context.Context, owner Owner, holds ...Hold) error {
 	for {
 		conflict, released := l.try(owner, holds)
@@ -125,7 +127,7 @@ func (l *Ledger) try(owner Owner, holds []Hold) (*ConflictError, <-chan struct{}
 	return nil, nil
 }
 
-// conflicts are the holds of others that exclude hold, sorted by the holders' names. l.mu is held.
+// conflicts returns the holds of others that exclude hold, sorted by the holders' names. l.mu must be held.
 func (l *Ledger) conflicts(ownerID string, hold Hold) []Conflict {
 	var conflicts []Conflict
 	for id, other := range l.holders[hold.Key] {
@@ -137,7 +139,7 @@ func (l *Ledger) conflicts(ownerID string, hold Hold) []Conflict {
 	return conflicts
 }
 
-// put notes a hold. l.mu is held.
+// put stores a hold. l.mu must be held.
 func (l *Ledger) put(owner Owner, hold Hold) {
 	if l.holders[hold.Key] == nil {
 		l.holders[hold.Key] = map[string]entry{}
@@ -145,8 +147,8 @@ func (l *Ledger) put(owner Owner, hold Hold) {
 	l.holders[hold.Key][owner.ID] = entry{owner: owner, shared: hold.Shared}
 }
 
-// Extend gives every holder of key holds too, once it is known what key is. Other holders of them stay: the errors say which two now hold
-// one thing.
+// Extend gives every holder of key also holds, once it is known which holds key stands for. Other holders keep theirs: the errors
+// name two owners that now hold the same thing.
 func (l *Ledger) Extend(key string, holds ...Hold) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,7 +165,7 @@ func (l *Ledger) Extend(key string, holds ...Hold) error {
 	return errors.Join(errs...)
 }
 
-// Release gives back everything that the owner with this ID holds.
+// Release releases everything that the owner with this ID holds.
 func (l *Ledger) Release(ownerID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

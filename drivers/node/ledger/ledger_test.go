@@ -135,7 +135,7 @@ func TestATryThatFailsTakesNothingAndNamesEveryHolder(t *testing.T) {
 	}
 }
 
-// Whoever wants two devices in one order, and whoever wants them in the other, never wait for each other with one each.
+// Two owners that want the same two devices in opposite orders must never wait for each other with one device each.
 func TestTwoThatWantTheSameDevicesNeverHoldOneEach(t *testing.T) {
 	var ledger Ledger
 	var both sync.WaitGroup

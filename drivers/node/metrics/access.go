@@ -20,45 +20,46 @@ import (
 )
 
 const (
-	// remembered is for how long the API server's word on a token counts. A scraper comes every 15 s or so.
+	// remembered is how long the API server's answer about a token is cached. A scraper comes about every 15 s.
 	remembered = time.Minute
-	// mostTokens bounds the tokens that are remembered of those that were let in, and of those that were not: anybody who reaches the port
-	// may send new ones.
+	// mostTokens bounds the number of cached tokens, separately for accepted and refused ones: anybody who reaches the port may send
+	// new tokens.
 	mostTokens = 64
-	// askPatience bounds one question to the API server. Prometheus gives a scrape ten seconds.
+	// askPatience bounds one request to the API server. Prometheus gives a scrape ten seconds.
 	askPatience = 5 * time.Second
-	// longestToken is longer than any service account's, which have some 1 kB.
+	// longestToken is longer than any service account's token, which has about 1 kB.
 	longestToken = 16 << 10
 )
 
-// Access lets only those read metrics whom the cluster allows it, as kube-rbac-proxy does: who shows a token that the API server knows
-// (TokenReview), and may get the path /metrics (SubjectAccessReview). The two reviews are asked for by the role's own client:
-// controller-runtime's filters for the same bring k8s.io/apiserver into every role's memory.
+// Access lets only those read metrics whom the cluster allows it, as kube-rbac-proxy does. The caller must show a token that the
+// API server accepts (TokenReview), and be allowed to get the path /metrics (SubjectAccessReview). The role's own client makes the
+// two reviews: controller-runtime's filters for the same task would load k8s.io/apiserver into every role's memory.
 type Access struct {
 	Client kubernetes.Interface
 	// Now is the time, for tests; nil: time.Now.
 	Now func() time.Time
 
 	mu sync.Mutex
-	// allowed were let in, and are asked of again when that is a minute ago. refused were not, and push no allowed one out.
+	// allowed are the accepted tokens; each is checked again after a minute. refused are the others, which never displace an accepted
+	// one.
 	allowed, refused map[tokenSum]verdict
 	asked            questions
 }
 
-// tokenSum stands for a token and a path.
+// tokenSum is the checksum of a token and a path.
 type tokenSum [sha256.Size]byte
 
-// errTooMany is of an address that has sent too many tokens that nobody knows.
-var errTooMany = errors.New("too many tokens that are not known: try again in some seconds")
+// errTooMany is returned for an address that has sent too many unknown tokens.
+var errTooMany = errors.New("too many unknown tokens: try again in some seconds")
 
-// verdict is what the API server said of a token.
+// verdict is the API server's answer about a token.
 type verdict struct {
 	status int // http.StatusOK, StatusUnauthorized or StatusForbidden
 	user   string
 	until  time.Time
 }
 
-// Guard is an Access where it is asked for, nil where not.
+// Guard is an Access where the check is enabled, else nil.
 func Guard(asked bool, client kubernetes.Interface) *Access {
 	if !asked {
 		return nil
@@ -66,14 +67,14 @@ func Guard(asked bool, client kubernetes.Interface) *Access {
 	return &Access{Client: client}
 }
 
-// Wrap has a handler answer only those who may read its path.
+// Wrap lets a handler answer only callers that may read its path.
 func (a *Access) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		token = strings.TrimSpace(token)
 		if !strings.EqualFold(scheme, "bearer") || token == "" || len(token) > longestToken {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="gpufabric"`)
-			http.Error(w, "metrics are for those who show a token of this cluster (Authorization: Bearer)", http.StatusUnauthorized)
+			http.Error(w, "metrics need a token of this cluster (Authorization: Bearer)", http.StatusUnauthorized)
 			return
 		}
 		v, err := a.verdict(r.Context(), token, r.URL.Path, r.RemoteAddr)
@@ -81,7 +82,7 @@ func (a *Access) Wrap(next http.Handler) http.Handler {
 		case errors.Is(err, errTooMany):
 			http.Error(w, err.Error(), http.StatusTooManyRequests)
 		case err != nil:
-			klog.FromContext(r.Context()).Error(err, "Nobody reads metrics while the API server does not say who may")
+			klog.FromContext(r.Context()).Error(err, "Nobody may read metrics while the API server cannot be asked who may")
 			http.Error(w, "the API server does not say who may read metrics", http.StatusServiceUnavailable)
 		case v.status == http.StatusUnauthorized:
 			http.Error(w, "the API server does not know this token", v.status)
@@ -100,7 +101,7 @@ func (a *Access) now() time.Time {
 	return time.Now()
 }
 
-// verdict asks the API server, or remembers what it said. What it did not say is not remembered.
+// verdict asks the API server, or uses the cached answer. It does not cache errors.
 func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict, error) {
 	key := tokenSum(sha256.Sum256([]byte(token + "\x00" + path)))
 	if v, err := a.remember(key, from); err != nil || v.status != 0 {
@@ -127,8 +128,8 @@ func (a *Access) verdict(ctx context.Context, token, path, from string) (verdict
 	return v, nil
 }
 
-// remember is what the API server said of a token within the last minute; a verdict without a status where it has to be asked. Of a token
-// that was let in before it may be asked at any time, of others only so often.
+// remember returns the API server's answer about a token within the last minute, or a verdict without a status where the server
+// must be asked. A token that was accepted before may be checked at any time, others only at a limited rate.
 func (a *Access) remember(key tokenSum, from string) (verdict, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -172,8 +173,8 @@ func (a *Access) ask(ctx context.Context, token, path string) (verdict, error) {
 	return verdict{status: http.StatusOK, user: user.Username}, nil
 }
 
-// ownCertificate is TLS with a certificate made now: tokens are not to be read on the way. Nobody can check it, as with kube-rbac-proxy's
-// own.
+// ownCertificate is a TLS configuration with a new certificate. It keeps tokens secret on the network. Nobody can verify it, as
+// with kube-rbac-proxy's own.
 func ownCertificate() (*tls.Config, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("gpufabric-metrics", nil, nil)
 	if err != nil {

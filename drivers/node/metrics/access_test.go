@@ -21,7 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// cluster knows the tokens of prometheus, who may read metrics, and of a tenant, who may not. asked counts questions.
+// cluster accepts two tokens: prometheus may read metrics, a tenant may not. asked counts requests.
 func cluster(asked *int, down *bool) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -86,14 +86,14 @@ func TestMetricsAreForThoseWhomTheClusterAllowsThem(t *testing.T) {
 	if asked != 3 {
 		t.Errorf("the API server was asked of tokens %d times, want once for each that could be one", asked)
 	}
-	// A right that is taken away ends within a minute, and without the API server nobody reads.
+	// A right that was removed ends within a minute. Without the API server nobody can read metrics.
 	now, down = now.Add(2*remembered), true
 	if answer := get("Bearer token-of-prometheus"); answer.Code != http.StatusServiceUnavailable {
 		t.Errorf("without the API server: %d %s", answer.Code, answer.Body)
 	}
 }
 
-// The role asks of tokens with the client that it prepares claims with.
+// The role checks tokens with the client that it prepares claims with.
 //
 //shows:tenants
 //attack:token-flood Tenants' pods send 10,000 tokens that nobody knows, so that the role floods the API server, or Prometheus reads nothing

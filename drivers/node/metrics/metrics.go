@@ -18,18 +18,18 @@ import (
 // Plugin are the metrics of one node plugin, in a registry of its own.
 type Plugin struct {
 	Registry *prometheus.Registry
-	// StepSeconds is the time spent in each step of preparing and unpreparing a claim; step "total" is all that the plugin does for that
-	// claim, "call" one of the kubelet's calls with all of its claims, and with the GET of each from the API server before a prepare. Labels:
-	// operation (prepare, unprepare, recover), step.
+	// StepSeconds is the time spent in each step of preparing and unpreparing a claim. Step "total" is all of the plugin's work for
+	// that claim. Step "call" is one of the kubelet's calls with all of its claims; before a prepare it includes the GET of each claim
+	// from the API server. Labels: operation (prepare, unprepare, recover), step.
 	StepSeconds *prometheus.HistogramVec
 	// Errors counts claims that could not be prepared or unprepared, and the kubelet's calls that failed as a whole (reasons ClaimNotRead and
 	// Stopped). Labels: operation, reason (a CamelCase word).
 	Errors *prometheus.CounterVec
 	// Waiting is how many claims are being prepared and wait for something. Label: reason.
 	Waiting *prometheus.GaugeVec
-	// Claims is how many claims the plugin holds prepared.
+	// Claims is the number of prepared claims of the plugin.
 	Claims prometheus.Gauge
-	// Devices is how many devices are published. Label: state (available, tainted).
+	// Devices is the number of published devices. Label: state (available, tainted).
 	Devices *prometheus.GaugeVec
 }
 
@@ -61,7 +61,7 @@ func New(driver string) *Plugin {
 	return p
 }
 
-// Observe records how long a step took since start and returns the time now, for the next step.
+// Observe records the duration of a step since start and returns the present time, for the next step.
 func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 	now := time.Now()
 	p.StepSeconds.WithLabelValues(operation, step).Observe(now.Sub(start).Seconds())
@@ -69,14 +69,14 @@ func (p *Plugin) Observe(operation, step string, start time.Time) time.Time {
 }
 
 // Serve serves what a registry gathers on address under /metrics, and /healthz and /readyz, until ctx ends. An empty address serves
-// nothing. healthy may be nil; its error makes both answer 503 with its text: a restart would help. The errors of ready are of /readyz
-// alone: the role does not serve yet, or no longer, and a rollout has to wait for it.
+// nothing. healthy may be nil. Its error makes both probes answer 503 with its text: a restart would help. An error of ready
+// affects only /readyz: the role does not serve yet, or no longer, and a rollout has to wait for it.
 func Serve(ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error) error {
 	return (*Access)(nil).Serve(ctx, address, registry, healthy, ready...)
 }
 
-// Serve is the function Serve, by TLS and with metrics for those alone whom a lets in; where a is nil, without TLS and for everybody. The
-// probes are open to everybody: the kubelet shows no token.
+// Serve is like the function Serve, with TLS, and serves metrics only to callers that a accepts. Where a is nil it uses no TLS and
+// serves everybody. The probes are open to everybody: the kubelet shows no token.
 func (a *Access) Serve(
 	ctx context.Context, address string, registry prometheus.Gatherer, healthy func() error, ready ...func() error,
 ) error {

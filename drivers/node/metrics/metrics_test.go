@@ -40,7 +40,7 @@ func TestMetricsAndHealthAreServedUntilTheEnd(t *testing.T) {
 	}
 }
 
-// get asks until the server is there.
+// get retries until the server answers.
 func get(t *testing.T, url string, want int) string {
 	t.Helper()
 	for {
@@ -50,7 +50,7 @@ func get(t *testing.T, url string, want int) string {
 		}
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
-			time.Sleep(time.Millisecond) // not listening yet; the kernel tells nobody when
+			time.Sleep(time.Millisecond) // not listening yet; there is no event for it
 			continue
 		}
 		body, err := io.ReadAll(response.Body)

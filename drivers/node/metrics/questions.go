@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Each token that nobody knows is a question to the API server, by the client with which the role reads claims, which may ask 50 times a
-// second. A scraper shows a new token once an hour.
+// Each unknown token costs a request to the API server, by the client with which the role reads claims; that client may make 50
+// requests a second. A scraper shows a new token once an hour.
 const (
 	perAddress, burstOfAddress = 0.5, 10 // a second, and at once
 	ofAll, burstOfAll          = 5, 50
@@ -14,13 +14,13 @@ const (
 	mostAddresses = 1024
 )
 
-// questions are what the API server was asked of tokens that nobody knew.
+// questions are the requests to the API server for unknown tokens.
 type questions struct {
 	all    bucket
 	byHost map[string]*bucket
 }
 
-// may tells whether the API server may be asked once more for somebody at an address (host:port), and counts that.
+// may says whether another request may be made for an address (host:port), and counts it.
 func (q *questions) may(address string, now time.Time) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -37,7 +37,7 @@ func (q *questions) may(address string, now time.Time) bool {
 	return own.take(now, perAddress, burstOfAddress) && q.all.take(now, ofAll, burstOfAll)
 }
 
-// bucket holds so many questions, and fills again with time. The zero value is full.
+// bucket holds a number of requests and refills over time. The zero value is full.
 type bucket struct {
 	used float64
 	at   time.Time

@@ -13,7 +13,7 @@ type Value[T any] struct {
 	changed chan struct{} // closed and replaced at each Set
 }
 
-// Set replaces the value and wakes everyone who waits.
+// Set replaces the value and wakes all waiters.
 func (v *Value[T]) Set(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -1,6 +1,7 @@
-// Package options are the flags that every node plugin has: where the hardware, the kubelet and the plugin's own state are.
+// Package options defines the flags that every node plugin has: the places of the hardware, the kubelet and the plugin's own state.
 //
-// A flag that takes text can also be given by an environment variable of its name in capitals (--driver-root: DRIVER_ROOT); the flag wins.
+// A flag that takes text can also be given by an environment variable of its name in capitals (--driver-root: DRIVER_ROOT); the
+// flag wins.
 package options
 
 import (
@@ -19,32 +20,33 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// Node is where things are on the node that a plugin serves.
+// Node holds the places on the node that a plugin serves.
 type Node struct {
-	// DriverRoot is where the NVIDIA driver's files may be: a directory, or several separated by commas, the preferred one first. Each is
-	// PATH, or PATH=HOST where the node has it at another path than this process.
+	// DriverRoot is where the NVIDIA driver's files may be: one directory, or several separated by commas in order of preference. Each
+	// is PATH, or PATH=HOST where the path on the node differs from the path in this process.
 	DriverRoot string
-	// DevRoot stands in for /dev, as PATH or PATH=HOST. A driver that has device nodes in a dev below its own root is used with those.
+	// DevRoot stands in for /dev, as PATH or PATH=HOST. A driver with device nodes in a dev directory below its own root is used with
+	// those.
 	DevRoot string
-	// OwnDev is this container's own /dev, in which device nodes of the driver are made for this process; empty: it is left alone.
+	// OwnDev is this container's own /dev. The plugin makes the driver's device nodes there for this process. Empty: it makes none.
 	OwnDev string
 	// SysfsRoot stands in for /sys.
 	SysfsRoot string
-	// ProcDevices stands in for /proc/devices; what else is read of /proc lies beside it.
+	// ProcDevices stands in for /proc/devices. The plugin reads its other files of /proc from the same directory.
 	ProcDevices string
 	// CDIRoot is where the container runtime looks for CDI specs.
 	CDIRoot string
 	// KubeletRoot holds the kubelet's plugins and plugins_registry directories.
 	KubeletRoot string
-	// StateDir is the plugin's own, kept across restarts of the plugin and of the node.
+	// StateDir is the plugin's own directory. It is kept across restarts of the plugin and of the node.
 	StateDir string
-	// DrainDir is the directory by which the roles of a node agree on a drain of its GPUs; empty: drain, beside StateDir.
+	// DrainDir is the directory through which the roles of a node agree on a drain of its GPUs; empty: drain, beside StateDir.
 	DrainDir string
 	// NodeName is the Node object's name.
 	NodeName string
 	// MetricsAddress serves /metrics and /healthz (host:port); empty: nowhere.
 	MetricsAddress string
-	// MetricsAuth has /metrics served by TLS, and only to those whose token may get that path.
+	// MetricsAuth serves /metrics with TLS, and only to callers whose token may get that path.
 	MetricsAuth bool
 	// Files reports changed directories; nil: a watcher of the role's own, with an inotify instance of its own.
 	Files *filewatch.Watcher
@@ -52,8 +54,8 @@ type Node struct {
 	Verbosity int
 }
 
-// Bind adds the flags to a flag set, with defaults from the environment, else the places of an ordinary node. name is the role's
-// ("gpu-plugin"): its state lies in a directory of that name.
+// Bind adds the flags to a flag set. Their defaults come from the environment, else are the places of an ordinary node. name is the
+// role's ("gpu-plugin"): its state directory has that name.
 func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name string) {
 	text := func(target *string, flag, fallback, usage string) { Text(flags, getenv, target, flag, fallback, usage) }
 	text(&n.DriverRoot, "driver-root", "/", "directories that may hold the NVIDIA driver's usr/lib64 and usr/bin, comma-separated; "+
@@ -74,7 +76,7 @@ func (n *Node) Bind(flags *pflag.FlagSet, getenv func(string) string, name strin
 	flags.IntVarP(&n.Verbosity, "v", "v", 0, "log level: 0 what a person should know, 4 what a developer may")
 }
 
-// Text adds a flag that takes text; its default is what its environment variable says, fallback where that is empty or not set.
+// Text adds a flag that takes text. Its default comes from its environment variable, or is fallback where that is empty or unset.
 func Text(flags *pflag.FlagSet, getenv func(string) string, target *string, flag, fallback, usage string) {
 	if value := getenv(EnvName(flag)); value != "" {
 		fallback = value
@@ -85,7 +87,7 @@ func Text(flags *pflag.FlagSet, getenv func(string) string, target *string, flag
 // EnvName is the environment variable of a flag.
 func EnvName(flag string) string { return strings.ToUpper(strings.ReplaceAll(flag, "-", "_")) }
 
-// Validate names every flag that cannot work.
+// Validate returns an error for every flag with an unusable value.
 func (n *Node) Validate() error {
 	var errs []error
 	if n.NodeName == "" {
@@ -108,7 +110,7 @@ func (n *Node) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Driver says where the NVIDIA driver may be.
+// Driver returns where the NVIDIA driver may be.
 func (n *Node) Driver() driver.Search {
 	roots, err := driver.ParsePlaces(n.DriverRoot)
 	if err != nil {
@@ -126,7 +128,7 @@ func (n *Node) Dev() driver.Place {
 	return dev
 }
 
-// Drain is how the role agrees with the node's others on a drain of the GPUs.
+// Drain returns how the role agrees with the node's other roles on a drain of the GPUs.
 func (n *Node) Drain() drain.Directory {
 	return drain.Directory{Path: cmp.Or(n.DrainDir, drain.Beside(n.StateDir)), Files: n.Files}
 }
@@ -134,11 +136,12 @@ func (n *Node) Drain() drain.Directory {
 // ProcRoot is the directory that stands for /proc.
 func (n *Node) ProcRoot() string { return filepath.Dir(n.ProcDevices) }
 
-// bootID is the kernel's name of the current boot, below /proc. It is the same in every container.
+// bootID is the file with the kernel's ID of the current boot, below /proc. It is the same in every container.
 const bootID = "sys/kernel/random/boot_id"
 
-// BootID names the node's current boot: that of ProcRoot, or the kernel's own where a tree that stands for /proc has none. It is empty
-// where it cannot be read. Compare boots by SameBoot: what is unknown is no proof that the node was not rebooted.
+// BootID returns the ID of the node's current boot. It reads it below ProcRoot, or from the real /proc where a tree that stands in
+// for /proc has none. It is empty where it cannot be read. Compare boots with SameBoot: an unknown ID is no proof that the node was
+// not rebooted.
 func (n *Node) BootID() string {
 	data, err := os.ReadFile(filepath.Join(n.ProcRoot(), bootID))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,5 +153,5 @@ func (n *Node) BootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// SameBoot says whether two boots are known to be one.
+// SameBoot says whether two boots are known to be the same.
 func SameBoot(a, b string) bool { return a != "" && a == b }

@@ -16,7 +16,7 @@ type plugin struct{ away chan struct{} }
 
 func (p *plugin) Disconnected() { p.away <- struct{}{} }
 
-// StopPodSandbox makes it a plugin: one with no method of NRI's is refused.
+// StopPodSandbox makes it a valid plugin: NRI refuses a plugin without any of its methods.
 func (p *plugin) StopPodSandbox(context.Context, *api.PodSandbox) error { return nil }
 
 func newPlugin() *plugin { return &plugin{away: make(chan struct{}, 16)} }
@@ -67,7 +67,7 @@ func TestARuntimeIsTriedAgainUntilTheRoleEnds(t *testing.T) {
 	}
 	defer func() { _ = listener.Close() }() // the test is over
 	for range 2 {
-		connection, err := listener.Accept() // a runtime that comes, and goes before it has said anything
+		connection, err := listener.Accept() // a runtime that connects, and closes before it has sent anything
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-// Package runtimehook keeps a plugin of ours connected to the container runtime through NRI, the Node Resource Interface.
+// Package runtimehook keeps one of our plugins connected to the container runtime through NRI, the Node Resource Interface.
 package runtimehook
 
 import (
@@ -10,26 +10,26 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A runtime that restarts is back within seconds; its socket is tried again in between, and each failure says so once.
+// A runtime that restarts is back within seconds. The plugin retries the socket in between, and logs each failure once.
 const firstReconnect, lastReconnect = 200 * time.Millisecond, 10 * time.Second
 
-// Plugin is an NRI plugin: what it is called for is what methods of the package stub it has.
+// Plugin is an NRI plugin. The runtime calls it for those methods of the package stub that it has.
 type Plugin interface {
-	// Disconnected is called when the runtime is gone, and where it was not reached.
+	// Disconnected is called when the connection to the runtime is lost, or could not be made.
 	Disconnected()
 }
 
-// Settings are how a plugin is known to the runtime.
+// Settings identify a plugin to the runtime.
 type Settings struct {
 	// Socket is the runtime's NRI socket; empty: there is none, and Run has nothing to do.
 	Socket string
-	// Name is the plugin's, and Index two digits that say in which order plugins are called.
+	// Name is the plugin's name. Index is two digits that give the order in which plugins are called.
 	Name, Index string
-	// Without says in words what does not work while the runtime is away.
+	// Without describes what does not work while the runtime is away.
 	Without string
 }
 
-// Run keeps the plugin connected until ctx ends. An error means that it can never be.
+// Run keeps the plugin connected until ctx ends. An error means that it can never connect.
 func Run(ctx context.Context, s Settings, plugin Plugin) error {
 	if s.Socket == "" {
 		return nil

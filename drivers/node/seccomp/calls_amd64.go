@@ -2,7 +2,7 @@ package seccomp
 
 import "golang.org/x/sys/unix"
 
-// architecture is the only one whose system calls are let through. The calls of x32 have it too, with numbers beyond newest.
+// architecture is the only one whose system calls are allowed. The calls of x32 share it, with numbers beyond newest.
 const architecture = unix.AUDIT_ARCH_X86_64
 
 // refusedHere are refused calls that other architectures do not have.

@@ -1,7 +1,7 @@
-// Package seccomp refuses system calls that change the machine, or that reach deep into the kernel: to a program that is about to be
-// started, or to this process. A container that is privileged has no seccomp profile of the container runtime's.
+// Package seccomp refuses system calls that change the machine or reach deep into the kernel, either to a program that is about to
+// be started or to this process. A privileged container has no seccomp profile from the container runtime.
 //
-// A list of what is refused, and not of what is allowed, since the programs behind it are others': the NVIDIA driver's.
+// The lists name what is refused, not what is allowed: the programs behind the filter are not ours but the NVIDIA driver's.
 package seccomp
 
 import (
@@ -13,22 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules are what is let through besides what every filter lets through.
+// Rules are what a filter allows beyond the defaults.
 type Rules struct {
-	// Mounts lets file systems be mounted, and processes be started with mounts and process IDs of their own.
+	// Mounts allows to mount file systems, and to start processes with mounts and process IDs of their own.
 	Mounts bool
-	// Join lets threads join namespaces that stand.
+	// Join allows threads to join existing namespaces.
 	Join bool
 }
 
-// Where the kernel puts what a filter reads (struct seccomp_data in linux/seccomp.h).
+// The offsets of what a filter reads (struct seccomp_data in linux/seccomp.h).
 const (
 	numberAt       = 0
 	architectureAt = 4
-	argumentAt     = 16 // the lower half of the first argument, on machines that put it first
+	argumentAt     = 16 // the lower half of the first argument, on little-endian machines
 )
 
-// newest is the last system call that was looked at for these lists. A later one is answered as by a kernel that does not have it yet.
+// newest is the last system call that was considered for these lists. A later one is answered as by a kernel that does not have it
+// yet.
 const newest = unix.SYS_REMOVEXATTRAT
 
 // newNamespaces are the flags of clone that make namespaces. In a user namespace of its own a process has every capability again.
@@ -76,11 +77,12 @@ func (r Rules) flags() uint32 {
 	return newNamespaces
 }
 
-// families are the sockets that may be made. The others are of the kernel's less used networks and of its ciphers.
+// families are the address families of sockets that may be made. The others belong to the kernel's less used networks and to its
+// ciphers.
 func families() []uint32 { return []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} }
 
-// program is what the kernel runs before each system call. Every test but two jumps over one instruction, so that the lists may be of any
-// length.
+// program is what the kernel runs before each system call. All but two of its tests jump over one instruction, so that the lists
+// may have any length.
 func (r Rules) program() []unix.SockFilter {
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -89,7 +91,7 @@ func (r Rules) program() []unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)}
 	}
 	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
-	// unless jumps over so many instructions where the test fails, when over one where it does not.
+	// unless jumps over so many instructions where the test fails. when jumps over one where it does not fail.
 	unless := func(test uint16, value uint32, over uint8) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | test, K: value, Jf: over}
 	}
@@ -97,10 +99,10 @@ func (r Rules) program() []unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | test, K: value, Jt: 1}
 	}
 	out := []unix.SockFilter{
-		// Numbers of another architecture, such as of 32-bit programs, mean other calls.
+		// System call numbers of another architecture, such as of 32-bit programs, mean other calls.
 		load(architectureAt), when(unix.BPF_JEQ, architecture), answer(unix.ENOSYS),
 		load(numberAt),
-		// The C library goes on with clone, whose flags can be looked at: those of clone3 are behind a pointer.
+		// The C library falls back to clone, whose flags a filter can read. Those of clone3 are behind a pointer.
 		unless(unix.BPF_JEQ, unix.SYS_CLONE3, 1), answer(unix.ENOSYS),
 		unless(unix.BPF_JGT, newest, 1), answer(unix.ENOSYS),
 	}
@@ -118,10 +120,12 @@ func (r Rules) program() []unix.SockFilter {
 	return append(out, allow)
 }
 
-// Thread holds to the rules what this thread becomes by exec, and all its children. The caller keeps the goroutine on the thread.
+// Thread applies the rules to whatever this thread becomes by exec, and to all its children. The caller must keep the goroutine on
+// the thread.
 func (r Rules) Thread() error { return r.install(0) }
 
-// Process holds every thread of this process to the rules, and what they start. They gain no privileges by exec any more.
+// Process applies the rules to every thread of this process, and to everything that they start. They gain no privileges by exec any
+// more.
 func (r Rules) Process() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -145,7 +149,7 @@ func (r Rules) install(flags uintptr) error {
 	return nil
 }
 
-// Filtered tells whether a filter of somebody's, such as the container runtime's, holds this process already.
+// Filtered says whether this process already has a filter, such as the container runtime's.
 func Filtered() (bool, error) {
 	mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
 	if errors.Is(err, unix.EINVAL) {

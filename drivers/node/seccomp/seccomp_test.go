@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/node/seccomp/seccomptest"
 )
 
-// The test program tries what an attacker would, in a process of its own: a filter cannot be taken off again.
+// The test program tries what an attacker would, in a process of its own: a filter cannot be removed again.
 func TestMain(m *testing.M) {
 	rules := map[string]Rules{"strict": {}, "mounts": {Mounts: true}, "join": {Join: true}}
 	if len(os.Args) != 3 {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// threads has threads that run already held to the rules too.
+// threads checks that the rules also apply to threads that already run.
 func threads(rules Rules) {
 	const count = 8
 	var ready, ended sync.WaitGroup

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// File keeps the one value of a kind that a node has, under the same rules as a Store. It is safe for concurrent use.
+// File keeps the single value of a kind that a node has, under the same rules as a Store. It is safe for concurrent use.
 type File[T any] struct {
 	store *Store[T]
 	name  string
@@ -18,8 +18,8 @@ type File[T any] struct {
 
 var _ prometheus.Collector = (*File[int])(nil)
 
-// OpenFile reads the value at path, whose directory is made if need be. A file that cannot be read is set aside and returned; it is no
-// error. mode is that of a new file; 0: 0600.
+// OpenFile reads the value at path. It makes its directory if need be. It sets a file that cannot be read aside and returns it;
+// that is no error. mode is the mode of a new file; 0: 0600.
 func OpenFile[T any](path string, kind Kind[T], mode fs.FileMode, writer atomicfile.Writer) (*File[T], []Unreadable, error) {
 	extension := filepath.Ext(path)
 	name := strings.TrimSuffix(filepath.Base(path), extension)
@@ -31,20 +31,20 @@ func OpenFile[T any](path string, kind Kind[T], mode fs.FileMode, writer atomicf
 	return &File[T]{store: s, name: name}, unreadable, nil
 }
 
-// Get returns the value; false: none is kept.
+// Get returns the value; false where there is none.
 func (f *File[T]) Get() (T, bool) { return f.store.Get(f.name) }
 
-// Put keeps a value durably. One that is kept as it is already costs no write.
+// Put stores a value durably. An unchanged value costs no write.
 func (f *File[T]) Put(value T) error { return f.store.Put(f.name, value) }
 
-// Aside says whether a file that could not be read, at this start or one before, has not been deleted since. It looks at the disk; where it
-// cannot, it says yes.
+// Aside says whether there is a file that could not be read, at this start or an earlier one, and that nobody has deleted since. It
+// looks at the disk. Where that fails it returns true.
 func (f *File[T]) Aside() bool {
 	names, err := f.store.Aside()
 	return err != nil || len(names) > 0
 }
 
-// AsideDirectory is where a file lies that could not be read.
+// AsideDirectory is where an unreadable file is moved.
 func (f *File[T]) AsideDirectory() string { return f.store.AsideDirectory() }
 
 // Describe implements prometheus.Collector.

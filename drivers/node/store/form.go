@@ -8,11 +8,12 @@ import (
 	"strconv"
 )
 
-// Form is how a file holds a version and a checksum beside its value, so that the program of the version before reads what this one writes.
+// Form is how a file holds a version and a checksum beside its value, so that the program of the earlier version can read what this
+// one writes.
 type Form int
 
 const (
-	// Headed has a line before the value. A program from before this form cannot read it.
+	// Headed has a header line before the value. A program from before this form cannot read it.
 	//
 	//	gpufabric-claim 1 sha256:<hex of the bytes that follow the line>
 	//	{"uid": ...}
@@ -21,20 +22,20 @@ const (
 	//
 	//	{"version":1, ..., "sha256":"<hex of the bytes before this field>"}
 	Object
-	// Objects is for a value that encodes as a JSON array of objects. A program from before it reads one object more, with none of its fields
-	// set. Whoever decodes skips such an object, since that program writes it back.
+	// Objects is for a value that encodes as a JSON array of objects. A program from before it reads one more object, with none of its
+	// fields set. A decoder must skip such an object, since that program writes it back.
 	//
 	//	[..., {"version":1,"sha256":"<hex of the bytes before this field>"}]
 	Objects
-	// Strings is for a value that encodes as a JSON array of strings. A program from before it reads one string more.
+	// Strings is for a value that encodes as a JSON array of strings. A program from before it reads one more string.
 	//
 	//	[..., "version 1 sha256:<hex of the bytes before the last space>"]
 	Strings
 )
 
-// A file of the last three forms without a checksum is one of a version before there were any. It is read as it is.
+// A file of the last three forms without a checksum comes from a version without checksums. It is read as it is.
 
-// marks are the texts around a version and a checksum. They follow each other in this order, in Object with the fields in between.
+// marks are the texts around a version and a checksum, in this order. In Object the fields come in between.
 func (f Form) marks() (version, sum, end string) {
 	switch f {
 	case Strings:
@@ -67,7 +68,7 @@ func (f Form) seal(version int, body []byte) ([]byte, error) {
 	return fmt.Appendf(sealed, "%s%s%s", sum, digest(sealed), end), nil
 }
 
-// open takes a version off a file, and off an array its last element too, once the checksum was found right.
+// open removes the version from a file, and from an array its last element too, once it has verified the checksum.
 func (f Form) open(data []byte) (version int, body []byte, err error) {
 	version, checksum, err := f.find(data)
 	if err != nil {
@@ -96,7 +97,7 @@ func (f Form) open(data []byte) (version int, body []byte, err error) {
 
 var stringSeal = regexp.MustCompile(`^version ([0-9]{1,9}) sha256:([0-9a-f]*)$`)
 
-// find reads the version and the checksum where they stand. Without them the version is 1, and the checksum nil.
+// find reads the version and the checksum from their place. Without them the version is 1, and the checksum nil.
 func (f Form) find(data []byte) (version int, checksum *string, err error) {
 	var frame struct {
 		Version *int    `json:"version"`

@@ -1,18 +1,18 @@
-// Package store keeps state on disk: every kind of it with a version, a checksum, and one rule for what is damaged.
+// Package store keeps state on disk. Every kind has a version, a checksum and one rule for damaged files.
 //
 // # Formats
 //
-// A file holds one value, as JSON, with a version and a checksum. Form says where those two stand.
+// A file holds one value, as JSON, with a version and a checksum. Form says where these two are.
 //
-// The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more fields or fewer reads the file all
-// the same. A new version number means that a field changed its meaning, never that a field was added. A program reads its own version and
-// every one before.
+// The checksum covers bytes, not a value that was decoded and encoded again: a program that knows more or fewer fields still reads
+// the file. A new version number means that a field changed its meaning, never that a field was added. A program reads its own
+// version and every earlier one.
 //
 // # Damage
 //
-// A file that cannot be read is moved into the directory unreadable beside it and named. It is never overwritten, and it is named at every
-// start until a person deletes it: until then its owner assumes the worst of what it said (a claim may hold devices, a GPU may have a
-// fault).
+// A file that cannot be read is moved into the directory unreadable beside it and reported. It is never overwritten. It is reported
+// at every start until a person deletes it. Until then its owner assumes the worst of its content (a claim may hold devices, a GPU
+// may have a fault).
 package store
 
 import (
@@ -26,27 +26,26 @@ import (
 	"strings"
 )
 
-// ErrNewer is wrapped by the error of a file that is sound, but of a version that this program does not know.
+// ErrNewer is wrapped by the error for an intact file of a version that this program does not know.
 var ErrNewer = errors.New("written by a newer version of this program")
 
-// Kind is one sort of state.
+// Kind is one kind of state.
 type Kind[T any] struct {
-	// Name is the first word of a file, such as gpufabric-claim, and names the kind in errors.
+	// Name is the first word of a file, such as gpufabric-claim. It names the kind in errors.
 	Name string
 	// Version is the newest version that this program knows.
 	Version int
-	// Form is how its files look.
+	// Form is the form of its files.
 	Form Form
-	// VersionOf is the oldest version that can say what a value says; nil: Version. A program from before a version then reads all that it
-	// can.
+	// VersionOf is the oldest version that can hold a value; nil: Version. An earlier program then reads all that it can.
 	VersionOf func(T) int
 	// Decode reads the body of a file; nil: as JSON into T.
 	Decode func(version int, body []byte) (T, error)
-	// Check says what is wrong with a value that was read from the file of a name; nil: nothing can be.
+	// Check validates a value that was read from the file of a name; nil: every value is valid.
 	Check func(name string, value T) error
 }
 
-// Encode is a value as a file.
+// Encode encodes a value as a file.
 func (k Kind[T]) Encode(value T) ([]byte, error) {
 	version := k.Version
 	if k.VersionOf != nil {
@@ -75,7 +74,7 @@ func (k Kind[T]) header(version int, body []byte) string {
 	return fmt.Sprintf("%s %d sha256:%s", k.Name, version, digest(body))
 }
 
-// Read reads the file of a name. Its error says what is wrong with the bytes.
+// Read decodes the file of a name. Its error says what is wrong with the bytes.
 func (k Kind[T]) Read(name string, data []byte) (value T, err error) {
 	open := k.Form.open
 	if k.Form == Headed {

@@ -17,14 +17,14 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// AsideName is the name of the directory, beside the files, of those that could not be read.
+// AsideName is the name of the directory, beside the files, for files that could not be read.
 const AsideName = "unreadable"
 
 // Unreadable is a file that could not be read and was set aside.
 type Unreadable struct {
 	// Kind is the kind of state, Name the value's name.
 	Kind, Name string
-	// File is where it lay, MovedTo where it lies now; MovedTo is empty where moving it failed too.
+	// File is where it was, MovedTo where it is now. MovedTo is empty where moving it failed too.
 	File, MovedTo string
 	// Err says what is wrong with it.
 	Err error
@@ -37,16 +37,16 @@ func (u Unreadable) String() string {
 	case errors.Is(u.Err, ErrNewer):
 		return fmt.Sprintf("state %s (%s) is not for this version of the program (%v); set aside as %s: run the newer version again and move "+
 			"the file back before it "+
-			"starts, or delete it when nothing uses what it speaks of any more", u.File, u.Kind, u.Err, u.MovedTo)
+			"starts, or delete it when nothing uses what it describes any more", u.File, u.Kind, u.Err, u.MovedTo)
 	default:
-		return fmt.Sprintf("state %s (%s) is unreadable (%v); set aside as %s: look at it, and delete it when nothing uses what it speaks of "+
+		return fmt.Sprintf("state %s (%s) is unreadable (%v); set aside as %s: look at it, and delete it when nothing uses what it describes "+
 			"any more",
 			u.File, u.Kind, u.Err, u.MovedTo)
 	}
 }
 
-// Store is a directory with a file for each value of one kind. It is safe for concurrent use; two writers of one value must be kept apart
-// by the caller.
+// Store is a directory with a file for each value of one kind. It is safe for concurrent use, but the caller must keep two writers
+// of one value apart.
 type Store[T any] struct {
 	kind      Kind[T]
 	dir       string
@@ -57,27 +57,28 @@ type Store[T any] struct {
 	asideDesc *prometheus.Desc
 
 	mu    sync.RWMutex
-	files map[string][]byte // as they lie on disk, by name
+	files map[string][]byte // their bytes on disk, by name
 	all   map[string]T
 	stuck map[string]bool // names of files that can neither be read nor set aside
 }
 
-// Options say where a store's files lie.
+// Options say where a store's files are.
 type Options struct {
 	// Directory is made if need be.
 	Directory string
-	// Extension ends the files' names, such as .claim. The rest of a file's name is its value's. One that begins with a slash, such as
-	// /settings.json, is the name of a file in a directory of its own for each value; whoever made the directory removes it.
+	// Extension ends the files' names, such as .claim. The rest of a file's name is the name of its value. An Extension that begins
+	// with a slash, such as /settings.json, is the name of a file in a separate directory for each value. Whoever made that directory
+	// also removes it.
 	Extension string
-	// Only restricts the store to the files of these names, where the directory has others of the same extension.
+	// Only restricts the store to the files of these names, where the directory has others with the same extension.
 	Only []string
 	// Mode is that of new files; 0: 0600.
 	Mode   fs.FileMode
 	Writer atomicfile.Writer
 }
 
-// Open reads every value. Files that cannot be read are set aside and returned; they are no error. An error means that the directory itself
-// cannot be used.
+// Open reads every value. It sets files that cannot be read aside and returns them; they are no error. An error means that the
+// directory itself cannot be used.
 func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	fail := func(err error) (*Store[T], []Unreadable, error) {
 		return nil, nil, fmt.Errorf("open %s state: %w", kind.Name, err)
@@ -92,7 +93,7 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 	if err := os.MkdirAll(s.dir, 0o750); err != nil {
 		return fail(err)
 	}
-	if _, err := os.ReadDir(s.dir); err != nil { // which a search for names does not tell
+	if _, err := os.ReadDir(s.dir); err != nil { // a search for names does not report this
 		return fail(err)
 	}
 	names, err := s.names()
@@ -115,14 +116,14 @@ func Open[T any](o Options, kind Kind[T]) (*Store[T], []Unreadable, error) {
 // nested says whether each value's file lies in a directory of its own.
 func (s *Store[T]) nested() bool { return strings.HasPrefix(s.extension, "/") }
 
-// names are the values that have a file. What writes that were cut off left is removed.
+// names returns the values that have a file. It removes what interrupted writes left.
 func (s *Store[T]) names() ([]string, error) {
 	prefixes := []string{""}
 	if s.only != nil {
 		prefixes = s.only
 	}
 	if s.nested() {
-		prefixes = nil // the temporary files lie in the values' directories
+		prefixes = nil // the temporary files are in the values' directories
 	}
 	for _, prefix := range prefixes {
 		if _, err := atomicfile.Sweep(s.dir, prefix); err != nil {
@@ -152,7 +153,7 @@ func (s *Store[T]) names() ([]string, error) {
 	return names, nil
 }
 
-// has says whether a name is one of the store's.
+// has says whether the store is responsible for a name.
 func (s *Store[T]) has(name string) bool { return s.only == nil || slices.Contains(s.only, name) }
 
 func (s *Store[T]) path(name string) string { return filepath.Join(s.dir, name+s.extension) }
@@ -170,7 +171,7 @@ func (s *Store[T]) read(name string) error {
 	return nil
 }
 
-// setAside moves a file out of the way without ever overwriting one that was set aside before.
+// setAside moves a file away. It never overwrites one that was set aside before.
 func (s *Store[T]) setAside(name string, why error) Unreadable {
 	result := Unreadable{Kind: s.kind.Name, Name: name, File: s.path(name), Err: why}
 	dir := filepath.Join(s.dir, AsideName)
@@ -203,8 +204,8 @@ func (s *Store[T]) asideName(name string) string {
 	return name + s.extension
 }
 
-// Aside are the names of the values whose files could not be read, at this start or one before, and that nobody has deleted since. It looks
-// at the disk. A file that could not be set aside is among them.
+// Aside returns the names of the values whose files could not be read, at this start or an earlier one, and that nobody has deleted
+// since. It looks at the disk. It includes files that could not be set aside.
 func (s *Store[T]) Aside() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, AsideName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -222,11 +223,11 @@ func (s *Store[T]) Aside() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// AsideDirectory is where files lie that could not be read.
+// AsideDirectory is where unreadable files are moved.
 func (s *Store[T]) AsideDirectory() string { return filepath.Join(s.dir, AsideName) }
 
-// Put keeps a value durably, under a name that can be a file's. One that is kept as it is already costs no write. A file that could neither
-// be read nor set aside is not overwritten.
+// Put stores a value durably, under a name that is valid for a file. An unchanged value costs no write. Put never overwrites a file
+// that could neither be read nor set aside.
 func (s *Store[T]) Put(name string, value T) error {
 	if err := s.checkName(name); err != nil {
 		return err
@@ -258,7 +259,7 @@ func (s *Store[T]) Put(name string, value T) error {
 	return nil
 }
 
-// Delete forgets a value durably. One that is not there is no error.
+// Delete removes a value durably. A missing value is no error.
 func (s *Store[T]) Delete(name string) error {
 	if err := s.checkName(name); err != nil {
 		return err
@@ -292,21 +293,21 @@ func (s *Store[T]) All() []T {
 	return out
 }
 
-// Names are the names of all values, sorted.
+// Names returns the names of all values, sorted.
 func (s *Store[T]) Names() []string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.Sorted(maps.Keys(s.all))
 }
 
-// Len is how many values are kept.
+// Len returns the number of values.
 func (s *Store[T]) Len() int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return len(s.all)
 }
 
-// checkName keeps what becomes a file name from leaving the directory.
+// checkName keeps a name that becomes a file name from leaving the directory.
 func (s *Store[T]) checkName(name string) error {
 	if name == "" || strings.ContainsAny(name, "/\\\x00") || strings.HasPrefix(name, ".") {
 		return fmt.Errorf("%s %.80q cannot be a file name", s.kind.Name, name)

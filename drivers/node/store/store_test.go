@@ -90,7 +90,7 @@ func TestADamagedFileIsSetAsideAndNamedUntilSomebodyDeletesIt(t *testing.T) {
 				"newer":     later, "zeros": make([]byte, len(whole)),
 			} {
 				if what == "another's" && kind.Form == Object {
-					continue // it says nothing of its kind
+					continue // it does not name its kind
 				}
 				dir := t.TempDir()
 				for round := range 2 {
@@ -157,8 +157,8 @@ func TestAKillAtAnyStepLeavesTheOldValueOrTheNewOne(t *testing.T) {
 	}
 }
 
-// Before there were checksums, plain files were JSON objects with a version or without one. Programs of then read ours: they pass over
-// fields that they do not know.
+// Before there were checksums, plain files were JSON objects with or without a version. Those programs read our files: they ignore
+// unknown fields.
 func TestAPlainFileIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
 	kind := kinds()["plain"]
 	for _, text := range []string{`{"version":1,"name":"a"}`, `{"name":"a"}`, "{\"version\":2,\"name\":\"a\"}\n"} {
@@ -196,7 +196,7 @@ func checkList[T any](t *testing.T, kind Kind[[]T], before string, values ...T) 
 		if got, err := kind.Read("a", data); err != nil || text(got) != text(values[:n]) {
 			t.Errorf("%s is read as %v, %v", data, got, err)
 		}
-		var old []T // as a program reads it that knows of no seal
+		var old []T // as a program without seals reads it
 		if err := json.Unmarshal(data, &old); err != nil || len(old) != n+1 || text(old[:n]) != text(values[:n]) {
 			t.Errorf("the version before reads %s as %v, %v", data, old, err)
 		}
@@ -234,7 +234,7 @@ func TestAListIsReadByTheVersionBeforeAndReadsIts(t *testing.T) {
 	}
 }
 
-// A claim's MPS settings lie in a directory with its sockets.
+// A claim's MPS settings are in a directory with its sockets.
 func TestAValueMayLieInADirectoryOfItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	options := Options{Directory: dir, Extension: "/settings.json"}
@@ -266,7 +266,7 @@ func TestAValueMayLieInADirectoryOfItsOwn(t *testing.T) {
 	}
 }
 
-// Its owner assumes the worst of what the file said for as long as it lies there.
+// Its owner assumes the worst of the file's content for as long as the file exists.
 func TestAFileThatCannotBeSetAsideIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "faults.json")
@@ -309,8 +309,7 @@ func TestOnlyItsOwnFilesAreAStores(t *testing.T) {
 	}
 }
 
-// FuzzRead is for every form, and so for every kind: whatever lies on the disk is read or refused, and what is read is written so that it
-// is read again.
+// FuzzRead covers every form, and so every kind. Each input is either read or refused. What was read can be written and read again.
 func FuzzRead(f *testing.F) {
 	for _, kind := range kinds() {
 		data, err := kind.Encode(thing{Name: "a", Holds: []string{"b"}})

@@ -1,7 +1,8 @@
-// Package tmpfs makes directories that tenants write into, each of a bounded size: whoever fills one fills nobody else's, and not the
-// node's disk. What is written there counts as memory of the container that writes it.
+// Package tmpfs makes directories of bounded size that tenants write into. A tenant that fills its directory fills no other, and
+// not the node's disk. The files count as memory of the container that writes them.
 //
-// The directories are mounted on the node. In a pod that takes privilege, and a volume whose mounts propagate to the node (Bidirectional).
+// The directories are mounted on the node. In a pod this needs privilege, and a volume whose mounts propagate to the node
+// (Bidirectional).
 package tmpfs
 
 import (
@@ -14,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds are how much may be put into a directory.
+// Bounds are how much may be written to a directory.
 type Bounds struct {
 	// Bytes is the size of all files, rounded up to pages.
 	Bytes int64
@@ -22,11 +23,11 @@ type Bounds struct {
 	Files int64
 }
 
-// Below is the mode of the directory below a file system that Make mounts: without it, as after a boot, nobody but root gets in.
+// Below is the mode of the directory below a file system that Make mounts. Without the mount, as after a boot, only root can enter.
 const Below fs.FileMode = 0o700
 
-// Make mounts a file system of these bounds on the directory at path, which it makes if need be. One that is mounted there already stays as
-// it is, with what is in it. mode is that of the new file system's root.
+// Make mounts a file system of these bounds on the directory at path, and makes the directory if need be. An existing mount stays
+// as it is, with its content. mode is that of the new file system's root.
 func Make(path string, mode fs.FileMode, b Bounds) error {
 	if err := os.MkdirAll(path, Below); err != nil {
 		return fmt.Errorf("make a directory of bounded size: %w", err)
@@ -42,7 +43,7 @@ func Make(path string, mode fs.FileMode, b Bounds) error {
 	return nil
 }
 
-// Remove unmounts what Make mounted, with all that is in it, and removes the directory. It follows no link. One that is not there is no
+// Remove unmounts what Make mounted, with all its content, and removes the directory. It follows no link. A missing directory is no
 // error.
 func Remove(path string) error {
 	if err := Release(path); err != nil {
@@ -51,7 +52,7 @@ func Remove(path string) error {
 	return os.RemoveAll(path)
 }
 
-// Release unmounts what Make mounted, with all that is in it. A directory of another kind is left alone.
+// Release unmounts what Make mounted, with all its content. It leaves any other directory alone.
 func Release(path string) error {
 	stands, err := mounted(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !stands {
@@ -60,14 +61,14 @@ func Release(path string) error {
 	if err != nil {
 		return err
 	}
-	// Detached: a container that still has it open keeps it until it ends.
+	// Detached: a container that still has it open keeps it until the container ends.
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 		return fmt.Errorf("unmount %s: %w (needs CAP_SYS_ADMIN)", path, err)
 	}
 	return nil
 }
 
-// mounted says whether a file system of its own begins at path.
+// mounted says whether a file system is mounted at path.
 func mounted(path string) (bool, error) {
 	var here, above unix.Stat_t
 	if err := unix.Lstat(path, &here); err != nil {
@@ -82,7 +83,7 @@ func mounted(path string) (bool, error) {
 	return here.Dev != above.Dev, nil
 }
 
-// unixMode is a mode as mount(8) takes it.
+// unixMode converts a mode to the form of mount(8).
 func unixMode(mode fs.FileMode) uint32 {
 	bits := uint32(mode.Perm())
 	if mode&fs.ModeSticky != 0 {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mounts has the test mount for real, in a mount namespace that others share, and take away what it mounted.
+// mounts lets the test mount for real, in a mount namespace with shared propagation, and removes what it mounted.
 func mounts(t *testing.T, directories ...string) {
 	t.Helper()
 	if err := Make(directories[0], 0o700, Bounds{Bytes: 1 << 12, Files: 1}); errors.Is(err, unix.EPERM) {
@@ -31,7 +31,7 @@ func mounts(t *testing.T, directories ...string) {
 	})
 }
 
-// fill writes until nothing goes in any more, and returns how much did.
+// fill writes until the directory is full, and returns how much it wrote.
 func fill(t *testing.T, directory string) int {
 	t.Helper()
 	file, err := os.Create(filepath.Join(directory, "junk"))
@@ -84,7 +84,7 @@ func TestWhoFillsADirectoryFillsNobodyElses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(theirs, "cudevshr.cache"), make([]byte, 1<<19), 0o600); err != nil {
 		t.Errorf("another tenant's directory is full, too: %v", err)
 	}
-	// What is there stays over a restart of who made it.
+	// The content survives a restart of the process that made it.
 	if err := Make(theirs, 0o777, Bounds{Bytes: 1 << 20, Files: 16}); err != nil {
 		t.Fatal(err)
 	}

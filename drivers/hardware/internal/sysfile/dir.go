@@ -1,8 +1,8 @@
 // Package sysfile reads attributes of sysfs directories.
 //
-// A scan of a node with 512 virtual functions reads some eight thousand one-line files. os.ReadFile spends five system calls and a buffer
-// on each; a Dir spends three, relative to an open directory, and reuses its buffer. Four fifths of a scan's time are the kernel's, so what
-// counts is to ask for nothing that nobody uses.
+// A scan of a node with 512 virtual functions reads about eight thousand one-line files. os.ReadFile needs five system calls and a
+// buffer for each. A Dir needs three, relative to an open directory, and reuses its buffer. The kernel takes four fifths of a
+// scan's time, so the way to save time is to read only what is needed.
 package sysfile
 
 import (
@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize is the most a sysfs attribute can hold: the kernel gives a show function one page.
+// pageSize is the largest size of a sysfs attribute: the kernel gives a show function one page.
 const pageSize = 4096
 
-// Dir is an open directory whose attributes are read by name. It is not safe for concurrent use: its methods share one buffer.
+// Dir is an open directory. Its methods read attributes by name. It is not safe for concurrent use: its methods share one buffer.
 type Dir struct {
 	path  string
 	fd    int
-	below string // what Below was given, with a slash behind; empty: the directory itself
+	below string // the argument of Below with a slash appended; empty: the directory itself
 	buf   *[pageSize]byte
 }
 
@@ -40,10 +40,10 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// Reopen makes d stand for the directory at path instead, keeping its buffer. After an error d is closed.
+// Reopen switches d to the directory at path, and keeps its buffer. After an error d is closed.
 func (d *Dir) Reopen(path string) error {
 	d.Close()
-	// O_PATH: to open a directory only to name files from costs less, and Names opens what it lists.
+	// O_PATH is the cheaper way to open a directory that only serves to name files. Names opens what it lists.
 	fd, err := retry(func() (int, error) {
 		return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	})
@@ -54,13 +54,13 @@ func (d *Dir) Reopen(path string) error {
 	return nil
 }
 
-// Below returns d's subdirectory name without opening it, which costs less than it would save for a few attributes. It shares d's buffer,
-// lives as long as d is open, and is neither closed nor opened again.
+// Below returns d's subdirectory name without opening it, which is cheaper for a few attributes. It shares d's buffer and lives as
+// long as d is open. Do not close or reopen it.
 func (d *Dir) Below(name string) *Dir {
 	return &Dir{path: d.path, fd: d.fd, below: d.below + name + "/", buf: d.buf}
 }
 
-// Path is where the attribute name is, as errors tell it; "" is the directory itself.
+// Path is the path of the attribute name, for errors; "" is the directory itself.
 func (d *Dir) Path(name string) string { return filepath.Join(d.path, d.below, name) }
 
 // Close closes the directory; closing twice does nothing.
@@ -73,7 +73,7 @@ func (d *Dir) Close() {
 
 // Bytes reads the attribute name, at most one page of it. The slice is valid until the next call on d.
 func (d *Dir) Bytes(name string) ([]byte, error) {
-	// O_NONBLOCK: where a damaged tree has a FIFO for an attribute, open must not wait for a writer.
+	// O_NONBLOCK: if a damaged tree has a FIFO in place of an attribute, open must not wait for a writer.
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(d.fd, d.below+name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	})
@@ -166,7 +166,7 @@ func (d *Dir) Names(name string) ([]string, error) {
 	}
 }
 
-// Invalid is the error for an attribute whose text is not what it should be. It wraps ErrInvalid.
+// Invalid is the error for an attribute with unexpected text. It wraps ErrInvalid.
 func (d *Dir) Invalid(name, text, want string) error {
 	if len(text) > 40 {
 		text = text[:40] + "..."
@@ -174,7 +174,7 @@ func (d *Dir) Invalid(name, text, want string) error {
 	return fmt.Errorf("%s: %q is not %s: %w", d.Path(name), text, want, ErrInvalid)
 }
 
-// ErrInvalid is wrapped by the error of every attribute that was read but does not parse.
+// ErrInvalid is wrapped by the error for every attribute that was read but could not be parsed.
 var ErrInvalid = errors.New("invalid attribute")
 
 func (d *Dir) fail(op, name string, err error) error {
@@ -191,12 +191,12 @@ func Names(path string) ([]string, error) {
 	return d.Names(".")
 }
 
-// Optional turns the error of an attribute that is not there into none: kernels and drivers differ in the attributes they have. Text that
-// does not parse stays an error, because it means that the tree cannot be trusted.
+// Optional returns no error for a missing attribute: kernels and drivers have different attributes. Text that cannot be parsed
+// stays an error, because it means that the tree cannot be trusted.
 func Optional[T any](v T, err error) (T, error) {
 	var zero T
-	// A driver that does not support an attribute answers its read with EINVAL, EOPNOTSUPP or ENODATA (net's speed and carrier while the
-	// link is down, for one).
+	// A driver that does not support an attribute answers the read with EINVAL, EOPNOTSUPP or ENODATA (for example net's speed and
+	// carrier while the link is down).
 	for _, absent := range []error{fs.ErrNotExist, unix.EINVAL, unix.EOPNOTSUPP, unix.ENODATA, unix.ENOTDIR} {
 		if errors.Is(err, absent) {
 			return zero, nil

@@ -66,7 +66,7 @@ func TestWhatIsBelowADirectoryIsReadThroughIt(t *testing.T) {
 	}
 }
 
-// The kernel gives the entries of a large directory a buffer at a time, in no order.
+// The kernel returns the entries of a large directory one buffer at a time, unsorted.
 func TestEveryEntryOfALargeDirectoryIsListedInOrder(t *testing.T) {
 	files := make(map[string]string)
 	var want []string

@@ -7,12 +7,12 @@ import (
 	"sync/atomic"
 )
 
-// maxWorkers bounds the goroutines of Each. Reading sysfs is work of the kernel's on this CPU, not waiting, so more than a few only
+// maxWorkers bounds the goroutines of Each. Reading sysfs is kernel work on this CPU, not waiting, so more goroutines would only
 // contend.
 const maxWorkers = 8
 
-// Each calls visit(dir, i) for every i in [0, n), from at most maxWorkers goroutines, each with a Dir of its own that is not open yet. It
-// returns when all calls have returned, or early with ctx's error.
+// Each calls visit(dir, i) for every i in [0, n), from at most maxWorkers goroutines. Each goroutine has its own Dir, which is not
+// open yet. Each returns when all calls have returned, or early with ctx's error.
 func Each(ctx context.Context, n int, visit func(dir *Dir, i int)) error {
 	var next atomic.Int64
 	var group sync.WaitGroup

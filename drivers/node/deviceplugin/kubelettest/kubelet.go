@@ -1,5 +1,5 @@
-// Package kubelettest is the kubelet's side of the device plugin API, for tests: it takes registrations, watches the devices and allocates
-// them as the kubelet's device manager does, over real sockets.
+// Package kubelettest plays the kubelet's side of the device plugin API, for tests. It takes registrations, watches the devices and
+// allocates them as the kubelet's device manager does, over real sockets.
 package kubelettest
 
 import (
@@ -19,10 +19,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// patience bounds every wait: far more than any step takes, so that only a step that never comes fails.
+// patience bounds every wait. It is far more than any step takes, so that only a step that never happens fails.
 const patience = 20 * time.Second
 
-// Kubelet is a kubelet. Its methods fail the test on errors that no plugin may cause.
+// Kubelet is a fake kubelet. Its methods fail the test on errors that no plugin may cause.
 type Kubelet struct {
 	pluginapi.UnimplementedRegistrationServer
 	t   testing.TB
@@ -31,7 +31,7 @@ type Kubelet struct {
 	mu        sync.Mutex
 	changed   chan struct{} // closed and replaced at every change below
 	server    *grpc.Server
-	ctx       context.Context // of the running kubelet's streams
+	ctx       context.Context // the context of the running kubelet's streams
 	cancel    context.CancelFunc
 	streams   sync.WaitGroup
 	resources map[string]*resource
@@ -45,12 +45,12 @@ type resource struct {
 	connection    *grpc.ClientConn
 	devices       []*pluginapi.Device
 	lists         int // lists received since the registration
-	registrations int // since this Kubelet was made, over restarts
+	registrations int // since this Kubelet was made, across restarts
 	inUse         map[string]bool
 }
 
-// New makes a kubelet root directory with a short path (socket addresses have 107 characters) and a kubelet that does not run yet. Its root
-// is Root().
+// New makes a kubelet root directory with a short path (socket addresses have 107 characters) and a kubelet that does not run yet.
+// Root returns the directory.
 func New(t testing.TB) *Kubelet {
 	root, err := os.MkdirTemp("", "kubelet")
 	if err != nil {
@@ -96,7 +96,7 @@ func (k *Kubelet) Start() {
 	k.streams.Go(func() { _ = server.Serve(listener) })
 }
 
-// Stop kills the kubelet: its streams break and its socket stays as a dead file. What is in use stays in use.
+// Stop kills the kubelet: its streams break and its socket file stays. Devices in use stay in use.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	if k.server == nil {
@@ -117,7 +117,7 @@ func (k *Kubelet) Stop() {
 	k.streams.Wait()
 }
 
-// DropStreams closes the streams of all plugins while the kubelet itself goes on, as it does after an error on one.
+// DropStreams closes the streams of all plugins while the kubelet keeps running, as it does after an error on one.
 func (k *Kubelet) DropStreams() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -180,7 +180,7 @@ func (k *Kubelet) watch(ctx context.Context, r *resource, client pluginapi.Devic
 	}
 }
 
-// announce is called with mu held.
+// announce must be called with mu held.
 func (k *Kubelet) announce() {
 	close(k.changed)
 	k.changed = make(chan struct{})
@@ -211,7 +211,7 @@ func (k *Kubelet) View(name string) Resource {
 	return v
 }
 
-// Await waits until the kubelet's view of a resource satisfies want, which description puts in words, and returns it.
+// Await waits until the kubelet's view of a resource satisfies want, and returns it. description says in words what want checks.
 func (k *Kubelet) Await(name, description string, want func(Resource) bool) Resource {
 	k.t.Helper()
 	deadline := time.After(patience)
@@ -298,7 +298,7 @@ func (k *Kubelet) AllocateIDs(ctx context.Context, name string, ids ...string) (
 	return response.GetContainerResponses()[0], nil
 }
 
-// Free returns devices that a container had.
+// Free releases devices of a container.
 func (k *Kubelet) Free(name string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package filewatchtest runs tests where no inotify instance is to be had.
+// Package filewatchtest runs tests where no inotify instance is available.
 package filewatchtest
 
 import (
@@ -17,11 +17,13 @@ import (
 // inside is set in the environment of the process that has no inotify instances.
 const inside = "GPUFABRIC_TEST_WITHOUT_INOTIFY"
 
-// limit is the sysctl by which a user namespace may have fewer inotify instances than the user outside (namespaces(7), /proc/sys/user).
+// limit is the sysctl that gives a user namespace fewer inotify instances than the user outside has (namespaces(7),
+// /proc/sys/user).
 const limit = "/proc/sys/user/max_inotify_instances"
 
-// Spent runs the rest of the calling test in a process of its own, in a user namespace whose inotify instances are all spent: no other
-// process of the machine notices. It returns true there; false where that process has run, and the test is to return.
+// Spent runs the rest of the calling test in a process of its own, in a user namespace without free inotify instances. No other
+// process of the machine notices. It returns true in that process; in the caller it returns false once that process has ended, and
+// the test must return.
 func Spent(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inside) != "" {
@@ -41,11 +43,11 @@ func Spent(t *testing.T) bool {
 	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
-		t.Skipf("this machine lets nobody make a user namespace, in which inotify instances can be limited: %v", err)
+		t.Skipf("this machine allows no user namespace, in which inotify instances can be limited: %v", err)
 	}
-	t.Logf("where no inotify instance is to be had:\n%s", out)
+	t.Logf("where no inotify instance is available:\n%s", out)
 	if err != nil {
-		t.Errorf("the test failed where no inotify instance is to be had: %v", err)
+		t.Errorf("the test failed where no inotify instance is available: %v", err)
 	}
 	return false
 }
@@ -58,13 +60,13 @@ func spend(t *testing.T) {
 	t.Cleanup(func() { Restore(t) })
 	if fd, err := unix.InotifyInit1(unix.IN_CLOEXEC); err == nil {
 		_ = unix.Close(fd)
-		t.Fatal("an inotify instance is to be had where none should be")
+		t.Fatal("an inotify instance is available where none should be")
 	} else if !errors.Is(err, unix.EMFILE) {
 		t.Fatalf("opening an inotify instance beyond the limit gives %v, not EMFILE as where the limit is spent", err)
 	}
 }
 
-// Restore lets a test that Spent began have inotify instances again.
+// Restore allows a test that Spent began to have inotify instances again.
 func Restore(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(limit, []byte("128"), 0); err != nil {

@@ -1,4 +1,4 @@
-// Package seccomptest tries what an attacker would who has taken a program over.
+// Package seccomptest tries what an attacker would try who controls a program.
 package seccomptest
 
 import (
@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Word is the argument with which a test program is to run Attempts.
+// Word is the argument that makes a test program run Attempts.
 const Word = "attempt-system-calls"
 
-// Refused is what Attempts writes of a program behind a filter that lets nothing more through.
+// Refused is the output of Attempts behind a filter that allows nothing beyond the defaults.
 const Refused = "unshare=EPERM\nsetns=EPERM\nmount=EPERM\nclone=EPERM\nclone of mounts=EPERM\nclone3=ENOSYS\nio_uring_setup=EPERM\n" +
 	"keyctl=EPERM\nptrace=EPERM\na call of a later kernel=ENOSYS\na socket of the ciphers=EAFNOSUPPORT\n" +
 	"a socket of packets=EAFNOSUPPORT\na Unix socket=\na TCP socket="
 
-// Attempts writes what the kernel answers to each attempt, a line each. Where nothing refuses them, they make sockets and nothing else: the
-// other arguments are wrong.
+// Attempts writes the kernel's answer to each attempt, one per line. Where nothing refuses them, the attempts make sockets and
+// change nothing else: the other arguments are invalid.
 func Attempts(out io.Writer) {
 	call := func(name string, number uintptr, arguments ...uintptr) {
 		var a [5]uintptr
@@ -27,7 +27,7 @@ func Attempts(out io.Writer) {
 		_, _ = fmt.Fprintf(out, "%s=%s\n", name, unix.ErrnoName(errno))
 	}
 	var ring [120]byte
-	none := ^uintptr(0) // no descriptor, and no address
+	none := ^uintptr(0) // an invalid descriptor and address
 	call("unshare", unix.SYS_UNSHARE, unix.CLONE_NEWUSER)
 	call("setns", unix.SYS_SETNS, none)
 	call("mount", unix.SYS_MOUNT, none, none, none)

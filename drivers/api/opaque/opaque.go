@@ -1,4 +1,4 @@
-// Package opaque reads the configurations that claims and device classes hand to drivers, which the API server passes on unread.
+// Package opaque reads the configurations that claims and device classes have for drivers. The API server does not check them.
 package opaque
 
 import (
@@ -16,7 +16,7 @@ import (
 
 // Config is one such configuration.
 type Config interface {
-	// Default fills in what was left out.
+	// Default fills in omitted fields.
 	Default()
 	// Validate names every field that is wrong, its value and what is allowed. It is called after Default.
 	Validate() field.ErrorList
@@ -25,9 +25,10 @@ type Config interface {
 // maxBytes is what the API server accepts in an opaque configuration (10 KiB).
 const maxBytes = 10 << 10
 
-// Decode reads a configuration strictly: its apiVersion must be the given one and its kind one of kinds, each with what makes an empty one,
-// and no field may be unknown, doubled or differ in case. The result is defaulted and valid. The error names what is wrong and what is
-// allowed; it never echoes more than a few lines of the input. explain may word a decoder's error better; nil: it stays.
+// Decode reads a configuration strictly. Its apiVersion must be the given one and its kind one of kinds, which maps each kind to a
+// function that makes an empty one. No field may be unknown, duplicated or differ in case. The result is defaulted and valid. The
+// error says what is wrong and what is allowed; it never quotes more than a few lines of the input. explain may improve a decoder's
+// error; nil: it stays.
 func Decode(raw []byte, apiVersion string, kinds map[string]func() Config, explain func(raw []byte, err error) error) (Config, error) {
 	if len(raw) > maxBytes {
 		return nil, fmt.Errorf("the configuration has %d bytes, at most %d are allowed", len(raw), maxBytes)

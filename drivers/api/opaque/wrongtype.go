@@ -10,8 +10,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// wrongType says of a value of the wrong JSON type which field it is for, what it is, and what is allowed; the decoder's own error speaks
-// of Go's types, and shows no value. Any other error is returned as it is.
+// wrongType explains a value of the wrong JSON type: its field, the value, and what is allowed. The decoder's own error names Go's
+// types and shows no value. It returns any other error unchanged.
 func wrongType(raw []byte, err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) || wrong.Field == "" {
@@ -20,7 +20,7 @@ func wrongType(raw []byte, err error) error {
 	return fmt.Errorf("%s: Invalid value: %s: must be %s", wrong.Field, valueAt(raw, wrong.Field), words(wrong.Type))
 }
 
-// valueAt is the JSON text of a field given as "sharing.mpsConfig", cut to half a line.
+// valueAt returns the JSON text of a field given as "sharing.mpsConfig", cut to half a line.
 func valueAt(raw []byte, path string) string {
 	var value any
 	if kjson.UnmarshalCaseSensitivePreserveInts(raw, &value) != nil {
@@ -29,7 +29,7 @@ func valueAt(raw []byte, path string) string {
 	for name := range strings.SplitSeq(path, ".") {
 		object, ok := value.(map[string]any)
 		if !ok {
-			break // the value stands where an object is wanted
+			break // the value is where an object is expected
 		}
 		value = object[name]
 	}
@@ -43,7 +43,7 @@ func valueAt(raw []byte, path string) string {
 	return string(text)
 }
 
-// words says what a field of a type takes.
+// words says what a field of a type accepts.
 func words(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Int, reflect.Int32, reflect.Int64:

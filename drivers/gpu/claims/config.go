@@ -16,13 +16,13 @@ type share struct {
 	mps      *v1beta1.MpsConfig
 }
 
-// ordinary is what a device gets that nobody configured.
+// ordinary is how a device without configuration is shared.
 func ordinary() share {
 	return share{strategy: v1beta1.TimeSlicing, interval: v1beta1.DefaultTimeSlice}
 }
 
-// configure reads every configuration that applies to a device and returns what the strongest of its kind says. All are read, so that a
-// mistake is reported even where another configuration would win.
+// configure reads every configuration that applies to a device and returns the strongest of its kind. It reads all of them, so that
+// it reports a mistake even where another configuration would win.
 func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, error) {
 	result := ordinary()
 	for _, c := range configs {
@@ -41,7 +41,7 @@ func configure(d *devices.Device, configs []draplugin.OpaqueConfig) (share, erro
 						d.Name(), validation.ShareInterval)
 				}
 				if config.Sharing.Strategy == v1beta1.TimeSlicing {
-					continue // the class's interval stands
+					continue // the class's interval remains
 				}
 			}
 			s := config.Sharing

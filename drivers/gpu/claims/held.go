@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// hold notes which devices a claim has. A device that is not published, since its form was withdrawn after the claim was allocated it, is
-// published now: the scheduler has to know why the rest of its GPU is not to be had. first says that nothing was known of the claim before.
+// hold records which devices a claim has. It publishes a device again that is not published, because its form was withdrawn after
+// the allocation: the scheduler must see why the rest of its GPU is unavailable. first says that the claim was unknown before.
 func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 	var held []devices.Held
 	hidden := false
@@ -33,7 +33,7 @@ func (k *Kind) hold(claim *draplugin.Claim) (first bool) {
 	return !before
 }
 
-// release forgets a claim's devices. A GPU that kept its form for them gets the one that is wanted when its last claim ends.
+// release removes a claim's devices. A GPU that kept its form for claims gets the wanted one when its last claim ends.
 func (k *Kind) release(claim types.UID) {
 	k.mu.Lock()
 	delete(k.held, claim)
@@ -43,7 +43,7 @@ func (k *Kind) release(claim types.UID) {
 	}
 }
 
-// holdings are the devices that claims have.
+// holdings returns the devices that claims have.
 func (k *Kind) holdings() []devices.Held {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -54,7 +54,7 @@ func (k *Kind) holdings() []devices.Held {
 	return out
 }
 
-// offerAgain makes the pool again from what is known.
+// offerAgain rebuilds the pool from what is known.
 func (k *Kind) offerAgain() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -62,8 +62,8 @@ func (k *Kind) offerAgain() {
 	k.offer(&h)
 }
 
-// SetForms changes the forms in which the GPUs are offered. What stands on the GPUs is not looked at again, and what claims hold stays
-// offered.
+// SetForms changes the forms in which the GPUs are offered. It does not read the GPUs' MIG instances again. Devices that claims
+// hold stay published.
 func (k *Kind) SetForms(forms devices.Forms) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()

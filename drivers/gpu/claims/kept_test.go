@@ -19,7 +19,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// inMIGMode makes GPUs that are in MIG mode, which changes at once.
+// inMIGMode makes GPUs that are in MIG mode and can switch it at once.
 func inMIGMode(uuids ...string) []*inventory.GPU {
 	var gpus []*inventory.GPU
 	for _, uuid := range uuids {
@@ -30,7 +30,7 @@ func inMIGMode(uuids ...string) []*inventory.GPU {
 	return gpus
 }
 
-// run is a run of the driver: what it reads, writes and reports.
+// run is one run of the driver: what it reads, writes and reports.
 type run struct {
 	*Kind
 	reported []string
@@ -49,7 +49,7 @@ func (r *run) Report(reason, message string) { r.reported = append(r.reported, r
 
 func (r *run) Note(reason, message string) { r.Report(reason, message) }
 
-// own are the GPUs whose MIG mode counts as a claim's.
+// own returns the GPUs whose MIG mode counts as a claim's.
 func (r *run) own() []string { return slices.Sorted(maps.Keys(r.modes.own)) }
 
 func (r *run) stillShared() []string { return slices.Sorted(maps.Keys(r.left)) }
@@ -72,7 +72,7 @@ func read(t *testing.T, path string, into any) {
 	}
 }
 
-// The texts are what the version before checksums wrote, byte for byte. What is written now is read by that version as it read its own.
+// The texts are what the version before checksums wrote, byte for byte. That version can read what is written now.
 func TestFilesOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
 	dir := t.TempDir()
 	left, modes := filepath.Join(dir, "sharing-left.json"), filepath.Join(dir, "mig-modes.json")
@@ -98,7 +98,7 @@ func TestFilesOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
 	if len(modesBefore) != 3 || !slices.Equal(modesBefore[:2], []string{"GPU-a", "GPU-b"}) {
 		t.Errorf("the version before reads %v; want two GPUs, and a text that is no GPU's UUID", modesBefore)
 	}
-	// That version writes back what it read of the one without a name.
+	// That version writes back the entry without a name that it read.
 	put(t, left, `[{"gpu":"","strategy":""},{"gpu":"GPU-c","strategy":"MPS"}]`)
 	if got := newRun(dir, atomicfile.Writer{}).stillShared(); !slices.Equal(got, []string{"GPU-c"}) {
 		t.Errorf("after a downgrade %v are still shared", got)

@@ -25,13 +25,13 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// Hardware is what the plugin knows of the node at one moment. It is replaced as a whole when the hardware changes.
+// Hardware is the plugin's knowledge of the node at one moment. It is replaced as a whole when the hardware changes.
 type Hardware struct {
 	Node *inventory.Node
-	// Offer says how the GPUs are offered, Pool is what came of it.
+	// Offer says how the GPUs are offered. Pool is the result.
 	Offer devices.Options
 	Pool  *devices.Pool
-	// Edits waits for what nvcdi finds: it looks while the plugin already registers and publishes.
+	// Edits waits for the result of nvcdi, which searches while the plugin already registers and publishes.
 	Edits func(context.Context) (*edits.Set, error)
 }
 
@@ -43,56 +43,57 @@ type Kind struct {
 	aside    []types.UID   // claims whose records cannot be read
 	resuming resumes       // claims whose MPS daemons are started again
 
-	layingOut sync.Mutex // held while the pool is made again
-	reported  string     // the problems of the pool that were reported last; layingOut guards it
+	layingOut sync.Mutex // held while the pool is rebuilt
+	reported  string     // the last reported problems of the pool; layingOut guards it
 
 	mu sync.Mutex
-	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then claim.
+	// sharing says how each GPU is shared, and by which claims: by GPU UUID, then by claim.
 	sharing map[string]map[types.UID]share
-	// unseen are the recovered claims whose device was not to be seen so far, by the device's name.
-	// The value says that the claim shares the device.
+	// unseen are the recovered claims whose device has not been seen since the start, by the device's name. The value says that the
+	// claim shares the device.
 	unseen map[string]map[types.UID]bool
-	// left are the GPUs that could not be shared in the ordinary way again, by UUID.
+	// left are the GPUs whose sharing could not be reset, by UUID.
 	left map[string]sharingData
-	// leftFile keeps left; nil: nothing does.
+	// leftFile stores left; nil: it is not stored.
 	leftFile *store.File[[]sharingData]
-	// held are the devices that claims have, so that they stay published whatever forms are wanted.
+	// held are the devices that claims have. They stay published whatever forms are wanted.
 	held map[types.UID][]devices.Held
 	// modes are the MIG modes that claims switched.
 	modes *modes
-	// made says which claim the MIG instance at a placement was made for, or is about to be.
+	// made says for which claim the MIG instance at a placement was made, or is about to be made.
 	made map[place]types.UID
 }
 
-// place is where a MIG instance of a profile stands or shall stand.
+// place is the present or future place of a MIG instance of a profile.
 type place struct {
 	gpu            string
 	profile, start int
 }
 
-// Options are what a Kind needs of its surroundings.
+// Options are the dependencies of a Kind.
 type Options struct {
-	// Capabilities finds the nodes that open MIG devices.
+	// Capabilities finds the device nodes that open MIG devices.
 	Capabilities edits.Capabilities
 	// TimeSlices sets the length of GPUs' time slices.
 	TimeSlices TimeSlices
-	// MPS runs a control daemon for each claim that asks for one, and MPSDir is where the claims' containers find it.
+	// MPS runs a control daemon for each claim that asks for one. MPSDir is where the claims' containers find it.
 	MPS    sharing.Daemons
 	MPSDir string
-	// LeftFile keeps which GPUs could not be shared in the ordinary way again, written by Writer; empty: a restart forgets it.
+	// LeftFile stores, through Writer, the GPUs whose sharing could not be reset; empty: a restart forgets them.
 	LeftFile string
 	Writer   atomicfile.Writer
-	// ModesFile keeps which GPUs claims brought into MIG mode, written by Writer; empty: a restart forgets it. Where there never was a file
-	// and AdoptModes is set (a version that kept none ran before), every GPU that is in MIG mode now counts as brought there by claims.
+	// ModesFile stores, through Writer, the GPUs whose MIG mode claims switched on; empty: a restart forgets them. Where the file
+	// never existed and AdoptModes is set (an earlier version without the file ran before), every GPU now in MIG mode counts as
+	// switched by claims.
 	ModesFile  string
 	AdoptModes bool
-	// RemoveUnknown has MIG instances that belong to no claim removed at the start. Otherwise they are offered as they are.
+	// RemoveUnknown removes MIG instances that belong to no claim at the start. Otherwise they are offered as they are.
 	RemoveUnknown bool
-	// Ledger knows who holds which device. Pool is the name of the node's pool, by which claims hold devices that cannot be seen.
+	// Ledger records who holds which device. Pool is the name of the node's pool; claims hold devices that cannot be seen under it.
 	Ledger *ledger.Ledger
 	Pool   string
 	Events NodeEvents
-	// Limits holds the containers of shares to them.
+	// Limits enforces the limits of shares in their containers.
 	Limits Limits
 }
 
@@ -103,9 +104,9 @@ type TimeSlices interface {
 
 // NodeEvents are Events on the Node object. reason is a CamelCase word.
 type NodeEvents interface {
-	// Report reports trouble with the node as a whole.
+	// Report reports a problem of the node as a whole.
 	Report(reason, message string)
-	// Note says in the same way what may be as it should.
+	// Note reports in the same way something that may be intended.
 	Note(reason, message string)
 }
 
@@ -128,7 +129,7 @@ func New(h *Hardware, o Options) *Kind {
 	return k
 }
 
-// Collectors are the metrics of the files that the Kind keeps.
+// Collectors returns the metrics of the files that the Kind keeps.
 func (k *Kind) Collectors() []prometheus.Collector {
 	var out []prometheus.Collector
 	if k.leftFile != nil {
@@ -140,13 +141,13 @@ func (k *Kind) Collectors() []prometheus.Collector {
 	return out
 }
 
-// Hardware is the current one.
+// Hardware returns the current hardware.
 func (k *Kind) Hardware() *Hardware { return k.hardware.Now() }
 
-// Watch is the current hardware, and a channel that is closed when another takes its place.
+// Watch returns the current hardware, and a channel that is closed when it is replaced.
 func (k *Kind) Watch() (*Hardware, <-chan struct{}) { return k.hardware.Get() }
 
-// Node is what is known of the node's GPUs.
+// Node returns the node's GPUs.
 func (k *Kind) Node() *inventory.Node { return k.Hardware().Node }
 
 // Lock keeps everything else from changing the GPUs until the returned function is called.
@@ -154,8 +155,9 @@ func (k *Kind) Lock(ctx context.Context, uuids ...string) (unlock func(), err er
 	return k.locks.Lock(ctx, uuids...)
 }
 
-// Holds says which parts of a GPU a device occupies: a partition its memory slices, alone; a whole GPU every slice, alone; a share every
-// slice, beside other shares. So the ledger refuses a second form of a GPU even where the scheduler was told otherwise.
+// Holds says which parts of a GPU a device occupies. A partition holds its memory slices, exclusively. A whole GPU holds every
+// slice, exclusively. A share holds every slice, shared with other shares. So the ledger refuses a second form of a GPU even where
+// the scheduler had wrong information.
 func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
 	d := k.Hardware().Pool.Device(device.Device)
 	if d == nil {
@@ -164,7 +166,7 @@ func (k *Kind) Holds(device draplugin.AllocatedDevice) []ledger.Hold {
 	return HoldsOf(d.As(device.ShareID != nil, device.ConsumedCapacity))
 }
 
-// HoldsOf are the holds of a device; whoever hands GPUs out by another way takes the same ones.
+// HoldsOf returns the holds of a device. Whoever allocates GPUs in another way takes the same holds.
 func HoldsOf(d *devices.Device) []ledger.Hold {
 	if d.GPU.MIG == nil || d.GPU.MIG.MemorySlices == 0 {
 		return []ledger.Hold{{Key: holdKey(d.GPU), Shared: d.Form == devices.Shared}}
@@ -180,19 +182,19 @@ func HoldsOf(d *devices.Device) []ledger.Hold {
 	return holds
 }
 
-// nameKey is what is held of a device that is not known.
+// nameKey is the key by which an unknown device is held.
 func nameKey(pool, device string) string { return pool + "/" + device }
 
 func holdKey(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d (%s)", g.Minor, g.UUID) }
 
-// owner is the claim that a placement's instance belongs to, empty for none.
+// owner returns the claim that owns the instance at a placement; empty for none.
 func (k *Kind) owner(at place) types.UID {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.made[at]
 }
 
-// MadeOn says whether a MIG instance on a GPU was made for a claim, or is about to be.
+// MadeOn says whether a MIG instance on a GPU was made for a claim, or is about to be made.
 func (k *Kind) MadeOn(gpu string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -204,7 +206,7 @@ func (k *Kind) MadeOn(gpu string) bool {
 	return false
 }
 
-// own notes that a placement's instance is a claim's; an empty uid takes the note back.
+// own records that a claim owns the instance at a placement; an empty uid removes the record.
 func (k *Kind) own(at place, uid types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

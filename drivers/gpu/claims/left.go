@@ -14,15 +14,15 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// A GPU that cannot be shared in the ordinary way again (nvidia-smi fails, or waits for ever) holds no claim and no pod: it is reported and
+// A GPU whose sharing cannot be reset (nvidia-smi fails, or hangs) must not keep a claim or pod from ending. It is reported and
 // remembered, and the next claim on it tries again.
 
-// leave remembers a GPU that could not be set back. The GPU is locked.
+// leave remembers a GPU that could not be reset. The GPU's lock must be held.
 func (k *Kind) leave(s sharingData, why error) {
 	k.options.Events.Report(notReset(s), fmt.Sprintf("%s is released, but still shared by %s: %v; it is tried again with the next claim on it",
 		s.GPU, s.share(), why))
 	if errors.Is(why, fs.ErrNotExist) {
-		return // the program that would have changed it is not there, so nothing was changed
+		return // the program for the change is missing, so nothing was changed
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -32,7 +32,7 @@ func (k *Kind) leave(s sharingData, why error) {
 
 func (s sharingData) share() share { return share{strategy: s.Strategy, interval: s.Interval} }
 
-// notReset is the reason of what is reported.
+// notReset is the reason under which it is reported.
 func notReset(s sharingData) string {
 	if s.Strategy == v1beta1.MPS {
 		return "ComputeModeNotReset"
@@ -40,8 +40,8 @@ func notReset(s sharingData) string {
 	return "TimeSliceNotReset"
 }
 
-// catchUp sets back what could not be set back when earlier claims ended. A GPU whose time slices are longer or shorter than the claim
-// wants is handed out all the same; one that lets a single process in is not.
+// catchUp resets what could not be reset when earlier claims ended. A GPU with the wrong time slices is still given out; a GPU that
+// allows only one process is not.
 func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 	for i, d := range p.devices {
 		if d.Form == devices.MIG || p.claim.Devices[i].Admin() {
@@ -58,7 +58,7 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 				return draplugin.Refuse("SharingNotReset",
 					"%s lets one process in alone, since an earlier claim used it with MPS, and cannot be set back: %w", d.GPU.UUID, err)
 			}
-			k.options.Events.Report(notReset(s), fmt.Sprintf("%s is handed out, but still shared by %s: %v", s.GPU, s.share(), err))
+			k.options.Events.Report(notReset(s), fmt.Sprintf("%s is given out, but still shared by %s: %v", s.GPU, s.share(), err))
 			continue
 		}
 		k.mu.Lock()
@@ -69,13 +69,13 @@ func (k *Kind) catchUp(ctx context.Context, p *preparation) error {
 	return nil
 }
 
-// leftKind is how left is kept: as earlier versions kept it, with a checksum added. Those write back what they read of that, an entry
-// without a GPU.
+// leftKind describes how left is stored: as earlier versions stored it, with a checksum added. Those versions read the checksum as
+// an entry without a GPU and write that back.
 func leftKind() store.Kind[[]sharingData] {
 	return store.Kind[[]sharingData]{Name: "gpufabric-sharing-left", Version: 1, Form: store.Objects}
 }
 
-// writeLeft keeps left on disk. k.mu is held.
+// writeLeft stores left on disk. k.mu must be held.
 func (k *Kind) writeLeft() {
 	if k.leftFile == nil {
 		return
@@ -90,7 +90,8 @@ func (k *Kind) writeLeft() {
 	}
 }
 
-// readLeft reads what the last run kept. What cannot be read is reported: the GPUs then keep what they have until somebody sets it.
+// readLeft reads what the last run stored. It reports what cannot be read: the GPUs then keep their settings until somebody changes
+// them.
 func (k *Kind) readLeft() {
 	if k.options.LeftFile == "" {
 		return

@@ -18,24 +18,25 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// Limits has the containers of shares held to their memory by this project's library. The zero value leaves them with limits as environment
-// alone, for a limiter in their image.
+// Limits enforces the memory limits of shares with this project's library. With the zero value the limits are only environment
+// variables, for a limiter in the container's image.
 type Limits struct {
 	// Library is the directory on the host that holds libvgpu.so and ld.so.preload; empty: there is none.
 	Library string
-	// Files is the directory in which the limits of claims stand, at the same path here and on the host. No container writes there.
+	// Files is the directory with the limits of claims, at the same path here and on the host. No container can write there.
 	Files  string
 	Writer atomicfile.Writer
 }
 
-// region is what a container's limiter counts in: a tmpfs of the container's own, which it finds empty whenever it starts. It has room for
-// the limiter's two files (2.2 MB). A claim that several containers use is counted in each of them.
+// region is where a container's limiter counts: a tmpfs of its own, which is empty at each start of the container. It has space for
+// the limiter's two files (2.2 MB). A claim that several containers use is counted in each of them separately.
 func region() *specs.Mount {
 	return &specs.Mount{HostPath: "tmpfs", ContainerPath: limiter.Accounts, Type: "tmpfs",
 		Options: []string{"rw", "nosuid", "nodev", "noexec", "mode=1777", "size=8m", "nr_inodes=128"}}
 }
 
-// edits write the limit of the claim's share of that index, and give its containers the library. A share that asks for no memory has none.
+// edits writes the limit of the claim's share with that index, and returns the edits that add the library to its containers. A
+// share that asks for no memory has no limit.
 func (l Limits) edits(uid types.UID, index int, gpu string, allocated draplugin.AllocatedDevice) (specs.ContainerEdits, error) {
 	memory, limited := allocated.ConsumedCapacity[devices.CapMemory]
 	if l.Library == "" || !limited || memory.Sign() <= 0 || allocated.Admin() {
@@ -71,7 +72,7 @@ func (l Limits) remove(uid types.UID) error {
 	return l.sweep(func(name string) bool { return strings.HasPrefix(name, string(uid)+"_") })
 }
 
-// keep removes the limits of all claims but those that have records, whether or not these can be read.
+// keep removes the limits of all claims except those with records, readable or not.
 func (l Limits) keep(records []claimstate.Record, aside []types.UID) error {
 	live := map[string]bool{}
 	for _, record := range records {

@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// From Hopper on the MIG mode changes at once, so claims switch it: a MIG device's on, a whole GPU's off. A GPU that an administrator
-// brought into MIG mode is left in it: between nvidia-smi -mig 1 and the first instance it is not to be handed out whole. So the driver
-// remembers whose mode it is.
+// From Hopper on the MIG mode changes at once, so claims switch it: on for a MIG device, off for a whole GPU. A GPU that an
+// administrator switched to MIG mode stays in it: between nvidia-smi -mig 1 and the first instance, no claim may get it whole. So
+// the driver remembers who switched the mode.
 
-// modes are the GPUs that claims brought into MIG mode, by UUID.
+// modes are the GPUs that claims switched to MIG mode, by UUID.
 type modes struct {
 	file *store.File[[]string] // nil: kept in memory alone
 
@@ -27,13 +27,13 @@ type modes struct {
 	own map[string]bool
 }
 
-// modesKind is how modes are kept: as earlier versions kept them, with a checksum added, which is no GPU of theirs.
+// modesKind describes how modes are stored: as earlier versions stored them, with a checksum added, which matches no GPU there.
 func modesKind() store.Kind[[]string] {
 	return store.Kind[[]string]{Name: "gpufabric-mig-modes", Version: 1, Form: store.Strings}
 }
 
-// openModes reads what the last run kept in a file; without a path nothing is kept. GPUs that are out of MIG mode by now are not this
-// driver's to bring out of it any more. The modes are good with an error, too.
+// openModes reads from a file what the last run stored; without a path nothing is stored. A GPU that is out of MIG mode by now is
+// dropped: the driver must not switch a later mode off. The modes are valid even with an error.
 func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, adopt bool) (*modes, error) {
 	m := &modes{own: map[string]bool{}}
 	if path == "" {
@@ -63,7 +63,7 @@ func openModes(path string, writer atomicfile.Writer, gpus []*inventory.GPU, ado
 	return m, errors.Join(append(errs, m.keep())...)
 }
 
-// divided says whether a GPU, whose MIG mode changes at once, is in MIG mode.
+// divided says whether a GPU is in MIG mode and can switch it at once.
 func divided(g *inventory.GPU) bool {
 	if g.MIG == nil || g.MIG.NeedsReset {
 		return false
@@ -72,7 +72,7 @@ func divided(g *inventory.GPU) bool {
 	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
 
-// foreign are the GPUs that are in MIG mode and were not brought there by claims.
+// foreign returns the GPUs in MIG mode that claims did not switch.
 func (m *modes) foreign(gpus []*inventory.GPU) map[string]bool {
 	m.mu.Lock()
 	own := maps.Clone(m.own)
@@ -86,7 +86,7 @@ func (m *modes) foreign(gpus []*inventory.GPU) map[string]bool {
 	return out
 }
 
-// set notes whether a GPU's MIG mode is a claim's.
+// set records whether a GPU's MIG mode belongs to a claim.
 func (m *modes) set(uuid string, own bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,7 +101,7 @@ func (m *modes) set(uuid string, own bool) error {
 	return m.keep()
 }
 
-// keep writes the file. m.mu is held.
+// keep writes the file. m.mu must be held.
 func (m *modes) keep() error {
 	if m.file == nil {
 		return nil
@@ -114,8 +114,8 @@ func (m *modes) keep() error {
 	return nil
 }
 
-// cut brings a GPU into MIG mode for a claim. That it is the claim's mode is kept first: after a crash in between the GPU would never be
-// whole again.
+// cut switches a GPU to MIG mode for a claim. It first stores that the mode is the claim's: otherwise a crash in between would
+// leave the GPU in MIG mode for ever.
 func (k *Kind) cut(g *inventory.GPU) error {
 	if g.MIG != nil && !g.MIG.NeedsReset && !divided(g) {
 		if err := k.modes.set(g.UUID, true); err != nil {
@@ -125,15 +125,15 @@ func (k *Kind) cut(g *inventory.GPU) error {
 	return partition.Require(g, true)
 }
 
-// OwnMode notes that a GPU's MIG mode is the driver's to switch off: a claim's or a MIGLayout's.
+// OwnMode records that the driver may switch a GPU's MIG mode off: it is a claim's or a MIGLayout's.
 func (k *Kind) OwnMode(uuid string) {
 	if err := k.modes.set(uuid, true); err != nil {
 		k.options.Events.Report("StateNotKept", err.Error())
 	}
 }
 
-// AdoptMode takes a GPU's MIG mode, whoever switched it on, for the driver's own to switch off: a MIGLayout decides over the GPU. changed
-// says that it was somebody else's.
+// AdoptMode makes a GPU's MIG mode the driver's own to switch off, whoever switched it on: a MIGLayout decides about the GPU.
+// changed says that the mode was somebody else's.
 func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
 	if changed = k.modes.foreign([]*inventory.GPU{g})[g.UUID]; changed {
 		k.OwnMode(g.UUID)
@@ -141,7 +141,7 @@ func (k *Kind) AdoptMode(g *inventory.GPU) (changed bool) {
 	return changed
 }
 
-// disownMode notes that a GPU is out of MIG mode.
+// disownMode records that a GPU has left MIG mode.
 func (k *Kind) disownMode(uuid string) {
 	if err := k.modes.set(uuid, false); err != nil {
 		k.options.Events.Report("StateNotKept", err.Error())

@@ -23,12 +23,12 @@ import (
 // dataVersion is raised when a field of data changes its meaning.
 const dataVersion = 0
 
-// data is what a claim's record holds of this driver. Fields are only ever added.
+// data is this driver's part of a claim's record. Fields are only ever added.
 type data struct {
-	// Partitions are the MIG instances that were made for the claim, or are about to be: nothing stood at their placements before, so
-	// whatever stands there is the claim's.
+	// Partitions are the MIG instances that were made for the claim, or are about to be made. There was nothing at their placements
+	// before, so whatever is there belongs to the claim.
 	Partitions []partitionData `json:"partitions,omitempty"`
-	// Sharing is how the claim's GPUs are shared where that is not the ordinary way.
+	// Sharing is how the claim's GPUs are shared, where that differs from the default.
 	Sharing []sharingData `json:"sharing,omitempty"`
 	// MPS is set for a claim that has a control daemon, or is about to have one.
 	MPS *sharing.Settings `json:"mps,omitempty"`
@@ -62,13 +62,13 @@ type preparation struct {
 	data   data
 	// intended says that data was announced in the claim's record.
 	intended bool
-	// instances are the MIG instances behind devices, by index.
+	// instances are the MIG instances of the devices, by index.
 	instances map[int]partition.Instance
 }
 
 // Prepare makes a claim's devices ready.
 func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.Prepared, error) {
-	// The same as at admission, where there may be no webhook.
+	// The webhook makes the same checks, but there may be no webhook.
 	if errs := validation.Claim(&claim.Spec, field.NewPath("spec")); len(errs) > 0 {
 		return nil, draplugin.Refuse("InvalidConfig", "%w", errs.ToAggregate())
 	}
@@ -96,7 +96,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	if err != nil {
 		if !p.intended {
 			err = errors.Join(err, k.options.Limits.remove(claim.UID))
-			k.forgetSharing(claim.UID) // no record, so no unprepare will come
+			k.forgetSharing(claim.UID) // without a record there will be no unprepare
 			if first {
 				k.release(claim.UID)
 			}
@@ -124,7 +124,7 @@ func (p *preparation) find() error {
 	return nil
 }
 
-// gpus are the UUIDs of the GPUs that the claim changes; a device that is only looked at changes nothing.
+// gpus returns the UUIDs of the GPUs that the claim changes; a device with admin access changes nothing.
 func (p *preparation) gpus() []string {
 	uuids := map[string]bool{}
 	for i, d := range p.devices {
@@ -135,7 +135,7 @@ func (p *preparation) gpus() []string {
 	return slices.Collect(maps.Keys(uuids))
 }
 
-// parents are the GPUs behind the claim's devices.
+// parents returns the GPUs of the claim's devices.
 func (p *preparation) parents() []*inventory.GPU {
 	var out []*inventory.GPU
 	for _, d := range p.devices {
@@ -171,7 +171,8 @@ func (k *Kind) prepare(ctx context.Context, p *preparation) error {
 	return k.setSharing(ctx, p)
 }
 
-// undivided sees to it that a GPU handed out whole or by shares is not in MIG mode: CUDA finds no device on one that is.
+// undivided makes sure that a GPU that is given out whole or as shares is not in MIG mode: CUDA finds no device on a GPU in MIG
+// mode.
 func (k *Kind) undivided(d *devices.Device) error {
 	if d.GPU.MIG == nil {
 		return nil
@@ -204,7 +205,7 @@ func refuseMode(err error) error {
 	return err
 }
 
-// planPartitions looks what stands at the placements of the claim's MIG devices, and records what will be made there.
+// planPartitions checks what is at the placements of the claim's MIG devices, and records what will be made there.
 func (k *Kind) planPartitions(p *preparation) error {
 	for i, d := range p.devices {
 		if d.Form != devices.MIG {
@@ -224,7 +225,7 @@ func (k *Kind) planPartitions(p *preparation) error {
 			continue
 		}
 		for _, other := range standing {
-			// An instance that was made for this very claim before a crash is taken again.
+			// An instance that was made for this same claim before a crash is used again.
 			ours := k.owner(place{d.GPU.UUID, other.Profile, other.Start}) == p.claim.UID && other.Profile == d.Profile.ID &&
 				other.Start == d.Placement.Start
 			if other.Overlaps(d.Placement) && !ours {
@@ -250,7 +251,7 @@ func (k *Kind) planPartitions(p *preparation) error {
 	return nil
 }
 
-// makePartitions makes the claim's MIG instances. Where one cannot be made, those made before it are removed again.
+// makePartitions makes the claim's MIG instances. If one cannot be made, it removes those made before it.
 func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
 	var made []*devices.Device
 	defer func() {
@@ -286,8 +287,8 @@ func (k *Kind) makePartitions(ctx context.Context, p *preparation) (err error) {
 	return nil
 }
 
-// containerEdits are what the containers of each device get. What all devices need comes with the first device of each request: a container
-// that asks for a request gets all its devices, and needs the driver's files once.
+// containerEdits returns the edits for the containers of each device. The edits that all devices need come with the first device of
+// each request: a container that uses a request gets all its devices, and needs the driver's files once.
 func (p *preparation) containerEdits(capabilities edits.Capabilities, mpsDir string, limits Limits) ([]specs.ContainerEdits, error) {
 	out := make([]specs.ContainerEdits, len(p.devices))
 	served := map[string]bool{}

@@ -16,8 +16,8 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// Recover compares the MIG instances that stand with the records, before the kubelet can call. What a record names is the claim's. A GPU on
-// which other instances stand has an administrator's layout: it is offered as it is.
+// Recover compares the existing MIG instances with the records, before the kubelet can call. An instance that a record names is the
+// claim's. A GPU with other instances has an administrator's layout, and is offered as it is.
 func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside []types.UID) error {
 	k.aside = aside
 	if err := k.options.Limits.keep(records, aside); err != nil {
@@ -33,7 +33,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 		}
 		kept, err := decode(record)
 		if err != nil {
-			// The claim stays held and its devices stay unknown: nothing of it is removed by guess.
+			// The claim keeps its holds and its devices stay unknown: removing something by guess would be wrong.
 			k.options.Events.Report("ClaimDataUnreadable", err.Error())
 			continue
 		}
@@ -65,7 +65,7 @@ func (k *Kind) Recover(ctx context.Context, records []claimstate.Record, aside [
 	return nil
 }
 
-// noteUnknown reports MIG instances that no claim made: they are left as they are.
+// noteUnknown reports MIG instances that no claim made. They stay as they are.
 func (k *Kind) noteUnknown() {
 	h := k.Hardware()
 	for _, g := range h.Node.GPUs {
@@ -84,15 +84,16 @@ func (k *Kind) noteUnknown() {
 	}
 }
 
-// LayOut looks what stands on every GPU and makes the pool from it. It is called again when an administrator's layout changed.
+// LayOut reads the instances of every GPU and builds the pool from them. It is called again when an administrator's layout has
+// changed.
 func (k *Kind) LayOut() {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
 	k.layOut(*k.Hardware())
 }
 
-// SetProfiles changes the named ways in which GPUs are cut into shares. What stands on the GPUs is not looked at again: profiles do not
-// change it.
+// SetProfiles changes the named ways in which GPUs are divided into shares. It does not read the GPUs' MIG instances again, since
+// profiles do not change them.
 func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -101,8 +102,8 @@ func (k *Kind) SetProfiles(profiles []devices.Profile) {
 	k.offer(&h)
 }
 
-// SetNode replaces what is known of the node's GPUs, and what their containers need. Claims in preparation finish with what was known
-// before.
+// SetNode replaces the data of the node's GPUs, and of what their containers need. Claims in preparation finish with the earlier
+// data.
 func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits.Set, error)) {
 	k.layingOut.Lock()
 	defer k.layingOut.Unlock()
@@ -111,7 +112,7 @@ func (k *Kind) SetNode(node *inventory.Node, found func(context.Context) (*edits
 	k.layOut(h)
 }
 
-// ModesChanged says whether somebody brought a GPU into MIG mode, or out of it, since the pool was made.
+// ModesChanged says whether somebody switched a GPU's MIG mode since the pool was built.
 func (k *Kind) ModesChanged() bool {
 	h := k.Hardware()
 	return !maps.Equal(k.modes.foreign(h.Node.GPUs), h.Offer.MIGMode)
@@ -132,11 +133,11 @@ func (k *Kind) layOut(h Hardware) {
 	k.offer(&h)
 }
 
-// offer makes the pool again and puts the hardware in the place of what was known.
+// offer rebuilds the pool and replaces the hardware.
 func (k *Kind) offer(h *Hardware) {
 	h.Offer.Held = k.holdings()
 	h.Pool = devices.NewPool(h.Node, h.Offer)
-	// A pool is made for every change; what is wrong with it is said once.
+	// The pool is rebuilt for every change; a problem of it is reported only once.
 	problems := fmt.Sprint(h.Pool.Problems)
 	for _, problem := range h.Pool.Problems {
 		if problems != k.reported {
@@ -145,7 +146,7 @@ func (k *Kind) offer(h *Hardware) {
 	}
 	k.reported = problems
 	for name, d := range k.appeared(h.Pool) {
-		// Their claims hold these devices by name alone. They hold what the devices are made of before another claim can have it.
+		// Their claims hold these devices by name only. They must hold the devices' parts before another claim can get them.
 		if err := k.options.Ledger.Extend(nameKey(k.options.Pool, name), HoldsOf(d)...); err != nil {
 			k.options.Events.Report("DeviceHeldTwice", err.Error())
 		}
@@ -153,7 +154,7 @@ func (k *Kind) offer(h *Hardware) {
 	k.hardware.Set(h)
 }
 
-// recovered notes that a claim holds a device, which may not be to be seen.
+// recovered records that a claim holds a device, which may not have been seen yet.
 func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
 	device, shared := held.Device, held.ShareID != ""
 	seen := k.Hardware().Pool.Device(device) != nil
@@ -169,8 +170,8 @@ func (k *Kind) recovered(held claimstate.Device, claim types.UID) {
 	k.unseen[device][claim] = shared
 }
 
-// appeared are the devices, by the names that claims hold them by, that pool is the first to show. Their claims share the GPU in the
-// ordinary way unless they said otherwise.
+// appeared returns the devices that pool is the first to show, by the names under which claims hold them. Their claims share the
+// GPU in the default way unless they asked for another.
 func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -192,9 +193,9 @@ func (k *Kind) appeared(pool *devices.Pool) map[string]*devices.Device {
 	return appeared
 }
 
-// static lists what stands on a GPU of which at least one instance is an administrator's, else nil. Where GPUs are not cut on demand (any
-// more), claims' instances of before count as an administrator's while they stand: nothing else would keep their GPU from being offered
-// whole.
+// static returns the instances of a GPU on which at least one instance is an administrator's, else nil. Where GPUs are not divided
+// on demand (any more), earlier claims' instances count as an administrator's while they exist: nothing else would keep their GPU
+// from being offered whole.
 func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG bool) []devices.Instance {
 	var out []devices.Instance
 	foreign := noMIG && len(standing) > 0
@@ -217,8 +218,8 @@ func (k *Kind) static(g *inventory.GPU, standing []partition.Instance, noMIG boo
 	return out
 }
 
-// removeUnknown removes the instances that belong to no claim, as the administrator wished: that no claim had made, and none of held names
-// the device of.
+// removeUnknown removes the instances that belong to no claim, as the administrator configured. These are instances that no claim
+// made and whose device no name in held matches.
 func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 	for _, g := range k.Hardware().Node.GPUs {
 		standing, err := partition.List(g)
@@ -236,7 +237,7 @@ func (k *Kind) removeUnknown(ctx context.Context, held map[string]bool) {
 				k.options.Events.Report("MIGInstanceNotRemoved", err.Error())
 				continue
 			}
-			k.OwnMode(g.UUID) // whoever has them removed has the GPU used without them
+			k.OwnMode(g.UUID) // an administrator who lets them be removed wants the GPU used without them
 		}
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's, and ends those
-// of claims that are gone. records returns the claims that exist; it may be called while others come and go.
+// ResumeMPS starts the control daemons of recorded claims again, which ended with the plugin's last run or with the node's. It ends
+// those of claims that are gone. records returns the existing claims; claims may change during the call.
 func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record) {
-	at := sharing.Now() // before the claims are looked at: one that comes later is not taken for gone
+	at := sharing.Now() // the time before the claims are read, so that a later claim does not count as gone
 	existing := records()
 	uids := make([]types.UID, 0, len(existing)+len(k.aside))
 	for _, record := range existing {
@@ -23,13 +23,13 @@ func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record
 	uids = append(uids, k.aside...)
 	var claims sync.WaitGroup
 	defer claims.Wait()
-	// Beside the daemons' start, since either may wait for a keeper.
+	// This runs beside the start of the daemons, since either may wait for a keeper.
 	claims.Go(func() {
 		if err := k.options.MPS.Retain(ctx, at, uids); err != nil && ctx.Err() == nil {
 			k.options.Events.Report("MPSNotEnded", fmt.Sprintf("MPS control daemons of claims that are gone: %v", err))
 		}
 	})
-	// A claim whose daemon cannot start keeps no other from its own.
+	// A claim whose daemon cannot start must not delay the others.
 	for _, record := range existing {
 		kept, err := decode(record)
 		if err != nil || kept.MPS == nil || len(kept.MPS.Devices) == 0 {
@@ -49,12 +49,12 @@ func (k *Kind) ResumeMPS(ctx context.Context, records func() []claimstate.Record
 	k.resuming.close()
 }
 
-// resumes are the claims whose daemons are started again. The zero value is ready to use.
+// resumes are the claims whose daemons are being started again. The zero value is ready to use.
 type resumes struct {
 	mu      sync.Mutex
 	running map[types.UID]resume
 	ended   map[types.UID]bool
-	closed  bool // nobody calls begin any more
+	closed  bool // there are no further calls of begin
 }
 
 type resume struct {
@@ -62,8 +62,8 @@ type resume struct {
 	over   chan struct{}
 }
 
-// begin returns the context for starting a claim's daemon again, and what tells that this is over. It returns nil where the claim's end
-// came first.
+// begin returns the context for starting a claim's daemon again, and a function that reports the end of that start. It returns nil
+// where the claim has ended already.
 func (r *resumes) begin(ctx context.Context, claim types.UID) (resuming context.Context, done func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,7 +85,7 @@ func (r *resumes) begin(ctx context.Context, claim types.UID) (resuming context.
 	}
 }
 
-// end has nobody start a claim's daemon again: it waits until nobody does, and nobody will.
+// end waits until nobody starts a claim's daemon again, and prevents further starts.
 func (r *resumes) end(claim types.UID) {
 	r.mu.Lock()
 	one, running := r.running[claim]
@@ -102,7 +102,7 @@ func (r *resumes) end(claim types.UID) {
 	}
 }
 
-// close forgets which claims ended: nobody calls begin after it.
+// close clears the list of ended claims: there are no calls of begin after it.
 func (r *resumes) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

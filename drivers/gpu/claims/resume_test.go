@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// daemons notes what it is asked for. It starts nothing before it is told to.
+// daemons records its calls. It starts nothing before the test allows it.
 type daemons struct {
 	sharing.Daemons // what is not used here
 
@@ -28,7 +28,7 @@ func (d *daemons) note(what string) {
 	d.asked = append(d.asked, what)
 }
 
-// Resume waits as for a keeper that is away, and reports the end of the wait.
+// Resume waits, as for an absent keeper, and reports the end of the wait.
 func (d *daemons) Resume(ctx context.Context, claim types.UID, _ sharing.Settings) error {
 	d.starting <- claim
 	<-ctx.Done()
@@ -51,7 +51,7 @@ func (d *daemons) Retain(_ context.Context, _ sharing.Moment, claims []types.UID
 	return nil
 }
 
-// After a boot the kubelet may take a claim back while the plugin still waits for the keeper to start the claim's daemon again.
+// After a boot the kubelet may unprepare a claim while the plugin still waits for the keeper to start the claim's daemon again.
 func TestAClaimThatEndsWhileItsDaemonIsStartedAgainHasNone(t *testing.T) {
 	asked := &daemons{starting: make(chan types.UID)}
 	k := New(&Hardware{Node: &inventory.Node{}}, Options{MPS: asked})

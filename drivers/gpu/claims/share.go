@@ -9,10 +9,10 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// shareEdits tell a limiter inside the container (HAMi-core, and others that read the same variables) what the share is: index counts the
-// claim's shares in the order of the allocation, so limits never depend on the order of a map, and two shares of one GPU stay two. A
-// container that uses one request of several sees that share's GPU as its first, for which no variable has the right index: there those
-// without an index hold.
+// shareEdits describe the share to a limiter inside the container (HAMi-core, and others that read the same variables). index
+// counts the claim's shares in the order of the allocation: limits never depend on the order of a map, and two shares of one GPU
+// stay two. A container that uses one of several requests sees that share's GPU as its first, and no variable has the right index
+// for it: there the variables without an index apply.
 func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	// A counted share that asked for no memory has no limit.
@@ -21,7 +21,7 @@ func shareEdits(index int, allocated draplugin.AllocatedDevice) specs.ContainerE
 			fmt.Sprintf("CUDA_DEVICE_MEMORY_LIMIT=%dm", memory.Value()>>20))
 	}
 	if cores, ok := allocated.ConsumedCapacity[devices.CapCores]; ok {
-		// Of these HAMi-core knows the one without an index alone; it holds for every device of the container.
+		// HAMi-core knows only the variable without an index; it applies to every device of the container.
 		e.Env = append(e.Env, fmt.Sprintf("CUDA_DEVICE_SM_LIMIT_%d=%d", index, cores.Value()),
 			fmt.Sprintf("CUDA_DEVICE_SM_LIMIT=%d", cores.Value()))
 	}

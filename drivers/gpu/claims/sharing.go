@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/node/draplugin"
 )
 
-// same says whether two ways of sharing can stand on one GPU.
+// same says whether two ways of sharing can coexist on one GPU.
 func (s share) same(o share) bool { return s.strategy == o.strategy && s.interval == o.interval }
 
 func (s share) String() string {
@@ -27,7 +27,8 @@ func (s share) String() string {
 	return string(s.strategy)
 }
 
-// planSharing checks that each GPU is shared in one way, by this claim and by those that share it already, and notes what will be set.
+// planSharing checks that each GPU is shared in one way, by this claim and by the claims that share it already. It records what
+// must be set.
 func (k *Kind) planSharing(p *preparation) error {
 	wanted := map[string]share{}
 	for i, d := range p.devices {
@@ -41,7 +42,7 @@ func (k *Kind) planSharing(p *preparation) error {
 			}
 		}
 		if d.Form == devices.MIG {
-			continue // its time slices have no length to choose, and its processes are its own
+			continue // the length of its time slices cannot be chosen, and it shares no processes with others
 		}
 		if before, ok := wanted[d.GPU.UUID]; ok && !before.same(s) {
 			return draplugin.Refuse("SharingContradicts",
@@ -63,7 +64,7 @@ func (k *Kind) planSharing(p *preparation) error {
 	return nil
 }
 
-// planMPS notes that the claim gets a control daemon. There is one for all its devices, so they are set up alike.
+// planMPS records that the claim gets a control daemon. One daemon serves all its devices, so they have the same settings.
 func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) error {
 	if d.Form == devices.Shared {
 		return draplugin.Refuse("MPSNotForShares",
@@ -83,7 +84,7 @@ func (p *preparation) planMPS(d *devices.Device, config *v1beta1.MpsConfig) erro
 	return nil
 }
 
-// note remembers that a claim shares a GPU in some way.
+// note records that a claim shares a GPU in some way.
 func (k *Kind) note(gpu string, claim types.UID, s share) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -97,7 +98,7 @@ func (k *Kind) noteLocked(gpu string, claim types.UID, s share) {
 	k.sharing[gpu][claim] = s
 }
 
-// sharedBy finds another claim on a GPU, empty where there is none.
+// sharedBy returns another claim on a GPU, empty where there is none.
 func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -109,7 +110,7 @@ func (k *Kind) sharedBy(gpu string, but types.UID) (share, types.UID) {
 	return share{}, ""
 }
 
-// setSharing sets what the claim's GPUs need beyond the ordinary.
+// setSharing sets what the claim's GPUs need beyond the defaults.
 func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
 	if err := k.catchUp(ctx, p); err != nil {
 		return err
@@ -131,7 +132,7 @@ func (k *Kind) setSharing(ctx context.Context, p *preparation) error {
 	return nil
 }
 
-// openMPS notes which devices the claim's daemon opens, and by which device nodes.
+// openMPS records which devices the claim's daemon opens, and by which device nodes.
 func (k *Kind) openMPS(p *preparation) error {
 	mps := p.data.MPS
 	node := func(name string) {
@@ -160,16 +161,16 @@ func (k *Kind) openMPS(p *preparation) error {
 	return nil
 }
 
-// set makes a GPU be shared in a way that is not the ordinary one.
+// set makes a GPU be shared in another way than the default.
 func (k *Kind) set(ctx context.Context, s sharingData) error {
 	if s.Strategy != v1beta1.MPS {
 		return k.options.TimeSlices.Set(ctx, s.Interval, s.GPU)
 	}
-	// Only the control daemon's server may use the GPU: a program that missed the daemon would take it from all others.
+	// Only the control daemon's server may use the GPU: a program that bypassed the daemon would take the GPU from all others.
 	return k.setComputeMode(s.GPU, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
 }
 
-// unset makes a GPU be shared in the ordinary way again. One that left the machine took with it what was set.
+// unset restores the default way of sharing a GPU. A GPU that left the machine has lost its settings.
 func (k *Kind) unset(ctx context.Context, s sharingData) error {
 	g := k.Hardware().Node.ByUUID(s.GPU)
 	if g == nil {
@@ -184,7 +185,7 @@ func (k *Kind) unset(ctx context.Context, s sharingData) error {
 func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 	g := k.Hardware().Node.ByUUID(uuid)
 	if g == nil {
-		return nil // the GPU left the machine, and its mode with it
+		return nil // the GPU left the machine and has lost its mode
 	}
 	if ret := g.Handle.SetComputeMode(mode); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 		return fmt.Errorf("setting the compute mode of %s: %w", uuid, ret)
@@ -192,7 +193,7 @@ func (k *Kind) setComputeMode(uuid string, mode nvml.ComputeMode) error {
 	return nil
 }
 
-// endSharing forgets a claim's sharing, and sets the GPUs back that no other claim shares in the same way.
+// endSharing removes a claim's sharing, and resets the GPUs that no other claim shares in the same way.
 func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error {
 	if kept.MPS != nil {
 		k.resuming.end(claim)
@@ -209,8 +210,8 @@ func (k *Kind) endSharing(ctx context.Context, claim types.UID, kept data) error
 	return nil
 }
 
-// endSharingOf ends a claim's sharing of one GPU. The claim is forgotten while the GPU is locked: of two claims that end at once each would
-// else take the other for one that stays, and nobody would set the GPU back.
+// endSharingOf ends a claim's sharing of one GPU. It removes the claim while the GPU is locked. Otherwise two claims that end at
+// once would each see the other as still there, and neither would reset the GPU.
 func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData) error {
 	unlock, err := k.Lock(ctx, s.GPU)
 	if err != nil {
@@ -220,7 +221,7 @@ func (k *Kind) endSharingOf(ctx context.Context, claim types.UID, s sharingData)
 	if _, other := k.sharedBy(s.GPU, claim); other == "" {
 		if err := k.unset(ctx, s); err != nil {
 			if ctx.Err() != nil {
-				return err // whoever asked for the end asks again
+				return err // the caller tries again
 			}
 			k.leave(s, err)
 		}

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// busyPause is the time between two tries to remove a MIG instance that a process still uses: the kernel tells nobody when the last process
-// of a container lets go of it.
+// busyPause is the time between two tries to remove a MIG instance that a process still uses: there is no event for the moment when
+// a container's last process closes it.
 const busyPause = 100 * time.Millisecond
 
 // Unprepare removes what Prepare made. It may be repeated.
@@ -23,7 +23,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	if err != nil {
 		return err
 	}
-	// The daemon first: it uses what goes next.
+	// End the daemon first: it uses what is removed next.
 	if err := k.endSharing(ctx, record.UID, kept); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	for _, made := range kept.Partitions {
 		g, p, err := k.partitionOf(made)
 		if err != nil {
-			// The GPU left the machine, and the instance with it.
+			// The GPU left the machine together with the instance.
 			klog.FromContext(ctx).Info("Nothing to remove for a MIG device", "device", made.Device, "reason", err.Error())
 			k.own(made.place(), "")
 			continue
@@ -66,7 +66,8 @@ func (k *Kind) partitionOf(made partitionData) (*inventory.GPU, inventory.Profil
 	return g, p, nil
 }
 
-// destroy removes one instance, trying again until ctx ends while a process still uses it. The GPU is locked for each try alone.
+// destroy removes one instance. While a process still uses it, destroy tries again until ctx ends, and locks the GPU only during
+// each try.
 func (k *Kind) destroy(ctx context.Context, g *inventory.GPU, p inventory.Profile, made partitionData) error {
 	for {
 		err := k.destroyOnce(ctx, g, p, made)
@@ -90,8 +91,8 @@ func (k *Kind) destroyOnce(ctx context.Context, g *inventory.GPU, p inventory.Pr
 	return unlessLost(ctx, g, partition.Destroy(g, p, made.Start))
 }
 
-// unlessLost is why something could not be undone on a GPU, nil where the GPU does not answer any more: the reset that it needs undoes it,
-// and until then the claim's pod, which was evicted for the loss, would not go.
+// unlessLost returns why something could not be undone on a GPU. It returns nil where the GPU no longer answers: the reset that it
+// needs undoes everything, and until then an error would keep the claim's pod, which was evicted for the loss.
 func unlessLost(ctx context.Context, g *inventory.GPU, err error) error {
 	if err == nil || g.Answers() {
 		return err

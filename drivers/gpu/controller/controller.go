@@ -1,5 +1,5 @@
-// Package controller is the cluster's half of the GPU driver: it makes a DeviceClass and claim templates of each VGPUProfile, counts how
-// many slices fit where, and sums up what nodes say of MIGLayouts.
+// Package controller is the cluster's part of the GPU driver. It creates a DeviceClass and claim templates for each VGPUProfile,
+// counts how many slices fit where, and summarizes the nodes' reports on MIGLayouts.
 package controller
 
 import (
@@ -22,8 +22,8 @@ const (
 	fieldManager = "gpufabric-controller"
 	// crdPatience is how long it waits for its kinds: for ever, since the manager's other controllers do not need them.
 	crdPatience = 100 * 365 * 24 * time.Hour
-	// recount is how often what fits where is counted again: ResourceSlices are read page by page and not kept, so that the controller's
-	// memory does not grow with the cluster's GPUs.
+	// recount is how often the fitting slices are counted again. ResourceSlices are read page by page and not kept, so that the
+	// controller's memory does not grow with the cluster's GPUs.
 	recount = time.Minute
 	// pageSize is how many objects are listed at a time.
 	pageSize = 500
@@ -37,7 +37,7 @@ func Add(_ context.Context, m ctrl.Manager) error {
 	if err := v1alpha1.AddToScheme(m.GetScheme()); err != nil {
 		return err
 	}
-	// Several managers may live in one process, so names are not unique in it.
+	// Several managers may run in one process, so controller names need not be unique.
 	shared := true
 	options := controller.Options{SkipNameValidation: &shared, MaxConcurrentReconciles: 1, CacheSyncTimeout: crdPatience}
 	p := &profiles{client: m.GetClient(), reader: m.GetAPIReader(), claims: &claims{reader: m.GetAPIReader(), now: time.Now}, now: time.Now}

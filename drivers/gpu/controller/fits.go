@@ -17,7 +17,7 @@ func text(d resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// serves says whether a device is one of a profile's, as the class's selector does.
+// serves says whether a device belongs to a profile, as the class's selector decides.
 func serves(p *v1alpha1.VGPUProfile, d resourceapi.Device) bool {
 	form := devices.Form(text(d, devices.AttrType))
 	switch p.Spec.Mode {
@@ -42,7 +42,7 @@ func serves(p *v1alpha1.VGPUProfile, d resourceapi.Device) bool {
 	return len(p.Spec.ProductNames) == 0 || slices.Contains(p.Spec.ProductNames, text(d, devices.AttrProductName))
 }
 
-// gpu is what tells one GPU's devices from another's.
+// gpu identifies the GPU of a device.
 func gpu(d resourceapi.Device) string { return devices.GPUOf(d.Name) }
 
 func gpusOf(all []resourceapi.Device) int32 {
@@ -53,11 +53,11 @@ func gpusOf(all []resourceapi.Device) int32 {
 	return int32(len(seen)) //nolint:gosec // a node's GPUs
 }
 
-// fits counts how many slices devices make up while their GPUs are empty: the shares of a shareable form, one for a whole GPU, and of MIG
-// placements as many as can stand side by side.
+// fits counts the slices that devices provide while their GPUs are empty: the shares of a shareable form, one for a whole GPU, and
+// as many MIG placements as fit side by side.
 func fits(all []resourceapi.Device) int32 {
 	var total int64
-	taken := map[string]map[string]bool{} // memory slices that MIG placements took, by GPU
+	taken := map[string]map[string]bool{} // memory slices used by MIG placements, by GPU
 	for _, d := range all {
 		switch devices.Form(text(d, devices.AttrType)) {
 		case devices.Shared:
@@ -78,7 +78,7 @@ func fits(all []resourceapi.Device) int32 {
 	return int32(total) //nolint:gosec // at most a few hundred a node
 }
 
-// shares is how often a shareable form's defaults fit into what is left of its capacities.
+// shares is how often a shareable form's defaults fit into its remaining capacities.
 func shares(d resourceapi.Device, consumed capacities) int64 {
 	least := int64(-1)
 	for name, c := range d.Capacity {
@@ -93,7 +93,7 @@ func shares(d resourceapi.Device, consumed capacities) int64 {
 	return max(least, 0)
 }
 
-// place takes a placement's memory slices, or says that one is taken already.
+// place takes a placement's memory slices, or returns false where one is already taken.
 func place(d resourceapi.Device, taken map[string]bool) bool {
 	var mine []string
 	for _, draw := range d.ConsumesCounters {

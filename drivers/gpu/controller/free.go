@@ -13,19 +13,19 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// heldFor is how old a look at the cluster's claims may be: every profile is counted each minute, and one look serves them all.
+// heldFor is how old the list of the cluster's claims may be: every profile is counted each minute, and one list serves them all.
 const heldFor = 10 * time.Second
 
-// capacities are what claims consume of a device that several may have; empty for one that a claim has alone.
+// capacities are what claims consume of a device that several claims may have; empty for a device of one claim.
 type capacities map[resourceapi.QualifiedName]resource.Quantity
 
 // deviceID names a device of the GPU driver.
 type deviceID struct{ pool, name string }
 
-// held is what the cluster's ResourceClaims have of the GPU driver's devices.
+// held are the devices of the GPU driver that the cluster's ResourceClaims have.
 type held map[deviceID]capacities
 
-// claims reads what is held, at most once in heldFor.
+// claims reads the held devices, at most once in heldFor.
 type claims struct {
 	reader client.Reader
 	now    func() time.Time
@@ -63,7 +63,7 @@ func (h held) add(claim *resourceapi.ResourceClaim) {
 		return
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != devices.Driver || result.AdminAccess != nil && *result.AdminAccess { // admin access takes nothing from anybody
+		if result.Driver != devices.Driver || result.AdminAccess != nil && *result.AdminAccess { // admin access does not reduce what is free
 			continue
 		}
 		id := deviceID{result.Pool, result.Device}
@@ -78,12 +78,12 @@ func (h held) add(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// nodeDevices are a node's devices of a profile, and what of their GPUs is held in whatever form.
+// nodeDevices are a node's devices of a profile, and the held devices of their GPUs in any form.
 type nodeDevices struct {
 	served []resourceapi.Device
 	// consumed is what is held of each served device, by its name.
 	consumed map[string]capacities
-	// inUse are the held devices of each GPU, and slots the memory slices that those draw on.
+	// inUse are the held devices of each GPU. slots are the memory slices that those use.
 	inUse map[string][]string
 	slots map[string]map[string]bool
 }
@@ -109,7 +109,7 @@ func (n *nodeDevices) see(d resourceapi.Device, pool string, serves bool, h held
 	place(d, n.slots[set])
 }
 
-// free counts how many slices of the profile fit beside what is held.
+// free counts how many more slices of the profile fit.
 func (n *nodeDevices) free() int32 {
 	var total int64
 	for _, d := range n.served {
@@ -119,7 +119,7 @@ func (n *nodeDevices) free() int32 {
 		set := gpu(d)
 		switch devices.Form(text(d, devices.AttrType)) {
 		case devices.Shared:
-			// From its first share to its last, no other form of the GPU can be had, and not this one while another is.
+			// While a share exists, no other form of the GPU is available, and vice versa.
 			if !slices.ContainsFunc(n.inUse[set], func(name string) bool { return name != d.Name }) {
 				total += shares(d, n.consumed[d.Name])
 			}
@@ -129,7 +129,7 @@ func (n *nodeDevices) free() int32 {
 			}
 		default:
 			if slices.Contains(n.inUse[set], d.Name) {
-				continue // placements that cannot overlap draw on no memory slices
+				continue // placements that cannot overlap use no memory slice counters
 			}
 			if n.slots == nil {
 				n.slots = map[string]map[string]bool{}
@@ -145,7 +145,7 @@ func (n *nodeDevices) free() int32 {
 	return int32(total) //nolint:gosec // at most a few hundred a node
 }
 
-// tainted tells whether pods that tolerate nothing are kept from a device.
+// tainted says whether a device excludes pods without tolerations.
 func tainted(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Effect == resourceapi.DeviceTaintEffectNoSchedule || t.Effect == resourceapi.DeviceTaintEffectNoExecute

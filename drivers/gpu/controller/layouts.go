@@ -18,14 +18,14 @@ import (
 	"gpufabric.io/drivers/gpu/layout"
 )
 
-// layouts keeps the condition of MIGLayouts, and takes away the entries of nodes that are gone or no longer selected.
+// layouts keeps the condition of MIGLayouts, and removes the entries of nodes that are gone or no longer selected.
 type layouts struct {
 	client client.Client
 	reader client.Reader // not cached: the manager's cache holds some nodes only
 	now    func() time.Time
 }
 
-// Reconcile brings one MIGLayout's condition in line with its nodes' entries.
+// Reconcile updates one MIGLayout's condition from its nodes' entries.
 func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var l v1alpha1.MIGLayout
 	if err := r.client.Get(ctx, request.NamespacedName, &l); err != nil || l.DeletionTimestamp != nil {
@@ -39,7 +39,7 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 		if slices.Contains(selected, entry.Name) {
 			continue
 		}
-		// Applying nothing as the entry's owner takes the entry away.
+		// Applying nothing as the entry's owner removes the entry.
 		if err := applyStatus(ctx, r.client, "MIGLayout", l.Name, layout.Manager+entry.Name, nil); err != nil {
 			return ctrl.Result{}, fmt.Errorf("remove node %s from the status of MIGLayout %s: %w", entry.Name, l.Name, err)
 		}
@@ -57,7 +57,7 @@ func (r *layouts) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	return ctrl.Result{RequeueAfter: recount}, nil
 }
 
-// sumUp says whether every selected node has the layout, and if not, what they wait for.
+// sumUp says whether every selected node has the layout, and otherwise what the nodes wait for.
 func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, message string) {
 	if err := l.Spec.Validate(field.NewPath("spec")).ToAggregate(); err != nil {
 		return false, "InvalidSpec", err.Error()
@@ -96,7 +96,7 @@ func sumUp(l *v1alpha1.MIGLayout, selected []string) (ready bool, reason, messag
 	}
 }
 
-// few joins a few texts and counts the rest.
+// few joins the first few texts and counts the rest.
 func few(texts []string) string {
 	const named = 3
 	text := strings.Join(texts[:min(len(texts), named)], "; ")
@@ -112,7 +112,7 @@ func (r *layouts) selected(ctx context.Context, l *v1alpha1.MIGLayout) ([]string
 	if l.Spec.NodeSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(l.Spec.NodeSelector)
 		if err != nil {
-			return nil, nil //nolint:nilerr // the spec's validation says so in the status
+			return nil, nil //nolint:nilerr // the validation of the spec reports this in the status
 		}
 		options = append(options, client.MatchingLabelsSelector{Selector: selector})
 	}

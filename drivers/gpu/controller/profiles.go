@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// profiles makes what belongs to each VGPUProfile.
+// profiles creates the objects of each VGPUProfile.
 type profiles struct {
 	client client.Client
 	reader client.Reader // not cached
@@ -81,7 +81,7 @@ func (r *profiles) write(ctx context.Context, p *v1alpha1.VGPUProfile, next v1al
 	return nil
 }
 
-// makeAll makes the DeviceClass and the templates. What others made under those names is left alone.
+// makeAll creates the DeviceClass and the templates. It leaves objects of others under those names alone.
 func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 	owner := *metav1.NewControllerRef(p, v1alpha1.SchemeGroupVersion().WithKind("VGPUProfile"))
 	resource := ExtendedResourceName(p.Name)
@@ -101,7 +101,7 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 		template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "slice", Exactly: &resourceapi.ExactDeviceRequest{
 			DeviceClassName: p.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 		}}}
-		// A template's spec cannot be changed, and this one never has to: it names the class.
+		// A template's spec cannot be changed, and never has to be: it only names the class.
 		if err := r.make(ctx, template, &resourceapi.ResourceClaimTemplate{}, owner,
 			func(client.Object, client.Object) bool { return true }); err != nil {
 			return err
@@ -110,7 +110,7 @@ func (r *profiles) makeAll(ctx context.Context, p *v1alpha1.VGPUProfile) error {
 	return nil
 }
 
-// make creates an object, or updates one of its own that differs.
+// make creates an object, or updates its own object if that differs.
 func (r *profiles) make(ctx context.Context, want, now client.Object, owner metav1.OwnerReference,
 	same func(a, b client.Object) bool) error {
 	want.SetOwnerReferences([]metav1.OwnerReference{owner})
@@ -139,7 +139,7 @@ func (r *profiles) make(ctx context.Context, want, now client.Object, owner meta
 	return nil
 }
 
-// policyAnnotation tells gpufabric-scheduler the policy of a profile that has one.
+// policyAnnotation has the policy of the profile, for gpufabric-scheduler.
 func policyAnnotation(s *v1alpha1.VGPUProfileSpec) map[string]string {
 	if s.Policy == "" {
 		return nil
@@ -147,7 +147,7 @@ func policyAnnotation(s *v1alpha1.VGPUProfileSpec) map[string]string {
 	return map[string]string{v1alpha1.VGPUPolicyAnnotation: string(s.Policy)}
 }
 
-// keepOthers leaves the labels and annotations that others gave an object as they are.
+// keepOthers keeps the labels and annotations that others gave an object.
 func keepOthers(want, now client.Object) {
 	annotations := maps.Clone(now.GetAnnotations())
 	delete(annotations, v1alpha1.VGPUPolicyAnnotation)
@@ -160,8 +160,8 @@ func keepOthers(want, now client.Object) {
 	want.SetLabels(now.GetLabels())
 }
 
-// Selector is the CEL expression of a profile's DeviceClass. A Software profile's devices are those that gpu-plugin cuts by it; it knows
-// their nodes. The other modes choose among devices that are there anyway, so their nodeSelector is left to the pod.
+// Selector is the CEL expression of a profile's DeviceClass. The devices of a Software profile are those that gpu-plugin makes for
+// it, on the profile's nodes only. The other modes choose among existing devices, so the pod selects the nodes.
 func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
 	const attributes, capacity = "device.attributes['gpu.nvidia.com']", "device.capacity['gpu.nvidia.com']"
 	terms := []string{"device.driver == 'gpu.nvidia.com'"}
@@ -190,7 +190,7 @@ func Selector(name string, s *v1alpha1.VGPUProfileSpec) string {
 	return strings.Join(terms, " && ")
 }
 
-// count says how many slices of a profile fit on the GPUs of each node, while they are empty and beside what claims have.
+// count says how many slices of a profile fit on the GPUs of each node, both while they are empty and beside the present claims.
 func (r *profiles) count(ctx context.Context, p *v1alpha1.VGPUProfile) ([]v1alpha1.VGPUProfileNode, error) {
 	taken, err := r.claims.held(ctx)
 	if err != nil {

@@ -103,7 +103,7 @@ func (a ask) selector() string {
 	return "device.attributes['gpu.nvidia.com'].type == 'never'"
 }
 
-// allocate returns the names of the devices given, or false.
+// allocate returns the names of the allocated devices, or false.
 func (s *scheduler) allocate(asks ...ask) ([]resourceapi.DeviceRequestAllocationResult, bool) {
 	s.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "n", UID: "u"}}
@@ -113,7 +113,7 @@ func (s *scheduler) allocate(asks ...ask) ([]resourceapi.DeviceRequestAllocation
 			DeviceClassName: "any", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 		}}
 		if a.device != "" {
-			// The API has no selector by name: a name in an attribute is this test's alone.
+			// The API has no selector by name: only this test has a name in an attribute.
 			slices = named(slices)
 			r.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 				Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].name == '%s'", a.device)}}}
@@ -175,7 +175,8 @@ func named(in []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 	return out
 }
 
-// TestEveryPairOfFormsOnOneGPU allocates every device after every other one of the same GPU and compares with what the hardware allows.
+// TestEveryPairOfFormsOnOneGPU allocates every device after every other device of the same GPU, and compares the result with the
+// hardware's rules.
 //
 //shows:gpu-device-plugin
 func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
@@ -184,7 +185,7 @@ func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 	for _, first := range pool.Devices() {
 		for _, second := range pool.Devices() {
 			s := newScheduler(t, pool)
-			// A small share, so that a second share of the same GPU has room.
+			// A small share, so that a second share of the same GPU fits.
 			if _, ok := s.allocate(ask{device: first.Name()}); !ok {
 				t.Fatalf("%s alone was refused", first.Name())
 			}
@@ -196,11 +197,12 @@ func TestEveryPairOfFormsOnOneGPU(t *testing.T) {
 	}
 }
 
-// mayStandTogether is the rule written down apart from the counters: whole and shared exclude all else, two shares share, and two
-// partitions must not overlap, exceed their profile's number, nor both have the one media engine.
+// mayStandTogether has the hardware's rules, written independently of the counters. A whole GPU excludes everything. A share
+// excludes everything but shares. Two partitions must not overlap, exceed their profile's number, or both have the single media
+// engine.
 func mayStandTogether(a, b *devices.Device) bool {
 	if a.Form == devices.Shared && b.Form == devices.Shared {
-		return a == b // shares of one profile; two profiles never cut one GPU together
+		return a == b // shares of one profile; two profiles never share one GPU
 	}
 	if a.Form != devices.MIG || b.Form != devices.MIG {
 		return false
@@ -292,7 +294,7 @@ func TestAProfilesSharesAreCountedByItsOwnSize(t *testing.T) {
 	}
 }
 
-// stepsFit holds the API server's rule: one step from the least amount must be within the capacity, or the whole slice is refused.
+// stepsFit checks the API server's rule: one step above the minimum must be within the capacity, or the whole slice is refused.
 func stepsFit(t *testing.T, pool *devices.Pool) {
 	t.Helper()
 	for _, d := range pool.Devices() {
@@ -335,7 +337,7 @@ func TestTwoSharesInOneClaimStayTwo(t *testing.T) {
 	}
 }
 
-// TestSevenSmallestFillTheGPU shows that the counters allow everything the hardware does.
+// TestEveryProfileFitsAsOftenAsTheHardwareAllows checks that the counters allow everything that the hardware allows.
 func TestEveryProfileFitsAsOftenAsTheHardwareAllows(t *testing.T) {
 	gpu := a100(0)
 	pool := devices.NewPool(node(gpu), devices.Options{Forms: flexible})

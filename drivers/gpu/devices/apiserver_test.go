@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// TestTheAPIServerTakesEveryForm publishes GPUs to a real API server: one device that it refuses costs every device of its slice.
+// TestTheAPIServerTakesEveryForm publishes GPUs to a real API server, which refuses a whole slice for one wrong device.
 //
 //shows:gpu-forms gpu-share
 func TestTheAPIServerTakesEveryForm(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 // FormsLabel is the node label whose value is the forms of the node's GPUs, as ParseForms reads it.
 const FormsLabel = "gpufabric.io/gpu-forms"
 
-// Precedence is who decides on the forms of a GPU in words, the strongest first.
+// Precedence says in words who decides on the forms of a GPU, the strongest first.
 func Precedence() []string {
 	return []string{
 		"The MIG instances that a MIGLayout or an administrator made on the GPU: it is offered as those alone.",
@@ -26,11 +26,11 @@ func Precedence() []string {
 	}
 }
 
-// Choice is what the chart's values say of the forms in which GPUs are offered. Precedence says what decides beside it.
+// Choice holds the chart's values for the forms in which GPUs are offered. Precedence says what else decides.
 type Choice struct {
 	// Default is for nodes that no rule selects.
 	Default Forms `json:"default,omitempty"`
-	// Nodes are the rules for some nodes. Rules that select the same node must say the same.
+	// Nodes are the rules for some nodes. Rules that select the same node must agree.
 	Nodes []ChoiceRule `json:"nodes,omitempty"`
 }
 
@@ -40,7 +40,7 @@ type ChoiceRule struct {
 	Forms
 }
 
-// ParseChoice reads a Choice as JSON. An empty text is the zero Choice. Every mistake is named.
+// ParseChoice reads a Choice from JSON. An empty text is the zero Choice. The error names every mistake.
 func ParseChoice(text string) (Choice, error) {
 	var c Choice
 	if text == "" {
@@ -68,16 +68,16 @@ func ParseChoice(text string) (Choice, error) {
 	return c, errors.Join(errs...)
 }
 
-// Chosen is which forms a node's GPUs have, and by whose word.
+// Chosen is the forms of a node's GPUs, and who chose them.
 type Chosen struct {
 	Forms
-	// Reason is a CamelCase word for whose word it is: NodeLabel, ChartRule or ChartDefault.
+	// Reason is a CamelCase word for who chose them: NodeLabel, ChartRule or ChartDefault.
 	Reason string
-	// By is the same in words.
+	// By says the same in words.
 	By string
 }
 
-// Resolve decides for a node with these labels. Its error names what cannot be followed; the node then keeps the forms that it has.
+// Resolve decides for a node with these labels. Its error names what cannot be applied; the node then keeps its forms.
 func (c Choice) Resolve(node labels.Set) (Chosen, error) {
 	if value, labelled := node[FormsLabel]; labelled {
 		f, err := ParseForms(value)

@@ -16,14 +16,14 @@ import (
 // counterSetName is the counter set of one GPU.
 func counterSetName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
 
-// engine is a part of a GPU beside its memory slices that MIG placements share.
+// engine is a part of a GPU, besides its memory slices, that MIG placements share.
 type engine struct {
 	counter  string
 	capacity resourceapi.QualifiedName
 	of       func(inventory.Profile) int
 }
 
-// engines are all of them.
+// engines are all kinds of engine.
 var engines = []engine{
 	{"multiprocessors", CapMultiprocessors, func(p inventory.Profile) int { return p.Multiprocessors }},
 	{"copy-engines", CapCopyEngines, func(p inventory.Profile) int { return p.CopyEngines }},
@@ -33,8 +33,8 @@ var engines = []engine{
 	{"ofa-engines", CapOFAEngines, func(p inventory.Profile) int { return p.OFAEngines }},
 }
 
-// total is how much of an engine a GPU has: what the largest combination of one profile may hold, since NVML says how many instances of a
-// profile fit on an empty GPU.
+// total is how many of an engine a GPU has: the number that the largest combination of one profile can hold. NVML says how many
+// instances of a profile fit on an empty GPU.
 func (e engine) total(g *inventory.GPU) int {
 	total := 0
 	for _, p := range g.MIG.Profiles {
@@ -45,14 +45,14 @@ func (e engine) total(g *inventory.GPU) int {
 
 func memorySlice(i int) string { return fmt.Sprintf("memory-slice-%d", i) }
 
-// profileSlots is the counter that holds a profile to the number of instances the hardware allows (1g.5gb+me: one).
+// profileSlots is the counter that limits a profile to the number of instances that the hardware allows (1g.5gb+me: one).
 func profileSlots(p inventory.Profile) string { return fmt.Sprintf("profile-%d", p.ID) }
 
-// limited says whether placements alone would let more instances stand than the hardware does: each needs memory slices of its own, and
-// what they leave open the profile's own counter closes.
+// limited says whether memory slices alone would allow more instances of a profile than the hardware does. The profile's own
+// counter then sets the limit.
 func limited(p inventory.Profile) bool { return p.MaxInstances < disjoint(p.Placements) }
 
-// disjoint is how many of the placements can stand side by side; NVML lists them in ascending order of start.
+// disjoint is how many of the placements fit side by side; NVML lists them in ascending order of start.
 func disjoint(placements []inventory.Placement) int {
 	n, end := 0, 0
 	for _, p := range placements {
@@ -67,11 +67,11 @@ func counter(value int64) resourceapi.Counter {
 	return resourceapi.Counter{Value: *resource.NewQuantity(value, resource.DecimalSI)}
 }
 
-// wholeCounter is the one counter of a GPU that is offered in several forms, none of them MIG: whoever has one form of it has the GPU.
+// wholeCounter is the single counter of a GPU that is offered in several forms without MIG: each form takes the whole GPU.
 const wholeCounter = "gpu"
 
-// exclusive says whether some of a GPU's devices exclude each other in ways that a scheduler has to be told by counters. A GPU that is one
-// device, or whose devices are MIG placements that can all stand at once, needs none.
+// exclusive says whether some of a GPU's devices exclude each other, so that the scheduler needs counters. A GPU that is one
+// device, or whose MIG placements can all exist at once, needs none.
 func exclusive(all []*Device) bool {
 	if len(all) < 2 {
 		return false
@@ -90,8 +90,8 @@ func exclusive(all []*Device) bool {
 	return len(scarce(all[0].GPU, all)) > 0
 }
 
-// counterSet is what the devices of a GPU draw on: its memory slices, and beside them only what memory slices alone would let be handed out
-// twice. The scheduler compares every counter of every set of a node for each device that it looks at.
+// counterSet is the counter set of a GPU: its memory slices, and only those other counters without which parts would be allocated
+// twice. The scheduler compares every counter of every set of a node for each device that it considers.
 func counterSet(g *inventory.GPU, all []*Device) resourceapi.CounterSet {
 	counters := map[string]resourceapi.Counter{}
 	set := resourceapi.CounterSet{Name: counterSetName(g), Counters: counters}
@@ -110,8 +110,8 @@ func counterSet(g *inventory.GPU, all []*Device) resourceapi.CounterSet {
 	return set
 }
 
-// scarce are the counters that placements need beside memory slices, with their totals: those of the profiles of which the hardware allows
-// fewer instances than have room (1g.5gb+me: one), and those of the engines that would still run out.
+// scarce are the counters that placements need besides memory slices, with their totals. They are those of profiles of which the
+// hardware allows fewer instances than would fit (1g.5gb+me: one), and those of engines that would still run out.
 func scarce(g *inventory.GPU, all []*Device) map[string]int {
 	out, capped := map[string]int{}, map[int]int{}
 	for _, d := range all {
@@ -128,8 +128,8 @@ func scarce(g *inventory.GPU, all []*Device) map[string]int {
 	return out
 }
 
-// most is how much of an engine the MIG placements among devices would take that can stand side by side, by their memory slices and by how
-// many instances of the profiles in capped there may be.
+// most is how much of an engine MIG placements that fit side by side could take, given their memory slices and the limits of the
+// profiles in capped.
 func most(all []*Device, of func(inventory.Profile) int, capped map[int]int) int {
 	byStart, end := map[int][]*Device{}, 0
 	for _, d := range all {
@@ -168,7 +168,7 @@ func most(all []*Device, of func(inventory.Profile) int, capped map[int]int) int
 	return from(0)
 }
 
-// multiprocessors are all that MIG can hand out of a GPU.
+// multiprocessors are all that MIG can give out of a GPU.
 func multiprocessors(g *inventory.GPU) int {
 	most := 0
 	for _, p := range g.MIG.Profiles {
@@ -177,7 +177,8 @@ func multiprocessors(g *inventory.GPU) int {
 	return most
 }
 
-// draw is what a device takes of its GPU's counters: a placement its memory slices and engines, every other form all there is.
+// draw is what a device takes from its GPU's counters: a placement takes its memory slices and engines, every other form takes
+// everything.
 func draw(set resourceapi.CounterSet, d *Device) []resourceapi.DeviceCounterConsumption {
 	counters := make(map[string]resourceapi.Counter, len(set.Counters))
 	take := func(name string, n int) {
@@ -199,5 +200,5 @@ func draw(set resourceapi.CounterSet, d *Device) []resourceapi.DeviceCounterCons
 	return []resourceapi.DeviceCounterConsumption{{CounterSet: set.Name, Counters: counters}}
 }
 
-// IsMemorySlice says whether a counter stands for one memory slice of a GPU: two placements that both draw on it overlap.
+// IsMemorySlice says whether a counter stands for one memory slice of a GPU. Two placements that both use it overlap.
 func IsMemorySlice(counter string) bool { return strings.HasPrefix(counter, "memory-slice-") }

@@ -1,15 +1,16 @@
-// Package devices turns a node's GPUs into the devices of one DRA pool, in the forms that somebody wants (Forms). A GPU with one form is
-// one device without counters. Where a GPU has several, they draw on its counter set, so that the scheduler itself cannot hand one GPU out
-// in two forms.
+// Package devices turns a node's GPUs into the devices of one DRA pool, in the configured forms (Forms). A GPU with one form is one
+// device without counters. The devices of a GPU with several forms use its counter set, so that the scheduler itself cannot
+// allocate one GPU in two forms.
 //
-// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its memory and
-// so has it whole; claims that ask for memory share it, as far as memory and cores go. A GPU of ModeShares is such a device too, and its
-// shares are counted.
+// A GPU of ModeShareable is one device that allows multiple allocations. A claim that asks for no capacity consumes all of its
+// memory, and so has it whole. Claims that ask for memory share it, as far as memory and cores suffice. A GPU of ModeShares is such
+// a device too, and its shares are counted.
 //
-// What Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations decides the form Shared (read from
-// structured/internal/incubating, and tried in this package's tests): the first allocation takes the device's counters, later ones skip the
-// counter check, and however many stand, the device's counters are subtracted once. So the form Shared takes every counter of its GPU: from
-// its first share to its last no other form of that GPU can be allocated, and among the shares the capacities memory and cores decide.
+// The form Shared follows from what Kubernetes 1.36.3's allocator does with counters of a device that allows multiple allocations
+// (read from structured/internal/incubating, and tried in this package's tests). The first allocation takes the device's counters.
+// Later ones skip the counter check. However many there are, the device's counters are subtracted once. So the form Shared takes
+// every counter of its GPU: while a share exists, no other form of that GPU can be allocated, and among the shares the capacities
+// memory and cores decide.
 package devices
 
 import (
@@ -26,17 +27,17 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// Device is one device of the pool, and what of the hardware stands behind it.
+// Device is one device of the pool, and the hardware behind it.
 type Device struct {
 	Form Form
 	GPU  *inventory.GPU
-	// Profile and Placement are the MIG form's.
+	// Profile and Placement are set for the MIG form.
 	Profile   inventory.Profile
 	Placement inventory.Placement
-	// Static is a MIG instance that an administrator made: it is handed out as it is and never destroyed.
+	// Static is a MIG instance that an administrator made. It is given out as it is and never removed.
 	Static bool
 
-	// API is what is published, without taints.
+	// API is the published device, without taints.
 	API resourceapi.Device
 }
 
@@ -62,9 +63,9 @@ func (d *Device) multiple() bool {
 	return d.API.AllowMultipleAllocations != nil && *d.API.AllowMultipleAllocations
 }
 
-// As is the device as one claim has it, by what the claim consumes: a GPU of ModeShareable is whole to a claim that consumes all of its
-// memory, and shared to any other. A claim that consumes counted shares shares the GPU, however many it has: how many there are may change
-// under it. Any other device is what it is.
+// As returns the device as one claim has it, given what the claim consumes. A GPU of ModeShareable is whole for a claim that
+// consumes all of its memory, and shared for any other. A claim that consumes counted shares shares the GPU, even with all of them,
+// since their number may change. Any other device stays what it is.
 func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource.Quantity) *Device {
 	if d.Form != Whole || !shared {
 		return d
@@ -81,7 +82,7 @@ func (d *Device) As(shared bool, consumed map[resourceapi.QualifiedName]resource
 // maxText is the API's limit on a string attribute.
 const maxText = resourceapi.DeviceAttributeMaxValueLength
 
-// attributes builds a device's attribute map; what is empty is left out.
+// attributes builds a device's attribute map; it leaves out what is empty.
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 func (a attributes) text(name resourceapi.QualifiedName, value string) {
@@ -138,15 +139,15 @@ func common(n *inventory.Node, g *inventory.GPU, form Form) attributes {
 	return a
 }
 
-// identity adds what names a GPU that is not cut. index is NVML's, which nvidia-smi shows: earlier releases of NVIDIA's DRA driver
-// published it, those of 2026 do not any more, and manifests select by it.
+// identity adds the attributes that identify an undivided GPU. index is NVML's, which nvidia-smi shows. Earlier releases of
+// NVIDIA's DRA driver published it and manifests select by it; releases of 2026 do not.
 func (a attributes) identity(g *inventory.GPU) {
 	a.text(AttrUUID, g.UUID)
 	a[AttrIndex] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.Index))}
 }
 
-// undivided is the whole GPU beside the MIG placements that it can be cut into. Beside them its engines count, as theirs do, under the
-// names that NVIDIA's DRA driver gives them there; a GPU that is offered in no MIG placements has memory alone, there as here.
+// undivided is the whole GPU beside its possible MIG placements. Beside them it has engines as capacities, under the names that
+// NVIDIA's DRA driver uses for them. A GPU that is offered without MIG placements has only memory, as in that driver.
 func undivided(n *inventory.Node, g *inventory.GPU) *Device {
 	d := whole(n, g)
 	if g.MIG == nil || len(g.MIG.Profiles) == 0 {
@@ -178,7 +179,7 @@ func whole(n *inventory.Node, g *inventory.GPU) *Device {
 	}}
 }
 
-// ownMemory is the capacity memory of a GPU that has memory of its own; others, which are part of a system on a chip, have none to count.
+// ownMemory is the capacity memory of a GPU with its own memory. GPUs that are part of a system on a chip have none to count.
 func ownMemory(g *inventory.GPU) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if g.MemoryBytes == 0 {
 		return nil
@@ -190,17 +191,17 @@ func ownMemory(g *inventory.GPU) map[resourceapi.QualifiedName]resourceapi.Devic
 type Share struct {
 	// Memory is what a request that names no memory gets, in bytes.
 	Memory uint64
-	// Cores is what a request that names no cores gets, in percent, at least 1: a share of 0 cores would be one that nobody counts.
+	// Cores is what a request that names no cores gets, in percent. It is at least 1, since a share of 0 cores would not be counted.
 	Cores int64
 }
 
-// Profile is a way to cut GPUs into shares that has a name (a VGPUProfile of mode Software).
+// Profile is a named way to divide GPUs into shares (a VGPUProfile of mode Software).
 type Profile struct {
 	Name  string
 	Share Share
-	// Split is how many shares there are at most; 0: as many as memory and cores leave room for.
+	// Split is the maximum number of shares; 0: as many as memory and cores allow.
 	Split int64
-	// ProductNames are the GPUs it is for; none: all.
+	// ProductNames are the GPUs that it is for; none: all.
 	ProductNames []string
 }
 
@@ -209,8 +210,8 @@ func (p Profile) fits(g *inventory.GPU) bool {
 	return p.Share.Memory <= g.MemoryBytes && (len(p.ProductNames) == 0 || slices.Contains(p.ProductNames, g.ProductName))
 }
 
-// profiled is the shareable form as a profile cuts it: what a request without capacities gets is one share of the profile, so that its
-// extended resource counts shares. A GPU has shares of one profile at a time.
+// profiled is the shareable form for a profile. A request without capacities gets one share of the profile, so that its extended
+// resource counts shares. A GPU has shares of one profile at a time.
 func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
 	d := shared(n, g, p.Share.of(g))
 	d.API.Name = ProfileName(g, p.Name)
@@ -221,7 +222,7 @@ func profiled(n *inventory.Node, g *inventory.GPU, p Profile) *Device {
 	return d
 }
 
-// of fills in a tenth of the GPU for what is not set.
+// of fills in a tenth of the GPU for unset values.
 func (s Share) of(g *inventory.GPU) Share {
 	if s.Memory == 0 {
 		s.Memory = g.MemoryBytes / 10
@@ -235,10 +236,10 @@ func (s Share) of(g *inventory.GPU) Share {
 // shareStep is the grain of a share's memory.
 const shareStep = 1 << 20
 
-// defaultCores is the percentage of a GPU's cores of a share that asks for none.
+// defaultCores is the percentage of a GPU's cores for a share that asks for none.
 const defaultCores = 10
 
-// shared is the GPU cut by memory and cores.
+// shared is the GPU divided by memory and cores.
 func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 	a := common(n, g, Shared)
 	a.identity(g)
@@ -261,19 +262,19 @@ func shared(n *inventory.Node, g *inventory.GPU, share Share) *Device {
 		},
 	}}
 	if g.MemoryBytes == 0 {
-		delete(d.API.Capacity, CapMemory) // its shares divide cores alone
+		delete(d.API.Capacity, CapMemory) // its shares divide only cores
 	}
 	return d
 }
 
-// shareable is the GPU as ModeShareable offers it, under the name and with the type of a whole GPU. A claim without capacities consumes the
-// default of memory, which is all of it, and so excludes every other. The smallest share has a MiB and a percent: a share of nothing would
-// count for nothing.
+// shareable is the GPU in ModeShareable, under the name and with the type of a whole GPU. A claim without capacities consumes the
+// default of memory, which is all of it, and so excludes every other claim. The smallest share has 1 MiB and one percent: a share
+// of zero would not be counted.
 func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	total := g.MemoryBytes &^ (shareStep - 1)
 	cores := int64(defaultCores)
 	if total == 0 {
-		cores = 100 // without memory of its own, a claim that asks for nothing excludes others by its cores
+		cores = 100 // without its own memory, a claim that asks for nothing excludes others by its cores
 	}
 	d := shared(n, g, Share{Memory: total, Cores: cores})
 	d.Form = Whole
@@ -282,8 +283,8 @@ func shareable(n *inventory.Node, g *inventory.GPU) *Device {
 	return d
 }
 
-// mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which nobody changes: a node of eight GPUs
-// has some two hundred placements, and the maps of each take three kilobytes.
+// mould is what all placements of a MIG profile on a GPU have in common. They share its maps, which are never changed: a node of
+// eight GPUs has about two hundred placements, and the maps of each take three kilobytes.
 type mould struct {
 	attributes attributes
 	capacity   map[resourceapi.QualifiedName]resourceapi.DeviceCapacity

@@ -12,21 +12,21 @@ import (
 // Mode is one word for the forms in which a GPU is offered.
 type Mode string
 
-// The modes. A scheduler looks at every device and every counter of a node for each pod that it places there, so each mode beyond Whole has
-// a price that every pod of the cluster pays (docs/scheduling.md has the figures).
+// The modes. A scheduler considers every device and every counter of a node for each pod, so each mode beyond Whole costs time for
+// every pod of the cluster (docs/scheduling.md has the figures).
 const (
-	// ModeWhole offers the whole GPU, to one claim at a time, and draws on no counters.
+	// ModeWhole offers the whole GPU, to one claim at a time. It uses no counters.
 	ModeWhole Mode = "whole"
-	// ModeShareable offers one device that a plain claim has whole, and that claims which ask for memory share. It draws on no counters.
+	// ModeShareable offers one device. A plain claim has it whole; claims that ask for memory share it. It uses no counters.
 	ModeShareable Mode = "shareable"
-	// ModeShares offers one device in a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's consumableShares
-	// does. A share has no limit, but for the memory that its claim asks for. It draws on no counters.
+	// ModeShares offers one device with a number of equal shares, of which a plain claim takes one, as the NVIDIA driver's
+	// consumableShares does. A share has no limit except the memory that its claim asks for. It uses no counters.
 	ModeShares Mode = "shares"
-	// ModeMIG offers the placements of named MIG profiles, and nothing else. It draws on counters where placements exclude each other.
+	// ModeMIG offers only the placements of named MIG profiles. It uses counters where placements exclude each other.
 	ModeMIG Mode = "mig"
-	// ModeProfiles offers the shares of the VGPUProfiles that select the node, and nothing else.
+	// ModeProfiles offers only the shares of the VGPUProfiles that select the node.
 	ModeProfiles Mode = "profiles"
-	// ModeFlexible offers everything at once: whole, shared, and every placement of every MIG profile, all drawing on the GPU's counters.
+	// ModeFlexible offers everything at once: whole, shared, and every placement of every MIG profile. All use the GPU's counters.
 	ModeFlexible Mode = "flexible"
 )
 
@@ -35,7 +35,7 @@ func Modes() []Mode {
 	return []Mode{ModeWhole, ModeShareable, ModeShares, ModeMIG, ModeProfiles, ModeFlexible}
 }
 
-// Forms say in which forms the GPUs of a node are offered. The zero value is ModeWhole.
+// Forms are the forms in which the GPUs of a node are offered. The zero value is ModeWhole.
 type Forms struct {
 	Mode Mode `json:"form"`
 	// MIGProfiles are the MIG profiles of ModeMIG, as NVML names them ("1g.10gb", "1g.10gb+me"); no other mode has any.
@@ -44,11 +44,11 @@ type Forms struct {
 	Shares int `json:"shares,omitempty"`
 }
 
-// MaxShares is the most shares of a GPU. It is far above what a GPU has time for: who wants no limit names it.
+// MaxShares is the maximum number of shares of a GPU. It is far above what is useful, and serves those who want no limit.
 const MaxShares = 10_000
 
-// ParseForms reads Forms as a label's value has them: a mode, after mig its profiles, after shares their number, all joined by "_". A label
-// cannot hold the plus sign of "1g.10gb+me": there a dash stands for it.
+// ParseForms reads Forms from a label's value: a mode, after mig its profiles, after shares their number, all joined by "_". A
+// label cannot hold the plus sign of "1g.10gb+me"; a dash stands for it.
 func ParseForms(text string) (Forms, error) {
 	words := strings.Split(text, "_")
 	f := Forms{Mode: Mode(words[0])}
@@ -66,7 +66,7 @@ func ParseForms(text string) (Forms, error) {
 	return f, f.Validate()
 }
 
-// Validate says what is wrong with the forms, nil where nothing is. Whether a GPU has the profiles only its node knows.
+// Validate says what is wrong with the forms, nil where nothing is. Only its node knows whether a GPU has the profiles.
 func (f Forms) Validate() error {
 	switch {
 	case !slices.Contains(Modes(), f.mode()):
@@ -109,7 +109,7 @@ func (f Forms) mode() Mode {
 	return f.Mode
 }
 
-// profiles are the profiles of a GPU that the forms name, smallest first, and the names that the GPU does not have.
+// profiles returns the profiles of a GPU that the forms name, smallest first, and the names that the GPU does not have.
 func (f Forms) profiles(g *inventory.GPU) (found []inventory.Profile, missing []string) {
 	for _, name := range f.MIGProfiles {
 		i := -1
@@ -125,7 +125,7 @@ func (f Forms) profiles(g *inventory.GPU) (found []inventory.Profile, missing []
 	return bySize(found), missing
 }
 
-// plain writes a profile's name as a label can hold it.
+// plain writes a profile's name in a form that a label can hold.
 func plain(profile string) string { return strings.ReplaceAll(profile, "+", "-") }
 
 func joined[T ~string](words []T, separator string) string {

@@ -33,7 +33,7 @@ func eight() []*inventory.GPU {
 	return gpus
 }
 
-// TestANodePublishesNoMoreThanItsFormsNeed bounds what the API server keeps and what a scheduler looks at, for a node of eight GPUs.
+// TestANodePublishesNoMoreThanItsFormsNeed bounds what the API server stores and the scheduler considers, for a node of eight GPUs.
 //
 //shows:gpu-scheduling
 func TestANodePublishesNoMoreThanItsFormsNeed(t *testing.T) {
@@ -107,7 +107,7 @@ func TestAShareableGPUIsWholeToAPlainClaim(t *testing.T) {
 				if !ok {
 					continue
 				}
-				// What was consumed says at prepare which of the two it is.
+				// The consumed capacity tells prepare which of the two it is.
 				wholly := a.memory == "" || a.memory == "40Gi"
 				form := pool.Device(results[0].Device).As(results[0].ShareID != nil, results[0].ConsumedCapacity).Form
 				if (form == devices.Whole) != wholly {
@@ -197,7 +197,7 @@ func TestWhatClaimsHoldStaysPublished(t *testing.T) {
 	}
 }
 
-// TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn holds the one case in which the scheduler itself sees another device under the
+// TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn covers the one case in which the scheduler sees another device under the
 // same name.
 func TestSharesKeepTheirGPUFromAPlainClaimWhileItIsWithdrawn(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{Forms: forms(t, "shareable")}))

@@ -13,11 +13,11 @@ import (
 // Driver is the DRA driver's name, as existing DeviceClasses select it.
 const Driver = "gpu.nvidia.com"
 
-// PoolName is the pool of a node. It differs from the other drivers' pools: the allocator of Kubernetes 1.36 keys counters by the pool's
-// name without the driver's.
+// PoolName is the pool of a node. It differs from the other drivers' pools, because the allocator of Kubernetes 1.36 keys counters
+// by the pool's name without the driver's.
 func PoolName(node string) string { return node + "-gpu" }
 
-// Form is a way to hand out a GPU.
+// Form is a way to offer a GPU.
 type Form string
 
 const (
@@ -25,11 +25,11 @@ const (
 	Whole Form = "gpu"
 	// MIG is a hardware partition at one placement.
 	MIG Form = "mig"
-	// Shared is the GPU cut by memory and cores for several claims.
+	// Shared is the GPU divided by memory and cores for several claims.
 	Shared Form = "shared"
 )
 
-// Names of attributes and capacities in the driver's own domain, as existing selectors write them.
+// Names of attributes and capacities in the driver's own domain, as existing selectors use them.
 const (
 	AttrType              resourceapi.QualifiedName = "type"
 	AttrUUID              resourceapi.QualifiedName = "uuid"
@@ -45,10 +45,10 @@ const (
 	AttrAddressingMode    resourceapi.QualifiedName = "addressingMode"
 	AttrCliqueID          resourceapi.QualifiedName = "cliqueID"
 	AttrNVLinkDomain      resourceapi.QualifiedName = "nvlinkDomain"
-	// AttrVGPUProfile is the VGPUProfile that a shareable form is cut by; the form that no profile made lacks it.
+	// AttrVGPUProfile is the VGPUProfile of a shareable form. A shareable form without a profile lacks it.
 	AttrVGPUProfile resourceapi.QualifiedName = "vgpuProfile"
 
-	// AttrPCIeSwitch is the bus id of the PCIe switch above a device, published by the GPU and RDMA drivers alike.
+	// AttrPCIeSwitch is the bus ID of the PCIe switch above a device. The GPU and RDMA drivers both publish it.
 	AttrPCIeSwitch resourceapi.QualifiedName = "gpufabric.io/pcieSwitch"
 	// AttrNUMANode is a scalar, so that a claim's matchAttribute works across drivers.
 	AttrNUMANode resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
@@ -68,7 +68,7 @@ const (
 // WholeName is the device name of a whole GPU.
 func WholeName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d", g.Minor) }
 
-// GPUOf is what the names of one GPU's devices have in common: gpu-<minor>.
+// GPUOf is the common prefix of the names of one GPU's devices: gpu-<minor>.
 func GPUOf(device string) string {
 	minor, ok := strings.CutPrefix(device, "gpu-")
 	if !ok {
@@ -81,8 +81,8 @@ func GPUOf(device string) string {
 // SharedName is the device name of a GPU's shareable form.
 func SharedName(g *inventory.GPU) string { return fmt.Sprintf("gpu-%d-shared", g.Minor) }
 
-// ProfileName is the device name of a GPU's shareable form as a VGPUProfile cuts it. A device name is a DNS label of at most 63 characters,
-// a VGPUProfile's name may be longer and have dots: such a name gives way to its hash.
+// ProfileName is the device name of a GPU's shareable form for a VGPUProfile. A device name is a DNS label of at most 63
+// characters. A VGPUProfile's name may be longer and have dots: its hash is used then.
 func ProfileName(g *inventory.GPU, profile string) string {
 	name := fmt.Sprintf("gpu-%d-shared-%s", g.Minor, profile)
 	if len(name) <= 63 && !strings.Contains(profile, ".") {

@@ -12,7 +12,8 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// TaintWithdrawn is the key of the taint on a device that claims still share, and whose GPU is to be offered in another form once they end.
+// TaintWithdrawn is the key of the taint on a device that claims still share, and whose GPU will be offered in another form once
+// they end.
 const TaintWithdrawn = "gpufabric.io/form-withdrawn"
 
 // Pool is every device of a node, by name.
@@ -20,12 +21,13 @@ type Pool struct {
 	node    *inventory.Node
 	options Options
 	devices map[string]*Device
-	// order is the order of publication: by GPU, and within a GPU whole, shared, then MIG by size. The allocator takes the first that fits.
+	// order is the order of publication: by GPU, and within a GPU whole, shared, then MIG by size. The allocator takes the first
+	// device that fits.
 	order []*Device
 	sets  []resourceapi.CounterSet
-	// withdrawn are the devices that are there for the claims that share them, and for no other.
+	// withdrawn are the devices that exist only for the claims that share them already.
 	withdrawn map[string]bool
-	// Settling are the GPUs, by UUID, that keep a form which is not offered any more until the claims that hold it end.
+	// Settling are the GPUs, by UUID, that keep a form which is no longer offered until the claims that hold it end.
 	Settling map[string]bool
 	// Problems are devices that could not be offered.
 	Problems []error
@@ -35,16 +37,16 @@ type Pool struct {
 type Options struct {
 	// Forms are the forms in which they are offered.
 	Forms Forms
-	// Held are the devices that claims hold: they stay published, whatever Forms say.
+	// Held are the devices that claims hold. They stay published, whatever Forms say.
 	Held []Held
-	// Share is what a share of a GPU gets that asks for nothing; the zero value is a tenth of the GPU.
+	// Share is the default share of a GPU; the zero value is a tenth of the GPU.
 	Share Share
-	// Profiles are the named ways to cut the node's GPUs into shares.
+	// Profiles are the named ways to divide the node's GPUs into shares.
 	Profiles []Profile
-	// Static lists the MIG instances that stand on GPUs whose layout an administrator made, by GPU UUID. A GPU with an entry is offered as
-	// those instances alone.
+	// Static lists the MIG instances on GPUs whose layout an administrator made, by GPU UUID. Such a GPU is offered only as those
+	// instances.
 	Static map[string][]Instance
-	// MIGMode are the GPUs, by UUID, that somebody else brought into MIG mode: they are offered in MIG forms alone, though a claim could
+	// MIGMode are the GPUs, by UUID, that somebody else switched to MIG mode. They are offered only in MIG forms, though a claim could
 	// switch the mode off.
 	MIGMode map[string]bool
 	// NoMIG offers no MIG placements on GPUs without static instances.
@@ -56,11 +58,11 @@ type Held struct {
 	Device string
 	// Shared says that other claims may hold the device too.
 	Shared bool
-	// Counted says that the claim holds shares that are counted, of a GPU of ModeShares.
+	// Counted says that the claim holds counted shares of a GPU of ModeShares.
 	Counted bool
 }
 
-// Instance is a MIG instance that stands: a GPU instance with one compute instance that fills it.
+// Instance is an existing MIG instance: a GPU instance with one compute instance that fills it.
 type Instance struct {
 	ProfileID int
 	Start     int
@@ -70,7 +72,7 @@ type Instance struct {
 	Held bool
 }
 
-// NewPool lays out the devices of a node.
+// NewPool builds the devices of a node.
 func NewPool(n *inventory.Node, o Options) *Pool {
 	p := &Pool{node: n, options: o, devices: map[string]*Device{}, withdrawn: map[string]bool{}, Settling: map[string]bool{}}
 	for _, g := range n.GPUs {
@@ -88,8 +90,8 @@ func NewPool(n *inventory.Node, o Options) *Pool {
 	return p
 }
 
-// wanted are the devices of a GPU that Forms ask for, as far as its MIG mode lets it have them: a GPU whose mode only a reset changes has
-// the forms of its mode.
+// wanted are the devices of a GPU that Forms ask for and its MIG mode allows: a GPU whose mode only a reset changes has the forms
+// of its mode.
 func (p *Pool) wanted(g *inventory.GPU) []*Device {
 	all := p.asked(g)
 	fixed := p.options.MIGMode[g.UUID]
@@ -147,7 +149,7 @@ func (p *Pool) asked(g *inventory.GPU) []*Device {
 	return slices.Concat([]*Device{whole(n, g)}, shares)
 }
 
-// cuttable are the profiles that a GPU may be cut by on demand.
+// cuttable are the profiles into which a GPU may be divided on demand.
 func (p *Pool) cuttable(g *inventory.GPU) []inventory.Profile {
 	if !g.CanBeCut() || p.options.NoMIG {
 		return nil
@@ -196,8 +198,8 @@ func (p *Pool) placements(g *inventory.GPU, profiles []inventory.Profile) []*Dev
 	return out
 }
 
-// kept are the devices of a GPU that claims hold, where one of them is not among those that are wanted; else nil. Nothing else of the GPU
-// is offered until they end: what is wanted may exclude them, and the scheduler could not know.
+// kept are the devices of a GPU that claims hold, where one of them is not among the wanted ones; else nil. Nothing else of the GPU
+// is offered until they end: the wanted devices may exclude them, and the scheduler could not know.
 func (p *Pool) kept(g *inventory.GPU, wanted []*Device) []*Device {
 	var kept []*Device
 	foreign := false
@@ -234,7 +236,7 @@ func of(g *inventory.GPU, device string) bool {
 	return ok && (rest == "" || rest[0] == '-')
 }
 
-// possible is a device that a GPU could be offered as, nil where it cannot.
+// possible is a device in some form of a GPU, nil where the GPU cannot have it.
 func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 	n := p.node
 	switch {
@@ -252,7 +254,7 @@ func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 				return profiled(n, g, profile)
 			}
 		}
-		// A share of a profile that is not known (yet, or any more): what it may use stands in its claim.
+		// The profile of this share is unknown (not yet known, or no longer). Its claim says what it may use.
 		d := shared(n, g, p.options.Share.of(g))
 		d.API.Name = h.Device
 		return d
@@ -267,7 +269,7 @@ func (p *Pool) possible(g *inventory.GPU, h Held) *Device {
 	return nil
 }
 
-// static are the instances that stand on a GPU: nothing else of it is offered.
+// static are the existing instances of a GPU: nothing else of it is offered.
 func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
 	var out []*Device
 	for _, i := range instances {
@@ -280,7 +282,7 @@ func (p *Pool) static(g *inventory.GPU, instances []Instance) []*Device {
 		}
 		d := mouldOf(p.node, g, profile).partition(g, profile, profile.Placements[at])
 		if d.Static = !i.Held; d.Static {
-			// It stays as it is, so its UUID is one to select it by. One that was made for a claim goes with the claim.
+			// It is permanent, so selecting it by UUID is useful. An instance that was made for a claim goes with the claim.
 			d.API.Attributes = maps.Clone(d.API.Attributes)
 			attributes(d.API.Attributes).text(AttrUUID, i.UUID)
 		}
@@ -293,7 +295,8 @@ func (p *Pool) problem(format string, args ...any) {
 	p.Problems = append(p.Problems, fmt.Errorf(format, args...))
 }
 
-// offer publishes devices of one GPU, with counters where the scheduler could otherwise hand two of them out that exclude each other.
+// offer publishes devices of one GPU. It adds counters where the scheduler could otherwise allocate two devices that exclude each
+// other.
 func (p *Pool) offer(g *inventory.GPU, all []*Device) {
 	if _, settling := p.Settling[g.UUID]; !settling && exclusive(all) {
 		set := counterSet(g, all)
@@ -308,8 +311,8 @@ func (p *Pool) offer(g *inventory.GPU, all []*Device) {
 	}
 }
 
-// bySize puts small profiles first, so that a request that any profile satisfies takes the smallest, and those with extras after those
-// without.
+// bySize sorts small profiles first, so that a request that any profile satisfies takes the smallest. Profiles with extras come
+// after those without.
 func bySize(profiles []inventory.Profile) []inventory.Profile {
 	sorted := slices.Clone(profiles)
 	slices.SortStableFunc(sorted, func(a, b inventory.Profile) int {
@@ -327,8 +330,8 @@ func bySize(profiles []inventory.Profile) []inventory.Profile {
 	return sorted
 }
 
-// Device finds a device by name, nil where the node can have none of that name. One that is not published is found all the same: a claim
-// may have been allocated it a moment before its form was withdrawn, and the node's ledger decides whether the claim can still have it.
+// Device finds a device by name, nil where the node can have none of that name. It also finds unpublished devices: a claim may have
+// been allocated one just before its form was withdrawn, and the node's ledger decides whether the claim can still have it.
 func (p *Pool) Device(name string) *Device {
 	if d := p.devices[name]; d != nil {
 		return d
@@ -344,12 +347,12 @@ func (p *Pool) Device(name string) *Device {
 // Published says whether a device of that name is published.
 func (p *Pool) Published(name string) bool { return p.devices[name] != nil }
 
-// Devices are all published devices in the order of publication.
+// Devices returns all published devices in the order of publication.
 func (p *Pool) Devices() []*Device { return p.order }
 
-// Slices lays the pool out in as few ResourceSlices as the API allows: counter sets, where there are any, at most 8 a slice, then the
-// devices, at most 64 a slice, which is the limit for those with counters or taints (a taint must not change the layout of a node's
-// slices). taints are added to the devices they name.
+// Slices returns the pool as ResourceSlices, as few as the API allows. Counter sets come first, at most 8 a slice, then the
+// devices, at most 64 a slice. 64 is the limit for devices with counters or taints; it always applies, since a taint must not
+// change the layout of a node's slices. taints are added to the devices that they name.
 func (p *Pool) Slices(taints map[string][]resourceapi.DeviceTaint) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	for sets := range slices.Chunk(p.sets, resourceapi.ResourceSliceMaxCounterSets) {

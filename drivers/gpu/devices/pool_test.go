@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// TestTheAPIAcceptsTheLayout holds the limits that the API server enforces on slices of 1.36.
+// TestTheAPIAcceptsTheLayout checks the API server's limits on slices in 1.36.
 func TestTheAPIAcceptsTheLayout(t *testing.T) {
 	var gpus []*inventory.GPU
 	for i := range 16 {
@@ -113,7 +113,8 @@ func TestAttributesOfAWholeGPU(t *testing.T) {
 	}
 }
 
-// NVIDIA's DRA driver counts a whole GPU's engines beside the MIG devices that it can be cut into, and memory alone otherwise.
+// NVIDIA's DRA driver counts a whole GPU's engines beside the MIG devices that it can be divided into, and only its memory
+// otherwise.
 func TestAWholeGPUsEnginesCountBesideItsMIGPlacements(t *testing.T) {
 	g := a100(0)
 	for name, want := range map[resourceapi.QualifiedName]int64{"multiprocessors": 98, "copyEngines": 7, "decoders": 5, "encoders": 0,

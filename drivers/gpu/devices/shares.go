@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// counted is the GPU as ModeShares offers it, under the name and with the type of a whole GPU. Names, defaults and ranges of the capacities
-// are the NVIDIA driver's (sigs.k8s.io/dra-driver-nvidia-gpu v0.5.0, consumableShares with a number): a claim that asks for nothing takes
-// one share and no memory, so that claims divide the GPU's time and trust each other with its memory.
+// counted is the GPU in ModeShares, under the name and with the type of a whole GPU. The capacities have the names, defaults and
+// ranges of the NVIDIA driver (sigs.k8s.io/dra-driver-nvidia-gpu v0.5.0, consumableShares with a number). A claim that asks for
+// nothing takes one share and no memory, so claims divide the GPU's time and trust each other with its memory.
 func counted(n *inventory.Node, g *inventory.GPU, shares int) *Device {
 	d := whole(n, g)
 	d.API.AllowMultipleAllocations = ptr.To(true)
@@ -28,18 +28,18 @@ func counted(n *inventory.Node, g *inventory.GPU, shares int) *Device {
 	return d
 }
 
-// numbered is a capacity of so many, of which a request that names none takes one.
+// numbered is a capacity of a number of units; a request without an amount takes one.
 func numbered(n int64) resourceapi.DeviceCapacity {
 	one, all := resource.NewQuantity(1, resource.DecimalSI), resource.NewQuantity(n, resource.DecimalSI)
 	amounts := &resourceapi.CapacityRequestPolicyRange{Min: one, Max: all}
 	if n > 1 {
-		// A step that leads beyond the capacity would have the API server refuse the slice, and with it the node's other GPUs.
+		// If a step led beyond the capacity, the API server would refuse the slice, and the node's other GPUs with it.
 		amounts.Step = one
 	}
 	return resourceapi.DeviceCapacity{Value: *all, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: one, ValidRange: amounts}}
 }
 
-// Counts says whether what a claim consumes of a device are counted shares.
+// Counts says whether a claim on a device consumes counted shares.
 func Counts(consumed map[resourceapi.QualifiedName]resource.Quantity) bool {
 	_, counts := consumed[CapShares]
 	return counts
@@ -54,7 +54,7 @@ func CountedShares(d resourceapi.Device) int64 {
 	return c.Value.Value()
 }
 
-// DescribeWhole names in a word or two how a published device of type gpu is offered.
+// DescribeWhole says in a word or two how a published device of type gpu is offered.
 func DescribeWhole(d resourceapi.Device) string {
 	switch shares := CountedShares(d); {
 	case shares > 0:
@@ -66,8 +66,8 @@ func DescribeWhole(d resourceapi.Device) string {
 }
 
 // canBe says whether a device is the one that a claim holds, in the way in which the claim holds it. A GPU of ModeShares and one of
-// ModeShareable are not the same: the scheduler subtracts what a claim consumes from the capacities of those names alone, and would give a
-// GPU whole to one claim that others share by count.
+// ModeShareable are not the same. The scheduler subtracts what a claim consumes only from capacities of the same names, so it would
+// give a GPU whole to one claim while others share it by count.
 func (d *Device) canBe(h Held) bool {
 	return d.Name() == h.Device && (!h.Shared || d.multiple() && (CountedShares(d.API) > 0) == h.Counted)
 }

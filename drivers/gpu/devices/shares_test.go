@@ -55,7 +55,8 @@ func TestCountedSharesAreGivenUntilTheyEnd(t *testing.T) {
 	}
 }
 
-// TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes compares name by name with applyConsumableShares of dra-driver-nvidia-gpu v0.5.0.
+// TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes compares with applyConsumableShares of dra-driver-nvidia-gpu v0.5.0, name by
+// name.
 func TestAGPUWithSharesIsPublishedAsTheNVIDIADriverDoes(t *testing.T) {
 	uneven := a100(0)
 	uneven.MemoryBytes += 12345
@@ -94,7 +95,7 @@ func TestAGPUWhoseMemoryIsNotKnownHasSharesAlone(t *testing.T) {
 	}
 }
 
-// TestAWholeGPUIsNotSharedBecauseSharesAreWanted changes the form under a claim that has the GPU alone.
+// TestAWholeGPUIsNotSharedBecauseSharesAreWanted changes the form while a claim has the GPU alone.
 func TestAWholeGPUIsNotSharedBecauseSharesAreWanted(t *testing.T) {
 	s := newScheduler(t, devices.NewPool(node(a100(0)), devices.Options{}))
 	if _, ok := s.allocate(ask{form: "gpu"}); !ok {

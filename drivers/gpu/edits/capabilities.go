@@ -13,11 +13,12 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// Capabilities finds the device nodes that open MIG devices. They are listed by the driver under /proc, never computed.
+// Capabilities finds the device nodes that open MIG devices. It reads them from the driver's list under /proc and never computes
+// them.
 type Capabilities struct {
 	// ProcRoot stands for /proc.
 	ProcRoot string
-	// DevRoot stands for /dev as this process sees it, HostDevRoot as the container runtime does; empty: the same.
+	// DevRoot stands for /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the same.
 	DevRoot, HostDevRoot string
 }
 
@@ -34,8 +35,8 @@ func (c Capabilities) Nodes(gpuMinor, gpuInstance, computeInstance int) ([]*spec
 			return nil, err
 		}
 		path := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor)
-		// The kernel's driver makes no such node: it appears in the /dev of whoever runs NVML or nvidia-modprobe, if that can be written to. Its
-		// number is all that a container needs.
+		// The kernel's driver makes no such node. It appears in the /dev of whoever runs NVML or nvidia-modprobe, if that /dev is
+		// writable. A container needs only its number.
 		n, err := Options{DevRoot: c.DevRoot, HostDevRoot: c.HostDevRoot, ProcDevices: filepath.Join(c.ProcRoot, "devices")}.deviceNode(path,
 			known)
 		if err != nil {
@@ -64,7 +65,7 @@ func (c Capabilities) minor(name string) (int, error) {
 		return 0, fmt.Errorf("MIG capability %s: neither %s nor the table of all minors: %w", name, own, err)
 	}
 	defer func() { _ = f.Close() }()
-	// The table leaves the word mig out: gpu0/gi1/ci0/access 13.
+	// The table omits the word mig: gpu0/gi1/ci0/access 13.
 	key := strings.Replace(name, "/mig/", "/", 1) + " "
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), key); ok {

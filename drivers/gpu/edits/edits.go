@@ -1,5 +1,5 @@
-// Package edits knows what a container needs to use a GPU: device nodes, the driver's libraries and programs, hooks. nvcdi finds them once,
-// when the plugin starts or the hardware changes; preparing a claim only picks from what was found.
+// Package edits knows what a container needs to use a GPU: device nodes, the driver's libraries and programs, hooks. nvcdi finds
+// them once, when the plugin starts or the hardware changes. Preparing a claim only picks from the result.
 package edits
 
 import (
@@ -25,33 +25,34 @@ import (
 // Options say where to look.
 type Options struct {
 	NVML nvml.Interface
-	// DriverRoot is the driver's root as this process sees it, HostDriverRoot as the container runtime does; empty: the same.
+	// DriverRoot is the driver's root as this process sees it, HostDriverRoot as the container runtime sees it; empty: the same.
 	DriverRoot, HostDriverRoot string
-	// DevRoot is the directory that stands for /dev as this process sees it, HostDevRoot as the container runtime does; empty: the same.
+	// DevRoot is the directory that stands for /dev as this process sees it, HostDevRoot as the container runtime sees it; empty: the
+	// same.
 	DevRoot, HostDevRoot string
 	// ProcDevices is the file that stands for /proc/devices.
 	ProcDevices string
-	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only where
-	// their own loader looks.
+	// HookPath is nvidia-cdi-hook on the host. Without one no hooks are injected: containers then find the driver's libraries only
+	// where their own loader searches.
 	HookPath string
 	// Extra is added to what every container gets.
 	Extra specs.ContainerEdits
 	Log   logr.Logger
 }
 
-// Set is what was found.
+// Set is the result of a search.
 type Set struct {
 	common specs.ContainerEdits
 	gpus   map[string]specs.ContainerEdits
-	// Problems say what could not be found; containers go without it.
+	// Problems say what could not be found; containers do without it.
 	Problems []error
-	// lacking are the device nodes that no container can do without and that could not be found, by GPU; under "" those of every GPU.
+	// lacking are the missing device nodes without which no container can work, by GPU; under "" those of every GPU.
 	lacking map[string][]error
-	// seen is what was looked at, to know when to look again.
+	// seen is what was read, to know when to search again.
 	seen traces
 }
 
-// Find looks for everything the node's GPUs need.
+// Find searches for everything that the node's GPUs need.
 func Find(n *inventory.Node, o Options) (*Set, error) {
 	if o.HostDriverRoot == "" {
 		o.HostDriverRoot = o.DriverRoot
@@ -79,10 +80,10 @@ func Find(n *inventory.Node, o Options) (*Set, error) {
 		s.common = o.parts()
 	}
 	s.common.Mounts = slices.DeleteFunc(s.common.Mounts, func(m *specs.Mount) bool {
-		return strings.HasSuffix(m.ContainerPath, "/tmp/nvidia-mps") // the host's own MPS daemon is nothing for tenants; a claim has its own
+		return strings.HasSuffix(m.ContainerPath, "/tmp/nvidia-mps") // the host's own MPS daemon is not for tenants; a claim has its own
 	})
 	s.common.Env = slices.DeleteFunc(s.common.Env, func(e string) bool { return strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=") })
-	// Tells a container runtime that injects GPUs by environment to leave this container alone.
+	// This tells a container runtime that injects GPUs by environment to leave this container alone.
 	s.common.Env = append(s.common.Env, "NVIDIA_VISIBLE_DEVICES=void")
 	if o.HookPath == "" {
 		s.common.Mounts = append(s.common.Mounts, links(s.common.Mounts)...)
@@ -138,7 +139,7 @@ func (s *Set) find(lib nvcdi.Interface, g *inventory.GPU) specs.ContainerEdits {
 	return e
 }
 
-// parts gathers what a driver root without libcuda has, by name. Device nodes are seen to by complete.
+// parts collects what a driver root without libcuda has, by name. complete handles the device nodes.
 func (o Options) parts() specs.ContainerEdits {
 	var e specs.ContainerEdits
 	for _, pattern := range []string{"usr/lib64/libnvidia-*.so*", "usr/lib64/libcuda.so*", "usr/lib/*-linux-gnu/libnvidia-*.so*",
@@ -157,8 +158,8 @@ func (o Options) parts() specs.ContainerEdits {
 	return e
 }
 
-// links are mounts in place of the symbolic links that a hook would make: programs look for libnvidia-ml.so.1, and what is mounted is
-// libnvidia-ml.so.570.158.01.
+// links are mounts in place of the symbolic links that a hook would make: programs look for libnvidia-ml.so.1, but the mounted file
+// is libnvidia-ml.so.570.158.01.
 func links(mounts []*specs.Mount) []*specs.Mount {
 	var out []*specs.Mount
 	there := map[string]bool{}
@@ -193,10 +194,10 @@ func links(mounts []*specs.Mount) []*specs.Mount {
 	return out
 }
 
-// toHost rewrites host paths from where this process sees the driver to where the container runtime does.
+// toHost converts host paths from this process's view of the driver to the container runtime's.
 func (o Options) toHost(s *Set) error {
 	var steps []transform.Transformer
-	// Device nodes first: where they lie below the driver's root they are that root's.
+	// Device nodes first: those below the driver's root belong to that root.
 	for _, move := range [][2]string{{o.DevRoot, o.HostDevRoot}, {o.DriverRoot, o.HostDriverRoot}} {
 		if from, to := filepath.Clean(move[0]), filepath.Clean(move[1]); from != to {
 			steps = append(steps, root.New(root.WithRoot(from), root.WithTargetRoot(to), root.WithRelativeTo("host")))
@@ -221,13 +222,14 @@ func (o Options) toHost(s *Set) error {
 	return errors.Join(errs...)
 }
 
-// Common is what every container with a device of this driver needs.
+// Common returns what every container with a device of this driver needs.
 func (s *Set) Common() specs.ContainerEdits { return clone(s.common) }
 
-// GPU is what a container needs for a whole GPU or a share of one.
+// GPU returns what a container needs for a whole GPU or a share of one.
 func (s *Set) GPU(g *inventory.GPU) specs.ContainerEdits { return clone(s.gpus[g.UUID]) }
 
-// Partition is what a container needs for a MIG device: the parent's node alone, and the two capability nodes that open it.
+// Partition returns what a container needs for a MIG device: only the parent's node, and the two capability nodes that open the
+// device.
 func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	node := nodePath(g)
@@ -240,13 +242,13 @@ func (s *Set) Partition(g *inventory.GPU, capabilities ...*specs.DeviceNode) spe
 	return e
 }
 
-// clone copies the lists, so that a caller may append; what they point to is never changed.
+// clone copies the lists, so that a caller may append. What they point to is never changed.
 func clone(e specs.ContainerEdits) specs.ContainerEdits {
 	e.Env, e.DeviceNodes, e.Hooks, e.Mounts = slices.Clone(e.Env), slices.Clone(e.DeviceNodes), slices.Clone(e.Hooks), slices.Clone(e.Mounts)
 	return e
 }
 
-// Merge appends what e has to into.
+// Merge appends the edits in e to into.
 func Merge(into *specs.ContainerEdits, e specs.ContainerEdits) {
 	into.Env = append(into.Env, e.Env...)
 	into.DeviceNodes = append(into.DeviceNodes, e.DeviceNodes...)

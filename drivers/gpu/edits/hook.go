@@ -16,24 +16,25 @@ import (
 // HookProgram is where our image has nvidia-cdi-hook.
 const HookProgram = "/usr/bin/nvidia-cdi-hook"
 
-// NoHook is the wish for containers without hooks.
+// NoHook is the setting for containers without hooks.
 const NoHook = "none"
 
-// Hook is the program that the container runtime runs in a container that is being made: it writes the container's cache of libraries, so
-// that a loader that does not search the mounted directories finds libcuda.so.1 too, keeps programs from making device nodes that the
-// container must not have, and chooses the newer of the driver's CUDA library and the image's (forward compatibility).
+// Hook is the program that the container runtime runs in a container before it starts. It writes the container's cache of
+// libraries, so that a loader that does not search the mounted directories finds libcuda.so.1 too. It prevents programs from making
+// device nodes that the container must not have. It chooses the newer of the driver's CUDA library and the image's (forward
+// compatibility).
 type Hook struct {
-	// Wish is a path on the host of a hook that is there already, NoHook, or empty for our own.
+	// Wish is the host's path of an existing hook, NoHook, or empty for our own.
 	Wish string
 	// Own is nvidia-cdi-hook in this container; it is linked statically, since it runs with whatever the host has.
 	Own string
-	// Directory is where ours is put, at the same path here and on the host.
+	// Directory is where our hook is installed, at the same path here and on the host.
 	Directory string
 	Writer    atomicfile.Writer
 }
 
-// Install returns where the hook is on the host, having put it there where it is ours; empty: containers get no hooks. It may be repeated,
-// also while the hook runs.
+// Install returns the path of the hook on the host, and installs it there if it is ours; empty: containers get no hooks. It may be
+// repeated, also while the hook runs.
 func (h Hook) Install() (string, error) {
 	switch h.Wish {
 	case "":
@@ -62,8 +63,8 @@ func (h Hook) Install() (string, error) {
 	return path, nil
 }
 
-// ldconfig is the host's ldconfig, which the hook runs on a container's files: below the driver root where one is there, else empty, which
-// is the hook's default /sbin/ldconfig. It is an error where the driver root is the host's own and has none.
+// ldconfig is the host's ldconfig, which the hook runs on a container's files. It is below the driver root where that has one, else
+// empty for the hook's default, /sbin/ldconfig. It is an error where the driver root is the host's own and has none.
 func (o Options) ldconfig() (string, error) {
 	for _, name := range []string{"sbin/ldconfig", "usr/sbin/ldconfig"} {
 		file, err := symlink.FollowSymlinkInScope(filepath.Join(o.DriverRoot, name), o.DriverRoot)

@@ -79,7 +79,7 @@ int main(void) {
 }
 `
 
-// The driver's files are mounted where they lie on the host, which may be where the container's loader does not look.
+// The driver's files are mounted at their paths on the host, which the container's loader may not search.
 //
 //shows:gpu-hook
 func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
@@ -122,8 +122,8 @@ func TestTheHookHasAContainerFindLibcuda(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(bundle, "config.json"), string(spec))
-	// As the container runtime runs a hook of createContainer: in the container's mount namespace, where its root is a mount, with its state
-	// on the standard input.
+	// This is how the container runtime runs a createContainer hook: in the container's mount namespace, with its root as a mount, and
+	// with its state on the standard input.
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", `mount --bind "$1" "$1" && shift && exec "$@"`, "sh", container,
 		hook, "update-ldcache", "--ldconfig-path", "/sbin/ldconfig", "--folder", "/opt/driver/lib")
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.2.0","id":"c1","status":"creating","pid":%d,"bundle":%q}`, os.Getpid(),

@@ -18,8 +18,9 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// controlNodes are the driver's device nodes besides those of GPUs, with how an administrator has them made. A container cannot use CUDA
-// without those that have a remedy; the others are for profilers and for graphics, and there is none where their module is not loaded.
+// controlNodes are the driver's device nodes besides those of GPUs, each with the way for an administrator to make it. A container
+// cannot use CUDA without the nodes that have a remedy. The others are for profilers and graphics, and do not exist where their
+// module is not loaded.
 var controlNodes = []struct{ path, remedy string }{
 	{"/dev/nvidiactl", "nvidia-modprobe, or nvidia-smi on the node, makes it"},
 	{"/dev/nvidia-uvm", "nvidia-modprobe -u -c 0, or modprobe nvidia-uvm, loads the module and makes it"},
@@ -29,9 +30,9 @@ var controlNodes = []struct{ path, remedy string }{
 
 // MissingNodeError is a device node of which neither the file nor the number is known.
 type MissingNodeError struct {
-	// Path is the node's in a container, Looked where it was looked for, Table the kernel's table of numbers.
+	// Path is the node's path in a container, Looked where it was searched, Table the kernel's table of numbers.
 	Path, Looked, Table string
-	// Err is why the file could not be seen.
+	// Err is why the file could not be found.
 	Err error
 }
 
@@ -39,14 +40,14 @@ func (e *MissingNodeError) Error() string {
 	return fmt.Sprintf("device node %s: there is no %s (%v), and %s has no number for it", e.Path, e.Looked, e.Err, e.Table)
 }
 
-// Unwrap returns the error beneath.
+// Unwrap returns the underlying error.
 func (e *MissingNodeError) Unwrap() error { return e.Err }
 
 // nodePath is a GPU's device node in a container.
 func nodePath(g *inventory.GPU) string { return fmt.Sprintf("/dev/nvidia%d", g.Minor) }
 
-// deviceNode is a node by its number, by the file that stands under the dev root, or by both. The file may be of any kind: on a machine
-// where nobody may make device nodes they are plain files, and the container runtime says so where it matters.
+// deviceNode is a node with its number, the file under the dev root, or both. The file may be of any kind: on a machine that allows
+// no device nodes they are plain files, and the container runtime reports that where it matters.
 func (o Options) deviceNode(path string, known driver.Numbers) (*specs.DeviceNode, error) {
 	n := &specs.DeviceNode{Path: path}
 	number([]*specs.DeviceNode{n}, known)
@@ -64,7 +65,7 @@ func (o Options) deviceNode(path string, known driver.Numbers) (*specs.DeviceNod
 	return n, nil
 }
 
-// unwrapped leaves out the path, which stands beside it.
+// unwrapped omits the path, which the message already has.
 func unwrapped(err error) error {
 	var of *fs.PathError
 	if errors.As(err, &of) {
@@ -73,8 +74,8 @@ func unwrapped(err error) error {
 	return err
 }
 
-// complete adds the device nodes that were not found as files and whose numbers are known, and notes those that containers cannot do
-// without.
+// complete adds the device nodes that were not found as files but whose numbers are known. It records those that containers cannot
+// do without.
 func (s *Set) complete(o Options, n *inventory.Node) {
 	for _, node := range controlNodes {
 		if err := o.add(&s.common, node.path, s.seen.majors); err != nil && node.remedy != "" {
@@ -94,7 +95,7 @@ func (s *Set) complete(o Options, n *inventory.Node) {
 	}
 }
 
-// add sees to it that a node is among a container's.
+// add makes sure that a node is among a container's.
 func (o Options) add(e *specs.ContainerEdits, path string, known driver.Numbers) error {
 	if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path }) {
 		return nil
@@ -116,16 +117,16 @@ func (s *Set) Lacking(gpus ...*inventory.GPU) error {
 	return errors.Join(errs...)
 }
 
-// traces are what tells that looking again may find something else.
+// traces show whether another search may find something else.
 type traces struct {
 	procDevices string
 	majors      driver.Numbers
-	// files are what containers get of the node, directories where the driver has its files, with the time of their last change.
+	// files are the files of the node that containers get, and the directories of the driver's files, with their modification times.
 	files       []string
 	directories map[string]time.Time
 }
 
-// trace notes what containers get, as this process sees it.
+// trace records what containers get, with the paths of this process.
 func (o Options) trace(common specs.ContainerEdits, gpus ...specs.ContainerEdits) traces {
 	t := traces{procDevices: o.ProcDevices, majors: driver.ReadNumbers(o.ProcDevices), directories: map[string]time.Time{}}
 	for _, e := range append(gpus, common) {
@@ -145,7 +146,7 @@ func (o Options) trace(common specs.ContainerEdits, gpus ...specs.ContainerEdits
 	return t
 }
 
-// changed is when a directory's entries changed last; the zero time for one that is not there.
+// changed is when a directory's entries last changed; the zero time for a missing one.
 func changed(directory string) time.Time {
 	info, err := os.Stat(directory)
 	if err != nil {
@@ -154,8 +155,8 @@ func changed(directory string) time.Time {
 	return info.ModTime()
 }
 
-// Outdated says whether looking again may find something else: something was missing, is gone or was replaced, or the kernel gave out other
-// numbers.
+// Outdated says whether another search may find something else: something was missing, is gone or was replaced, or the kernel's
+// numbers changed.
 func (s *Set) Outdated() bool {
 	if len(s.Problems) > 0 || !maps.Equal(s.seen.majors, driver.ReadNumbers(s.seen.procDevices)) {
 		return true

@@ -6,8 +6,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// number writes type, major and minor into the driver's device nodes, so that a container gets the right node whatever stands on the host
-// under that name. Nodes of others (DRM) are left to the container runtime.
+// number writes type, major and minor into the driver's device nodes, so that a container gets the right node whatever the host has
+// under that name. The container runtime handles nodes of others (DRM).
 func number(nodes []*specs.DeviceNode, known driver.Numbers) {
 	for _, n := range nodes {
 		if n.Type != "" {

@@ -15,28 +15,28 @@ import (
 	"gpufabric.io/drivers/gpu/plugin"
 )
 
-// Answer is all that the command says.
+// Answer is the result of the command.
 type Answer struct {
 	Nodes []Node `json:"nodes"`
-	// Precedence is who decides on the forms of a GPU, the strongest first.
+	// Precedence says who decides on the forms of a GPU, the strongest first.
 	Precedence []string `json:"precedence"`
 	// Waiting are the claims for GPUs that are not allocated.
 	Waiting []Claim `json:"waiting"`
 }
 
-// Node is what is known of a node's GPUs.
+// Node is what the API server shows of a node's GPUs.
 type Node struct {
 	Name string `json:"name"`
 	GPUs int    `json:"gpus"`
 	// Free are the GPUs of which no claim holds anything.
 	Free int `json:"free"`
-	// Offers counts the GPUs by the forms that are published of them.
+	// Offers counts the GPUs by their published forms.
 	Offers map[string]int `json:"offers"`
 	// Says is the node's condition GPUForms.
 	Says string `json:"says,omitempty"`
 
 	devices []resourceapi.Device
-	held    map[string]int64 // the counted shares that claims have, by device; 0 for a device whose shares are not counted
+	held    map[string]int64 // the counted shares of claims, by device; 0 for a device whose shares are not counted
 	busy    map[string]bool  // by GPU
 }
 
@@ -46,21 +46,22 @@ type Claim struct {
 	Requests []Request `json:"requests"`
 }
 
-// Request says of a request, or of one of its alternatives, why it waits.
+// Request says why a request, or one of its alternatives, waits.
 type Request struct {
 	Name  string `json:"name"`
 	Class string `json:"class"`
 	Wants string `json:"wants"`
-	// Offered are the GPUs that offer the form, Free those of them of which no claim holds anything, or not every share of a number.
+	// Offered are the GPUs that offer the form. Free are those of them of which no claim holds anything, or that have counted shares
+	// left.
 	Offered int    `json:"offered"`
 	Free    int    `json:"free"`
 	Answer  string `json:"answer"`
 }
 
-// shown is how many nodes an answer names.
+// shown is how many nodes an answer lists.
 const shown = 3
 
-// Explain says what each node offers, and of each claim that waits where its form is, or could be had.
+// Explain says what each node offers. For each waiting claim it says where its form is offered, or could be.
 func Explain(c *Cluster) Answer {
 	nodes := nodesOf(c)
 	answer := Answer{Precedence: devices.Precedence()}
@@ -167,7 +168,7 @@ func said(n *corev1.Node) string {
 	return ""
 }
 
-// explainClaim explains a claim for GPUs that is not allocated; ours is false for any other.
+// explainClaim explains a claim for GPUs that is not allocated; ours is false for any other claim.
 func explainClaim(c *resourceapi.ResourceClaim, classes map[string]*resourceapi.DeviceClass, nodes []*Node) (out Claim, ours bool) {
 	if c.Status.Allocation != nil || c.DeletionTimestamp != nil {
 		return out, false
@@ -227,7 +228,7 @@ func (w Want) explain(name, class string, nodes []*Node) Request {
 	return r
 }
 
-// on counts a node's GPUs that offer the form, and those of them of which nothing is held, or which have counted shares left.
+// on counts a node's GPUs that offer the form, and those of them that are free or have counted shares left.
 func (w Want) on(n *Node) (offered, free int) {
 	seen := map[string]bool{}
 	for _, d := range n.devices {
@@ -242,7 +243,7 @@ func (w Want) on(n *Node) (offered, free int) {
 	return offered, free
 }
 
-// named names the first nodes.
+// named lists the first nodes.
 func named(nodes []*Node) string {
 	var names []string
 	for _, n := range nodes[:min(len(nodes), shown)] {

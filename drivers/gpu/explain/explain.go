@@ -1,5 +1,5 @@
-// Package explain is the command that says which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that
-// waits where its form is, or could be had. It reads the API server, and changes nothing.
+// Package explain is the command that shows in which forms each node's GPUs are offered and who chose them. For each waiting claim
+// for GPUs it shows where its form is offered, or could be. It reads the API server and changes nothing.
 package explain
 
 import (
@@ -35,7 +35,7 @@ func Command(h host.Host) *cobra.Command {
 	var asJSON bool
 	command := &cobra.Command{
 		Use:   "gpu",
-		Short: "Say which forms each node's GPUs are offered in, and where a waiting claim's form could be had",
+		Short: "Say which forms each node's GPUs are offered in, and where a waiting claim's form could be offered",
 		Long: "Say which forms each node's GPUs are offered in and by whose word, and of each claim for GPUs that waits where its\n" +
 			"form is, or could be had. It lists nodes, resourceslices, resourceclaims and deviceclasses with the rights of whoever\n" +
 			"runs it. A pod that asks for nvidia.com/gpu in its resources has no claim while it waits.",
@@ -86,7 +86,7 @@ func only(all []Claim, name string) []Claim {
 	return nil
 }
 
-// Cluster is what the answer is made of.
+// Cluster is the data for an answer.
 type Cluster struct {
 	Nodes   []corev1.Node
 	Slices  []resourceapi.ResourceSlice // of the GPU driver
@@ -94,7 +94,7 @@ type Cluster struct {
 	Classes map[string]*resourceapi.DeviceClass
 }
 
-// Read lists what the answer is made of. A claim that is named must be there and wait, else the error says what it is.
+// Read lists the data. A claim that is named must exist and wait; otherwise the error says what it is.
 func Read(ctx context.Context, client kubernetes.Interface, claim string) (*Cluster, error) {
 	c := &Cluster{Classes: map[string]*resourceapi.DeviceClass{}}
 	for page := (metav1.ListOptions{Limit: pageSize}); ; {
@@ -137,7 +137,7 @@ func Read(ctx context.Context, client kubernetes.Interface, claim string) (*Clus
 	return c, c.check(claim)
 }
 
-// check says why there is nothing to explain of a claim.
+// check says why there is nothing to explain about a claim.
 func (c *Cluster) check(name string) error {
 	if name == "" {
 		return nil

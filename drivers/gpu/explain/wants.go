@@ -12,15 +12,15 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// Want is the form that a request asks for, as far as the selectors of its class and its own tell. Selectors are read as text: the
-// scheduler judges what they ask beyond the form (a model, a UUID).
+// Want is the form that a request asks for, as far as its selectors and its class's show. Selectors are read as text; what they ask
+// beyond the form (a model, a UUID) is left to the scheduler.
 type Want struct {
 	Form devices.Form
 	// Profiles are the MIG profiles that the selectors name; none: any will do.
 	Profiles []string
 	// VGPUProfile is the profile whose shares are asked for.
 	VGPUProfile string
-	// Amounts are the capacities that are asked for (memory, cores, shares), which a whole GPU alone does not give in part.
+	// Amounts are the requested capacities (memory, cores, shares). A GPU that is only offered whole does not have them.
 	Amounts []resourceapi.QualifiedName
 }
 
@@ -31,7 +31,7 @@ var (
 	sharedType  = regexp.MustCompile(`type\s*==\s*['"]shared['"]`)
 )
 
-// wantOf reads the selectors of a class and a request. ours says whether they are of this driver's devices.
+// wantOf reads the selectors of a class and a request. ours says whether they select this driver's devices.
 func wantOf(
 	class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector, capacity *resourceapi.CapacityRequirements,
 ) (w Want, ours bool) {
@@ -80,7 +80,7 @@ func (w Want) matches(d resourceapi.Device) bool {
 	return form == devices.Whole && (len(w.Amounts) == 0 || multiple && w.counted(d))
 }
 
-// counted says whether a device has all capacities that are asked for.
+// counted says whether a device has all requested capacities.
 func (w Want) counted(d resourceapi.Device) bool {
 	return !slices.ContainsFunc(w.Amounts, func(name resourceapi.QualifiedName) bool {
 		_, has := d.Capacity[name]
@@ -107,7 +107,7 @@ func (w Want) String() string {
 	return "a whole GPU"
 }
 
-// remedy says what would have a node offer the form.
+// remedy says how to make a node offer the form.
 func (w Want) remedy(node string) string {
 	label := func(forms string) string {
 		return fmt.Sprintf("kubectl label --overwrite node %s gpufabric.io/gpu-forms=%s", node, forms)

@@ -1,5 +1,5 @@
-// Package extendedresource hands whole GPUs out as the extended resource nvidia.com/gpu by the kubelet's device plugin API, for clusters
-// that want GPUs counted on the node. Its GPUs are tainted in DRA before they are counted here.
+// Package extendedresource offers whole GPUs as the extended resource nvidia.com/gpu through the kubelet's device plugin API, for
+// clusters that count GPUs per node. It offers a GPU only once that GPU is tainted in DRA.
 package extendedresource
 
 import (
@@ -22,13 +22,13 @@ import (
 // Resource is the extended resource.
 const Resource = "nvidia.com/gpu"
 
-// Owner is who asks for the GPUs in the handover.
+// Owner is the name under which this plugin requests GPUs in the handover.
 const Owner = "nvidia-com-gpu"
 
 // kind is the CDI kind of the GPUs; a device's name is its UUID.
 const kind = "k8s.gpu.nvidia.com/gpu"
 
-// Plugin knows the GPUs that it hands out.
+// Plugin holds the GPUs that it offers.
 type Plugin struct {
 	gpus []*inventory.GPU
 	spec string
@@ -41,8 +41,8 @@ var (
 	_ deviceplugin.Specified = (*Plugin)(nil)
 )
 
-// Select finds the GPUs of a wish: "all", or UUIDs. One in a MIG mode that only a reset ends is not among them. The wish is the same on
-// every node of a cluster, so UUIDs of other nodes' GPUs are no error.
+// Select finds the requested GPUs: "all", or UUIDs. It omits a GPU in a MIG mode that only a reset ends. Every node of a cluster
+// gets the same list, so UUIDs of other nodes' GPUs are no error.
 func Select(n *inventory.Node, wish []string) []*inventory.GPU {
 	var out []*inventory.GPU
 	for _, g := range n.GPUs {
@@ -53,7 +53,7 @@ func Select(n *inventory.Node, wish []string) []*inventory.GPU {
 	return out
 }
 
-// New writes the CDI spec of the GPUs and makes the plugin. lock keeps the GPU's claims away while its mode is changed.
+// New writes the CDI spec of the GPUs and makes the plugin. lock keeps claims off the GPU while its mode is changed.
 func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx context.Context, uuids ...string) (func(), error)) (*Plugin,
 	error) {
 	spec := specs.Spec{Kind: kind, ContainerEdits: set.Common()}
@@ -76,7 +76,7 @@ func New(gpus []*inventory.GPU, set *edits.Set, cdiRoot string, lock func(ctx co
 // Spec is the file of the CDI spec.
 func (p *Plugin) Spec() string { return p.spec }
 
-// Devices are the GPUs as the kubelet gets them. healthy says whether one may be given to new pods.
+// Devices returns the GPUs as the kubelet gets them. healthy says whether new pods may get one.
 func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Device {
 	var out []deviceplugin.Device
 	for _, g := range p.gpus {
@@ -89,7 +89,7 @@ func (p *Plugin) Devices(healthy func(*inventory.GPU) bool) []deviceplugin.Devic
 	return out
 }
 
-// Allocate names the CDI devices of GPUs. A GPU in MIG mode without instances is taken out of it.
+// Allocate returns the CDI devices of GPUs. It switches a GPU in MIG mode without instances out of that mode.
 func (p *Plugin) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	unlock, err := p.lock(ctx, ids...)
 	if err != nil {
@@ -125,7 +125,7 @@ func whole(g *inventory.GPU) error {
 	return partition.Require(g, false)
 }
 
-// Prefer chooses GPUs that share an NVLink domain and a NUMA node with those required, else with most of the others.
+// Prefer chooses GPUs that share an NVLink domain and a NUMA node with the required ones, else with most of the others.
 func (p *Plugin) Prefer(available, required []string, size int) []string {
 	chosen := slices.Clone(required)
 	rest := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(required, id) })
@@ -142,7 +142,7 @@ func (p *Plugin) Prefer(available, required []string, size int) []string {
 	return chosen
 }
 
-// nearness counts how close a GPU is to those chosen; for the first one, to those it could be chosen with.
+// nearness says how close a GPU is to those chosen; for the first one, to those that could be chosen with it.
 func (p *Plugin) nearness(id string, chosen, rest []string) int {
 	others := chosen
 	if len(others) == 0 {

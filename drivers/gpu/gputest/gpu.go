@@ -28,7 +28,8 @@ func newGPU(minor int) *GPU {
 	g.GetMinorNumberFunc = func() (int, nvml.Return) { return minor, nvml.SUCCESS }
 	g.GetNameFunc = func() (string, nvml.Return) { return "NVIDIA A100-SXM4-40GB", nvml.SUCCESS }
 	g.GetBrandFunc = func() (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS }
-	// The MIG mode of a real A100 changes by a reset alone: fakes/profiles/a100-40.yaml is one. These change at once, as from Hopper on.
+	// The MIG mode of a real A100 changes only by a reset; fakes/profiles/a100-40.yaml is one. These GPUs change it at once, as from
+	// Hopper on.
 	g.GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_HOPPER, nvml.SUCCESS }
 	g.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return 8, 0, nvml.SUCCESS }
 	g.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Total: total}, g.answer() }
@@ -86,7 +87,7 @@ func newGPU(minor int) *GPU {
 	return g
 }
 
-// ComputeMode is what was set last.
+// ComputeMode returns what was set last.
 func (g *GPU) ComputeMode() nvml.ComputeMode {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -100,7 +101,7 @@ func (g *GPU) SetProcesses(n int) {
 	g.Processes = n
 }
 
-// SetLost has the GPU fall off the bus, or be back on it after a reset: its MIG instances are gone then.
+// SetLost makes the GPU fall off the bus, or brings it back after a reset without its MIG instances.
 func (g *GPU) SetLost(lost bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -110,7 +111,7 @@ func (g *GPU) SetLost(lost bool) {
 	g.lost = lost
 }
 
-// answer is what a call that only the GPU itself can serve returns.
+// answer is the return code of a call that needs the GPU itself.
 func (g *GPU) answer() nvml.Return {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -120,7 +121,7 @@ func (g *GPU) answer() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// SetRecovery sets what the GPU says it needs to be healthy again.
+// SetRecovery sets which recovery action the GPU reports.
 func (g *GPU) SetRecovery(action uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,7 +217,8 @@ func (g *GPU) sorted() []*instance {
 	return out
 }
 
-// Instances says what stands: "19@0" is profile 19 at memory slice 0, with a "-" where its compute instance is missing.
+// Instances describes the existing instances: "19@0" is profile 19 at memory slice 0, with a "-" where its compute instance is
+// missing.
 func (g *GPU) Instances() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -314,8 +316,8 @@ func (i *instance) funcs() {
 	}
 }
 
-// computeNumber is the number of the compute profile that fills an instance. It stands for the driver, so it is written apart from
-// inventory.ComputeProfile, which tests hold against it.
+// computeNumber is the number of the compute profile that fills an instance. It plays the driver, so it is written independently of
+// inventory.ComputeProfile, which tests compare with it.
 func computeNumber(slices uint32) int {
 	switch slices {
 	case 1:
@@ -343,7 +345,7 @@ func (i *instance) device() nvml.Device {
 	return d
 }
 
-// DropCompute takes the compute instances away, as a crash between making a GPU instance and filling it leaves them.
+// DropCompute removes the compute instances, like a crash between making a GPU instance and filling it.
 func (g *GPU) DropCompute() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package gputest is a machine with GPUs for tests: an NVML whose MIG instances can be made and removed under the hardware's rules, and the
-// files that a driver leaves in /sys, /proc, /dev and its root.
+// Package gputest is a machine with GPUs for tests. It has an NVML whose MIG instances follow the hardware's rules, and the files
+// that a driver leaves in /sys, /proc, /dev and its root.
 package gputest
 
 import (
@@ -21,7 +21,7 @@ type Machine struct {
 	mock.ExtendedInterface
 	// Root holds sys, proc, dev and driver.
 	Root string
-	// GPUs are those that NVML knows: a GPU that was plugged in joins them when the library is started.
+	// GPUs are those that NVML knows. A GPU that was plugged in joins them when the library starts.
 	GPUs []*GPU
 
 	plugged chan *GPU
@@ -41,9 +41,9 @@ type GPU struct {
 	mode      nvml.ComputeMode
 	nextID    uint32
 	instances map[uint32]*instance
-	// FailCompute makes the next compute instances fail to be made.
+	// FailCompute is how many of the next compute instances cannot be made.
 	FailCompute int
-	// Busy makes instances refuse to go that often.
+	// Busy is how often instances refuse their removal.
 	Busy int
 	// Recovery is the GPU's recovery action (nvml.GPU_RECOVERY_ACTION_*).
 	Recovery uint32
@@ -93,7 +93,7 @@ func New(t testing.TB, n int) *Machine {
 	return m
 }
 
-// Boot gives the machine another boot: MIG instances are gone.
+// Boot reboots the machine: its MIG instances are gone.
 func (m *Machine) Boot(t testing.TB, id string) {
 	write(t, filepath.Join(m.Root, "proc/sys/kernel/random/boot_id"), id+"\n")
 	for _, g := range m.GPUs {
@@ -125,7 +125,7 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-// files makes what the kernel and the driver show of one GPU.
+// files makes the kernel's and the driver's files of one GPU.
 func (m *Machine) files(t testing.TB, minor int) {
 	device := fmt.Sprintf("devices/pci0000:00/0000:00:%02x.0/0000:%02x:00.0", minor+1, minor+0x10)
 	for name, text := range map[string]string{

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// control is a stand-in for nvidia-cuda-mps-control that needs nothing but a shell. What it answers, and what it makes in its directory, is
-// what version 550.163.01 of the real one does (Debian's package nvidia-cuda-mps, which runs without a GPU; package sharing's tests run it
-// where it is installed).
+// control is a stand-in for nvidia-cuda-mps-control that needs only a shell. Its answers, and the files in its directory, are those
+// of version 550.163.01 of the real program (Debian's package nvidia-cuda-mps, which runs without a GPU; the tests of package
+// sharing run it where it is installed).
 const control = `#!/bin/sh
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 told="%[1]s"
@@ -34,8 +34,9 @@ get_default_device_pinned_mem_limit*) cat "$dir/limit-${line##* }" ;;
 esac
 `
 
-// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. It notes how it is started and what it is told in the
-// file told, which may be named by the shell's variables, and does something in the shell before it listens.
+// MPSControl puts a stand-in for the driver's MPS control daemon below a driver root. The stand-in records how it is started and
+// which commands it gets in the file told, whose name may use the shell's variables. Before it listens it runs the given shell
+// commands.
 func MPSControl(t testing.TB, driverRoot, told, before string) {
 	t.Helper()
 	program := filepath.Join(driverRoot, "usr/bin/nvidia-cuda-mps-control")

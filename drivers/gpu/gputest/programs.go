@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// NVIDIAProgram is the unpacked package of NVIDIA's that Debian has, below the directory of tests/nvidia-programs: package_version. The
-// test is skipped where it is not there.
+// NVIDIAProgram is the unpacked Debian package of an NVIDIA program, below the directory of tests/nvidia-programs: package_version.
+// It skips the test where that is missing.
 func NVIDIAProgram(t testing.TB, packageVersion string) string {
 	t.Helper()
 	directory := os.Getenv("GPUFABRIC_NVIDIA_PROGRAMS")
@@ -30,8 +30,8 @@ func NVIDIAProgram(t testing.TB, packageVersion string) string {
 	return slices.Max(found)
 }
 
-// DriverRoot makes a driver root of the files of several roots, the later ones over the earlier. /lib and /lib64 are links to /usr where
-// usrMerged.
+// DriverRoot makes a driver root from the files of several roots; later ones replace earlier ones. With usrMerged, /lib and /lib64
+// are links to /usr.
 func DriverRoot(t testing.TB, usrMerged bool, from ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -103,7 +103,7 @@ func NeedsMounts(t testing.TB) {
 }
 
 func inOwnThread() error {
-	// Nothing else runs on a thread whose goroutine ends while it is locked to it.
+	// When a goroutine ends while it is locked to its thread, the runtime ends the thread too.
 	runtime.LockOSThread()
 	return syscall.Unshare(syscall.CLONE_NEWNS)
 }

@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// Taint is the key of the taint that a GPU carries in DRA while it is handed out by a device plugin; its value is who asked.
+// Taint is the key of the taint that a GPU has in DRA while a device plugin offers it; its value is the requester.
 const Taint = "gpufabric.io/device-plugin"
 
 const asked, tainted = ".asked", ".tainted"
@@ -38,7 +38,7 @@ func IsGPU(text string) bool { return gpuUUID.MatchString(text) }
 
 func isOwner(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
-// Ask asks for GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
+// Ask requests GPUs on behalf of owner (a label value such as "volcano"), and withdraws owner's requests for all others.
 func (d Directory) Ask(owner string, uuids ...string) error {
 	if !isOwner(owner) {
 		return fmt.Errorf("ask for GPUs: owner %q, where a label value of lower case letters, digits and dashes is allowed", owner)
@@ -71,7 +71,7 @@ func (d Directory) Ask(owner string, uuids ...string) error {
 	return nil
 }
 
-// Requests says who asks for which GPU, by UUID. A file that is not a request is passed over: another version may have left it.
+// Requests says who requests which GPU, by UUID. It ignores a file that is not a request: another version may have left it.
 func (d Directory) Requests() (map[string]string, error) {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
@@ -97,7 +97,7 @@ func (d Directory) Requests() (map[string]string, error) {
 	return out, nil
 }
 
-// Confirm says that exactly these GPUs carry the taint, as published; it withdraws the word for all others.
+// Confirm records that exactly these GPUs have the taint, as published. It removes the confirmation of all others.
 func (d Directory) Confirm(uuids ...string) error {
 	confirmed, err := d.confirmed()
 	if err != nil {
@@ -106,7 +106,7 @@ func (d Directory) Confirm(uuids ...string) error {
 	for uuid := range confirmed {
 		if !slices.Contains(uuids, uuid) {
 			if err := os.Remove(d.path(uuid, tainted)); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("withdraw the word that %s is tainted: %w", uuid, err)
+				return fmt.Errorf("withdraw the confirmation that %s is tainted: %w", uuid, err)
 			}
 		}
 	}
@@ -162,7 +162,8 @@ func (d Directory) Await(ctx context.Context, files *filewatch.Watcher, uuids ..
 	}
 }
 
-// Watch signals changes of the directory, which it makes where it is missing, until ctx ends. Several changes may come as one signal.
+// Watch signals changes of the directory until ctx ends. It makes the directory where it is missing. Several changes may give one
+// signal.
 func (d Directory) Watch(ctx context.Context, files *filewatch.Watcher) (<-chan struct{}, error) {
 	if err := os.MkdirAll(string(d), 0o755); err != nil {
 		return nil, fmt.Errorf("make the handover directory: %w", err)

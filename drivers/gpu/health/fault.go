@@ -1,6 +1,6 @@
-// Package health follows the health of a node's GPUs by NVML's events and turns what is wrong into device taints.
+// Package health follows the health of a node's GPUs through NVML's events and turns faults into device taints.
 //
-// A fault stands until the GPU says that it is healthy again; it is kept on disk, so a restart of the plugin erases nothing.
+// A fault lasts until the GPU reports that it is healthy again. It is stored on disk, so it survives a restart of the plugin.
 package health
 
 import (
@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// Kind is what sort of trouble a fault is; it is the name of its taint's key.
+// Kind is the kind of a fault; it is the name of its taint's key.
 type Kind string
 
 const (
@@ -23,7 +23,7 @@ const (
 	XID Kind = "xid"
 	// ECC is a memory error.
 	ECC Kind = "ecc"
-	// NVLink is an error of the links between GPUs.
+	// NVLink is an error of a link between GPUs.
 	NVLink Kind = "nvlink"
 	// Lost is a GPU that does not answer.
 	Lost Kind = "lost"
@@ -37,23 +37,23 @@ type Fault struct {
 	Kind Kind   `json:"kind"`
 	// Code is the XID; 0 where there is none.
 	Code uint64 `json:"code,omitempty"`
-	// Fatal faults keep new claims away; others are shown.
+	// Fatal faults keep new claims away; others are only shown.
 	Fatal bool `json:"fatal"`
-	// Message says what it is in words.
+	// Message describes the fault.
 	Message string `json:"message"`
-	// Since is when it was first seen, Last when it was seen again.
+	// Since is when it was first seen, Last when it was last seen.
 	Since time.Time `json:"since"`
 	Last  time.Time `json:"last"`
 	// Boot is the boot in which it was seen.
 	Boot string `json:"boot,omitempty"`
-	// Link is the number of the NVLink that is down; nil for other faults.
+	// Link is the number of the failed NVLink; nil for other faults.
 	Link *int `json:"link,omitempty"`
-	// Placement is the MIG instance's place; nil where the whole GPU is meant.
+	// Placement is the MIG instance's place; nil for the whole GPU.
 	Placement *inventory.Placement `json:"placement,omitempty"`
 }
 
-// same says whether two faults are one fault seen twice. Not every kind has a code, so one that is fatal never hides behind one that is
-// not.
+// same says whether two reports are of the same fault. Not every kind has a code, so a fatal fault is never the same as one that is
+// not fatal.
 func (f Fault) same(o Fault) bool {
 	return f.GPU == o.GPU && f.Kind == o.Kind && f.Code == o.Code && f.Fatal == o.Fatal && equal(f.Link, o.Link) &&
 		equal(f.Placement, o.Placement)
@@ -77,7 +77,7 @@ func (f Fault) Touches(d *devices.Device) bool {
 	return d.Placement.Start < f.Placement.Start+f.Placement.Size && f.Placement.Start < d.Placement.Start+d.Placement.Size
 }
 
-// Taint is what the fault is on a device. A lost GPU's pods are evicted: nothing they do there can end well.
+// Taint is the taint for the fault. A lost GPU's pods are evicted, since their work there cannot succeed.
 func (f Fault) Taint() resourceapi.DeviceTaint {
 	t := resourceapi.DeviceTaint{Key: devices.Driver + "/" + string(f.Kind), TimeAdded: &metav1.Time{Time: f.Since},
 		Effect: resourceapi.DeviceTaintEffectNone}
@@ -104,7 +104,8 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s: %s (since %s)", where, f.Message, f.Since.UTC().Format(time.RFC3339))
 }
 
-// Taints lists each device's taints. One key stands once on a device: of several faults of a kind the gravest, then the first.
+// Taints lists each device's taints. A device has each key once: of several faults of a kind the most severe counts, then the
+// first.
 func Taints(faults []Fault, all []*devices.Device) map[string][]resourceapi.DeviceTaint {
 	out := map[string][]resourceapi.DeviceTaint{}
 	for _, d := range all {

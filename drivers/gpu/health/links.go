@@ -25,20 +25,20 @@ type linkReading struct {
 	up  []bool
 }
 
-// checkLinks notes every NVLink that is down and should not be. The driver reports most by an XID, but not of one that its peer took down,
-// nor of one that was down before the plugin looked. A link without a bridge or a neighbour never comes up, so only two kinds are missed: a
-// link that was up before, and one of a GPU behind NVSwitches that most GPUs of its kind beside it have: those boards wire all their GPUs
-// alike.
+// checkLinks records every NVLink that is down but should be up. The driver reports most of them by an XID, but not a link that its
+// peer took down, nor one that was down before the plugin started. A link without a bridge or a neighbour never comes up, so
+// checkLinks only reports two kinds: a link that was up before, and a link of a GPU behind NVSwitches that most other GPUs of its
+// kind on the node have up. Boards with NVSwitches wire all their GPUs alike.
 func (m *follower) checkLinks(ctx context.Context) {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkState") != nil {
-		return // a call of a function that the library lacks ends the process
+		return // calling a function that the library lacks ends the process
 	}
 	var readings []linkReading
 	for _, g := range m.options.Node().GPUs {
 		switch {
 		case g.NVLinkDomain == "" && m.up[g.UUID] == nil:
 		case inMIGMode(g):
-			// An A100's links are trained off with the mode, and again after it.
+			// Switching the mode takes an A100's links down, and trains them again afterwards.
 			delete(m.up, g.UUID)
 			delete(m.absent, g.UUID)
 		default:
@@ -59,7 +59,7 @@ func (m *follower) checkLinks(ctx context.Context) {
 				if of < 2 || 2*with <= of || !m.switched(r) {
 					continue
 				}
-				// Links are trained one after another when a machine starts: one that is down twice is down.
+				// Links are trained one after another when a machine starts, so a link counts as down when it was seen down twice.
 				if absent.set(r.gpu.UUID, link); m.absent[r.gpu.UUID][link] {
 					m.linkDown(ctx, r.gpu, link, fmt.Sprintf(" since before the plugin looked; it is up on %d of the %d other GPUs of its kind", with, of))
 				}
@@ -73,7 +73,7 @@ func (m *follower) linkDown(ctx context.Context, g *inventory.GPU, link int, mor
 	m.add(ctx, Fault{GPU: g.UUID, Kind: NVLink, Link: &link, Fatal: true, Message: fmt.Sprintf("NVLink %d is down%s", link, more)}, true)
 }
 
-// readLinks asks for each of a GPU's links. One that is lost has none, which is told otherwise.
+// readLinks reads each of a GPU's links. A lost GPU has none; its loss is reported elsewhere.
 func readLinks(g *inventory.GPU) linkReading {
 	r := linkReading{gpu: g}
 	for link := range nvml.NVLINK_MAX_LINKS {
@@ -100,7 +100,7 @@ func neighboursWith(readings []linkReading, g *inventory.GPU, link int) (with, o
 	return with, of
 }
 
-// switched says whether some link of a GPU that is up ends at something that is no GPU of this node: an NVSwitch.
+// switched says whether a link of a GPU that is up ends at something other than a GPU of this node: an NVSwitch.
 func (m *follower) switched(r linkReading) bool {
 	if m.options.NVML.Extensions().LookupSymbol("nvmlDeviceGetNvLinkRemotePciInfo_v2") != nil {
 		return false
@@ -120,7 +120,7 @@ func (m *follower) switched(r linkReading) bool {
 	return false
 }
 
-// inMIGMode says whether a GPU can be cut now.
+// inMIGMode says whether a GPU is in MIG mode now.
 func inMIGMode(g *inventory.GPU) bool {
 	if g.MIG == nil {
 		return false
@@ -129,7 +129,7 @@ func inMIGMode(g *inventory.GPU) bool {
 	return ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
 }
 
-// stands says whether a link's fault is noted.
+// stands says whether a link's fault is recorded.
 func (m *follower) stands(uuid string, link int) bool {
 	for _, f := range m.Faults() {
 		if f.GPU == uuid && f.Link != nil && *f.Link == link {

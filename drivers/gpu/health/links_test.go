@@ -45,7 +45,7 @@ func (w *wires) machine(t *testing.T) *gputest.Machine {
 
 func toSwitches(_, link int) int { return 0xC0 + link }
 
-// links are the faults of links, as "gpu:link".
+// links returns the faults of links, as "gpu:link".
 func (b *bench) links() []string {
 	out := []string{}
 	for _, f := range b.Faults() {
@@ -112,7 +112,7 @@ func TestLinksThatGoDownWithMIGModeAreNotBroken(t *testing.T) {
 	if got := b.links(); len(got) > 0 {
 		t.Fatalf("links %v of a GPU in MIG mode are taken for broken", got)
 	}
-	// Out of MIG mode they are trained again, which takes a moment; one that stays down is missed.
+	// Out of MIG mode the links are trained again, which takes a moment. A link that stays down is reported.
 	if _, ret := m.GPUs[0].SetMigMode(nvml.DEVICE_MIG_DISABLE); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}
@@ -126,7 +126,7 @@ func TestLinksThatGoDownWithMIGModeAreNotBroken(t *testing.T) {
 	if got := b.links(); !slices.Equal(got, []string{"0:1"}) {
 		t.Errorf("links %v are taken for broken, want 0:1", got)
 	}
-	// The GPU is cut: what is wrong with its links is of no concern, and not known.
+	// The GPU is in MIG mode: the state of its links is unknown and does not matter.
 	if _, ret := m.GPUs[0].SetMigMode(nvml.DEVICE_MIG_ENABLE); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}

@@ -20,69 +20,71 @@ import (
 )
 
 const (
-	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end when told to.
+	// waitMilliseconds bounds one wait for an event: NVML's wait cannot be interrupted, and the plugin must end on request.
 	waitMilliseconds = 500
-	// recheck is how often a GPU with a fault is asked whether it is healthy again, and every GPU whether its NVLinks are up: no event says
-	// so. On a machine of 8 GPUs with 18 links each that is 144 short calls.
+	// recheck is how often to ask a GPU with a fault whether it is healthy again, and every GPU whether its NVLinks are up: there is
+	// no event for either. On a machine of 8 GPUs with 18 links each that is 144 short calls.
 	recheck = 10 * time.Second
-	// settle is the least age at which a fatal fault may heal: the driver works out the recovery action after it reported the error.
+	// settle is the minimum age at which a fatal fault may heal: the driver determines the recovery action after it reported the
+	// error.
 	settle = 10 * time.Second
-	// quiet is how long a warning stands after it was last seen.
+	// quiet is how long a warning remains after it was last seen.
 	quiet = 10 * time.Minute
 	// wholeGPU is NVML's instance number for events on the GPU as a whole.
 	wholeGPU = 0xFFFFFFFF
 )
 
-// Options are what a Monitor needs.
+// Options are the dependencies of a Monitor.
 type Options struct {
 	NVML nvml.Interface
 	// Node is the current hardware.
 	Node func() *inventory.Node
-	// Path is the file that keeps the faults.
+	// Path is the file that stores the faults.
 	Path string
 	// Writer writes it.
 	Writer atomicfile.Writer
 	// Boot names the current boot.
 	Boot string
 	Now  func() time.Time
-	// Recheck is how often what has no event is looked at, Settle how long a fatal fault stands at least; 0: 10 seconds.
+	// Recheck is how often to check what has no event. Settle is the minimum duration of a fatal fault; 0: 10 seconds.
 	Recheck, Settle time.Duration
 }
 
-// Listener hears what a Monitor finds, in the goroutine of its Run.
+// Listener receives what a Monitor finds, in the goroutine of its Run.
 type Listener interface {
-	// Happened is called for every event on a GPU. first says that it is a new one. The fault of an application's own mistake stands nowhere.
+	// Happened is called for every event on a GPU. first says that it is new. An application's own mistake is reported here, but is
+	// not kept as a fault.
 	Happened(ctx context.Context, f Fault, first bool)
 	// Healed is called when a fault is gone.
 	Healed(ctx context.Context, f Fault)
-	// Checked is called every few seconds, for what else has no event.
+	// Checked is called every few seconds, for checks of what else has no event.
 	Checked(ctx context.Context)
 }
 
-// Monitor knows the faults of the node's GPUs, and finds them while it runs. Make it with New.
+// Monitor knows the faults of the node's GPUs, and looks for new ones while it runs. Make it with New.
 type Monitor struct {
 	options Options
 	record  *store.File[kept]
 
 	mu     sync.Mutex
 	faults []Fault
-	// changed is closed when the faults change, and another takes its place.
+	// changed is closed and replaced when the faults change.
 	changed chan struct{}
-	// unread is when it was found that faults on disk cannot be read; zero: all were.
+	// unread is when faults on disk were found to be unreadable; zero: all could be read.
 	unread time.Time
 }
 
-// follower is a Monitor's Run, whose goroutine alone uses it.
+// follower is the state of a Monitor's Run; only its goroutine uses it.
 type follower struct {
 	*Monitor
 	listener   Listener
 	up         links           // were up once
-	absent     links           // are down where most GPUs of the kind have them, the last time
-	registered map[string]bool // by UUID: its events are asked for
+	absent     links           // were down at the last check though most GPUs of the kind have them
+	registered map[string]bool // by UUID: its events are registered
 }
 
-// New makes a Monitor with the faults that were kept. The error names faults that cannot be read; the Monitor, unless it is nil, is good
-// all the same, and counts every GPU as faulty until somebody has looked at them and deletes the file.
+// New makes a Monitor with the stored faults. The error names faults that cannot be read. The Monitor, unless nil, can be used all
+// the same: it counts every GPU as faulty until somebody has checked them and deletes the file.
 func New(o Options) (*Monitor, error) {
 	if o.Recheck == 0 {
 		o.Recheck = recheck
@@ -101,14 +103,14 @@ func New(o Options) (*Monitor, error) {
 	return m, err
 }
 
-// Faults are the faults that stand, oldest first. Where those on disk cannot be read each GPU has one that says so.
+// Faults returns the present faults, oldest first. Where those on disk cannot be read, each GPU has a fault that says so.
 func (m *Monitor) Faults() []Fault {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append(m.unknown(), m.faults...)
 }
 
-// Watch is Faults, and a channel that is closed when they change.
+// Watch returns Faults, and a channel that is closed when they change.
 func (m *Monitor) Watch() ([]Fault, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -123,7 +125,7 @@ func (m *Monitor) announce() {
 	m.changed = make(chan struct{})
 }
 
-// unknown are the faults of GPUs whose faults on disk cannot be read; the caller holds mu.
+// unknown returns a fault for each GPU whose faults on disk cannot be read. mu must be held.
 func (m *Monitor) unknown() []Fault {
 	if m.unread.IsZero() {
 		return nil
@@ -147,7 +149,7 @@ func (m *Monitor) Describe(descriptions chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (m *Monitor) Collect(collected chan<- prometheus.Metric) { m.record.Collect(collected) }
 
-// readAgain notices that somebody deleted the file that could not be read.
+// readAgain checks whether somebody deleted the file that could not be read.
 func (m *follower) readAgain(ctx context.Context) {
 	m.mu.Lock()
 	var gone []Fault
@@ -165,7 +167,7 @@ func (m *follower) readAgain(ctx context.Context) {
 	m.announce()
 }
 
-// Run follows events until ctx ends, and says what it finds to l.
+// Run follows events until ctx ends, and reports to l what it finds.
 func (m *Monitor) Run(ctx context.Context, l Listener) error { return m.follow(l).run(ctx) }
 
 func (m *Monitor) follow(l Listener) *follower {
@@ -203,16 +205,16 @@ func (m *follower) run(ctx context.Context) error {
 	return nil
 }
 
-// check looks at what no event reports.
+// check looks for what no event reports.
 func (m *follower) check(ctx context.Context, set nvml.EventSet) {
 	m.checkLinks(ctx)
 	m.heal(ctx)
 	m.readAgain(ctx)
 	m.listener.Checked(ctx)
-	m.register(ctx, set) // those that were not there, or lost, the last time
+	m.register(ctx, set) // GPUs that were absent or lost at the last check
 }
 
-// pause keeps a broken event source from turning in circles.
+// pause keeps a broken event source from causing a busy loop.
 func (m *follower) pause(ctx context.Context) {
 	select {
 	case <-time.After(waitMilliseconds * time.Millisecond):
@@ -220,7 +222,7 @@ func (m *follower) pause(ctx context.Context) {
 	}
 }
 
-// register asks for the events of each GPU that does not tell them yet.
+// register registers for the events of each GPU that is not registered yet.
 func (m *follower) register(ctx context.Context, set nvml.EventSet) {
 	const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventTypeSingleBitEccErrorStorm |
 		nvml.EventTypeFatalPoisonError | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
@@ -241,12 +243,12 @@ func (m *follower) register(ctx context.Context, set nvml.EventSet) {
 			}
 		default:
 			m.registered[g.UUID] = true // said once
-			klog.FromContext(ctx).Error(ret, "GPU tells no events; its health is not followed", "gpu", g.UUID)
+			klog.FromContext(ctx).Error(ret, "Could not register for a GPU's events; its health is not followed", "gpu", g.UUID)
 		}
 	}
 }
 
-// event turns an event into a fault.
+// event converts an event into a fault.
 func (m *follower) event(ctx context.Context, e nvml.EventData) {
 	g := m.gpu(e.Device)
 	if g == nil {
@@ -279,7 +281,7 @@ func (m *follower) event(ctx context.Context, e nvml.EventData) {
 	m.add(ctx, f, level != application)
 }
 
-// gpu finds the GPU that an event is of, by its handle first: one that is lost does not say its UUID.
+// gpu finds the GPU of an event, by its handle first: a lost GPU does not return its UUID.
 func (m *follower) gpu(d nvml.Device) *inventory.GPU {
 	n := m.options.Node()
 	for _, g := range n.GPUs {
@@ -294,7 +296,7 @@ func (m *follower) gpu(d nvml.Device) *inventory.GPU {
 	return n.ByUUID(uuid)
 }
 
-// placement is where a MIG instance stands; nil for the whole GPU, and for an instance that is gone.
+// placement is the place of a MIG instance; nil for the whole GPU, and for an instance that is gone.
 func (m *follower) placement(g *inventory.GPU, instance uint32) *inventory.Placement {
 	if instance == wholeGPU {
 		return nil
@@ -311,7 +313,7 @@ func (m *follower) placement(g *inventory.GPU, instance uint32) *inventory.Place
 	return nil
 }
 
-// probe asks every GPU whether it still answers.
+// probe checks every GPU for an answer.
 func (m *follower) probe(ctx context.Context) {
 	for _, g := range m.options.Node().GPUs {
 		if !g.Answers() {
@@ -324,12 +326,12 @@ func (m *follower) lost(ctx context.Context, g *inventory.GPU) {
 	m.add(ctx, Fault{GPU: g.UUID, Kind: Lost, Fatal: true, Message: "the GPU does not answer NVML"}, true)
 }
 
-// isLost says whether a GPU's loss is noted.
+// isLost says whether a GPU's loss is recorded.
 func (m *follower) isLost(g *inventory.GPU) bool {
 	return slices.ContainsFunc(m.Faults(), func(f Fault) bool { return f.GPU == g.UUID && f.Kind == Lost })
 }
 
-// add notes a fault; one that stands already is noted as seen again.
+// add records a fault, or that a recorded fault was seen again.
 func (m *follower) add(ctx context.Context, f Fault, stands bool) {
 	f.Since, f.Last, f.Boot = m.options.Now(), m.options.Now(), m.options.Boot
 	if !stands {
@@ -346,21 +348,21 @@ func (m *follower) add(ctx context.Context, f Fault, stands bool) {
 	}
 	m.keep(ctx)
 	m.mu.Unlock()
-	// The kubelet and the scheduler first: whoever is told may ask an API server that does not answer.
+	// The kubelet and the scheduler come first: the listener may call an API server that does not answer.
 	if at < 0 {
 		m.announce()
 	}
 	m.listener.Happened(ctx, f, at < 0)
 }
 
-// keep writes the faults; the caller holds mu.
+// keep stores the faults. mu must be held.
 func (m *Monitor) keep(ctx context.Context) {
 	if err := m.record.Put(kept{Faults: m.faults}); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults are not kept on disk; a restart would forget them")
 	}
 }
 
-// heal takes away the faults of GPUs that are healthy again.
+// heal removes the faults of GPUs that are healthy again.
 func (m *follower) heal(ctx context.Context) {
 	var gone []Fault
 	m.mu.Lock()
@@ -376,22 +378,23 @@ func (m *follower) heal(ctx context.Context) {
 	}
 	m.mu.Lock()
 	for _, f := range gone {
-		// One that was seen again meanwhile stays.
+		// A fault that was seen again meanwhile stays.
 		m.faults = slices.DeleteFunc(m.faults, func(o Fault) bool { return f.same(o) && f.Last.Equal(o.Last) })
 	}
 	m.keep(ctx)
 	m.mu.Unlock()
 	for _, f := range gone {
 		if f.Kind == Lost {
-			delete(m.registered, f.GPU) // what came back tells nothing to those who asked before
+			delete(m.registered, f.GPU) // a GPU that came back sends no events to earlier registrations
 		}
 		m.listener.Healed(ctx, f)
 	}
 	m.announce()
 }
 
-// healed says whether a fault is over. A driver that names recovery actions is believed when it names none; without one, a fatal fault ends
-// with the boot, since nothing else shows that the GPU was reset. But for a loss: what fell off the bus answers again by a reset alone.
+// healed says whether a fault is over. Where the driver knows recovery actions, a fault is over when it names none. Otherwise a
+// fatal fault ends with the boot, since nothing else shows that the GPU was reset. A lost GPU is the exception: it answers again
+// only after a reset.
 func (m *follower) healed(f Fault) bool {
 	now := m.options.Now()
 	g := m.options.Node().ByUUID(f.GPU)
@@ -418,7 +421,7 @@ func (m *follower) healed(f Fault) bool {
 
 var errNoAction = errors.New("the driver names no recovery actions")
 
-// recoveryAction asks what the GPU needs to be healthy.
+// recoveryAction asks what the GPU needs to become healthy.
 func recoveryAction(g *inventory.GPU) (uint32, error) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	if ret := g.Handle.GetFieldValues(values); ret != nvml.SUCCESS {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// bench is a Monitor whose time is a variable, and its listener.
+// bench is a Monitor with a settable clock, and its listener.
 type bench struct {
 	*follower
 	machine *gputest.Machine
@@ -26,7 +26,7 @@ type bench struct {
 	now     time.Time
 	told    []Fault
 	healed  []Fault
-	hearing func() // called with each event, if there is one
+	hearing func() // called with each event, if set
 }
 
 func newBench(t *testing.T, path, boot string) *bench {
@@ -150,7 +150,7 @@ func TestAnApplicationsMistakeStandsNowhere(t *testing.T) {
 	}
 }
 
-// Events on claims need the API server, which may hang; the kubelet's view of the GPU must not hang with it.
+// Events on claims need the API server, which may hang. The kubelet's view of the GPU must not hang with it.
 func TestAFaultIsShownBeforeItsHoldersAreTold(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	_, changed := b.Watch()
@@ -180,7 +180,7 @@ func TestAFaultSeenAgainIsOneFault(t *testing.T) {
 	}
 }
 
-// Events of memory errors have no number, so a storm of corrected ones and an uncorrected one differ by their gravity alone.
+// Events of memory errors have no number, so a storm of corrected errors and an uncorrected one differ only in severity.
 func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "faults.json"), "boot-1")
 	for _, kind := range []uint64{nvml.EventTypeSingleBitEccErrorStorm, nvml.EventTypeDoubleBitEccError} {
@@ -191,7 +191,7 @@ func TestAFatalFaultIsNotTakenForAWarningThatStands(t *testing.T) {
 	if len(taints) != 1 || taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule {
 		t.Errorf("taints %+v, want one that keeps new claims away", taints)
 	}
-	// The warning passes with time, the fatal one only with the GPU's word.
+	// The warning ends with time, the fatal fault only when the GPU reports that it is healthy.
 	b.machine.GPUs[0].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_GPU_RESET))
 	b.now = b.now.Add(quiet)
 	b.heal(t.Context())
@@ -214,7 +214,7 @@ func TestAFaultOfAMIGInstanceSparesItsNeighbours(t *testing.T) {
 	}
 }
 
-// An earlier version kept faults without a checksum, and reads what this one keeps.
+// An earlier version stored faults without a checksum, and can read what this one stores.
 func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
 	before, err := os.ReadFile("testdata/faults-0.2.json")
 	if err != nil {
@@ -233,7 +233,7 @@ func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What version 0.2 reads a file into.
+	// The type into which version 0.2 reads a file.
 	var file struct {
 		Version int     `json:"version"`
 		Faults  []Fault `json:"faults"`
@@ -243,7 +243,8 @@ func TestFaultsOfTheVersionBeforeAreReadAndItReadsOurs(t *testing.T) {
 	}
 }
 
-// What cannot be read may be a fault of any GPU: each stays tainted, over restarts too, until somebody has looked and deletes the file.
+// The unreadable file may have held a fault of any GPU. So each stays tainted, across restarts too, until somebody has checked and
+// deletes the file.
 func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T) {
 	for name, raw := range map[string]string{
 		"cut": `{"version":1,"faults":[{"gpu":"GPU-`, "of a later version": `{"version":2,"faults":[]}`,

@@ -14,12 +14,13 @@ type kept struct {
 	Faults []Fault `json:"faults"`
 }
 
-// kind is how faults are kept: as earlier versions kept them, with a checksum added, which those pass over.
+// kind describes how faults are stored: as earlier versions stored them, with a checksum added, which those ignore.
 func kind() store.Kind[kept] {
 	return store.Kind[kept]{Name: "gpufabric-faults", Version: 1, Form: store.Object}
 }
 
-// open reads the faults that were kept. The error names the files that cannot be read; the record is good all the same, and Aside.
+// open reads the stored faults. The error names the files that cannot be read; the store can be used all the same, and Aside says
+// so.
 func open(path string, writer atomicfile.Writer) (*store.File[kept], []Fault, error) {
 	record, unreadable, err := store.OpenFile(path, kind(), 0o640, writer)
 	if err != nil {

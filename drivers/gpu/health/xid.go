@@ -7,13 +7,13 @@ type severity int
 
 const (
 	fatal severity = iota
-	// warning XIDs report hardware that took care of itself; the next claim is safe.
+	// warning XIDs report problems that the hardware has handled; the next claim is safe.
 	warning
-	// application XIDs are a program's own mistake; the GPU is as healthy as before.
+	// application XIDs are a program's own mistake; the GPU is unaffected.
 	application
 )
 
-// classify knows the XIDs that are not fatal; what it does not know it takes for fatal.
+// classify returns the severity of an XID; unknown XIDs are fatal.
 func classify(xid uint64) (Kind, severity, string) {
 	switch xid {
 	case 13:

@@ -13,7 +13,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// ComputeProfile is the compute instance profile that fills a GPU instance of that many compute slices; -1 for a number no GPU has.
+// ComputeProfile is the compute instance profile that fills a GPU instance of that many compute slices; -1 for a number that no GPU
+// has.
 func ComputeProfile(slices int) int {
 	switch slices {
 	case 1:
@@ -35,7 +36,7 @@ func ComputeProfile(slices int) int {
 	}
 }
 
-// readMIG asks NVML for the modes, the profiles and where each may be placed; nil where the GPU knows no MIG.
+// readMIG reads the modes, the profiles and their placements from NVML; nil where the GPU does not support MIG.
 func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 	if !has(lib, "nvmlDeviceGetMigMode") {
 		return nil, nil
@@ -48,7 +49,7 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 		return nil, fmt.Errorf("asking for its mode: %w", ret)
 	}
 	m := &MIG{Enabled: current == nvml.DEVICE_MIG_ENABLE, Pending: pending == nvml.DEVICE_MIG_ENABLE}
-	// One that does not say what it is is left in the mode that it has.
+	// A GPU that does not report its architecture keeps its mode.
 	architecture, ret := g.Handle.GetArchitecture()
 	m.NeedsReset = ret != nvml.SUCCESS || architecture == nvml.DEVICE_ARCH_AMPERE
 	var problems []error
@@ -86,7 +87,7 @@ func readMIG(lib nvml.Interface, names device.Interface, g *GPU) (*MIG, error) {
 	return m, errors.Join(problems...)
 }
 
-// profileName is the driver's own name for a profile, or for drivers before 525, which give none, the one worked out.
+// profileName is the driver's own name for a profile. For drivers before 525, which give none, it is computed.
 func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int, info nvml.GpuInstanceProfileInfo) (string, error) {
 	if own(g.Handle) && has(lib, "nvmlDeviceGetGpuInstanceProfileInfoV") {
 		if v2, ret := g.Handle.GetGpuInstanceProfileInfoV(number).V2(); ret == nvml.SUCCESS {
@@ -105,8 +106,8 @@ func profileName(lib nvml.Interface, names device.Interface, g *GPU, number int,
 	return name.String(), nil
 }
 
-// gigabytes is the size in a profile's name: so many eighths of the GPU as come nearest to the instance's memory, of the GPU's memory in
-// whole GiB.
+// gigabytes is the size in a profile's name: the number of eighths of the GPU that is nearest to the instance's memory, times the
+// GPU's memory in whole GiB.
 func gigabytes(instance, gpu uint64) int {
 	if gpu == 0 {
 		return 0
@@ -115,8 +116,8 @@ func gigabytes(instance, gpu uint64) int {
 	return int(math.Round(eighths / 8 * math.Ceil(float64(gpu)/(1<<30))))
 }
 
-// own says whether a handle is go-nvml's own. What go-nvml calls a handler (functions whose names end in V) works on those alone: for any
-// other implementation of its interface it would call a library that is not loaded, which ends the process.
+// own says whether a handle is go-nvml's own. go-nvml's handlers (functions whose names end in V) work only on those. For any other
+// implementation of its interface it would call a library that is not loaded, which ends the process.
 func own(handle nvml.Device) bool {
 	return reflect.TypeOf(handle).PkgPath() == reflect.TypeFor[nvml.EventData]().PkgPath()
 }

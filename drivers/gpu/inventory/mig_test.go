@@ -2,7 +2,7 @@ package inventory
 
 import "testing"
 
-// TestAProfilesSizeIsNamedAsDriversDo holds sizes in MiB against the names that drivers give them.
+// TestAProfilesSizeIsNamedAsDriversDo compares sizes in MiB with the names that drivers give them.
 func TestAProfilesSizeIsNamedAsDriversDo(t *testing.T) {
 	for _, c := range []struct {
 		model    string

@@ -4,13 +4,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// nameNVLinkIslands gives every GPU off a fabric the name of its NVLink island on this node: GPUs whose links end at each other or at the
-// same NVSwitch. An island of one has no name.
+// nameNVLinkIslands gives every GPU that is not on a fabric the name of its NVLink island on this node: the GPUs whose links end at
+// each other or at the same NVSwitch. An island of one has no name.
 func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 	if !has(lib, "nvmlDeviceGetNvLinkState") || !has(lib, "nvmlDeviceGetNvLinkRemotePciInfo_v2") {
 		return
 	}
-	// ends maps what a link reaches, a switch or a GPU, to the GPUs that reach it.
+	// ends maps the far end of a link, a switch or a GPU, to the GPUs with a link to it.
 	ends := map[string][]int{}
 	for i, g := range gpus {
 		if g.NVLinkDomain != "" {
@@ -60,8 +60,8 @@ func nameNVLinkIslands(lib nvml.Interface, gpus []*GPU) {
 	}
 }
 
-// NVLinkEnd is the far end of a GPU's link as sysfs writes an address, where NVML gives the domain eight digits: another GPU's, or an
-// NVSwitch's. It is empty where NVML does not say. The library must have nvmlDeviceGetNvLinkRemotePciInfo_v2.
+// NVLinkEnd is the far end of a GPU's link, another GPU's address or an NVSwitch's. It is written as in sysfs; NVML gives the
+// domain eight digits. It is empty where NVML does not report it. The library must have nvmlDeviceGetNvLinkRemotePciInfo_v2.
 func NVLinkEnd(g *GPU, link int) string {
 	remote, ret := g.Handle.GetNvLinkRemotePciInfo(link)
 	if ret != nvml.SUCCESS {

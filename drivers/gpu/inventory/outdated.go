@@ -7,9 +7,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Outdated says whether reading again would find something else: a GPU answers that did not, one joined another NVLink clique (the fabric
-// manager may take minutes after the boot), or an administrator changed the MIG mode of one that needs a reset for it. It asks little of
-// each GPU, so it may be called every few seconds. GPUs plugged in after NVML was started are not among those that NVML counts.
+// Outdated says whether reading again would give another result. A GPU may answer again, or have joined another NVLink clique (the
+// fabric manager may take minutes after the boot), or an administrator may have changed the MIG mode of one that needs a reset for
+// it. It makes few calls for each GPU, so it may be called every few seconds. It does not see GPUs plugged in after NVML was
+// started, which NVML does not count.
 func (r Reader) Outdated(n *Node) bool {
 	for _, index := range n.Missing {
 		if handle, ret := r.NVML.DeviceGetHandleByIndex(index); ret == nvml.SUCCESS {
@@ -19,7 +20,7 @@ func (r Reader) Outdated(n *Node) bool {
 		}
 	}
 	for _, g := range n.GPUs {
-		// Of one that cannot be asked now nothing new is known.
+		// There is nothing new about a GPU that cannot be read now.
 		if clique, _, err := fabric(r.NVML, g.Handle); err == nil && clique != g.Clique && !lost(g) {
 			return true
 		}
@@ -30,7 +31,7 @@ func (r Reader) Outdated(n *Node) bool {
 	return false
 }
 
-// modeChanged says whether a mode that a reset alone changes, or the one that is pending, is another than the one that was read.
+// modeChanged says whether a mode that only a reset changes, or the pending one, differs from the one that was read.
 func (g *GPU) modeChanged() bool {
 	if g.MIG == nil || !g.MIG.NeedsReset {
 		return false
@@ -40,7 +41,7 @@ func (g *GPU) modeChanged() bool {
 		g.MIG.Pending != (pending == nvml.DEVICE_MIG_ENABLE))
 }
 
-// Answers asks for something that only the GPU itself knows. One that does not answer has to be reset or plugged in again.
+// Answers asks for something that only the GPU itself knows. A GPU that does not answer must be reset or plugged in again.
 func (g *GPU) Answers() bool {
 	_, ret := g.Handle.GetMemoryInfo()
 	return ret != nvml.ERROR_GPU_IS_LOST && ret != nvml.ERROR_RESET_REQUIRED
@@ -51,8 +52,8 @@ func lost(g *GPU) bool {
 	return ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED
 }
 
-// Keeping is a newer reading of n with those of its GPUs that could not be read again: a GPU that is lost is still this node's, and claims
-// may hold it.
+// Keeping returns a newer reading of n, together with those of its GPUs that could not be read again: a lost GPU still belongs to
+// this node, and claims may hold it.
 func (n *Node) Keeping(newer *Node) *Node {
 	merged := *newer
 	merged.GPUs, merged.Missing = slices.Clone(newer.GPUs), slices.Clone(newer.Missing)

@@ -12,7 +12,8 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// Locator scans the PCI bus below a sysfs root once and answers where each display controller sits. Attributes it lacks are left empty.
+// Locator scans the PCI bus below a sysfs root once and returns the place of each display controller. Attributes that are missing
+// stay empty.
 func Locator(ctx context.Context, sysfsRoot string) (func(busID string) (Place, error), error) {
 	bus, err := pci.NewFS(sysfsRoot).Scan(ctx, func(c pci.Class) bool { return c>>16 == 0x03 })
 	if err != nil {
@@ -38,9 +39,9 @@ func Locator(ctx context.Context, sysfsRoot string) (func(busID string) (Place, 
 	}, nil
 }
 
-// withCPUs is the NUMA node with CPUs that a node is or is nearest to, -1 where two are equally near. A GPU whose memory the CPU can
-// address has NUMA nodes of its own without CPUs, and sysfs may name one of those as the GPU's (#1242 of the public driver, on GB200): no
-// NIC is on such a node.
+// withCPUs returns the nearest NUMA node with CPUs, -1 where two are equally near. A GPU whose memory the CPU can address has NUMA
+// nodes of its own without CPUs, and sysfs may report one of those as the GPU's node (#1242 of the public driver, on GB200). No NIC
+// is on such a node.
 func withCPUs(sysfsRoot string, node int) int {
 	if node < 0 {
 		return node
@@ -53,7 +54,7 @@ func withCPUs(sysfsRoot string, node int) int {
 		cpus, err := os.ReadFile(filepath.Join(nodes, fmt.Sprintf("node%d", other), "cpulist"))
 		switch {
 		case err != nil:
-			return node // a kernel that does not tell
+			return node // a kernel that does not report it
 		case strings.TrimSpace(string(cpus)) == "":
 		case other == node:
 			return node
@@ -70,7 +71,7 @@ func withCPUs(sysfsRoot string, node int) int {
 	return best
 }
 
-// numbers reads a file of numbers separated by spaces; what is none is left out.
+// numbers reads a file of numbers separated by spaces; it ignores other words.
 func numbers(path string) []int {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 type Reader struct {
 	// NVML must be initialised.
 	NVML nvml.Interface
-	// Locate finds a PCI device's place by its bus id.
+	// Locate finds a PCI device's place by its bus ID.
 	Locate func(busID string) (Place, error)
 }
 
-// Read asks NVML and sysfs for everything. It fails only where NVML itself does; a GPU that cannot be read is left out and reported in
-// Node.Problems.
+// Read reads everything from NVML and sysfs. It fails only where NVML itself does. It leaves out a GPU that cannot be read and
+// reports it in Node.Problems.
 func (r Reader) Read() (*Node, error) {
 	n := &Node{}
 	var ret nvml.Return
@@ -58,7 +58,8 @@ func (r Reader) Read() (*Node, error) {
 	return n, nil
 }
 
-// gpu reads one GPU. It returns none where its identity cannot be read, and both a GPU and an error where only an attribute is missing.
+// gpu reads one GPU. It returns none where its identity cannot be read, and both a GPU and an error where only an attribute is
+// missing.
 func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, error) {
 	g := &GPU{Handle: handle, Index: index}
 	dev, err := lib.NewDevice(handle)
@@ -114,7 +115,7 @@ func (r Reader) gpu(lib device.Interface, index int, handle nvml.Device) (*GPU, 
 	return g, errors.Join(missing...)
 }
 
-// failure is nil for success, and for what a GPU or driver of this kind does not have.
+// failure is nil for success, and for a feature that a GPU or driver of this kind does not have.
 func failure(ret nvml.Return) error {
 	switch ret {
 	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:
@@ -124,7 +125,7 @@ func failure(ret nvml.Return) error {
 	}
 }
 
-// has says whether the library knows a symbol: calling one that it lacks ends the process.
+// has says whether the library has a symbol: calling a missing one ends the process.
 func has(lib nvml.Interface, symbol string) bool {
 	return lib.Extensions().LookupSymbol(symbol) == nil
 }
@@ -154,12 +155,12 @@ func busID(dev device.Device) (string, error) {
 		return "", err
 	}
 	if id == "" {
-		return "", errors.New("NVML gave an empty one")
+		return "", errors.New("NVML returned an empty one")
 	}
 	return strings.ToLower(id), nil
 }
 
-// fabric reads the GPU's clique and cluster; both are empty off a fabric, and while the fabric manager has not finished with the GPU.
+// fabric reads the GPU's clique and cluster. Both are empty without a fabric, and until the fabric manager has registered the GPU.
 func fabric(lib nvml.Interface, handle nvml.Device) (clique, domain string, err error) {
 	if !has(lib, "nvmlDeviceGetGpuFabricInfo") {
 		return "", "", nil

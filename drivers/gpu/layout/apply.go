@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// Standing lists what stands on a GPU, in the words of a plan.
+// Standing lists the existing instances of a GPU, as a plan does.
 func Standing(g *inventory.GPU) ([]Wanted, error) {
 	instances, err := partition.List(g)
 	if err != nil {
@@ -25,7 +25,7 @@ func Standing(g *inventory.GPU) ([]Wanted, error) {
 	return out, nil
 }
 
-// Done says whether a GPU is as the plan says.
+// Done says whether a GPU is as planned.
 func (p Plan) Done() (bool, error) {
 	if p.GPU.MIG == nil {
 		return !p.MIG, nil
@@ -35,7 +35,7 @@ func (p Plan) Done() (bool, error) {
 		return false, err
 	}
 	if !p.MIG {
-		// In MIG mode or not, a GPU without instances can be handed out in every form, unless its mode waits for a reset.
+		// A GPU without instances can be given out in every form, in MIG mode or not, unless its mode waits for a reset.
 		return len(standing) == 0 && p.GPU.CanBeWhole() && !p.GPU.MIG.ModeIsPending(), nil
 	}
 	if !p.GPU.CanBeCut() || p.GPU.MIG.ModeIsPending() {
@@ -48,7 +48,8 @@ func (p Plan) has(s Wanted) bool {
 	return slices.ContainsFunc(p.Instances, func(w Wanted) bool { return w.Profile.ID == s.Profile.ID && w.Placement == s.Placement })
 }
 
-// Apply makes a GPU as the plan says. Nothing may run on it, and nobody else may change it meanwhile. What stands right is left alone.
+// Apply changes a GPU according to the plan. Nothing may run on it, and nobody else may change it meanwhile. Instances that are
+// right already stay.
 func (p Plan) Apply() error {
 	standing, err := Standing(p.GPU)
 	if err != nil {

@@ -20,7 +20,7 @@ func resource() schema.GroupVersionResource {
 	return v1alpha1.SchemeGroupVersion().WithResource("miglayouts")
 }
 
-// Manager and a node's name own the node's entry in a MIGLayout's status.
+// Manager and a node's name form the owner of the node's entry in a MIGLayout's status.
 const Manager = "gpu-plugin/"
 
 // Watch calls changed with the MIGLayouts that select a node whenever they change, until ctx ends.
@@ -33,7 +33,7 @@ func Mistake(l *v1alpha1.MIGLayout) error {
 	return l.Spec.Validate(field.NewPath("spec")).ToAggregate()
 }
 
-// Report writes the node's entry in a MIGLayout's status, by server-side apply with a manager of the node's own.
+// Report writes the node's entry in a MIGLayout's status, by server-side apply with the node's own field manager.
 func Report(ctx context.Context, n selection.Node, name string, entry v1alpha1.MIGLayoutNode) error {
 	entry.Name = n.Name
 	body, err := json.Marshal(map[string]any{

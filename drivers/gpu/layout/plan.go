@@ -1,4 +1,4 @@
-// Package layout works out which MIG instances a GPU shall have by a MIGLayout, and changes the GPU to have them.
+// Package layout plans which MIG instances a GPU gets from a MIGLayout, and makes and removes instances accordingly.
 package layout
 
 import (
@@ -11,23 +11,23 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// Wanted is one instance that a GPU shall have.
+// Wanted is one planned instance of a GPU.
 type Wanted struct {
 	Profile   inventory.Profile
 	Placement inventory.Placement
 }
 
-// Plan is what a GPU shall be.
+// Plan is the planned state of a GPU.
 type Plan struct {
 	GPU *inventory.GPU
 	// MIG says whether its MIG mode is on.
 	MIG bool
-	// Instances are where they shall stand.
+	// Instances are the planned instances with their places.
 	Instances []Wanted
 }
 
-// Plans works out what a node's GPUs shall be by a layout. GPUs that no entry means are left out. standing says which instances stand on a
-// GPU already; they keep their places where the layout has room for them there.
+// Plans computes the plans of a node's GPUs from a layout. It leaves out GPUs that no entry applies to. standing returns the
+// existing instances of a GPU; they keep their places where the layout allows it.
 func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing func(*inventory.GPU) []Wanted) ([]Plan, error) {
 	var plans []Plan
 	for _, g := range gpus {
@@ -55,7 +55,7 @@ func Plans(gpus []*inventory.GPU, entries []v1alpha1.MIGPartedEntry, standing fu
 	return plans, nil
 }
 
-// entryFor finds the one entry that means a GPU, nil where none does.
+// entryFor returns the one entry that applies to a GPU, nil where none does.
 func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MIGPartedEntry, error) {
 	var found *v1alpha1.MIGPartedEntry
 	for i := range entries {
@@ -76,7 +76,8 @@ func entryFor(g *inventory.GPU, entries []v1alpha1.MIGPartedEntry) (*v1alpha1.MI
 	return found, nil
 }
 
-// place finds a placement for every instance, those that stand first where they stand, then the largest first, each as low as it fits.
+// place finds a placement for every instance. Existing instances keep their places first. The others follow, the largest first,
+// each as low as it fits.
 func place(g *inventory.GPU, counts map[string]int32, standing []Wanted) ([]Wanted, error) {
 	var want []inventory.Profile
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -118,7 +119,7 @@ func size(p inventory.Profile) int {
 	return p.Placements[0].Size
 }
 
-// fit places profiles beside what is placed, trying every way.
+// fit places profiles beside those already placed, and tries every combination.
 func fit(left []inventory.Profile, placed []Wanted) ([]Wanted, bool) {
 	if len(left) == 0 {
 		return placed, true

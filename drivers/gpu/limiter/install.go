@@ -13,20 +13,20 @@ import (
 // Program is where our image has the library.
 const Program = "/usr/lib/gpufabric/libvgpu.so"
 
-// The library and the loader's list of it, in a directory of the host as in a container.
+// The library and the loader's list of it, in a directory of the host and of a container.
 const (
 	Library = "libvgpu.so"
 	Preload = "ld.so.preload"
 )
 
-// Loaded is where containers have the library, and LoadersList where their loader looks for its list.
+// Loaded is where containers have the library. LoadersList is where their loader looks for its list.
 const (
 	Loaded      = "/usr/local/vgpu/" + Library
 	LoadersList = "/etc/" + Preload
 )
 
-// Install puts the library that stands at own, and the loader's list, into a directory that the host has at the same path. It may be
-// repeated while containers use the library: those keep the file that they have.
+// Install puts the library at own, and the loader's list, into a directory that the host has at the same path. It may be repeated
+// while containers use the library: those keep their file.
 func Install(own, directory string, writer atomicfile.Writer) error {
 	library, err := os.ReadFile(own)
 	if err != nil {

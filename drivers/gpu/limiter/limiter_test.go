@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// run builds a target of the Makefile and says what it printed.
+// run builds a target of the Makefile and returns its output.
 func run(t *testing.T, arguments ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -28,7 +28,7 @@ func TestWhatIsCountedIsWhatTheDriverGave(t *testing.T) {
 	t.Log(run(t, "SECONDS=0", "unit"))
 }
 
-// Its processes are killed with kill -9 at any moment; what they had is free again, and nobody ever has more than the limit.
+// Processes are killed with kill -9 at any moment. Their memory is free again, and nobody ever has more than the limit.
 //
 //shows:vgpu-limits
 func TestSixtyFourProcessesKilledAtRandomKeepToTheLimit(t *testing.T) {

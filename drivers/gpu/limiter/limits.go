@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// File is where the library looks for a container's limits, and Directory where it looks for those of claims, a file each: what two of them
-// give of one GPU adds up. There, only what is mounted counts.
+// File is where the library looks for a container's limits. Directory is where it looks for those of claims, one file each; it adds
+// up the limits of several files for one GPU. In Directory, only mounted files count.
 const (
 	File      = "/usr/local/vgpu/limits"
 	Directory = "/usr/local/vgpu/limits.d"
@@ -16,7 +16,7 @@ const (
 // Accounts is the directory in which the library counts what the container has.
 const Accounts = "/tmp/vgpu"
 
-// The most that the library understands (limits.h, limits.c).
+// The limits of what the library can read (limits.h, limits.c).
 const (
 	mostGPUs  = 16
 	mostBytes = 1 << 47
@@ -31,11 +31,11 @@ type Limit struct {
 	Cores int
 }
 
-// ErrLimit marks limits that the library would not understand: it would then refuse its container all memory of GPUs.
+// ErrLimit marks limits that the library could not read: it would then refuse its container all GPU memory.
 var ErrLimit = errors.New("no limit for a container")
 
-// Text is the file of a container's limits. closed has the library refuse all memory where it cannot count; without, each process is then
-// held to the limits by itself.
+// Text is the file of a container's limits. With closed the library refuses all memory where it cannot count. Without it, each
+// process is then held to the limits separately.
 func Text(limits []Limit, closed bool) ([]byte, error) {
 	if len(limits) == 0 || len(limits) > mostGPUs {
 		return nil, fmt.Errorf("%d GPUs, where 1 to %d are allowed: %w", len(limits), mostGPUs, ErrLimit)

@@ -38,7 +38,7 @@ func TestLimitsAreSaidAsTheLibraryReadsThem(t *testing.T) {
 	}
 }
 
-// A loader ends the programs of an image whose glibc is older than what a preloaded library asks for: all of them, with CUDA or without.
+// If a preloaded library needs a newer glibc than an image has, the loader ends all of the image's programs, with CUDA or without.
 //
 //shows:vgpu-limits
 func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {
@@ -56,7 +56,7 @@ func TestTheLibraryLoadsIntoImagesWithGlibc217(t *testing.T) {
 	for _, s := range needs {
 		version, found := strings.CutPrefix(s.Version, "GLIBC_2.")
 		if !found {
-			continue // __cxa_finalize is weak, and others stand in the library itself
+			continue // __cxa_finalize is weak, and the library itself defines the others
 		}
 		minor, _, _ := strings.Cut(version, ".")
 		if n, err := strconv.Atoi(minor); err != nil || n > 17 {

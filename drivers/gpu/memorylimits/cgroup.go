@@ -14,15 +14,15 @@ import (
 // DefaultCgroups is where systemd mounts cgroup v2.
 const DefaultCgroups = "/sys/fs/cgroup"
 
-// Tree is the node's tree of cgroups.
+// Tree is the node's cgroup tree.
 type Tree struct {
-	// Root is where cgroup v2 is mounted. The driver is given paths below it, so the node must have it at the same path.
+	// Root is where cgroup v2 is mounted. The driver gets paths below it, so the node must have it at the same path.
 	Root string
-	// Self is the file that says in which cgroup this process is: /proc/self/cgroup.
+	// Self is the file that names this process's cgroup: /proc/self/cgroup.
 	Self string
 }
 
-// ErrCgroup marks a cgroup that cannot be found, or that is none of a container's.
+// ErrCgroup marks a cgroup that cannot be found, or that does not belong to a container.
 var ErrCgroup = errors.New("no cgroup of a container")
 
 // Check says why containers cannot be found in the tree.
@@ -39,8 +39,8 @@ func (t Tree) Check() error {
 		return err
 	}
 	if own == "/" {
-		// Container runtimes give every container but privileged ones a namespace of its own (containerd: pkg/cri, "cgroupns is used for hiding
-		// /sys/fs/cgroup from containers").
+		// Container runtimes give every container but privileged ones a cgroup namespace of its own (containerd: pkg/cri, "cgroupns is
+		// used for hiding /sys/fs/cgroup from containers").
 		return fmt.Errorf("%s shows this process its own cgroup alone, and not those of the node's containers: run it privileged", t.Root)
 	}
 	if _, err := os.Stat(filepath.Join(t.Root, own)); err != nil {
@@ -53,7 +53,7 @@ func (t Tree) Check() error {
 func (t Tree) Own() (string, error) {
 	text, err := os.ReadFile(t.Self)
 	if errors.Is(err, fs.ErrNotExist) {
-		text, err = os.ReadFile("/proc/self/cgroup") // a tree that stands for /proc has no processes
+		text, err = os.ReadFile("/proc/self/cgroup") // a tree that stands in for /proc has no processes
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for this process's own cgroup: %w", err)
@@ -75,8 +75,8 @@ func unified(text string) (path string, found bool) {
 	return "", false
 }
 
-// Container is the directory of a container's cgroup: the one that its processes are in. named is how the container runtime names it to
-// runc or crun (linux.cgroupsPath of the OCI runtime specification): SLICE:PREFIX:NAME where systemd makes it, else a path.
+// Container returns the directory of the cgroup with a container's processes. named is the runtime's name of the container's cgroup
+// for runc or crun (linux.cgroupsPath of the OCI runtime specification): SLICE:PREFIX:NAME where systemd makes it, else a path.
 func (t Tree) Container(named, id string) (string, error) {
 	below := named
 	if parts := strings.Split(named, ":"); len(parts) == 3 {
@@ -91,7 +91,7 @@ func (t Tree) Container(named, id string) (string, error) {
 		below = filepath.Join(slice, unit+".scope")
 	}
 	below = filepath.Clean("/" + below)
-	// A limit of a pod's cgroup, or of one further up, would be that of others too.
+	// A limit on a pod's cgroup, or on one further up, would also apply to other containers.
 	if id == "" || !strings.Contains(filepath.Base(below), id) {
 		return "", fmt.Errorf("cgroup %.200q of container %.80q does not have the container's name: %w", named, id, ErrCgroup)
 	}
@@ -102,7 +102,7 @@ func (t Tree) Container(named, id string) (string, error) {
 	return leaf(directory)
 }
 
-// slicePath is where systemd has a slice: a-b.slice lies in a.slice (systemd.slice(5)).
+// slicePath is the path of a slice in systemd: a-b.slice is in a.slice (systemd.slice(5)).
 func slicePath(slice string) (string, error) {
 	name, found := strings.CutSuffix(slice, ".slice")
 	if !found || name == "" || strings.Contains(name, "/") {
@@ -122,7 +122,7 @@ func slicePath(slice string) (string, error) {
 	return path, nil
 }
 
-// deepest is how many cgroups crun puts below a container's own: one, called container.
+// deepest is how many cgroups crun makes below a container's own: one, called container.
 const deepest = 1
 
 // leaf is the cgroup at or below directory that has the container's processes.

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/fakes/cgrouptest"
 )
 
-// Names as containerd and CRI-O give them with the kubelet's two cgroup drivers, and as kind has them below a slice of its own.
+// Names as containerd and CRI-O write them with the kubelet's two cgroup drivers, and as kind has them below its own slice.
 //
 //shows:vgpu-driver-limits
 func TestAContainersCgroupIsFoundByTheRuntimesName(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTheCgroupBelowIsMeantWhereTheProcessesAreInIt(t *testing.T) {
 	}
 }
 
-// A limit of a pod's cgroup, or of another container's, would be that of others.
+// A limit on a pod's cgroup, or on another container's, would apply to other containers.
 func TestNoCgroupButTheContainersOwnIsLimited(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "kubepods.slice/kubepods-pod1.slice/cri-containerd-0ther.scope"), 0o755); err != nil {

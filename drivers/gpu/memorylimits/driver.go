@@ -6,11 +6,11 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Limit is what a container may have of one GPU's memory.
+// Limit is a container's limit for one GPU's memory.
 type Limit struct {
 	// UUID is the GPU's.
 	UUID string `json:"uuid"`
-	// Bytes may be allocated, and are reserved.
+	// Bytes is how much may be allocated; it is also reserved.
 	Bytes uint64 `json:"bytes"`
 }
 
@@ -21,7 +21,7 @@ type Driver struct {
 	Cgroups Tree
 }
 
-// The functions of NVML. go-nvml ends the process where one is called that the library lacks, so they are looked up first.
+// The functions of NVML. go-nvml ends the process when it calls one that the library lacks, so they are looked up first.
 const (
 	setLimits = "nvmlDeviceSetMemoryLimits_v1"
 	getLimits = "nvmlDeviceGetMemoryLimits_v1"
@@ -31,7 +31,7 @@ const (
 func (d Driver) has() error {
 	for _, name := range []string{setLimits, getLimits} {
 		if err := d.NVML.Extensions().LookupSymbol(name); err != nil {
-			driver, _ := d.NVML.SystemGetDriverVersion() // empty where it cannot be told
+			driver, _ := d.NVML.SystemGetDriverVersion() // empty where it is unknown
 			return fmt.Errorf("the driver %s has no %s: it came with r615", driver, name)
 		}
 	}
@@ -51,7 +51,7 @@ func (d Driver) Available(uuids ...string) error {
 		if err != nil {
 			return err
 		}
-		// Any cgroup will do: the answer is whether the GPU takes limits. Other errors are for those who set one.
+		// Any cgroup will do: the result shows whether the GPU supports limits. Other errors are for the caller of Set.
 		if _, ret := gpu.GetMemoryLimits_v1(d.Cgroups.Root); ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
 			return fmt.Errorf("the driver limits no memory of GPU %s: %w", uuid, ret)
 		}
@@ -67,10 +67,11 @@ func (d Driver) gpu(uuid string) (nvml.Device, error) {
 	return gpu, nil
 }
 
-// Set lets a cgroup, by its directory, have so much, and reserves it. Call it where Available says nothing against it.
+// Set limits a cgroup, given by its directory, to an amount of memory, and reserves that amount. Call it only where Available
+// returns nil.
 func (d Driver) Set(cgroup string, l Limit) error { return d.set(cgroup, l, l.Bytes) }
 
-// GiveUp ends what is reserved for a cgroup. The most that it may have stays as it is.
+// GiveUp releases what is reserved for a cgroup. Its maximum stays.
 func (d Driver) GiveUp(cgroup string, l Limit) error { return d.set(cgroup, l, 0) }
 
 func (d Driver) set(cgroup string, l Limit, reserved uint64) error {

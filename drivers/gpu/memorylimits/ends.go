@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch"
 )
 
-// tell has Run look at the records.
+// tell makes Run read the records.
 func (k *Keeper) tell() {
 	select {
 	case k.changed <- struct{}{}:
@@ -22,11 +22,11 @@ func (k *Keeper) tell() {
 	}
 }
 
-// events is the file of a cgroup that says whether it has processes, itself or in one below it (cgroup-v2.rst).
+// events is the file of a cgroup that says whether it, or a cgroup below it, has processes (cgroup-v2.rst).
 const events = "cgroup.events"
 
-// Run releases each container when its last process has ended, until ctx ends. Whoever has the runtime tell of ends calls Release besides:
-// the second one has nothing to do.
+// Run releases each container when its last process has ended, until ctx ends. A caller that learns of ends from the runtime calls
+// Release as well; the second release does nothing.
 func (k *Keeper) Run(ctx context.Context, files *filewatch.Watcher) error {
 	var followers sync.WaitGroup
 	defer followers.Wait()
@@ -58,8 +58,8 @@ func (k *Keeper) Run(ctx context.Context, files *filewatch.Watcher) error {
 	}
 }
 
-// follow releases a container when its cgroup has no processes any more, or is gone. It has some from the beginning: runc's own waits in it
-// for the start.
+// follow releases a container when its cgroup has no processes any more, or is gone. It has some from the beginning: runc's own
+// process waits in it for the start.
 func (k *Keeper) follow(ctx context.Context, id, cgroup string, changes <-chan struct{}) {
 	for {
 		runs, err := populated(cgroup)

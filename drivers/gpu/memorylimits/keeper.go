@@ -1,11 +1,11 @@
-// Package memorylimits has NVIDIA's driver hold containers to their memory of GPUs, by their cgroups: nvmlDeviceSetMemoryLimits_v1, which
-// came with r615 (docs.nvidia.com/deploy/mps, memory partitioning).
+// Package memorylimits lets NVIDIA's driver limit the GPU memory of containers, by their cgroups: nvmlDeviceSetMemoryLimits_v1,
+// which is new in r615 (docs.nvidia.com/deploy/mps, memory partitioning).
 //
-// A container's limit is set when its cgroup was made and none of its processes runs. What the driver reserves for it has to be given up
-// when its processes have ended and the cgroup is still there, since the cgroups above it would keep that. There is not much time:
-// containerd tells of the end before it removes the cgroup, but where systemd has it, systemd removes it as soon as it is empty. So the
-// kernel is heard as well, which tells of the last process's end in the same moment. What is set is written down first, so that after a
-// crash nothing stays reserved.
+// A container's limit is set when its cgroup exists and none of its processes runs. The driver's reservation must be released
+// between the end of its processes and the removal of the cgroup, since otherwise the parent cgroups would keep it. There is little
+// time. containerd reports the end before it removes the cgroup, but where systemd manages the cgroup, systemd removes it as soon
+// as it is empty. So this package also watches the kernel's events, which report the end of the last process at once. It stores
+// every limit on disk before it sets it, so that a crash leaves no reservation behind.
 package memorylimits
 
 import (
@@ -24,15 +24,15 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// Container is one that is limited.
+// Container is a container with a limit.
 type Container struct {
-	// ID is the container runtime's, and Cgroup is how the runtime names the container's cgroup.
+	// ID is the container runtime's. Cgroup is the runtime's name for the container's cgroup.
 	ID, Cgroup string
-	// PodUID and Name are Kubernetes': by these it is known what it uses.
+	// PodUID and Name are Kubernetes' names; they identify whose memory is used.
 	PodUID, Name string
 }
 
-// record is what was set of a container.
+// record is what was set for a container.
 type record struct {
 	PodUID    string `json:"podUID,omitempty"`
 	Container string `json:"container,omitempty"`
@@ -41,7 +41,7 @@ type record struct {
 	Limits []Limit `json:"limits"`
 }
 
-// version is that of the records' form.
+// version is the version of the records' format.
 const version = 1
 
 func kind() store.Kind[record] {
@@ -53,19 +53,19 @@ func kind() store.Kind[record] {
 	}}
 }
 
-// Keeper sets the limits of a node's containers, and knows of what it set. It is safe for concurrent use. Make it with Open.
+// Keeper sets the limits of a node's containers, and records what it set. It is safe for concurrent use. Make it with Open.
 type Keeper struct {
 	Driver
 	records    *store.Store[record]
 	containers keylock.Locks
-	// changed has a token when a container was limited, or is no longer.
+	// changed has a token when a container got or lost its limit.
 	changed chan struct{}
 }
 
 var _ prometheus.Collector = (*Keeper)(nil)
 
-// Open makes a Keeper with what was set before and is kept in a directory. Records that cannot be read are set aside and returned: what
-// they reserved stays so until their containers' cgroups are gone.
+// Open makes a Keeper with the records in a directory. It sets records that cannot be read aside and returns them: what they
+// reserved stays reserved until their containers' cgroups are gone.
 func Open(driver Driver, directory string) (*Keeper, []store.Unreadable, error) {
 	records, unreadable, err := store.Open(store.Options{Directory: directory, Extension: ".limit", Writer: atomicfile.Writer{}}, kind())
 	if err != nil {
@@ -74,7 +74,7 @@ func Open(driver Driver, directory string) (*Keeper, []store.Unreadable, error) 
 	return &Keeper{Driver: driver, records: records, changed: make(chan struct{}, 1)}, unreadable, nil
 }
 
-// Hold limits a container whose processes do not run yet. On an error nothing is reserved.
+// Hold limits a container whose processes do not run yet. After an error nothing is reserved.
 func (k *Keeper) Hold(ctx context.Context, c Container, limits []Limit) error {
 	unlock, err := k.containers.Lock(ctx, c.ID)
 	if err != nil {
@@ -104,8 +104,8 @@ func (k *Keeper) hold(id string, r record) error {
 	return nil
 }
 
-// Restore limits a container that runs already, where it is not limited as it should be: this program was away when it started, or the
-// driver was loaded again. late says that it was not.
+// Restore limits a running container whose limit is missing or wrong: this program was away when the container started, or the
+// driver was loaded again. late says that the limit was missing.
 func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late bool, err error) {
 	unlock, err := k.containers.Lock(ctx, c.ID)
 	if err != nil {
@@ -115,7 +115,7 @@ func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late
 	if err := k.has(); err != nil {
 		return false, err
 	}
-	// A container may have made cgroups of its own below its first one since.
+	// The container may have made cgroups of its own below its first one meanwhile.
 	r, known := k.records.Get(c.ID)
 	if !known {
 		if r.Cgroup, err = k.Cgroups.Container(c.Cgroup, c.ID); err != nil {
@@ -137,8 +137,8 @@ func (k *Keeper) Restore(ctx context.Context, c Container, limits []Limit) (late
 	return late, k.hold(c.ID, r)
 }
 
-// Release gives up what is reserved for a container whose processes have ended. The most that its cgroup may have stays as it is: a process
-// that is still to be killed has no more for that, and the limit ends with the cgroup. A container without a limit is no error.
+// Release releases what is reserved for a container whose processes have ended. The maximum of its cgroup stays: a process that is
+// yet to be killed gets no more memory, and the limit ends with the cgroup. A container without a limit is no error.
 func (k *Keeper) Release(ctx context.Context, id string) error {
 	unlock, err := k.containers.Lock(ctx, id)
 	if err != nil {
@@ -152,7 +152,7 @@ func (k *Keeper) Release(ctx context.Context, id string) error {
 	return k.release(id, r)
 }
 
-// release forgets a container once nothing is reserved for it, or nothing can be done about it any more.
+// release removes a container's record once nothing is reserved for it, or nothing can be done about it any more.
 func (k *Keeper) release(id string, r record) error {
 	var errs []error
 	switch _, err := os.Stat(r.Cgroup); {
@@ -160,7 +160,7 @@ func (k *Keeper) release(id string, r record) error {
 		errs = append(errs, fmt.Errorf("the cgroup %s of container %s went before the memory that was reserved for it was given up: the "+
 			"driver may keep it reserved until the pod's cgroup is gone", r.Cgroup, id))
 	case k.has() != nil:
-		// Another driver was loaded since: it knows nothing of the limit.
+		// Another driver was loaded since, which does not know the limit.
 	default:
 		for _, limit := range r.Limits {
 			errs = append(errs, k.GiveUp(r.Cgroup, limit))
@@ -174,7 +174,7 @@ func (k *Keeper) release(id string, r record) error {
 	return errors.Join(errs...)
 }
 
-// Keep releases every container that does not run: it ended while this program was away.
+// Keep releases every container that no longer runs: it ended while this program was away.
 func (k *Keeper) Keep(ctx context.Context, live map[string]bool) {
 	for _, id := range k.records.Names() {
 		if live[id] {
@@ -192,8 +192,8 @@ type Use struct {
 	Bytes                   uint64
 }
 
-// Used is what each container that is limited uses, as the driver counts it. What cannot be read, as of one that has just ended, is left
-// out.
+// Used returns what each container with a limit uses, as the driver counts it. It leaves out what cannot be read, for example of a
+// container that has just ended.
 func (k *Keeper) Used() []Use {
 	var out []Use
 	if k.has() != nil {

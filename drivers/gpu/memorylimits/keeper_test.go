@@ -29,13 +29,13 @@ type node struct {
 	lib     nvml.Interface
 	uuids   []string
 	cgroups Tree
-	// parent is the cgroup that stands for a pod's.
+	// parent is the cgroup that plays the pod's.
 	parent string
-	// state is where a Keeper keeps what it set.
+	// state is where a Keeper stores its records.
 	state string
 }
 
-// r615 is a version of the branch in which limits of memory came.
+// r615 is a version of the branch that introduced memory limits.
 const r615 = "615.10"
 
 func newNode(t *testing.T, driver string) *node {
@@ -70,7 +70,7 @@ func newNode(t *testing.T, driver string) *node {
 	return n
 }
 
-// keeper is what a plugin has that has just started.
+// keeper is the Keeper of a plugin that has just started.
 func (n *node) keeper() *Keeper {
 	n.t.Helper()
 	k, unreadable, err := Open(Driver{NVML: n.lib, Cgroups: n.cgroups}, n.state)
@@ -80,7 +80,7 @@ func (n *node) keeper() *Keeper {
 	return k
 }
 
-// container makes a container's cgroup, and gives its directory and how a runtime names it.
+// container makes a container's cgroup, and returns its directory and the runtime's name for it.
 func (n *node) container(id string) (directory, named string) {
 	n.t.Helper()
 	directory = filepath.Join(n.parent, id)
@@ -90,7 +90,7 @@ func (n *node) container(id string) (directory, named string) {
 	return directory, "/" + filepath.Base(n.parent) + "/" + id
 }
 
-// is checks what the driver reserves for a cgroup of a GPU's memory, and lets it have; 0 of either is no limit.
+// is checks the driver's reservation and maximum of GPU memory for a cgroup; 0 means none.
 func (n *node) is(when, directory string, gpu int, soft, hard uint64) {
 	n.t.Helper()
 	d, r := n.lib.DeviceGetHandleByUUID(n.uuids[gpu])
@@ -106,7 +106,7 @@ func (n *node) is(when, directory string, gpu int, soft, hard uint64) {
 	}
 }
 
-// uses has this process use memory of a GPU, as one of a cgroup's.
+// uses makes this process use memory of a GPU, as a process of a cgroup.
 func (n *node) uses(directory string, gpu int, bytes uint64) {
 	n.t.Helper()
 	id, err := state.CgroupOf(directory)
@@ -147,7 +147,7 @@ func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
 	if got := k.Used(); !slices.Equal(got, want) {
 		t.Errorf("it uses %+v, want %+v", got, want)
 	}
-	for range 2 { // the runtime says that it stopped, and that it was removed
+	for range 2 { // the runtime reports that it stopped, and that it was removed
 		if err := k.Release(t.Context(), "c0ffee"); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestAContainerIsHeldToItsMemoryOfEachGPUUntilItsCgroupGoes(t *testing.T) {
 	}
 }
 
-// The plugin is killed at any moment, and containers end, start and go on without it.
+// The plugin may be killed at any moment, and containers end, start and run on without it.
 //
 //shows:vgpu-driver-limits
 func TestAfterACrashNothingStaysReservedAndNothingRunsUnlimited(t *testing.T) {
@@ -197,7 +197,7 @@ func TestAfterACrashNothingStaysReservedAndNothingRunsUnlimited(t *testing.T) {
 	}
 }
 
-// What is reserved on one GPU is given up where another GPU refuses.
+// Where one GPU refuses, what was reserved on another GPU is released.
 func TestAContainerThatCannotBeLimitedReservesNothing(t *testing.T) {
 	n := newNode(t, r615)
 	k := n.keeper()
@@ -223,7 +223,7 @@ func TestAContainerThatCannotBeLimitedReservesNothing(t *testing.T) {
 	}
 }
 
-// go-nvml ends the process that calls what the library lacks.
+// go-nvml ends the process when it calls a function that the library lacks.
 //
 //shows:vgpu-driver-limits
 func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
@@ -240,7 +240,7 @@ func TestADriverWithoutTheCallIsNotAsked(t *testing.T) {
 	}
 }
 
-// What an r615 was asked for, an older one does not know: the record goes when its container does.
+// An older driver does not know the limits that an r615 set: the record goes when its container does.
 func TestARecordIsForgottenWithTheDriverThatItWasMadeFor(t *testing.T) {
 	n := newNode(t, r615)
 	_, named := n.container("c0ffee")
@@ -256,7 +256,7 @@ func TestARecordIsForgottenWithTheDriverThatItWasMadeFor(t *testing.T) {
 
 func TestAGPUThatTakesNoLimitsIsNamed(t *testing.T) {
 	n := newNode(t, r615)
-	p, err := profile.Load("gb10-spark") // its GPU has the machine's memory, and none of its own
+	p, err := profile.Load("gb10-spark") // its GPU uses the machine's memory and has none of its own
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestAGPUThatTakesNoLimitsIsNamed(t *testing.T) {
 	}
 }
 
-// Where systemd has a container's cgroup, it removes it as soon as it is empty; the runtime tells of that later.
+// Where systemd manages a container's cgroup, it removes it as soon as it is empty; the runtime reports the end later.
 //
 //shows:vgpu-driver-limits
 func TestWhatIsReservedIsGivenUpWithTheLastProcess(t *testing.T) {

@@ -1,10 +1,10 @@
-// Package mpskeeper is the role mps-keeper: the parent of a node's MPS control daemons, which so outlive gpu-plugin.
+// Package mpskeeper is the role mps-keeper: the parent of a node's MPS control daemons, which therefore outlive gpu-plugin.
 //
 // # What a pod of this role needs
 //
-// One on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each daemon has a
-// root and a PID namespace of its own. No hostPID: a control daemon needs the PIDs of its servers alone, which are its children. No service
-// account's token: it never speaks to the API server, unless metrics are served with authentication, of which it asks. updateStrategy:
+// One pod on every node with gpu-plugin, as root and privileged: the device cgroup lets no other container open GPUs, and each
+// daemon has its own root and PID namespace. No hostPID: a control daemon only needs the PIDs of its servers, which are its
+// children. No service account token: the role uses the API server only where metrics need authentication. updateStrategy:
 // OnDelete, since its daemons, and the work of their clients, end with it.
 //
 // Volumes: the driver's places and --dev-root as gpu-plugin has them, read-only; --mps-dir at the same path inside as outside.
@@ -32,7 +32,7 @@ import (
 // Role is the subcommand's name.
 const Role = "mps-keeper"
 
-// driverProgram is the subcommand that the role runs itself as to run a program of the driver.
+// driverProgram is the subcommand with which the role starts itself to run a program of the driver.
 const driverProgram = "driver-program"
 
 // Command is the subcommand mps-keeper.
@@ -88,7 +88,7 @@ func Command(h host.Host) *cobra.Command {
 // alivePatience is how long the keeper may take to answer before it counts as dead.
 const alivePatience = 5 * time.Second
 
-// run keeps daemons, and tells how they are, until ctx ends.
+// run keeps daemons running, and reports their states, until ctx ends.
 func run(ctx context.Context, mps *sharing.MPS, metricsAddress string, access *metrics.Access) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(mps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -97,7 +97,7 @@ func run(ctx context.Context, mps *sharing.MPS, metricsAddress string, access *m
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	// Asked as the node plugin asks: over the socket.
+	// Over the socket, as the node plugin asks.
 	alive := func() error {
 		soon, done := context.WithTimeout(ctx, alivePatience)
 		defer done()

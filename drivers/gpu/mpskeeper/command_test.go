@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// get asks the keeper until it answers as it should.
+// get retries until the keeper gives the expected answer.
 func get(t *testing.T, url, want string) {
 	t.Helper()
 	said := ""

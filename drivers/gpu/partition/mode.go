@@ -11,10 +11,10 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// ErrNeedsReset is in the chain of an error where the hardware wants a reset first.
+// ErrNeedsReset is wrapped by the error where the hardware needs a reset first.
 var ErrNeedsReset = errors.New("the GPU must be reset before its MIG mode changes")
 
-// word is a mode in nvidia-smi's words.
+// word is a mode as nvidia-smi writes it.
 func word(mode int) string {
 	if mode == nvml.DEVICE_MIG_ENABLE {
 		return "enabled"
@@ -29,8 +29,8 @@ func mode(on bool) int {
 	return nvml.DEVICE_MIG_DISABLE
 }
 
-// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset the error says so (errors.Is ErrNeedsReset), and
-// what keeps the GPU from being reset. It does nothing where the mode is right.
+// SetMode switches a GPU's MIG mode for an administrator. Where the mode waits for a reset, the error says so (errors.Is
+// ErrNeedsReset), and what prevents the reset. It does nothing where the mode is right.
 func SetMode(g *inventory.GPU, on bool) error {
 	want := mode(on)
 	current, pending, ret := g.Handle.GetMigMode()
@@ -57,8 +57,8 @@ func SetMode(g *inventory.GPU, on bool) error {
 	return err
 }
 
-// Require sees to it that a GPU is in a MIG mode, for a claim that needs it so. A mode that changes by a reset alone is an administrator's
-// to change: such a GPU is left as it is, and refused where it is not right.
+// Require makes sure that a GPU is in the MIG mode that a claim needs. Where only a reset changes the mode, an administrator must
+// do it: Require leaves such a GPU alone, and returns an error where its mode is wrong.
 func Require(g *inventory.GPU, on bool) error {
 	if g.MIG == nil || !g.MIG.NeedsReset {
 		return SetMode(g, on)
@@ -75,7 +75,8 @@ func Require(g *inventory.GPU, on bool) error {
 	return nil
 }
 
-// HowToReset says how a GPU is reset, and what stands in the way: NVIDIA's driver refuses while any program has it open, this one included.
+// HowToReset says how to reset a GPU, and what prevents it: NVIDIA's driver refuses while any program has it open, including this
+// one.
 func HowToReset(g *inventory.GPU) string {
 	held := append([]string{"this driver"}, Processes(g)...)
 	return fmt.Sprintf("a reset needs that no program has the GPU open, which now have %s, and programs that the driver does not tell of "+
@@ -84,7 +85,8 @@ func HowToReset(g *inventory.GPU) string {
 		strings.Join(held, ", "), g.Index)
 }
 
-// Processes are the programs that NVML knows to run on a GPU, as "process 4711". Those that only have it open are not among them.
+// Processes lists the programs that run on a GPU according to NVML, as "process 4711". It does not include those that only have it
+// open.
 func Processes(g *inventory.GPU) []string {
 	seen := map[uint32]bool{}
 	for _, list := range []func() ([]nvml.ProcessInfo, nvml.Return){
@@ -92,7 +94,7 @@ func Processes(g *inventory.GPU) []string {
 	} {
 		running, ret := list()
 		if ret != nvml.SUCCESS {
-			continue // what cannot be asked is not told
+			continue // without an answer there is nothing to list
 		}
 		for _, p := range running {
 			seen[p.Pid] = true

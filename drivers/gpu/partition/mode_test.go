@@ -22,7 +22,7 @@ func TestAModeThatChangesAtOnceIsSwitchedForAClaim(t *testing.T) {
 	}
 }
 
-// From Ampere's manual (MIG user guide, "GPU reset on Ampere"): the mode is pending until the GPU is reset.
+// NVIDIA's MIG user guide ("GPU reset on Ampere"): the mode is pending until the GPU is reset.
 func TestAModeThatNeedsAResetIsLeftToTheAdministrator(t *testing.T) {
 	machine, gpu := whole(t)
 	gpu.MIG.NeedsReset = true

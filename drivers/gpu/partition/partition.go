@@ -1,6 +1,8 @@
-// Package partition makes and removes MIG instances by NVML: a GPU instance at an exact placement with one compute instance that fills it.
+// Package partition makes and removes MIG instances through NVML: a GPU instance at an exact placement with one compute instance
+// that fills it.
 //
-// Nothing here is locked: the caller keeps two changes of one GPU apart. NVML calls cannot be interrupted and take up to seconds.
+// Nothing here takes locks: the caller must not make two changes of one GPU at once. NVML calls cannot be interrupted and may take
+// seconds.
 package partition
 
 import (
@@ -12,19 +14,19 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// Instance is a GPU instance that stands.
+// Instance is an existing GPU instance.
 type Instance struct {
-	// Profile is the driver's profile identity, Start and Size the memory slices it covers.
+	// Profile is the driver's profile ID. Start and Size are the memory slices that the instance covers.
 	Profile, Start, Size int
-	// ID is the GPU instance's identity in its GPU.
+	// ID is the GPU instance's ID in its GPU.
 	ID int
-	// Compute is the identity of the compute instance that fills it; -1 where there is none, or several.
+	// Compute is the ID of the compute instance that fills it; -1 where there is none, or several.
 	Compute int
 	// UUID is the MIG device's, empty without a compute instance.
 	UUID string
 }
 
-// Whole says whether a container can be given the instance.
+// Whole says whether a container can use the instance.
 func (i Instance) Whole() bool { return i.Compute >= 0 }
 
 // Overlaps says whether the instance and a placement share a memory slice.
@@ -32,7 +34,7 @@ func (i Instance) Overlaps(at inventory.Placement) bool {
 	return i.Start < at.Start+at.Size && at.Start < i.Start+i.Size
 }
 
-// List returns every instance that stands on a GPU; none where its MIG mode is off.
+// List returns every existing instance of a GPU; none where its MIG mode is off.
 func List(g *inventory.GPU) ([]Instance, error) {
 	if g.MIG == nil {
 		return nil, nil
@@ -156,8 +158,8 @@ func At(standing []Instance, profile, start int) (Instance, bool) {
 	return Instance{}, false
 }
 
-// Create makes an instance of a profile at a placement, or leaves nothing behind. What stands there already in that form is taken; a GPU
-// instance without its compute instance, as a crash leaves it, gets one.
+// Create makes an instance of a profile at a placement, or leaves nothing behind. It uses an existing instance of that form. A GPU
+// instance that a crash left without its compute instance gets one.
 func Create(g *inventory.GPU, p inventory.Profile, at inventory.Placement) (Instance, error) {
 	handles, err := instances(g, p)
 	if err != nil {
@@ -211,10 +213,10 @@ func fill(g *inventory.GPU, p inventory.Profile, h nvml.GpuInstance) (Instance, 
 	return i, err
 }
 
-// ErrBusy is in the chain of Destroy's error while a process still uses the instance.
+// ErrBusy is wrapped by Destroy's error while a process still uses the instance.
 var ErrBusy = errors.New("a process still uses it")
 
-// Destroy removes the instance of a profile at a start with what is in it. One that does not stand is no error.
+// Destroy removes the instance of a profile at a start, with what is in it. A missing instance is no error.
 func Destroy(g *inventory.GPU, p inventory.Profile, start int) error {
 	current, _, ret := g.Handle.GetMigMode()
 	if ret == nvml.SUCCESS && current != nvml.DEVICE_MIG_ENABLE {

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// cuttable is a GPU in MIG mode as the driver and as its user see it.
+// cuttable is a GPU in MIG mode, as the driver and as its user see it.
 func cuttable(t *testing.T) (*gputest.GPU, *inventory.GPU) {
 	t.Helper()
 	machine, gpu := whole(t)
@@ -71,7 +71,7 @@ func TestAnInstanceIsMadeOnceAndRemovedOnce(t *testing.T) {
 	if _, ok := partition.At(list(t, gpu), p.ID, 0); ok {
 		t.Error("an instance stands where none was made")
 	}
-	for range 2 { // one that does not stand is no error
+	for range 2 { // a missing instance is no error
 		if err := partition.Destroy(gpu, p, 4); err != nil {
 			t.Fatal(err)
 		}

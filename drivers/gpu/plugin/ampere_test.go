@@ -22,7 +22,7 @@ func administrator(t *testing.T, root string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// mode is a GPU's MIG mode, and the one that is pending.
+// mode returns a GPU's MIG mode and the pending one.
 func mode(t *testing.T, root string, gpu int) (current, pending bool) {
 	t.Helper()
 	f, err := state.Open(root)
@@ -37,7 +37,7 @@ func mode(t *testing.T, root string, gpu int) (current, pending bool) {
 	return b.GPUs[gpu].Core.MIGCurrent == 1, b.GPUs[gpu].Core.MIGPending == 1
 }
 
-// forms are the forms that a GPU is published in.
+// forms returns the forms in which a GPU is published.
 func (b *bench) forms(gpu string) []string {
 	b.Helper()
 	var out []string
@@ -53,8 +53,8 @@ func (b *bench) forms(gpu string) []string {
 	return sorted(out)
 }
 
-// Of a GPU whose MIG mode changes by a reset alone (the A100 and the A30) only the forms of its mode are offered, and no claim changes the
-// mode.
+// Only a reset changes the MIG mode of an A100 or A30. Such a GPU is offered only in the forms of its mode, and no claim changes
+// the mode.
 //
 //shows:gpu-mig-modes
 func TestAnAmpereGPUIsOfferedInItsModeAlone(t *testing.T) {

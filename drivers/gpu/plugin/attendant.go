@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/gpu/inventory"
 )
 
-// attendant does what follows from the health of the node's GPUs.
+// attendant reacts to changes of the health of the node's GPUs.
 type attendant struct {
 	kind     *claims.Kind
 	layouts  *layouts
@@ -24,7 +24,7 @@ type attendant struct {
 	reader   *reader
 	events   nodeEvents
 	counted  *prometheus.CounterVec
-	// restart ends the run, which is then started again.
+	// restart ends the run, so that it is started again.
 	restart context.CancelCauseFunc
 }
 
@@ -52,14 +52,14 @@ func (a *attendant) Happened(ctx context.Context, f health.Fault, first bool) {
 func (a *attendant) Healed(ctx context.Context, f health.Fault) {
 	klog.FromContext(ctx).Info("GPU is healthy again", "gpu", f.GPU, "kind", f.Kind, "code", f.Code)
 	if f.Fatal {
-		a.kind.LayOut() // what was lost, or broken, comes back as a reset leaves it: without MIG instances
+		a.kind.LayOut() // a reset brings back a lost or broken GPU without MIG instances
 		a.layouts.applyAgain()
 	}
 	a.informer.inform(ctx, f, corev1.EventTypeNormal, "GPUHealthy", "over: "+f.String())
 }
 
-// Checked implements health.Listener. It looks at the hardware again where it is not as it was read: a GPU came back, or joined the NVLink
-// fabric late. For one that was plugged in the role starts again.
+// Checked implements health.Listener. It reads the hardware again where it has changed since the last reading: a GPU came back, or
+// joined the NVLink fabric late. After a GPU was plugged in the role starts again.
 func (a *attendant) Checked(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	a.reader.driver.look(a.reader.options.Driver(), a.reader.at)

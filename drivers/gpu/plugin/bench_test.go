@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// BenchmarkPrepare measures NodePrepareResources as the kubelet sees it, over the socket and with every fsync, beside one claim and beside
-// eight at once. The API server is in this process, so its answer costs little.
+// BenchmarkPrepare measures NodePrepareResources as the kubelet sees it, over the socket and with every fsync, for one claim and
+// for eight at once. The API server is in this process, so its answers cost little.
 func BenchmarkPrepare(b *testing.B) {
 	for _, parallel := range []int{1, 8} {
 		b.Run(fmt.Sprintf("claims=%d", parallel), func(b *testing.B) {
@@ -34,7 +34,7 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
-// each does something with every claim at once and returns how long each took.
+// each runs something for every claim at once and returns how long each took.
 func each(claims []*resourceapi.ResourceClaim, do func(*resourceapi.ResourceClaim)) []time.Duration {
 	took := make([]time.Duration, len(claims))
 	var wg sync.WaitGroup

@@ -8,16 +8,16 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// errPluggedIn ends a run of the plugin that starts again.
+// errPluggedIn ends a run of the plugin that then starts again.
 var errPluggedIn = errors.New("a GPU was plugged in")
 
-// bus watches which GPUs NVIDIA's kernel driver has taken, by their places on the PCI bus. Sysfs reports no change, so it is looked at now
-// and then: one directory, read whole. Only one goroutine uses it at a time.
+// bus watches which GPUs NVIDIA's kernel driver has bound, by their addresses on the PCI bus. Sysfs reports no change, so bus reads
+// one directory from time to time. Only one goroutine uses it at a time.
 type bus struct {
 	sysfs pci.FS
-	// known were there when the role started, or had it start again.
+	// known are the GPUs that were there when the role started, or that made it start again.
 	known map[string]bool
-	// fresh came since the last look.
+	// fresh are the GPUs that appeared since the last scan.
 	fresh map[string]bool
 }
 
@@ -27,10 +27,10 @@ func newBus(sysfsRoot string) *bus {
 	return b
 }
 
-// settle takes the GPUs that are there for known.
+// settle adds the present GPUs to known.
 func (b *bus) settle() { b.known, b.fresh = b.bound(), nil }
 
-// bound are the functions that the driver has; none where it is not loaded.
+// bound returns the functions that the driver has bound; none where it is not loaded.
 func (b *bus) bound() map[string]bool {
 	out := map[string]bool{}
 	for _, name := range b.sysfs.Bound(nvidia.KernelDriver) {
@@ -39,8 +39,9 @@ func (b *bus) bound() map[string]bool {
 	return out
 }
 
-// came are the functions that were not there before and stood at two looks in turn: a driver that has just got a GPU is not done with it.
-// One that left the bus and is back has come too, since NVML's handle on it is dead. Nothing comes twice.
+// came returns the functions that are new and were seen in two scans in a row: a driver that has just bound a GPU needs time to
+// initialise it. A GPU that left the bus and is back counts as new, since NVML's handle for it is invalid. No function is returned
+// twice.
 func (b *bus) came() []string {
 	now := b.bound()
 	var came []string

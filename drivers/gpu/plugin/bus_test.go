@@ -32,7 +32,7 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-1"}))
-	// The claim that was held is held still, and its MPS daemon never ended.
+	// The claim keeps its device, and its MPS daemon never ended.
 	if problem := b.prepareWithin(500*time.Millisecond, b.claim("u3", nil, device{name: "gpu-0"})); problem == "" {
 		t.Error("a GPU that a claim holds was given away")
 	}
@@ -45,7 +45,7 @@ func TestAGPUThatIsPluggedInIsOffered(t *testing.T) {
 	b.mustPrepare(b.claim("u4", nil, device{name: "gpu-0"}))
 }
 
-// A driver that is installed after the role started brings its GPUs with it: NVML knows them, and nothing has to start again.
+// When the driver is installed after the role started, its GPUs are not new: NVML knows them, and nothing has to start again.
 func TestWhatCameWithTheDriverWasNotPluggedIn(t *testing.T) {
 	m := gputest.New(t, 2)
 	directory, away := m.Path("sys/bus/pci/drivers/nvidia"), m.Path("sys/bus/pci/drivers/away")

@@ -8,7 +8,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// The helper library fails such a call before the driver hears of it.
+// The helper library fails such a call before the driver sees it.
 //
 //shows:gpu-metrics
 func TestAClaimThatCannotBeReadIsCounted(t *testing.T) {

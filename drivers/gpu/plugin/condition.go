@@ -12,13 +12,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// conditionRetry is how long the plugin waits before it writes a condition again that the API server did not take.
+// conditionRetry is how long the plugin waits before it tries again to write a condition.
 const conditionRetry = 10 * time.Second
 
 // maxCondition bounds a condition's message, in bytes.
 const maxCondition = 2048
 
-// conditions writes one condition of the plugin's own node. The admission policies let it write no other part of a node's status.
+// conditions writes one condition of the plugin's own node. The admission policies allow no other change of a node's status.
 type conditions struct {
 	client kubernetes.Interface
 	node   string

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// TestACrashAtAnyStepLosesNothing ends the plugin's work at every step of every file that preparing a MIG device writes (the announcement,
-// the record, the CDI spec), as kill -9 would, starts it again, and expects the claim to be prepared once and removed without a trace.
+// TestACrashAtAnyStepLosesNothing ends the plugin at every step of every file that preparing a MIG device writes (the announcement,
+// the record, the CDI spec), as kill -9 would, and starts it again. The claim must be prepared once and removed without a trace.
 //
 //shows:gpu-state
 func TestACrashAtAnyStepLosesNothing(t *testing.T) {

@@ -25,14 +25,14 @@ func node(e specs.ContainerEdits, path string) *specs.DeviceNode {
 	return nil
 }
 
-// onFake runs the role on a rendered node, as a plugin whose /dev cannot be written to.
+// onFake runs the role on a rendered node, as a plugin with a read-only /dev.
 func onFake(t *testing.T, name string) (b *bench, root string) {
 	t.Helper()
 	root = renderFake(t, name)
 	return benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root), root
 }
 
-// Nobody makes the nodes of a MIG device's capabilities where the plugin's /dev is read-only: /proc tells their numbers.
+// Nobody makes the nodes of a MIG device's capabilities where the plugin's /dev is read-only: /proc has their numbers.
 //
 //shows:gpu-device-nodes gpu-mig
 func TestAMIGDeviceIsOpenedByTheNumbersInProc(t *testing.T) {
@@ -64,7 +64,7 @@ func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 	}
 	inject("uvm-unload")
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
-	b.taints("gpu-0", "") // the GPUs are published all the same
+	b.taints("gpu-0", "") // the GPUs are still published
 	c := b.claim("u1", nil, device{name: "gpu-0"})
 	_, problem := b.prepare(c)
 	for _, want := range []string{"/dev/nvidia-uvm", filepath.Join(root, "dev/nvidia-uvm"), filepath.Join(root, "proc/devices"), "modprobe"} {
@@ -78,7 +78,7 @@ func TestAMissingDeviceNodeIsRefusedAndLookedForAtTheNextClaim(t *testing.T) {
 	if n == nil || n.Type != "c" || n.Major != 508 || n.Minor != 0 {
 		t.Errorf("/dev/nvidia-uvm is %+v; want 508:0, the major that the module got when it was loaded", n)
 	}
-	// It is loaded again, and gets another number: what was found before does not stand.
+	// The module is loaded again with another number: the earlier result is no longer valid.
 	if problem := b.unprepare(c); problem != "" {
 		t.Fatal(problem)
 	}
@@ -120,7 +120,7 @@ func TestADriverFileThatComesOrGoesIsNoticedAtTheNextClaim(t *testing.T) {
 	}
 	put("libnvidia-ml")
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)
-	b.event("Node", "DriverIncomplete") // half installed: the library of CUDA is not there
+	b.event("Node", "DriverIncomplete") // half installed: CUDA's library is missing
 	libraryOf := func(uid, name string) bool {
 		t.Helper()
 		c := b.claim(uid, nil, device{name: "gpu-0"})

@@ -25,10 +25,10 @@ func uuidsOf(gpus []*inventory.GPU) []string {
 	return uuids
 }
 
-// lackingRetry is how often device nodes are looked for that are missing: a /dev tells nobody of those that come.
+// lackingRetry is how often to look for missing device nodes: /dev gives no notification for new ones.
 const lackingRetry = 5 * time.Second
 
-// countedGPUs hands the GPUs of --device-plugin out as nvidia.com/gpu. They are asked for like any other device plugin's, so they are
+// countedGPUs offers the GPUs of --device-plugin as nvidia.com/gpu. They are requested like any other device plugin's, so they are
 // tainted in DRA before they are counted here.
 type countedGPUs struct {
 	options  Options
@@ -36,7 +36,7 @@ type countedGPUs struct {
 	monitor  *health.Monitor
 	registry *prometheus.Registry
 	events   nodeEvents
-	// serving is what the kubelet speaks to, once it is there. Whoever asks whether the role lives may ask earlier.
+	// serving is the server for the kubelet, once it runs. The liveness probe may ask before that.
 	serving atomic.Pointer[deviceplugin.Host]
 }
 
@@ -59,7 +59,7 @@ func (c *countedGPUs) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for set.Lacking(gpus...) != nil { // told already; what is handed out now would have no device node
+	for set.Lacking(gpus...) != nil { // reported already; a container would have no device node now
 		select {
 		case <-time.After(lackingRetry):
 		case <-ctx.Done():

@@ -30,32 +30,33 @@ import (
 )
 
 const (
-	// controlSocket is where the role takes orders, in its state directory, which root alone can enter.
+	// controlSocket is where the role takes commands, in its state directory, which only root can enter.
 	controlSocket = "control.sock"
-	// drainedFile stood in the state directory of versions that drained this role alone.
+	// drainedFile is the file in the state directory with which earlier versions drained only this role.
 	drainedFile = "drained.json"
 	// DrainTaint keeps new claims off the GPUs of a node that is being drained.
 	DrainTaint = "gpufabric.io/drained"
-	// drainTold is how often a drain that waits says for what.
+	// drainTold is how often a waiting drain reports what it waits for.
 	drainTold = 5 * time.Second
 )
 
 // errDrained ends a run of the plugin whose GPUs are drained.
 var errDrained = errors.New("the node's GPUs are drained")
 
-// drains knows whether the node's GPUs are drained, or are to be.
+// drains knows whether the node's GPUs are drained, or are being drained.
 type drains struct {
-	// shared is where the other roles read it.
+	// shared is the directory where the other roles read it.
 	shared drain.Directory
 
 	mu sync.Mutex
-	// wanted: somebody wants them drained. idle: the role has let go of NVML.
+	// wanted: a drain was requested. idle: the role has closed NVML.
 	wanted, idle bool
-	// changed is closed at every change, and another takes its place.
+	// changed is closed and replaced at every change.
 	changed chan struct{}
 }
 
-// newDrains reads what an earlier run left. A drain that was waiting then is over: whoever wanted it has been told that the role went away.
+// newDrains reads what an earlier run left. A drain that was waiting then is over: its requester has learnt that the role went
+// away.
 func newDrains(shared drain.Directory, stateDir string) (*drains, error) {
 	d := &drains{shared: shared, changed: make(chan struct{})}
 	earlier := filepath.Join(stateDir, drainedFile)
@@ -81,7 +82,7 @@ func (d *drains) set(change func()) {
 	d.changed = make(chan struct{})
 }
 
-// await waits until the state is as wished.
+// await waits until the state is as wanted.
 func (d *drains) await(ctx context.Context, so func() bool) error {
 	for {
 		d.mu.Lock()
@@ -122,9 +123,9 @@ func (s *starter) hold(ctx context.Context, p *plugin) error {
 	return err
 }
 
-// answerDrained serves the kubelet while the GPUs are drained. The drain may have cut off the answer to the call that gave the last claim
-// back: the kubelet asks again, and the pod would stay until undrain if nobody answered. The slices, which the kubelet removes for a driver
-// that stays away, keep their taint.
+// answerDrained serves the kubelet while the GPUs are drained. The drain may have cut off the answer to the call that released the
+// last claim. The kubelet then asks again, and without an answer the pod would stay until undrain. The slices, which the kubelet
+// removes for an absent driver, keep their taint.
 func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
 	dra, err := draplugin.Start(ctx, draplugin.Config{
 		Driver: devices.Driver, Node: s.options.Node, Client: s.client, Kind: drainedKind{node: s.options.NodeName},
@@ -137,14 +138,14 @@ func (s *starter) answerDrained(ctx context.Context, p *plugin) (stop func()) {
 	return dra.Stop
 }
 
-// drainedKind has no devices to give and none to take back.
+// drainedKind has no devices to prepare or unprepare.
 type drainedKind struct{ node string }
 
 func (k drainedKind) Prepare(context.Context, *draplugin.Claim) (*draplugin.Prepared, error) {
 	return nil, k.refusal()
 }
 
-// Unprepare is called for claims that still stand: those of a node whose drain was not seen to its end.
+// Unprepare is called for claims that still exist: those of a node whose drain did not finish.
 func (k drainedKind) Unprepare(context.Context, claimstate.Record) error { return k.refusal() }
 
 func (k drainedKind) refusal() error {
@@ -152,7 +153,7 @@ func (k drainedKind) refusal() error {
 		k.node)
 }
 
-// control takes orders from the role's socket until ctx ends.
+// control takes commands from the role's socket until ctx ends.
 func (s *starter) control(ctx context.Context) error {
 	path := filepath.Join(s.options.StateDir, controlSocket)
 	if err := os.MkdirAll(s.options.StateDir, 0o750); err != nil {
@@ -185,8 +186,8 @@ func (s *starter) control(ctx context.Context) error {
 	}
 }
 
-// obey carries one order out and answers in lines, the last of which begins with "done" or "failed: ". An order whose giver is gone is
-// given up.
+// obey executes one command and answers in lines, the last of which begins with "done" or "failed: ". It stops when the requester
+// is gone.
 func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -221,7 +222,7 @@ func (s *starter) obey(ctx context.Context, conn net.Conn) {
 	say("done")
 }
 
-// drain keeps new claims off the GPUs, waits until those that stand have ended, and has all roles of the node let go of NVML.
+// drain keeps new claims off the GPUs, waits until the present ones have ended, and makes all roles of the node close NVML.
 func (s *starter) drain(ctx context.Context, say func(format string, args ...any)) error {
 	d := s.drains
 	if !d.isWanted() {
@@ -237,16 +238,16 @@ func (s *starter) drain(ctx context.Context, say func(format string, args ...any
 		(*interrupt)(errDrained)
 	}
 	if err := d.await(ctx, func() bool { return d.idle }); err != nil {
-		return fmt.Errorf("waiting for NVML to be let go of: %w", err)
+		return fmt.Errorf("waiting for every role to close NVML: %w", err)
 	}
-	if err := d.awaitOthers(ctx, say); err != nil { // those of a node that was drained already may have come back in doubt
+	if err := d.awaitOthers(ctx, say); err != nil { // roles of a node that was drained already may have come back
 		return err
 	}
-	say("every role of this driver has let go of NVML, and leaves the GPUs alone until gpufabric undrain, also when it is started again")
+	say("every role of this driver has closed NVML, and leaves the GPUs alone until gpufabric undrain, also when it is started again")
 	return nil
 }
 
-// empty waits until nobody has a GPU of the node through this driver. Where it fails the GPUs are offered as before.
+// empty waits until nobody has a GPU of the node through this driver. If it fails, the GPUs are offered as before.
 func (s *starter) empty(ctx context.Context, say func(format string, args ...any)) (err error) {
 	d, p := s.drains, s.current.Load().serving.Load()
 	if err := d.shared.Set(drain.Draining); err != nil {
@@ -258,7 +259,7 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 		}
 	}()
 	if p == nil {
-		return d.awaitOthers(ctx, say) // it waits for a driver, and has given nothing
+		return d.awaitOthers(ctx, say) // the role waits for a driver, and has given out nothing
 	}
 	e := p.emptier
 	e.draining.Set(true)
@@ -268,7 +269,8 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 			e.draining.Set(false)
 		}
 	}()
-	// Without it a claim could be allocated a GPU of the node until the kubelet misses the driver, and its pod would wait for undrain.
+	// Without the taint a claim could be allocated a GPU of the node until the kubelet misses the driver, and its pod would wait for
+	// undrain.
 	switch err := e.taints.await(ctx, DrainTaint, func(*devices.Device) bool { return true }); {
 	case ctx.Err() != nil:
 		return fmt.Errorf("given up: %w", err)
@@ -291,7 +293,7 @@ func (s *starter) empty(ctx context.Context, say func(format string, args ...any
 	return nil
 }
 
-// awaitOthers waits until the node's other roles have let go of NVML, and says what each waits for.
+// awaitOthers waits until the node's other roles have closed NVML, and reports what each waits for.
 func (d *drains) awaitOthers(ctx context.Context, say func(format string, args ...any)) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
@@ -299,7 +301,7 @@ func (d *drains) awaitOthers(ctx context.Context, say func(format string, args .
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(drainTold) // a role that is killed changes no file where directories cannot be watched
+	tick := time.NewTicker(drainTold) // where directories cannot be watched, a killed role changes no file
 	defer tick.Stop()
 	for last := ""; ; {
 		holders, err := d.shared.Holders()
@@ -327,7 +329,7 @@ func (d *drains) awaitOthers(ctx context.Context, say func(format string, args .
 	}
 }
 
-// undrain hands the GPUs out again.
+// undrain offers the GPUs again.
 func (s *starter) undrain() error {
 	if err := s.drains.shared.Set(drain.None); err != nil {
 		return err
@@ -336,10 +338,10 @@ func (s *starter) undrain() error {
 	return nil
 }
 
-// drainOwner is who keeps the GPUs in the ledger while they are drained.
+// drainOwner is the holder of the GPUs in the ledger while they are drained.
 const drainOwner = "drain"
 
-// emptier takes GPUs from nobody, and waits until nobody has one.
+// emptier waits until nobody has a GPU. It takes GPUs from nobody.
 type emptier struct {
 	// draining keeps new claims off the GPUs.
 	draining  observed.Value[bool]
@@ -350,12 +352,12 @@ type emptier struct {
 	taints    publishedTaints
 }
 
-// free waits until no claim and no device plugin holds any part of a GPU, and keeps all of them from then on. GPUs of a device plugin
-// whose role takes part in drains are that role's to let go of.
+// free waits until no claim and no device plugin holds any part of a GPU, and then holds all of them. It does not wait for GPUs of
+// a device plugin whose role takes part in drains: that role releases them itself.
 func (e *emptier) free(ctx context.Context, shared drain.Directory, say func(format string, args ...any)) error {
 	owner := ledger.Owner{ID: drainOwner, Name: "gpufabric drain"}
 	last := ""
-	for patience := time.Duration(0); ; patience = drainTold { // the first time says at once for what it waits
+	for patience := time.Duration(0); ; patience = drainTold { // the first round reports at once what it waits for
 		given := e.handovers.requests.Now()
 		own := slices.DeleteFunc(slices.Clone(e.kind.Hardware().Node.GPUs), func(g *inventory.GPU) bool {
 			owner, is := given[g.UUID]
@@ -388,7 +390,7 @@ func holdsOf(gpus []*inventory.GPU) []ledger.Hold {
 	return holds
 }
 
-// holders says who has devices of the node.
+// holders returns who has devices of the node.
 func (e *emptier) holders(shared drain.Directory) string {
 	var out []string
 	for _, record := range e.dra.Records() {
@@ -400,7 +402,7 @@ func (e *emptier) holders(shared drain.Directory) string {
 	}
 	for uuid, plugin := range e.handovers.requests.Now() {
 		if shared.TakesPart(plugin + "-plugin") {
-			continue // it says itself what it waits for
+			continue // that role reports itself what it waits for
 		}
 		out = append(out, fmt.Sprintf("the device plugin %s has %s: take the GPU from it first", plugin, uuid))
 	}

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/fakes/nvmlstate"
 )
 
-// transcript keeps what a command writes.
+// transcript keeps a command's output.
 type transcript struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -55,15 +55,15 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.taints("gpu-1", DrainTaint+"=:NoSchedule")
 	b.await(func() bool { return strings.Contains(said.String(), "claim default/claim-u1 has gpu-0") }, "the claim that stands is named")
 	if problem := b.prepareWithin(2*time.Second, b.claim("u2", nil, device{name: "gpu-1"})); problem != "" {
-		// One that was allocated before the taint was seen may still come; it is waited for as well.
+		// A claim that was allocated before the taint was seen may still come; the drain waits for it as well.
 		t.Errorf("a claim that came while the drain waits: %s", problem)
 	}
 	if _, err := administrator(t, root, "-i", "0", "--gpu-reset"); err == nil {
 		t.Error("the GPU was reset while the plugin has NVML open")
 	}
 	for _, uid := range []string{"u1", "u2"} {
-		// The plugin starts again at once when the last claim is gone, which may cut that call's answer off; a kubelet asks again, as
-		// this does.
+		// The plugin starts again as soon as the last claim is gone, which may cut off that call's answer. A kubelet asks again, as this
+		// test does.
 		b.await(func() bool { return b.unprepare(b.get(uid)) == "" }, "claim "+uid+" is given back")
 	}
 	select {
@@ -96,7 +96,7 @@ func TestADrainedNodeLetsGoOfNVMLAndIsOfferedAgainLater(t *testing.T) {
 	b.await(func() bool { return b.prepareWithin(time.Second, again) == "" }, "a claim is prepared again")
 }
 
-// TestADrainPublishesItsTaintBeforeItLetsGo has an API server that takes its time: a role that let go first would leave slices without the
+// TestADrainPublishesItsTaintBeforeItLetsGo has a slow API server. A role that closed NVML first would leave slices without the
 // taint, and the scheduler would give claims GPUs that nobody prepares.
 func TestADrainPublishesItsTaintBeforeItLetsGo(t *testing.T) {
 	b, _ := drainable(t)
@@ -198,7 +198,7 @@ func TestANodeThatAnEarlierVersionDrainedStaysDrained(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.options.StateDir, "drained.json"), []byte(`{"since":"2026-11-22T17:00:00Z"}`), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time it is the shared file that says so
+	for range 2 { // the second time the shared file says so
 		if d, err := newDrains(b.options.Drain(), b.options.StateDir); err != nil || !d.isWanted() {
 			t.Errorf("drained: %v, %v", d.isWanted(), err)
 		}

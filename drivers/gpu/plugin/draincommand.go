@@ -28,7 +28,7 @@ func DrainCommand(h host.Host) *cobra.Command {
 	var patience time.Duration
 	cmd := &cobra.Command{
 		Use:   "drain",
-		Short: "Have this node's plugins let go of its GPUs, so that they can be reset or their driver unloaded",
+		Short: "Make this node's plugins release its GPUs, so that they can be reset or their driver unloaded",
 		Long: `Run it where the node's gpu-plugin runs: on the node, or with kubectl exec in the plugin's pod. New claims get no GPU of the node
 (taint ` + DrainTaint + `), and vgpu-plugin and compute-domain-plugin give nothing new either. What stands is waited for and named; then
 every role of the node closes NVML and leaves it closed until gpufabric undrain, over restarts and reboots too. What else has the GPUs open
@@ -50,8 +50,8 @@ is named as far as it can be seen from here. Interrupted while it waits, it leav
 	}
 	at.bind(cmd)
 	cmd.Flags().StringVar(&procRoot, "proc-root", "/proc",
-		"directory that stands for /proc, where programs that have a GPU open are looked for")
-	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long claims that stand are waited for")
+		"directory that stands for /proc, where to look for programs that have a GPU open")
+	cmd.Flags().DurationVar(&patience, "timeout", 10*time.Minute, "how long to wait for present claims")
 	return cmd
 }
 
@@ -60,7 +60,7 @@ func UndrainCommand(h host.Host) *cobra.Command {
 	var at drainPlace
 	cmd := &cobra.Command{
 		Use:   "undrain",
-		Short: "Have this node's plugins hand out its GPUs again after gpufabric drain",
+		Short: "Make this node's plugins offer its GPUs again after gpufabric drain",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return at.order(cmd.Context(), "undrain", h.Out()) },
 	}
@@ -68,7 +68,7 @@ func UndrainCommand(h host.Host) *cobra.Command {
 	return cmd
 }
 
-// drainPlace is where the roles of a node take orders.
+// drainPlace is where the roles of a node take commands.
 type drainPlace struct {
 	stateDir, drainDir string
 	// alone: no gpu-plugin is installed on the node.
@@ -81,7 +81,7 @@ func (at *drainPlace) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&at.alone, "without-gpu-plugin", false, "the node has no gpu-plugin: order the other roles alone")
 }
 
-// order gives an order to the node's roles, and writes their answers out.
+// order sends a command to the node's roles, and prints their answers.
 func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) error {
 	if !at.alone {
 		return order(ctx, at.stateDir, what, out)
@@ -100,7 +100,7 @@ func (at *drainPlace) order(ctx context.Context, what string, out io.Writer) err
 	return d.shared.Set(drain.Drained)
 }
 
-// order gives an order to the role of a state directory, and writes its answers out.
+// order sends a command to the role of a state directory, and prints its answers.
 func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	path := filepath.Join(stateDir, controlSocket)
 	var dialer net.Dialer
@@ -135,7 +135,7 @@ func order(ctx context.Context, stateDir, what string, out io.Writer) error {
 	return errors.New(what + ": gpu-plugin went away before it was done: look at its log, and try again")
 }
 
-// openedBy says in sentences which programs have a device node of the driver open, but for one.
+// openedBy says in sentences which programs have a device node of the driver open, except one program.
 func openedBy(procRoot string, self int) []string {
 	entries, err := os.ReadDir(procRoot)
 	if err != nil {
@@ -153,7 +153,7 @@ func openedBy(procRoot string, self int) []string {
 			continue
 		}
 		if len(nodes) > 0 {
-			name, _ := os.ReadFile(filepath.Join(procRoot, e.Name(), "comm")) // without one the number has to do
+			name, _ := os.ReadFile(filepath.Join(procRoot, e.Name(), "comm")) // without a name the number must do
 			out = append(out, fmt.Sprintf("process %s (%s) still has %s open", e.Name(), strings.TrimSpace(string(name)), strings.Join(nodes, ", ")))
 		}
 	}

@@ -20,35 +20,35 @@ import (
 // DriverCondition is the condition of a Node that says whether its NVIDIA driver can be used, and what is wrong with it.
 const DriverCondition corev1.NodeConditionType = "GPUDriver"
 
-// driverTrouble is one thing that may be wrong with a driver, the strongest first.
+// driverTrouble is a possible problem of a driver, the most severe first.
 type driverTrouble int
 
 const (
 	// troubleStart: NVML does not start.
 	troubleStart driverTrouble = iota
-	// troubleDrained: an administrator has the GPUs drained.
+	// troubleDrained: an administrator has drained the GPUs.
 	troubleDrained
-	// troubleGone: the driver's files were removed, or replaced, while it runs.
+	// troubleGone: the driver's files were removed or replaced while it runs.
 	troubleGone
-	// troubleNodes: device nodes are missing without which no container can have a GPU.
+	// troubleNodes: device nodes are missing without which no container can use a GPU.
 	troubleNodes
-	// troubleFiles: containers go without some of the driver's files.
+	// troubleFiles: containers lack some of the driver's files.
 	troubleFiles
 	troubles
 )
 
-// driverWord is what is said of a driver.
+// driverWord is a statement about a driver.
 type driverWord struct{ reason, message string }
 
-// driverState gathers what those who meet the driver say of it. The plugin goes on whatever is said.
+// driverState collects the statements about the driver from the parts that use it. The plugin continues in any case.
 type driverState struct {
 	mu      sync.Mutex
 	wrong   [troubles]driverWord
-	version string // of the driver that runs; empty: not known
+	version string // of the running driver; empty: unknown
 	now     observed.Value[driverWord]
 }
 
-// say notes that something is wrong; an empty reason: it is not.
+// say records that something is wrong; with an empty reason, that it is right again.
 func (d *driverState) say(what driverTrouble, reason, message string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -56,7 +56,7 @@ func (d *driverState) say(what driverTrouble, reason, message string) {
 	d.tell()
 }
 
-// runs notes that NVML has started on a driver.
+// runs records that NVML has started on a driver.
 func (d *driverState) runs(version string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +65,7 @@ func (d *driverState) runs(version string) {
 	d.tell()
 }
 
-// tell works out what counts. d.mu is held.
+// tell determines the most severe statement. d.mu must be held.
 func (d *driverState) tell() {
 	word := driverWord{reason: "DriverReady", message: "the NVIDIA driver " + d.version + " can be used"}
 	for _, w := range d.wrong {
@@ -82,7 +82,7 @@ func (d *driverState) tell() {
 	}
 }
 
-// found notes what a search for what containers need has found.
+// found records the result of a search for what containers need.
 func (d *driverState) found(set *edits.Set, lacking error, problems string) {
 	if set != nil && lacking != nil {
 		d.say(troubleNodes, "DeviceNodeMissing", lacking.Error())
@@ -96,10 +96,11 @@ func (d *driverState) found(set *edits.Set, lacking error, problems string) {
 	d.say(troubleFiles, reason, problems)
 }
 
-// look notes whether the driver that runs has lost its files, as when a driver container is replaced beneath pods that use it.
+// look records whether the running driver has lost its files, for example because a driver container was replaced beneath pods that
+// use it.
 func (d *driverState) look(search driver.Search, at driver.Location) {
 	if at.Library == "" {
-		return // it was not found where it was looked for, and runs all the same
+		return // it was not found in its place, but it runs
 	}
 	reason, message := search.Trouble()
 	if reason != driver.NotFound && reason != driver.VersionsDiffer {
@@ -111,8 +112,8 @@ func (d *driverState) look(search driver.Search, at driver.Location) {
 	d.say(troubleGone, reason, message)
 }
 
-// run writes the node's condition whenever it changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no driver, and
-// has no condition.
+// run writes the node's condition whenever it has changed, until ctx ends. A node without an NVIDIA GPU on its PCI bus waits for no
+// driver, and gets no condition.
 func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
 	wrote := false
 	var retry <-chan time.Time
@@ -125,7 +126,7 @@ func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
 				c.Status = corev1.ConditionTrue
 			}
 			if err := w.write(ctx, c); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "The state of the node's driver is not told")
+				klog.FromContext(ctx).Error(err, "Could not write the condition of the node's driver")
 				retry = time.After(conditionRetry)
 			}
 			wrote = true
@@ -139,7 +140,7 @@ func (d *driverState) run(ctx context.Context, w conditions, sysfs pci.FS) {
 	}
 }
 
-// hasGPU says whether PCI shows an NVIDIA GPU, or cannot be asked.
+// hasGPU says whether there is an NVIDIA GPU on the PCI bus. It returns true where the bus cannot be read.
 func hasGPU(ctx context.Context, sysfs pci.FS) bool {
 	const nvidia, classDisplay = 0x10de, 0x03
 	bus, err := sysfs.Scan(ctx, func(class pci.Class) bool { return class>>16 == classDisplay })
@@ -147,7 +148,7 @@ func hasGPU(ctx context.Context, sysfs pci.FS) bool {
 		return false // a machine without PCI
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(fmt.Errorf("look for GPUs on the PCI bus: %w", err), "It is not known whether the node has GPUs")
+		klog.FromContext(ctx).Error(fmt.Errorf("look for GPUs on the PCI bus: %w", err), "Could not find out whether the node has GPUs")
 		return true
 	}
 	for i := range bus.Functions {

@@ -49,7 +49,7 @@ func TestOfADriversTroublesTheStrongestIsSaid(t *testing.T) {
 	expect("DriverReady")
 }
 
-// A driver container that is replaced takes its files from under the pods that use them.
+// When a driver container is replaced, pods that use the driver lose its files.
 //
 //shows:gpu-driver-trouble
 func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
@@ -96,7 +96,7 @@ func TestADriversTroubleIsAConditionOfTheNodeAndThePluginGoesOn(t *testing.T) {
 //shows:gpu-driver-trouble
 func TestADriverThatIsNotLoadedIsAConditionOfTheNode(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
-	if err := os.Remove(state.Path(root)); err != nil { // as the fakes have a driver that is not loaded
+	if err := os.Remove(state.Path(root)); err != nil { // as the fakes represent a driver that is not loaded
 		t.Fatal(err)
 	}
 	b := &bench{TB: t, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})}

@@ -15,14 +15,14 @@ type nodeEvents struct {
 	node     string
 }
 
-// Report reports trouble with the node as a whole.
+// Report reports a problem of the node as a whole.
 func (e nodeEvents) Report(reason, message string) { e.write(corev1.EventTypeWarning, reason, message) }
 
-// Note says something about the node as a whole that is no trouble.
+// Note reports something about the node as a whole that is no problem.
 func (e nodeEvents) Note(reason, message string) { e.write(corev1.EventTypeNormal, reason, message) }
 
 func (e nodeEvents) write(kind, reason, message string) {
-	// As the kubelet's own Events name it: with the node's name for a UID.
+	// As the kubelet's own Events do: with the node's name as UID.
 	node := &corev1.ObjectReference{Kind: "Node", Name: e.node, UID: types.UID(e.node)}
 	e.recorder.Event(node, kind, reason, message[:min(len(message), maxEvent)])
 }

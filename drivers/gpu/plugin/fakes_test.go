@@ -32,7 +32,7 @@ func renderFake(t *testing.T, name string) string {
 	return root
 }
 
-// TestEveryFakeNodesGPUsAreHandedOut publishes, prepares and gives back one device of each form on every machine there is a profile of.
+// TestEveryFakeNodesGPUsAreHandedOut publishes, prepares and unprepares one device of each form, on the machine of every profile.
 //
 //shows:gpu-whole
 func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
@@ -45,12 +45,12 @@ func TestEveryFakeNodesGPUsAreHandedOut(t *testing.T) {
 			}
 			gpus := len(p.Node(0).GPUs)
 			if gpus == 0 {
-				return // nothing to hand out, and the role has nothing to run on
+				return // there is no GPU to give out, so the role cannot run
 			}
 			b := fakeNode(t, name)
 			count := map[string]int{}
 			var mig string
-			clique := "" // of a machine whose fabric ends at its own switches there is none
+			clique := "" // a machine whose fabric ends at its own switches has no clique
 			if f := p.Fabric; f != nil && strings.Trim(f.ClusterUUID, "0-") != "" {
 				clique = fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID)
 			}

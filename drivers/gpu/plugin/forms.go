@@ -22,27 +22,28 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// FormsCondition is the condition of a Node that says in which forms its GPUs are offered, by whose word, and what keeps one from its form.
+// FormsCondition is the condition of a Node that says in which forms its GPUs are offered, who chose them, and what prevents one
+// from having its form.
 const FormsCondition corev1.NodeConditionType = "GPUForms"
 
 const (
-	// formsSettle is how long a node's labels must stand still before its GPUs change their forms: whoever sets several labels is not done
-	// with the first.
+	// formsSettle is how long a node's labels must stay unchanged before its GPUs change their forms: somebody who sets several labels
+	// is not done with the first.
 	formsSettle = 2 * time.Second
-	// formsUnrest is how long labels may change faster than that before the node's condition says so.
+	// formsUnrest is how long labels may change faster than that before the node's condition reports it.
 	formsUnrest = 10 * time.Second
 )
 
-// formsKind is how forms are kept: as earlier versions kept them, with a checksum added, which those pass over.
+// formsKind describes how forms are stored: as earlier versions stored them, with a checksum added, which those ignore.
 func formsKind() store.Kind[devices.Forms] {
 	return store.Kind[devices.Forms]{Name: "gpufabric-gpu-forms", Version: 1, Form: store.Object,
 		Check: func(_ string, f devices.Forms) error { return f.Validate() }}
 }
 
-// keptForms are the forms that were offered last, so that a restart offers them from its first moment. A nil file keeps nothing.
+// keptForms are the forms that were offered last, so that a restart offers them from its first moment. A nil file stores nothing.
 type keptForms struct{ file *store.File[devices.Forms] }
 
-// openForms reads what an earlier run kept. The error names what cannot be read; the keptForms are good all the same.
+// openForms reads what an earlier run stored. The error names what cannot be read; the keptForms can be used all the same.
 func openForms(path string) (keptForms, error) {
 	file, unreadable, err := store.OpenFile(path, formsKind(), 0, atomicfile.Writer{})
 	for _, u := range unreadable {
@@ -54,7 +55,7 @@ func openForms(path string) (keptForms, error) {
 	return keptForms{file}, err
 }
 
-// last are the forms that the role offered when it last ran; nil: they are not known.
+// last are the forms that the role offered when it last ran; nil: unknown.
 func (k keptForms) last() *devices.Chosen {
 	if k.file == nil {
 		return nil
@@ -69,7 +70,7 @@ func (k keptForms) last() *devices.Chosen {
 // ranBefore says whether an earlier run offered GPUs here.
 func (k keptForms) ranBefore() bool { return k.last() != nil || k.file != nil && k.file.Aside() }
 
-// keep writes the forms down for the next start.
+// keep stores the forms for the next start.
 func (k keptForms) keep(f devices.Forms) error {
 	if k.file == nil {
 		return nil // which openForms reported
@@ -77,12 +78,12 @@ func (k keptForms) keep(f devices.Forms) error {
 	return k.file.Put(f)
 }
 
-// wish is what is known of the forms that are wanted.
+// wish is what is known about the wanted forms.
 type wish struct {
-	// known: it is known which forms to offer.
+	// known: the forms to offer are known.
 	known  bool
 	answer devices.Chosen
-	// trouble is why the last word of somebody is not followed; empty: it is.
+	// trouble is why the latest choice cannot be applied; empty: it can.
 	trouble string
 }
 
@@ -93,11 +94,11 @@ type forms struct {
 	view   selection.Node
 	events nodeEvents
 	kept   keptForms
-	// wish is set by the goroutine of Run alone.
+	// Only the goroutine of Run sets wish.
 	wish observed.Value[wish]
 }
 
-// newForms begins with the forms of the role's last run, where they are known.
+// newForms starts with the forms of the role's last run, where they are known.
 func newForms(choice devices.Choice, kind *claims.Kind, view selection.Node, events nodeEvents, kept keptForms) *forms {
 	f := &forms{choice: choice, kind: kind, view: view, events: events, kept: kept}
 	if last := kept.last(); last != nil {
@@ -106,7 +107,7 @@ func newForms(choice devices.Choice, kind *claims.Kind, view selection.Node, eve
 	return f
 }
 
-// refuse keeps the forms that there are.
+// refuse keeps the present forms.
 func (f *forms) refuse(trouble string) {
 	f.wish.Set(wish{known: true, answer: f.wish.Now().answer, trouble: trouble})
 }
@@ -155,7 +156,7 @@ func (f *forms) Run(ctx context.Context) error {
 	}
 }
 
-// apply offers what a node with these labels is to offer. Where that cannot be known, the node keeps what it has.
+// apply offers the forms for a node with these labels. Where they cannot be determined, the node keeps its forms.
 func (f *forms) apply(ctx context.Context, node labels.Set) {
 	answer, err := f.choice.Resolve(node)
 	if err != nil {
@@ -174,7 +175,7 @@ func (f *forms) apply(ctx context.Context, node labels.Set) {
 	f.wish.Set(wish{known: true, answer: answer})
 }
 
-// condition is what the node says of its GPUs' forms.
+// condition is the node's condition about its GPUs' forms.
 func (w wish) condition(h *claims.Hardware) corev1.NodeCondition {
 	counts := map[string]int{}
 	for _, g := range h.Node.GPUs {

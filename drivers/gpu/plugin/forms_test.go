@@ -17,12 +17,12 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// withForms runs the role as the chart's value gpus.forms says.
+// withForms runs the role with a value of the chart's gpus.forms.
 func withForms(text string) func(*Options) {
 	return func(o *Options) { o.Forms = text }
 }
 
-// published are the names of the published devices in order, those with a taint in brackets.
+// published returns the names of the published devices in order, those with a taint in brackets.
 func (b *bench) published() string {
 	b.Helper()
 	list := b.slices()
@@ -53,7 +53,7 @@ func (b *bench) awaitPublished(want string) {
 	}
 }
 
-// label sets the node's label for forms; an empty value takes it off.
+// label sets the node's label for forms; an empty value removes it.
 func (b *bench) label(value string) {
 	b.Helper()
 	n, err := b.client.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
@@ -69,13 +69,13 @@ func (b *bench) label(value string) {
 	}
 }
 
-// awaitCondition waits for the node's condition to have a status and a reason, and to say something.
+// awaitCondition waits until the node's condition has a status and a reason, and its message contains a text.
 func (b *bench) awaitCondition(status corev1.ConditionStatus, reason, says string) {
 	b.Helper()
 	b.awaitConditionOf(FormsCondition, status, reason, says)
 }
 
-// awaitConditionOf waits until a condition of the node is as wanted, and says something.
+// awaitConditionOf waits until a condition of the node is as wanted, and its message contains a text.
 func (b *bench) awaitConditionOf(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, says string) {
 	b.Helper()
 	var last corev1.NodeCondition
@@ -115,7 +115,7 @@ func TestALabelChangesTheFormsAndTheNodeSaysByWhoseWord(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "1 GPUs offer MIG 3g.20gb")
 	b.label("sometimes")
 	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", `form "sometimes": allowed are whole`)
-	// Also when the role starts again, it is the last good state that is offered.
+	// After a restart of the role, too, the last valid state is offered.
 	b.stop()
 	b.start()
 	b.awaitCondition(corev1.ConditionFalse, "FormsContradict", `form "sometimes"`)
@@ -159,7 +159,7 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 		return b.claim(uid, nil, device{name: "gpu-0", share: "s-" + uid, capacity: map[string]string{"memory": "10Gi", "cores": "10"}})
 	}
 	first := share("first")
-	// The scheduler would not have done that; the node holds against it, also when it was started in between.
+	// The scheduler would not do that. The node refuses it, also after a restart in between.
 	for range 2 {
 		if problem := b.prepareWithin(2*time.Second, first); !strings.Contains(problem, "claim default/claim-whole") {
 			t.Errorf("a share beside a plain claim: %q", problem)
@@ -181,8 +181,8 @@ func TestAShareableGPUIsPreparedAsWhatWasConsumed(t *testing.T) {
 	}
 }
 
-// TestCountedSharesArePreparedSideBySide runs claims as the scheduler allocates them of a GPU in four shares: a plain one, one that asks
-// for memory, and one that asks for more time beside them.
+// TestCountedSharesArePreparedSideBySide runs claims as the scheduler allocates them from a GPU with four shares: a plain one, one
+// that asks for memory, and one that asks for more time.
 //
 //shows:gpu-share
 func TestCountedSharesArePreparedSideBySide(t *testing.T) {
@@ -196,7 +196,7 @@ func TestCountedSharesArePreparedSideBySide(t *testing.T) {
 	if e := b.edits(plain, b.mustPrepare(plain)...); strings.Contains(fmt.Sprint(e.Env), "CUDA_DEVICE") {
 		t.Errorf("a share that asks for nothing is limited: %v", e.Env)
 	}
-	// The memory of the whole GPU beside shares of none is not the GPU alone.
+	// A claim with the whole GPU's memory but no count of shares does not have the GPU alone.
 	some := share("some", "40Gi")
 	if e := b.edits(some, b.mustPrepare(some)...); !slices.Contains(e.Env, "CUDA_DEVICE_MEMORY_LIMIT=40960m") {
 		t.Errorf("a share that asks for memory has the environment %v", e.Env)
@@ -210,7 +210,7 @@ func TestCountedSharesArePreparedSideBySide(t *testing.T) {
 	if _, problem := b.prepare(share("mps", "0", gpuConfig(`{"strategy":"MPS"}`))); !strings.Contains(problem, "whole GPUs and MIG devices") {
 		t.Errorf("MPS for a share: %q", problem)
 	}
-	// Another form waits for the claims; a claim that was allocated its share a moment before is prepared all the same.
+	// Another form waits for the claims. A claim that was allocated its share just before is still prepared.
 	b.label("shareable")
 	b.awaitPublished("(gpu-0)")
 	late := share("late", "0")
@@ -224,7 +224,7 @@ func TestCountedSharesArePreparedSideBySide(t *testing.T) {
 	b.awaitCondition(corev1.ConditionTrue, "NodeLabel", "1 GPUs offer shareable")
 }
 
-// TestAFormThatIsHeldStaysUntilItsClaimsEnd is also the upgrade from the version that offered every form of every GPU.
+// TestAFormThatIsHeldStaysUntilItsClaimsEnd also covers the upgrade from the version that offered every form of every GPU.
 //
 //shows:gpu-forms
 func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
@@ -239,14 +239,14 @@ func TestAFormThatIsHeldStaysUntilItsClaimsEnd(t *testing.T) {
 		b.mustPrepare(c)
 	}
 	b.stop()
-	if err := os.Remove(b.options.StateDir + "/forms.json"); err != nil { // which the version before did not write
+	if err := os.Remove(b.options.StateDir + "/forms.json"); err != nil { // the earlier version did not write it
 		t.Fatal(err)
 	}
 	b.options.Forms = ""
 	b.start()
 	b.awaitPublished("(gpu-0-shared) gpu-1-mig-1g5gb-19-3 gpu-2 gpu-3")
 	b.awaitCondition(corev1.ConditionFalse, "FormsHeld", "2 GPUs keep their forms until the claims that hold them end")
-	// What the scheduler had allocated a moment before is prepared all the same, and published then.
+	// What the scheduler had allocated just before is still prepared, and published then.
 	late := b.claim("late", nil, device{name: "gpu-3-shared", share: "s2", capacity: size})
 	b.mustPrepare(late)
 	b.awaitPublished("(gpu-0-shared) gpu-1-mig-1g5gb-19-3 gpu-2 (gpu-3-shared)")

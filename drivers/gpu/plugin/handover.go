@@ -23,12 +23,12 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// retryHold is how long a GPU that claims still hold is left before it is tried again; the ledger tells nobody of a release but who waits
+// retryHold is how long to wait before trying again to take a GPU that claims still hold: the ledger notifies only those who wait
 // in it.
 const retryHold = time.Second
 
-// handovers hands GPUs to the device plugins that asked for them. A GPU is theirs in this order: its taint is published, no claim holds any
-// form of it, the ledger holds it for them, and only then are they told.
+// handovers hands GPUs over to the device plugins that requested them. The order is: publish the GPU's taint; wait until no claim
+// holds any form of it; hold it in the ledger for them; tell them.
 type handovers struct {
 	directory handover.Directory // empty: there are no device plugins
 	files     *filewatch.Watcher
@@ -39,17 +39,17 @@ type handovers struct {
 	taints    publishedTaints
 	events    nodeEvents
 
-	// requests are the device plugins that asked for GPUs, by the GPU's UUID. A map is never changed.
+	// requests are the device plugins that requested GPUs, by the GPU's UUID. A map is never changed.
 	requests observed.Value[map[string]string]
 
 	// Only the goroutine of Run uses these. held are the GPUs that the ledger holds for their owners.
 	held map[string]bool
-	// waiting is what was last said of GPUs in use that device plugins no longer installed have.
+	// waiting is the last report about GPUs in use by device plugins that are no longer installed.
 	waiting string
-	// trouble is what was last said to be wrong with the directory.
+	// trouble is the last reported problem of the directory.
 	trouble string
-	// seen are the requests whose taints were seen published, and seenOn the pool that they were seen on: until either changes they need not
-	// be looked for whenever a GPU is tried again.
+	// seen are the requests whose taints were seen published, and seenOn the pool with which they were seen. Until either changes they
+	// need not be looked up at each retry.
 	seen   map[string]string
 	seenOn *devices.Pool
 }
@@ -59,7 +59,7 @@ func newHandovers(o Options, kind *claims.Kind, holders *ledger.Ledger, taints p
 		wanted: o.DevicePlugin, kind: kind, ledger: holders, taints: taints, events: events, held: map[string]bool{}}
 }
 
-// begin asks for the GPUs of --device-plugin and reads the requests that stand.
+// begin requests the GPUs of --device-plugin and reads the existing requests.
 func (h *handovers) begin() error {
 	if h.directory == "" {
 		return nil
@@ -70,7 +70,7 @@ func (h *handovers) begin() error {
 	return h.read()
 }
 
-// read takes over the requests that stand.
+// read reads the existing requests.
 func (h *handovers) read() error {
 	requests, err := h.directory.Requests()
 	if err != nil {
@@ -82,7 +82,7 @@ func (h *handovers) read() error {
 	return nil
 }
 
-// addHandoverTaints adds the taint of every GPU that was asked for to all its forms.
+// addHandoverTaints adds the taint of every requested GPU to all its forms.
 func addHandoverTaints(into map[string][]resourceapi.DeviceTaint, requests map[string]string, all []*devices.Device) {
 	for _, d := range all {
 		if owner, ok := requests[d.GPU.UUID]; ok {
@@ -92,8 +92,8 @@ func addHandoverTaints(into map[string][]resourceapi.DeviceTaint, requests map[s
 	}
 }
 
-// Run keeps the handover going until ctx ends. A directory that cannot be read or written now keeps every GPU where it is, and the role
-// goes on with its claims: what was asked for last still stands.
+// Run runs the handover until ctx ends. While the directory cannot be read or written, every GPU stays with its owner, and the role
+// goes on with its claims: the last requests remain valid.
 func (h *handovers) Run(ctx context.Context) error {
 	if h.directory == "" {
 		return nil
@@ -124,7 +124,7 @@ func (h *handovers) Run(ctx context.Context) error {
 	}
 }
 
-// step brings the handover up to date with what stands in the directory. again says that some GPU has to wait.
+// step brings the handover up to date with the directory. again says that some GPU has to wait.
 func (h *handovers) step(ctx context.Context) (again bool, err error) {
 	inUse, err := h.takeBack(ctx)
 	if err == nil {
@@ -146,8 +146,8 @@ func (h *handovers) step(ctx context.Context) (again bool, err error) {
 	return again || inUse, err
 }
 
-// takeBack withdraws requests of device plugins for GPUs that they may have no more, GPU by GPU as nothing runs on it. inUse says that
-// something runs on one of them.
+// takeBack withdraws requests of device plugins for GPUs that they may no longer have, for each GPU once nothing runs on it. inUse
+// says that something runs on one of them.
 func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 	standing, err := h.directory.Requests()
 	if err != nil {
@@ -165,7 +165,7 @@ func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 			kept[owner] = append(kept[owner], uuid)
 			fmt.Fprintf(&waiting, "%s has %s, on which processes run; ", owner, uuid)
 		default:
-			klog.FromContext(ctx).Info("A GPU comes back from a device plugin that may have it no more", "gpu", uuid, "plugin", owner)
+			klog.FromContext(ctx).Info("Taking a GPU back from a device plugin that may no longer have it", "gpu", uuid, "plugin", owner)
 			withdrawn[owner] = true
 		}
 	}
@@ -184,17 +184,17 @@ func (h *handovers) takeBack(ctx context.Context) (inUse bool, err error) {
 	return waiting.Len() > 0, nil
 }
 
-// runs says whether a process runs on a GPU, or cannot be known not to.
+// runs says whether a process runs on a GPU, or whether that is unknown.
 func (h *handovers) runs(uuid string) bool {
 	g := h.kind.Hardware().Node.ByUUID(uuid)
 	if g == nil {
-		return false // it is not on this node any more
+		return false // it is no longer on this node
 	}
 	processes, ret := g.Handle.GetComputeRunningProcesses()
 	return ret != nvml.ERROR_NOT_SUPPORTED && (ret != nvml.SUCCESS || len(processes) > 0)
 }
 
-// settle confirms every GPU that may be confirmed and takes back what was given up. again says that some GPU has to wait.
+// settle confirms every GPU that can be confirmed, and takes back those that were returned. again says that some GPU has to wait.
 func (h *handovers) settle(ctx context.Context) (again bool, err error) {
 	owners := h.requests.Now()
 	for uuid := range h.held {
@@ -243,9 +243,9 @@ func (h *handovers) take(g *inventory.GPU, owner string) error {
 	return h.ledger.TryAcquire(ledger.Owner{ID: holderID(g.UUID), Name: "the device plugin " + owner}, claims.HoldsOf(all)...)
 }
 
-// ask asks for the GPUs of --device-plugin, but for those of device plugins that may have them no more: takeBack gives these back
-// first. What an earlier run asked for stays asked for: pods may have a GPU that does not answer now, or that the flag names no more, and
-// takeBack knows when it is free.
+// ask requests the GPUs of --device-plugin, except those of device plugins that may no longer have them: takeBack returns these
+// first. Requests of an earlier run stay. Pods may have a GPU that does not answer now, or that the flag no longer names; takeBack
+// knows when it is free.
 func (h *handovers) ask() error {
 	standing, err := h.directory.Requests()
 	if err != nil {
@@ -266,7 +266,7 @@ func (h *handovers) ask() error {
 	return nil
 }
 
-// mayHave says whether a device plugin may have a GPU. One of --device-plugin may though it is not to be seen now.
+// mayHave says whether a device plugin may have a GPU. One of --device-plugin may even if it cannot be seen now.
 func (h *handovers) mayHave(owner, uuid string) bool {
 	if owner == extendedresource.Owner {
 		return slices.Contains(h.wanted, "all") || slices.Contains(h.wanted, uuid)

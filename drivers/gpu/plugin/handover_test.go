@@ -45,12 +45,12 @@ func TestAGPUIsTaintedAndFreeBeforeADevicePluginHasIt(t *testing.T) {
 	if err := directory.Await(ctx, &filewatch.Watcher{}, m.GPUs[1].UUID); err != nil {
 		t.Fatal(err)
 	}
-	// A claim that slipped through is refused by name. The kubelet's patience is 45 s; the test's is a second.
+	// A claim that slipped through is refused by name. The kubelet waits 45 s; the test waits a second.
 	late := b.claim("u2", nil, device{name: "gpu-1"})
 	if problem := b.prepareWithin(time.Second, late); !strings.Contains(problem, "the device plugin volcano") {
 		t.Errorf("the late claim got %q", problem)
 	}
-	// Given back, it is handed out again.
+	// After it was returned, it is handed over again.
 	if err := directory.Ask("volcano"); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestAGPUThatADevicePluginWaitsForCostsTheAPIServerNothing(t *testing.T) {
 	}, "ResourceSlices are not listed for three tries of the GPU")
 }
 
-// It happens where a disk goes away for a moment. Pods that have nothing to do with a device plugin must not see it.
+// This happens where a disk goes away for a moment. Pods that have nothing to do with a device plugin must not notice.
 func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T) {
 	m := gputest.New(t, 2)
 	b := newBench(t, m)
@@ -97,7 +97,7 @@ func TestADirectoryThatCannotBeReadEndsNeitherTheHandoverNorTheRole(t *testing.T
 	if err := os.WriteFile(aside, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	exchange := func() { // in one step: the role makes a directory that is missing
+	exchange := func() { // atomically, since the role makes a missing directory
 		if err := unix.Renameat2(unix.AT_FDCWD, b.options.HandoverDir, unix.AT_FDCWD, aside, unix.RENAME_EXCHANGE); err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestAGPUThatIsCountedOnTheNodeIsNeverDRAsThoughItWasLost(t *testing.T) {
 	m.GPUs[1].SetLost(false)
 	kubelet.AwaitAllocatable("nvidia.com/gpu", 2)
 	b.taints("gpu-1", counted)
-	// One that is lost when the role starts is still that of the pod that has it.
+	// A GPU that is lost when the role starts still belongs to the pod that has it.
 	b.stop()
 	m.GPUs[1].SetLost(true)
 	b.start()

@@ -30,10 +30,10 @@ type reader struct {
 	forms  keptForms
 	events nodeEvents
 	writer atomicfile.Writer
-	// driver is what is known of the node's driver, bus which GPUs came to the machine.
+	// driver is the state of the node's driver. bus knows which GPUs were plugged in.
 	driver *driverState
 	bus    *bus
-	// searches are those under way, lacking is what was last said of what containers go without.
+	// searches are those that still run. lacking is the last report of what containers lack.
 	searches sync.WaitGroup
 	lacking  atomic.Pointer[string]
 }
@@ -54,8 +54,8 @@ func newReader(p *plugin) (*reader, error) {
 		forms: forms, events: p.events, writer: p.tuning.writer, driver: p.driver, bus: p.bus}, nil
 }
 
-// read looks at the node's hardware. What containers need is looked for in the background: the first claim waits for it, publishing does
-// not.
+// read reads the node's hardware. It starts a background search for what containers need: the first claim waits for it, publishing
+// does not.
 func (r *reader) read(ctx context.Context) (*claims.Hardware, error) {
 	offer := r.offer
 	offer.Forms = r.options.formsConfig.Default
@@ -85,7 +85,7 @@ func (r *reader) inventory(ctx context.Context) (*inventory.Node, error) {
 		return nil, err
 	}
 	for _, problem := range node.Problems {
-		logger.Error(problem, "Hardware not read whole")
+		logger.Error(problem, "Hardware read only in part")
 		r.events.Report("GPUNotReadWhole", problem.Error())
 	}
 	for _, g := range node.GPUs {
@@ -99,7 +99,7 @@ func (r *reader) inventory(ctx context.Context) (*inventory.Node, error) {
 	return node, nil
 }
 
-// pendingMode says what a GPU is offered as until its reset, and how it is reset.
+// pendingMode says how a GPU is offered until its reset, and how to reset it.
 func pendingMode(g *inventory.GPU) string {
 	modes := map[bool]string{true: "on", false: "off"}
 	return fmt.Sprintf("%s: its MIG mode is %s, and pending to be %s by the next reset; until then it is offered as it is. %s", g.UUID,
@@ -107,7 +107,7 @@ func pendingMode(g *inventory.GPU) string {
 		partition.HowToReset(g))
 }
 
-// find starts to look for what containers need of the node's GPUs.
+// find starts the search for what containers need of the node's GPUs.
 func (r *reader) find(ctx context.Context, node *inventory.Node) (func(context.Context) (*edits.Set, error), error) {
 	logger := klog.FromContext(ctx)
 	extra, err := edits.ReadExtra(r.options.ContainerEdits)

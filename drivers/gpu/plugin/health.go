@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/gpu/health"
 )
 
-// faultGauge is a prometheus.Collector of the faults that stand.
+// faultGauge is a prometheus.Collector of the present faults.
 type faultGauge struct{ monitor *health.Monitor }
 
 func (faultGauge) description() *prometheus.Desc {
@@ -41,14 +41,14 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// servedKind is the device kind together with its health, which the kubelet asks for as a service of its own.
+// servedKind is the device kind together with its health, for which the kubelet uses a service of its own.
 type servedKind struct {
 	*claims.Kind
 	*healthServer
 }
 
 const (
-	// healthPeriod is how often health is sent where nothing changes, healthTimeout when the kubelet shall take it for unknown.
+	// healthPeriod is how often health is sent without a change. healthTimeout is when the kubelet must treat it as unknown.
 	healthPeriod  = 20 * time.Second
 	healthTimeout = 60 * time.Second
 )
@@ -64,7 +64,7 @@ type healthServer struct {
 	pool    string
 }
 
-// NodeWatchResources sends the health of all devices at once, on every change, and often enough for the kubelet to believe it.
+// NodeWatchResources sends the health of all devices at once, on every change, and often enough to keep it valid for the kubelet.
 func (s *healthServer) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest,
 	stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
 	ticker := time.NewTicker(healthPeriod)

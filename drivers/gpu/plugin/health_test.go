@@ -59,7 +59,7 @@ func describe(taints []resourceapi.DeviceTaint) string {
 	return strings.Join(sorted(out), " ")
 }
 
-// event waits until an Event with a reason was written about an object of a kind.
+// event waits until an Event with a reason was written for an object of a kind.
 func (b *bench) event(kind, reason string) {
 	b.Helper()
 	w, err := b.client.CoreV1().Events("").Watch(context.Background(), metav1.ListOptions{})
@@ -122,7 +122,7 @@ func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 	b.event("ResourceClaim", "GPUUnhealthy")
 	b.event("Node", "GPUUnhealthy")
 
-	// A restart forgets nothing, and does not take the taint away for a moment either.
+	// A restart keeps the fault, and does not remove the taint even for a moment.
 	b.stop()
 	b.start()
 	b.taints("gpu-1", "gpu.nvidia.com/xid=119:NoSchedule")
@@ -130,7 +130,7 @@ func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 		t.Errorf("after the restart %v faults are counted", n)
 	}
 
-	// Healthy again: the GPU was reset, and after another boot it asks for nothing more.
+	// It is healthy again: the GPU was reset, and after a reboot it needs no further action.
 	b.stop()
 	m.GPUs[1].SetRecovery(uint32(nvml.GPU_RECOVERY_ACTION_NONE))
 	m.Boot(t, "boot-2")
@@ -139,9 +139,9 @@ func TestAnXIDTaintsTheGPUUntilItIsHealthyAgain(t *testing.T) {
 	b.event("Node", "GPUHealthy")
 }
 
-// slowAPI is an API server that lets nobody read a claim before gate is closed, once it has one.
+// slowAPI is an API server that, once it has a gate, answers no read of a claim before the gate is closed.
 type slowAPI struct {
-	*fake.Clientset // whose other methods tell client-go how to watch it
+	*fake.Clientset // client-go watches through its other methods
 	gate            *atomic.Pointer[chan struct{}]
 }
 
@@ -219,7 +219,8 @@ func TestALostGPUEvictsItsPods(t *testing.T) {
 	b.taints("gpu-0", "gpu.nvidia.com/lost=79:NoExecute")
 }
 
-// A lost GPU's pods are evicted, which they are only once their claims are given back. What cannot be set back on it a reset sets back.
+// A lost GPU's pods are evicted. The eviction ends only when their claims are released. A reset undoes what cannot be undone on the
+// lost GPU.
 //
 //shows:gpu-state
 func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
@@ -248,7 +249,7 @@ func TestClaimsOnALostGPUAreGivenBack(t *testing.T) {
 		}
 	}
 	if t.Failed() {
-		return // what was not given back would be waited for
+		return // a claim that was not released would be waited for
 	}
 	for _, g := range m.GPUs {
 		g.SetLost(false)
@@ -288,7 +289,7 @@ func TestAGPUThatWasLostAtTheStartIsOfferedWhenItIsBack(t *testing.T) {
 	b.mustPrepare(b.claim("u1", nil, device{name: "gpu-3"}))
 }
 
-// deviceLike is a device that the role knows by a name that begins so, or nil.
+// deviceLike returns a known device whose name has that prefix, or nil.
 func (b *bench) deviceLike(prefix string) *devices.Device {
 	role := b.running().serving.Load()
 	if role == nil {
@@ -321,7 +322,7 @@ func TestAGPUThatWasLostAtTheStartIsStillItsClaimsWhenItIsBack(t *testing.T) {
 	b.start()
 	inject("gpu-back")
 	var slice *devices.Device
-	b.await(func() bool { // what was published is from before the restart
+	b.await(func() bool { // the published slices are from before the restart
 		slice = b.deviceLike("gpu-3-mig-")
 		return slice != nil
 	}, "the GPU is known again")
@@ -357,7 +358,7 @@ func TestAnNVLinkThatGoesDownWithoutAnXIDTaintsItsGPUUntilItIsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.taints("gpu-2", "gpu.nvidia.com/nvlink=link-5:NoSchedule")
-	// A restart knows it still.
+	// After a restart the role still knows it.
 	b.stop()
 	b.start()
 	b.taints("gpu-2", "gpu.nvidia.com/nvlink=link-5:NoSchedule")

@@ -9,8 +9,8 @@ import (
 	"gpufabric.io/fakes/nvmlstate"
 )
 
-// From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations), so a claim of a whole GPU could switch
-// it off beneath an administrator who is about to make instances.
+// From Hopper on the MIG mode changes at once (NVIDIA's MIG user guide, Deployment Considerations). A claim of a whole GPU could
+// switch it off while an administrator is about to make instances.
 //
 //shows:gpu-mig-modes
 func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
@@ -43,7 +43,7 @@ func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 					t.Errorf("%s: the administrator's MIG mode is off", when)
 				}
 			}
-			// Allocated a moment before the mode was seen.
+			// Allocated just before the mode was seen.
 			if _, problem := b.prepare(b.claim("u1", nil, device{name: "gpu-0"})); !strings.Contains(problem, "-mig 0") {
 				t.Errorf("a claim of the whole GPU: %q", problem)
 			}
@@ -71,7 +71,7 @@ func TestAGPUInAnAdministratorsMIGModeIsNotOfferedWhole(t *testing.T) {
 	}
 }
 
-// What claims switched on is theirs over restarts: the GPU is whole again for the next claim.
+// A mode that claims switched on stays theirs across restarts: the GPU is whole again for the next claim.
 func TestAGPUThatAClaimBroughtIntoMIGModeIsOfferedWhole(t *testing.T) {
 	root := renderFake(t, "h100-hgx")
 	b := benchOn(t, nvmlstate.New(root, nvmlstate.ReadOnlyDev), root)

@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/drivers/node/claimstate"
 )
 
-// maxInforming is how many Events on claims may wait for the API server: programs can make GPUs report their mistakes all day.
+// maxInforming is how many faults may wait for their Events on claims: programs can make GPUs report mistakes all day.
 const maxInforming = 64
 
-// informer writes Events on the node, on each claim that holds a device with a fault, and on the claim's pods. It reads the claims one
-// fault's after another's, in a goroutine of its own: an API server that takes its time must not keep the next fault from being seen.
+// informer writes Events on the node, on each claim that holds a device with a fault, and on the claim's pods. It reads the claims
+// of one fault after another's, in a goroutine of its own: a slow API server must not delay the detection of the next fault.
 type informer struct {
 	client  kubernetes.Interface
 	events  nodeEvents
@@ -28,10 +28,10 @@ type informer struct {
 	waiting chan information
 }
 
-// recorded knows the prepared claims. draplugin.Plugin does.
+// recorded knows the prepared claims. draplugin.Plugin implements it.
 type recorded interface{ Records() []claimstate.Record }
 
-// information is what a fault's holders are to read.
+// information is the message for a fault's holders.
 type information struct {
 	holders               []claimstate.Record
 	kind, reason, message string
@@ -41,7 +41,7 @@ func newInformer(client kubernetes.Interface, events nodeEvents, kind *claims.Ki
 	return &informer{client: client, events: events, kind: kind, records: records, waiting: make(chan information, maxInforming)}
 }
 
-// inform has Events written on a fault. It does not wait for the API server.
+// inform queues Events on a fault. It does not wait for the API server.
 func (i *informer) inform(ctx context.Context, f health.Fault, kind, reason, message string) {
 	message = message[:min(len(message), maxEvent)]
 	i.events.write(kind, reason, message)
@@ -58,7 +58,7 @@ func (i *informer) inform(ctx context.Context, f health.Fault, kind, reason, mes
 	select {
 	case i.waiting <- information{holders, kind, reason, message}:
 	default:
-		klog.FromContext(ctx).Info("Claims are not told of a GPU's event: the API server is behind with those before", "gpu", f.GPU)
+		klog.FromContext(ctx).Info("No Events on claims for a GPU's event: the API server is still busy with earlier ones", "gpu", f.GPU)
 	}
 }
 
@@ -79,7 +79,7 @@ func (i *informer) tellClaims(ctx context.Context, next information) {
 	for _, record := range next.holders {
 		claim, err := i.client.ResourceV1().ResourceClaims(record.Namespace).Get(ctx, record.Name, metav1.GetOptions{})
 		if err != nil || claim.UID != record.UID {
-			klog.FromContext(ctx).Info("No Event on a claim that is not to be had", "claim", record.Namespace+"/"+record.Name, "err", err)
+			klog.FromContext(ctx).Info("No Event on a claim that could not be read", "claim", record.Namespace+"/"+record.Name, "err", err)
 			continue
 		}
 		i.events.recorder.Event(&corev1.ObjectReference{

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
-// Every way on which the role hears of files: the handover, the kubelet's restart and the MPS daemon's pipe.
+// This covers every part of the role that watches files: the handover, the kubelet's restart and the MPS daemon's pipe.
 //
 //shows:node-inotify
 func TestTheGPURoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// healths follows the health of the node's devices as the kubelet does, and returns what waits for the next report.
+// healths follows the health of the node's devices as the kubelet does, and returns a function that waits for the next report.
 func (b *bench) healths() func() map[string]*drahealth.DeviceHealth {
 	b.Helper()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(b.options.KubeletRoot, "plugins", devices.Driver, "dra.sock"),
@@ -79,7 +79,7 @@ func TestTheKubeletHearsOfEveryDevicesHealthAndOfItsChanges(t *testing.T) {
 			t.Errorf("after an XID on GPU 1, %s is %v: %q", name, d.Health, d.Message)
 		}
 	}
-	// A warning keeps nobody away: the device stays healthy, and says what was seen.
+	// A warning keeps no claim away: the device stays healthy, with a message.
 	m.Event(0, nvml.EventTypeXidCriticalError, 63)
 	if d := next()["gpu-0"]; d.Health != drahealth.HealthStatus_HEALTHY || !strings.Contains(d.Message, "XID 63") {
 		t.Errorf("after a warning gpu-0 is %v: %q", d.Health, d.Message)

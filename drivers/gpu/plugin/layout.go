@@ -21,7 +21,7 @@ import (
 	"gpufabric.io/drivers/node/ledger"
 )
 
-// layoutRetry is how long a layout waits for GPUs that something runs on, where nothing tells when it ends.
+// layoutRetry is how long a layout waits for GPUs in use, where no event reports the end of that use.
 const layoutRetry = 5 * time.Second
 
 // layouts gives the node's GPUs the layout of the one MIGLayout that selects the node.
@@ -29,9 +29,9 @@ type layouts struct {
 	kind   *claims.Kind
 	ledger *ledger.Ledger
 	view   selection.Node
-	// again holds a token when GPUs may have lost the layout that they had, free when one that was waited for is held by nobody.
+	// again holds a token when GPUs may have lost their layout. free holds one when nobody holds an awaited GPU any more.
 	again, free chan struct{}
-	// awaited are the GPUs that a MIGLayout waits for, waiters what waits.
+	// awaited are the GPUs that a MIGLayout waits for, waiters the goroutines that wait for them.
 	awaited nameSet
 	waiters sync.WaitGroup
 }
@@ -71,7 +71,8 @@ func (w *layouts) Run(ctx context.Context) error {
 			return err
 		}
 		retry = nil
-		// Of a layout that selects the node no more, or that another of its name replaced, nothing counts as reported: its entry is gone with it.
+		// An entry of a layout that no longer selects the node, or that another of its name replaced, is gone with it, so it no longer
+		// counts as reported.
 		still := map[string]v1alpha1.MIGLayoutNode{}
 		for i, entry := range w.applyLayouts(ctx, selected) {
 			l := &selected[i]
@@ -80,7 +81,7 @@ func (w *layouts) Run(ctx context.Context) error {
 			}
 			if reported[identity(l)] != entry {
 				if err := layout.Report(ctx, w.view, l.Name, entry); err != nil {
-					klog.FromContext(ctx).Error(err, "MIGLayout not reported on")
+					klog.FromContext(ctx).Error(err, "Could not report on a MIGLayout")
 					retry = time.After(layoutRetry)
 					continue
 				}
@@ -91,18 +92,18 @@ func (w *layouts) Run(ctx context.Context) error {
 	}
 }
 
-// identity tells a layout from the next of its name.
+// identity distinguishes a layout from the next one of its name.
 func identity(l *v1alpha1.MIGLayout) string { return l.Name + "/" + string(l.UID) }
 
-// applyAgain has the node's layout applied to GPUs that lost it.
+// applyAgain applies the node's layout to GPUs that lost it.
 func (w *layouts) applyAgain() {
 	select {
 	case w.again <- struct{}{}:
-	default: // it will be looked at anyway
+	default: // a token is there already
 	}
 }
 
-// applyLayouts brings the node as near to its layout as it may come now, and says for each MIGLayout how far that is.
+// applyLayouts brings the node as close to its layout as is possible now, and returns the state for each MIGLayout.
 func (w *layouts) applyLayouts(ctx context.Context, selected []v1alpha1.MIGLayout) []v1alpha1.MIGLayoutNode {
 	out := make([]v1alpha1.MIGLayoutNode, 0, len(selected))
 	for i := range selected {
@@ -167,7 +168,7 @@ func (w *layouts) applyLayout(ctx context.Context, l *v1alpha1.MIGLayout) (state
 	}
 }
 
-// tellWhenFree puts a token into free once nothing holds a part of a GPU. At most one waits for a GPU.
+// tellWhenFree puts a token into free once nothing holds a part of a GPU. At most one goroutine waits for a GPU.
 func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU) {
 	if !w.awaited.add(g.UUID) {
 		return
@@ -186,13 +187,13 @@ func (w *layouts) tellWhenFree(ctx context.Context, g *inventory.GPU) {
 	})
 }
 
-// nameSet is a set that several goroutines use.
+// nameSet is a set for concurrent use.
 type nameSet struct {
 	mu   sync.Mutex
 	held map[string]bool
 }
 
-// add says whether the name was not there.
+// add returns whether the name is new.
 func (s *nameSet) add(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,21 +213,22 @@ func (s *nameSet) remove(name string) {
 	delete(s.held, name)
 }
 
-// standing is what the layout may keep where it is.
+// standing returns the instances that the layout may keep in place.
 func standing(g *inventory.GPU) []layout.Wanted {
 	now, err := layout.Standing(g)
 	if err != nil {
-		return nil // what cannot be listed cannot be kept; applying says why
+		return nil // instances that cannot be listed cannot be kept; applying reports why
 	}
 	return now
 }
 
-// applyPlan changes one GPU, where it has to be changed and nothing holds a part of it. changed says that it was, if not all the way.
+// applyPlan changes one GPU where that is necessary and nothing holds a part of it. changed says that it was changed, even if not
+// completely.
 func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) (changed bool, err error) {
 	if !plan.MIG {
-		changed = w.kind.AdoptMode(plan.GPU) // the layout says that nobody keeps the mode
+		changed = w.kind.AdoptMode(plan.GPU) // the layout wants no MIG mode
 	}
-	// What claims had made goes with them.
+	// Instances that claims had made go with the claims.
 	if done, err := plan.Done(); err != nil || done && !w.kind.MadeOn(plan.GPU.UUID) {
 		return changed, err
 	}
@@ -243,6 +245,6 @@ func (w *layouts) applyPlan(ctx context.Context, plan layout.Plan, name string) 
 	w.kind.OwnMode(plan.GPU.UUID)
 	klog.FromContext(ctx).Info("Giving a GPU its layout", "gpu", plan.GPU.UUID, "layout", name, "mig", plan.MIG, "instances",
 		len(plan.Instances))
-	// Whatever came of it, what stands now is to be published.
+	// In any case the present instances must be published.
 	return true, plan.Apply()
 }

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// collectReports makes the API server hand the node's reports on MIGLayouts to b.reports. It comes before the role starts.
+// collectReports sends the node's reports on MIGLayouts to b.reports. Call it before the role starts.
 func (b *bench) collectReports() {
 	b.reports = make(chan v1alpha1.MIGLayoutNode, 64)
 	b.objects.PrependReactor("patch", "miglayouts", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -79,7 +79,7 @@ func TestALayoutIsAppliedWhereNothingRuns(t *testing.T) {
 	if diff := cmp.Diff([]string{"9@0", "19@4", "19@5"}, sortedAs(m.GPUs[1].Instances(), "9@0", "19@4", "19@5")); diff != "" {
 		t.Errorf("instances (-want +got):\n%s", diff)
 	}
-	// What stands now is what is offered, and is never removed with a claim.
+	// The existing instances are offered, and are never removed with a claim.
 	b.taints("gpu-1-mig-1g5gb-19-5", "")
 	c := b.claim("u2", nil, device{name: "gpu-1-mig-1g5gb-19-5"})
 	b.mustPrepare(c)
@@ -104,7 +104,7 @@ func TestALayoutThatIsMadeAnewIsReportedOnAnew(t *testing.T) {
 	}
 }
 
-// A reset, which every fatal fault ends with, takes a GPU's MIG instances.
+// A reset, which ends every fatal fault, removes a GPU's MIG instances.
 //
 //shows:gpu-mig
 func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
@@ -129,7 +129,7 @@ func TestAGPUThatWasResetGetsItsLayoutAgain(t *testing.T) {
 	}
 }
 
-// Instances that claims had made go with the claims: a layout that happens to be the same is not there yet.
+// Instances that claims made go with the claims, so a layout that happens to be the same is not applied yet.
 //
 //shows:gpu-mig
 func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
@@ -148,7 +148,7 @@ func TestALayoutIsNotMadeOfClaimsInstances(t *testing.T) {
 	}
 }
 
-// What went before the hardware refused the rest is offered no more.
+// Instances that were removed before the hardware refused the rest are no longer offered.
 //
 //shows:gpu-mig
 func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
@@ -162,7 +162,7 @@ func TestALayoutThatFailedHalfwayIsNotOfferedAsItWasBefore(t *testing.T) {
 	if left := m.GPUs[1].Instances(); len(left) > 0 {
 		t.Fatalf("instances %v", left)
 	}
-	b.taints("gpu-1", "") // nothing stands on it any more
+	b.taints("gpu-1", "") // it has no instance any more
 }
 
 //shows:gpu-mig
@@ -186,7 +186,7 @@ func TestTwoLayoutsForOneNodeChangeNothing(t *testing.T) {
 	}
 }
 
-// sortedAs is got where it holds the same as want in another order.
+// sortedAs returns got in the order of want where both have the same elements.
 func sortedAs(got []string, want ...string) []string {
 	if strings.Join(sorted(append([]string{}, got...)), " ") == strings.Join(sorted(append([]string{}, want...)), " ") {
 		return want

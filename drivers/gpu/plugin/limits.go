@@ -11,14 +11,14 @@ import (
 	"gpufabric.io/drivers/node/atomicfile"
 )
 
-// What may hold the containers of shares to their memory.
+// The ways to limit the containers of shares.
 const (
 	limitsAuto    = "auto"
 	limitsLibrary = "library"
 	limitsNone    = "none"
 )
 
-// limits puts the library that holds containers to their shares on the node, where it is wanted and there.
+// limits installs the library for the limits of shares on the node, where it is wanted and available.
 func (o *Options) limits(writer atomicfile.Writer) (claims.Limits, error) {
 	l := claims.Limits{Files: filepath.Join(o.StateDir, "limits"), Writer: writer}
 	if o.Limits == limitsNone {

@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/gpu/gputest"
 )
 
-// limited are the files of limits that a container of these edits has, by their content.
+// limited returns the limit files of a container with these edits, by their content.
 func limited(b *bench, mounts map[string]string) []string {
 	b.Helper()
 	var out []string
@@ -57,7 +57,7 @@ func TestContainersOfAShareGetTheLibraryAndTheirLimitByUUID(t *testing.T) {
 			t.Errorf("%s is %s", inside, mounts[inside])
 		}
 	}
-	// What a claim left that is gone goes at the next start, and what stands stays.
+	// The files of a claim that is gone are removed at the next start; those of present claims stay.
 	stale := filepath.Join(b.options.StateDir, "limits", "gone_0")
 	if err := os.WriteFile(stale, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/gpu/partition"
 )
 
-// administered makes what an administrator made before the plugin started.
+// administered makes instances as an administrator before the plugin starts.
 func administered(t *testing.T, g *gputest.GPU, profile, start int) {
 	t.Helper()
 	gpu := read(t, g)
@@ -69,7 +69,7 @@ func TestAMIGDeviceIsMadeAtItsPlacementAndRemovedWithTheClaim(t *testing.T) {
 	if left := g.Instances(); len(left) > 0 {
 		t.Errorf("left after unprepare: %v", left)
 	}
-	// The whole GPU can be handed out again: MIG mode goes off.
+	// The whole GPU can be given out again: MIG mode is switched off.
 	whole := b.claim("u2", nil, device{name: "gpu-1"})
 	b.mustPrepare(whole)
 	if mode, _, _ := g.GetMigMode(); mode != 0 {
@@ -102,7 +102,7 @@ func TestAnInstanceMadeBeforeACrashIsTakenOver(t *testing.T) {
 	c := b.claim("u1", nil, device{name: "gpu-0-mig-1g5gb-19-0"})
 	b.mustPrepare(c)
 	b.stop()
-	// As a crash between the announcement and the record leaves it: no CDI spec, and the compute instance not made yet.
+	// As a crash between the announcement and the record leaves it: no CDI spec, and no compute instance yet.
 	if err := os.Remove(filepath.Join(b.options.CDIRoot, "k8s.gpu.nvidia.com-claim_u1.json")); err != nil {
 		t.Fatal(err)
 	}
@@ -173,11 +173,11 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	b.stop()
 	b.options.UnknownMIG = "remove"
 	b.start()
-	// The one that was not made for the claim, but that it holds, is a running pod's.
+	// The instance that was not made for the claim, but that it holds, belongs to a running pod.
 	if diff := cmp.Diff([]string{"9@0"}, m.GPUs[0].Instances()); diff != "" {
 		t.Errorf("instances (-want +got):\n%s", diff)
 	}
-	// What comes after the start is somebody's who knows of the driver.
+	// Whoever makes instances after the start knows of the driver.
 	b.layout("training", twoLayouts, "cut")
 	await(t, b.reports, v1alpha1.MIGLayoutApplied, "1 of 1 GPUs")
 	if diff := cmp.Diff([]string{"9@0", "19@4", "19@5"}, sortedAs(m.GPUs[1].Instances(), "9@0", "19@4", "19@5")); diff != "" {
@@ -185,7 +185,7 @@ func TestUnknownInstancesGoWhereTheAdministratorSaysSo(t *testing.T) {
 	}
 }
 
-// A GPU of which a claim has a part is not offered whole because GPUs are no longer to be cut.
+// A GPU of which a claim has a part is not offered whole just because GPUs are no longer divided.
 //
 //shows:gpu-mig
 func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
@@ -208,7 +208,7 @@ func TestAHeldPartOfAGPUThatIsCutNoMoreKeepsItUntilTheClaimEnds(t *testing.T) {
 	b.mustPrepare(b.claim("u2", nil, device{name: "gpu-0"}))
 }
 
-// Nobody knows whose an instance is while a claim's record cannot be read.
+// While a claim's record cannot be read, nobody knows who owns an instance.
 //
 //shows:gpu-mig
 func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
@@ -227,7 +227,7 @@ func TestUnknownInstancesStayWhereARecordWasSetAside(t *testing.T) {
 	b.event("Node", "MIGInstancesKept")
 }
 
-// Where GPUs are not cut on demand, a MIG device is only known once it was seen to stand. Its holder must be found all the same after a
+// Where GPUs are not divided on demand, a MIG device is only known once it was seen. Its holder must still be found after a
 // restart, before another claim, a MIGLayout or a device plugin can take the GPU.
 //
 //shows:gpu-mig

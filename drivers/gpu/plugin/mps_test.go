@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/gpu/sharing"
 )
 
-// mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes what it is told, and returns what reads
-// the notes since it was called last.
+// mpsControl puts a stand-in for the driver's control daemon under the driver's root, which notes its commands. It returns a
+// function that returns the notes since its last call.
 func mpsControl(t *testing.T, m *gputest.Machine) func() string {
 	t.Helper()
 	log := m.Path("mps.log")
@@ -62,7 +62,7 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	if mounted["/tmp/nvidia-mps"] != filepath.Join(dir, "pipe") || mounted["/dev/shm"] != filepath.Join(dir, "shm") {
 		t.Errorf("mounts %v", mounted)
 	}
-	// The daemon ends with the plugin, and is there again with it.
+	// The daemon ends with the plugin, and starts again with it.
 	b.stop()
 	if got := told(); got != "quit -t 5" {
 		t.Errorf("the end of the plugin told %q", got)

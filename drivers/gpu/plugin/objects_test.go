@@ -14,8 +14,8 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// watched tells which resources the role watches. A fake API server keeps no history: an object that is made between the role's list and
-// its watch would never reach it.
+// watched records which resources the role watches. A fake API server keeps no history: an object that is made between the role's
+// list and its watch would never reach it.
 type watched struct {
 	mu    sync.Mutex
 	known map[string]chan struct{}
@@ -40,7 +40,7 @@ func (w *watched) forget() {
 	w.known = nil
 }
 
-// collectWatches makes b.watched know each watch once it hears of changes. It comes before the role starts.
+// collectWatches makes b.watched record each watch once it receives changes. Call it before the role starts.
 func (b *bench) collectWatches() {
 	b.objects.PrependWatchReactor("*", func(action k8stesting.Action) (bool, watch.Interface, error) {
 		w, err := b.objects.Tracker().Watch(action.GetResource(), action.GetNamespace())

@@ -18,40 +18,41 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, installed below the state directory; none: containers get no
+	// hooks.
 	CDIHook string
 	// CDIHookProgram is nvidia-cdi-hook in this container.
 	CDIHookProgram string
-	// ContainerEdits is a file of CDI containerEdits that every container with a GPU gets.
+	// ContainerEdits is a file of CDI containerEdits for every container with a GPU.
 	ContainerEdits string
 	// Forms says in JSON (package forms) in which forms the GPUs of which nodes are offered; empty: whole.
 	Forms string
-	// MIG says whether GPUs may be cut on demand: dynamic, or static (only what an administrator made is offered).
+	// MIG says whether GPUs may be divided on demand: dynamic, or static (only an administrator's instances are offered).
 	MIG string
-	// UnknownMIG says what becomes of MIG instances that belong to no claim when the plugin starts: keep or remove.
+	// UnknownMIG says what to do with MIG instances that belong to no claim when the plugin starts: keep or remove.
 	UnknownMIG string
-	// ShareMemory and ShareCores are what a share of a GPU gets that asks for nothing: a quantity ("" is a tenth) and percent (0 is 10).
+	// ShareMemory and ShareCores are the defaults of a share of a GPU: a quantity ("" is a tenth) and percent (0 is 10).
 	ShareMemory string
-	// MPSDir is where MPS control daemons and their clients meet; best on a tmpfs of the host's.
+	// MPSDir is where MPS control daemons and their clients meet; preferably on a tmpfs of the host.
 	MPSDir string
 	// MPSSize bounds the directory of each claim with MPS, as sharing.ParseBounds reads it.
 	MPSSize string
-	// MPSKeeper says that MPS control daemons are asked for at the role mps-keeper, and outlive this one; else they are this process's
-	// children.
+	// MPSKeeper says that the role mps-keeper runs the MPS control daemons, so that they outlive this role; otherwise they are this
+	// process's children.
 	MPSKeeper bool
-	// HandoverDir is shared with device plugins that hand out some of this node's GPUs; empty: there are none.
+	// HandoverDir is shared with device plugins that offer some of this node's GPUs; empty: there are none.
 	HandoverDir string
-	// HandoverTo are the device plugins that may have GPUs. What others asked for, which are no longer installed, goes back to DRA.
+	// HandoverTo are the device plugins that may have GPUs. GPUs that others requested, which are no longer installed, go back to DRA.
 	HandoverTo []string
-	// DevicePlugin are the UUIDs of the GPUs that are handed out as nvidia.com/gpu instead of by DRA; "all": every one.
+	// DevicePlugin are the UUIDs of the GPUs that are offered as nvidia.com/gpu instead of by DRA; "all": every one.
 	DevicePlugin []string
 	ShareCores   int64
-	// Limits is what holds the containers of shares to their memory: auto, library or none.
+	// Limits says what limits the containers of shares: auto, library or none.
 	Limits string
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
 
-	formsConfig devices.Choice // what Forms says, once it is valid
+	formsConfig devices.Choice // the parsed Forms, once valid
 }
 
 // Bind adds the flags to a flag set, with defaults from the environment.
@@ -64,7 +65,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 		"--state-dir; none: no hooks")
 	text(&o.CDIHookProgram, "cdi-hook-program", edits.HookProgram, "nvidia-cdi-hook in this container, linked statically")
 	text(&o.ContainerEdits, "container-edits", "", "YAML file of CDI containerEdits that every container with a GPU gets")
-	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are cut on demand; static: only MIG instances that stand are offered")
+	text(&o.MIG, "mig", "dynamic", "dynamic: GPUs are divided on demand; static: only existing MIG instances are offered")
 	text(&o.Forms, "forms", "", `forms in which GPUs are offered, as JSON: {"default": {"form": "whole"}, "nodes": [{"nodeSelector": `+
 		`{...}, "form": "mig", "migProfiles": ["1g.10gb"]}]}`)
 	text(&o.UnknownMIG, "unknown-mig-instances", "keep", "MIG instances that belong to no claim at the start: keep (and offer them) or remove")
@@ -80,15 +81,15 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string, name st
 	flags.BoolVar(&o.MPSKeeper, "mps-keeper", false,
 		"ask the role mps-keeper, which has the same --mps-dir, for MPS control daemons: they outlive this role's restarts")
 	text(&o.HandoverDir, "handover-dir", "/var/lib/gpufabric/handover",
-		"directory shared with vgpu-plugin, by which it asks for GPUs; empty: no GPU is handed out by others")
+		"directory shared with vgpu-plugin, by which it requests GPUs; empty: nobody else offers GPUs")
 	flags.StringSliceVar(&o.HandoverTo, "handover-to", []string{"vgpu"},
-		"device plugins of this node that may have GPUs; what others asked for earlier goes back to DRA once nothing runs on it")
+		"device plugins of this node that may have GPUs; GPUs that others requested earlier go back to DRA once nothing runs on them")
 	flags.StringSliceVar(&o.DevicePlugin, "device-plugin", nil,
-		"UUIDs of GPUs handed out as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
+		"UUIDs of GPUs offered as nvidia.com/gpu by the device plugin API instead of by DRA, or all")
 	flags.Int64Var(&o.ShareCores, "share-cores", 10, "percent of the cores of a share of a GPU that asks for none, 1 to 100")
 }
 
-// Validate names every flag that cannot work.
+// Validate returns an error for every flag with an unusable value.
 func (o *Options) Validate() error {
 	errs := []error{o.Node.Validate()}
 	oneOf := func(flag, value string, allowed ...string) {
@@ -112,7 +113,7 @@ func (o *Options) Validate() error {
 	if len(o.DevicePlugin) > 0 && o.HandoverDir == "" {
 		errs = append(errs, errors.New("--device-plugin needs --handover-dir: its GPUs are tainted in DRA first"))
 	}
-	for _, gpu := range o.DevicePlugin { // one list for all nodes: a UUID may be that of another node's GPU
+	for _, gpu := range o.DevicePlugin { // all nodes share one list: a UUID may belong to another node's GPU
 		if gpu != "all" && !handover.IsGPU(gpu) {
 			errs = append(errs, fmt.Errorf("--device-plugin %q: must be all, or a GPU's UUID (GPU-... in nvidia-smi -L)", gpu))
 		}
@@ -126,7 +127,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// offer is how GPUs are offered.
+// offer returns how GPUs are offered.
 func (o *Options) offer() (devices.Options, error) {
 	offer := devices.Options{NoMIG: o.MIG == "static", Share: devices.Share{Cores: o.ShareCores}}
 	if o.ShareMemory == "" {

@@ -33,7 +33,7 @@ func TestEveryWrongFlagIsNamed(t *testing.T) {
 	}
 }
 
-// What fails beside the plugin ends the role; the plugin that it interrupted only knows that it was.
+// A failure beside the plugin ends the role; the plugin that it interrupts only knows that it was interrupted.
 func TestTheRoleSaysWhatEndedIt(t *testing.T) {
 	b := newBench(t, gputest.New(t, 1))
 	b.stop()

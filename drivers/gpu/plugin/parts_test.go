@@ -116,7 +116,7 @@ type prepared []claimstate.Record
 
 func (p prepared) Records() []claimstate.Record { return append([]claimstate.Record{}, p...) }
 
-// An API server that does not answer holds up neither the next fault nor what the node says.
+// An API server that does not answer delays neither the next fault nor the node's condition.
 func TestClaimsThatCannotBeReadHoldUpNoFault(t *testing.T) {
 	kind, _ := known(t)
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "train", UID: "u1"}}
@@ -144,7 +144,7 @@ func TestClaimsThatCannotBeReadHoldUpNoFault(t *testing.T) {
 	for n := 2*maxInforming + 1; n > 0; n-- {
 		<-recorder.Events
 	}
-	for range maxInforming { // those that waited are written, one after another
+	for range maxInforming { // the waiting ones are written, one after another
 		<-recorder.Events
 	}
 	cancel()

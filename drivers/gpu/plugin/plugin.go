@@ -62,7 +62,7 @@ func Command(h host.Host) *cobra.Command {
 	var o Options
 	cmd := &cobra.Command{
 		Use:   role,
-		Short: "Hand out a node's GPUs: whole, in MIG partitions and in shares",
+		Short: "Offer a node's GPUs: whole, in MIG partitions and in shares",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, client, err := h.Connect(role, &o)
@@ -86,7 +86,7 @@ func Command(h host.Host) *cobra.Command {
 	return cmd
 }
 
-// driverProgram is the subcommand that the role runs itself as to run a program of the driver.
+// driverProgram is the subcommand with which the role starts itself to run a program of the driver.
 const driverProgram = "driver-program"
 
 // Run runs the role until ctx ends. Without objects it follows no MIGLayouts.
@@ -108,19 +108,21 @@ type plugin struct {
 	programs programs.Runner
 	driver   *driverState
 	bus      *bus
-	// serving are the parts, once they are put together. Whoever asks whether the role lives may ask earlier.
+	// serving are the parts, once they exist. The liveness probe may ask before that.
 	serving atomic.Pointer[parts]
 }
 
-// tuning is what tests change. Its zero value is right outside them.
+// tuning is what tests change. Use the zero value elsewhere.
 type tuning struct {
 	writer atomicfile.Writer
-	// recheck is how often what has no event is looked at, settle how long a fatal fault stands at least; 0: as package health thinks right.
+	// recheck is how often to check what has no event. settle is the minimum duration of a fatal fault; 0: the default of package
+	// health.
 	recheck, settle time.Duration
 }
 
-// parts are what the role is made of once it knows the node's hardware. Each runs by itself. What they know of one another they read as
-// snapshots: of the hardware (claims.Kind.Watch), the faults (health.Monitor.Watch), the forms, the requests of device plugins, and drains.
+// parts are the parts of the role once it knows the node's hardware. Each runs by itself. They read one another's data as
+// snapshots: the hardware (claims.Kind.Watch), the faults (health.Monitor.Watch), the forms, the requests of device plugins, and
+// drains.
 type parts struct {
 	self      cache.SharedIndexInformer // the node's object
 	kind      *claims.Kind              // prepares claims, and knows what is offered
@@ -164,7 +166,7 @@ func (p *plugin) run(ctx context.Context) error {
 		return err
 	}
 	defer s.dra.Stop()
-	// The first thing published has the taints of GPUs that others have: there is no moment without.
+	// The first publication already has the taints of handed-over GPUs: there is never a moment without.
 	if err := s.handovers.begin(); err != nil {
 		return err
 	}
@@ -172,7 +174,7 @@ func (p *plugin) run(ctx context.Context) error {
 	return s.run(ctx, cancel)
 }
 
-// assemble puts the parts together. The last of them registers with the kubelet.
+// assemble makes the parts. The last one registers with the kubelet.
 func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardware, restart context.CancelCauseFunc) (*parts, error) {
 	holders := &ledger.Ledger{}
 	pool := devices.PoolName(p.options.NodeName)
@@ -224,7 +226,7 @@ func (p *plugin) assemble(ctx context.Context, r *reader, hardware *claims.Hardw
 	return s, nil
 }
 
-// assembleHealth makes the monitor, with the faults that an earlier run kept.
+// assembleHealth makes the monitor, with the stored faults of an earlier run.
 func (p *plugin) assembleHealth(ctx context.Context, s *parts) (err error) {
 	s.monitor, err = health.New(health.Options{
 		NVML: p.lib, Path: p.stateFile("faults.json"), Boot: p.options.BootID(), Now: time.Now, Writer: p.tuning.writer, Node: s.kind.Node,

@@ -38,7 +38,7 @@ import (
 	"gpufabric.io/drivers/node/options"
 )
 
-// bench is the role running against a machine of its own and a fake API server, spoken to as the kubelet does.
+// bench runs the role on its own machine with a fake API server, and talks to it as the kubelet does.
 type bench struct {
 	testing.TB
 	machine *gputest.Machine
@@ -47,15 +47,16 @@ type bench struct {
 	objects *dynamicfake.FakeDynamicClient
 	kubelet drapb.DRAPluginClient
 	options Options
-	writer  atomicfile.Writer                                         // with a Before, the role's writes pass there
-	enter   func(enclosure, program string, args ...string) *exec.Cmd // runs programs of the driver in their own root; nil: as the role does
-	recheck time.Duration                                             // how often the role looks at what has no event; 0: as it does
-	reports chan v1alpha1.MIGLayoutNode                               // the node's reports on MIGLayouts
-	watched watched                                                   // which resources the role watches
-	made    int                                                       // objects of the API group gpufabric.io
-	wrap    func(*fake.Clientset) kubernetes.Interface                // changes the client that the role gets; nil: does not
-	busy    atomic.Bool                                               // an API server that takes half a second to update a slice
-	role    atomic.Pointer[starter]                                   // the role as it was started last
+	writer  atomicfile.Writer // its Before, where set, sees the role's writes
+	// runs programs of the driver in their own root; nil: the role's default
+	enter   func(enclosure, program string, args ...string) *exec.Cmd
+	recheck time.Duration                              // how often the role checks what has no event; 0: its default
+	reports chan v1alpha1.MIGLayoutNode                // the node's reports on MIGLayouts
+	watched watched                                    // which resources the role watches
+	made    int                                        // objects of the API group gpufabric.io
+	wrap    func(*fake.Clientset) kubernetes.Interface // wraps the client that the role gets; nil: no wrapping
+	busy    atomic.Bool                                // an API server that takes half a second to update a slice
+	role    atomic.Pointer[starter]                    // the most recently started role
 	stop    func()
 }
 
@@ -66,7 +67,7 @@ func newBench(t testing.TB, machine *gputest.Machine, change ...func(*Options)) 
 	return b
 }
 
-// benchOn runs the role against an NVML and a tree of files.
+// benchOn runs the role with an NVML and a tree of files.
 func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Options)) *bench {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gpu") // a socket's path must be short
@@ -93,7 +94,7 @@ func benchOn(t testing.TB, lib nvml.Interface, root string, change ...func(*Opti
 	})
 	b.collectReports()
 	b.collectWatches()
-	// The fake API server gives no names to objects that ask for one by generateName.
+	// The fake API server does not implement generateName.
 	var named atomic.Int32
 	b.client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		slice := action.(k8stesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
@@ -120,7 +121,7 @@ func (b *bench) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		defer cancel() // whoever waits for the role waits no more
+		defer cancel() // ends the waits on the role
 		enter := b.enter
 		if enter == nil {
 			enter = programs.Reexec(role, driverProgram)
@@ -163,10 +164,10 @@ func (b *bench) start() {
 	}
 }
 
-// running is the role's plugin as it runs now.
+// running is the role's plugin that runs now.
 func (b *bench) running() *plugin { return b.role.Load().current.Load() }
 
-// slices waits until the pool is published whole.
+// slices waits until the pool is completely published.
 func (b *bench) slices() []resourceapi.ResourceSlice {
 	b.Helper()
 	w, err := b.client.ResourceV1().ResourceSlices().Watch(context.Background(), metav1.ListOptions{})
@@ -203,7 +204,7 @@ func (b *bench) claim(uid string, configs []string, devs ...device) *resourceapi
 	return b.claimFrom(resourceapi.AllocationConfigSourceClaim, uid, configs, devs...)
 }
 
-// claimFrom is claim with configurations of the claim's own, or of its DeviceClass.
+// claimFrom is like claim, with configurations of the claim or of its DeviceClass.
 func (b *bench) claimFrom(
 	source resourceapi.AllocationConfigSource, uid string, configs []string, devs ...device,
 ) *resourceapi.ResourceClaim {
@@ -240,7 +241,7 @@ func (b *bench) claimFrom(
 	return c
 }
 
-// prepare asks for a claim as the kubelet does and returns the CDI ids, or the error.
+// prepare prepares a claim as the kubelet does and returns the CDI IDs, or the error.
 func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]string, string) {
 	b.Helper()
 	answer, err := b.kubelet.NodePrepareResources(context.Background(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{
@@ -267,7 +268,7 @@ func (b *bench) get(uid string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// await waits until something that tells nobody is so.
+// await waits for a condition that has no event.
 func (b *bench) await(so func() bool, what string) {
 	b.Helper()
 	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(20 * time.Millisecond) {
@@ -277,7 +278,7 @@ func (b *bench) await(so func() bool, what string) {
 	}
 }
 
-// prepareWithin asks for a claim with less patience than the kubelet has, and returns the error.
+// prepareWithin prepares a claim with less patience than the kubelet, and returns the error.
 func (b *bench) prepareWithin(patience time.Duration, c *resourceapi.ResourceClaim) string {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second+patience) // the plugin answers three seconds early
@@ -311,7 +312,7 @@ func (b *bench) unprepare(c *resourceapi.ResourceClaim) string {
 	return answer.Claims[string(c.UID)].Error
 }
 
-// edits reads what a container gets for CDI ids, from the spec as it lies on disk.
+// edits reads what a container gets for CDI IDs, from the spec on disk.
 func (b *bench) edits(c *resourceapi.ResourceClaim, ids ...string) specs.ContainerEdits {
 	b.Helper()
 	data, err := os.ReadFile(filepath.Join(b.options.CDIRoot, "k8s.gpu.nvidia.com-claim_"+string(c.UID)+".json"))

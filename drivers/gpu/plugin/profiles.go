@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/gpu/selection"
 )
 
-// profiles offers the node's GPUs cut by each software VGPUProfile that selects the node.
+// profiles offers the node's GPUs divided by each software VGPUProfile that selects the node.
 type profiles struct {
 	kind *claims.Kind
 	view selection.Node
@@ -35,7 +35,7 @@ func (p *profiles) Run(ctx context.Context) error {
 				continue
 			}
 			if o.Spec.Mode != v1alpha1.VGPUSoftware {
-				continue // the other modes choose among devices that are there anyway
+				continue // the other modes choose among existing devices
 			}
 			profiles = append(profiles, devices.Profile{
 				Name: o.Name, Split: int64(o.Spec.Split), ProductNames: o.Spec.ProductNames,

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/node/observed"
 )
 
-// publisher keeps the node's ResourceSlices, and its condition GPUForms, in line with what there is.
+// publisher keeps the node's ResourceSlices, and its condition GPUForms, up to date.
 type publisher struct {
 	kind      *claims.Kind
 	monitor   *health.Monitor
@@ -30,10 +30,10 @@ type resourcePublisher interface {
 	Publish(resources resourceslice.DriverResources) error
 }
 
-// Run publishes the node's devices whenever they, their faults, who has them, or their forms change, until ctx ends. The first time waits
-// for the API server; claims of the kubelet are served meanwhile.
+// Run publishes the node's devices whenever they, their faults, their owners or their forms change, until ctx ends. The first
+// publication waits for the API server; the kubelet's claims are served meanwhile.
 func (p *publisher) Run(ctx context.Context) error {
-	// Offered in another form first, a GPU could be given away in it.
+	// A GPU that is first offered in another form could be allocated in it.
 	if _, known := p.forms.wish.Await(ctx, func(w wish) bool { return w.known }); !known {
 		return nil
 	}
@@ -53,7 +53,7 @@ func (p *publisher) Run(ctx context.Context) error {
 	told:
 		for {
 			if err := p.condition.write(ctx, wish.condition(hardware)); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "The forms of the node's GPUs are not reported")
+				klog.FromContext(ctx).Error(err, "Could not report the forms of the node's GPUs")
 				retry = time.After(conditionRetry)
 			}
 			select {
@@ -72,7 +72,7 @@ func (p *publisher) Run(ctx context.Context) error {
 	}
 }
 
-// publish makes the pool, with the taints of devices that are faulty, given away or drained, the content of the node's ResourceSlices.
+// publish publishes the pool as the node's ResourceSlices, with the taints of devices that are faulty, handed over or drained.
 func (p *publisher) publish(pool *devices.Pool, faults []health.Fault, requests map[string]string, draining bool) error {
 	all := pool.Devices()
 	taints := health.Taints(faults, all)

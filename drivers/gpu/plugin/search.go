@@ -11,20 +11,20 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 )
 
-// search finds what containers need of the node: at once, in the background, and again for a claim that comes when something was not found
-// or has changed.
+// search looks for what containers need of the node: at once, in the background, and again for a later claim if something was
+// missing or has changed.
 type search struct {
 	look func() (*edits.Set, error)
-	// running counts the looks under way.
+	// running counts the searches that run.
 	running *sync.WaitGroup
 
 	mu   sync.Mutex
 	last *finding
 }
 
-// finding is what one look finds, once done is closed.
+// finding is the result of one search, once done is closed.
 type finding struct {
-	// number counts the looks.
+	// number counts the searches.
 	number int
 	done   chan struct{}
 	set    *edits.Set
@@ -47,7 +47,7 @@ func (s *search) start(number int) *finding {
 	return f
 }
 
-// again says whether a look has ended whose result does not stand any more.
+// again says whether a search has ended whose result is outdated.
 func (f *finding) again() bool {
 	select {
 	case <-f.done:
@@ -57,14 +57,14 @@ func (f *finding) again() bool {
 	}
 }
 
-// begun is the number of the last look.
+// begun is the number of the last search.
 func (s *search) begun() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last.number
 }
 
-// newest is the last look, or another where that one's result does not stand.
+// newest is the last search, or a new one where that result is outdated.
 func (s *search) newest() *finding {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +74,8 @@ func (s *search) newest() *finding {
 	return s.last
 }
 
-// get waits for a look whose result stands. One that was under way when the claim came may have seen a file that was gone by then, so its
-// result is checked; that of a look that began later is taken as it is. Claims that come together wait for the same one.
+// get waits for a valid result. A search that was running when the claim came may have seen a file that has gone since, so its
+// result is checked. The result of a later search is used as it is. Claims that come together wait for the same search.
 func (s *search) get(ctx context.Context) (*edits.Set, error) {
 	came := s.begun()
 	for {
@@ -91,7 +91,7 @@ func (s *search) get(ctx context.Context) (*edits.Set, error) {
 	}
 }
 
-// tellLacking reports what containers go without, once for as long as it is the same.
+// tellLacking reports what containers lack, once until that changes.
 func (r *reader) tellLacking(logger logr.Logger, problems []error) {
 	var words []string
 	for _, problem := range problems {
@@ -104,6 +104,6 @@ func (r *reader) tellLacking(logger logr.Logger, problems []error) {
 	if message == "" {
 		return
 	}
-	logger.Info("Containers go without something", "reason", message)
+	logger.Info("Containers lack something", "reason", message)
 	r.events.Report("DriverIncomplete", message+"; it is looked for again with each claim")
 }

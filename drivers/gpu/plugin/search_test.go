@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/gpu/edits"
 )
 
-// A claim that comes while somebody looks may come after the look has seen a file that is gone now.
+// When a claim comes during a search, the search may already have seen a file that is gone now.
 //
 //shows:gpu-driver-trouble
 func TestALookUnderWayWhenAClaimCameIsCheckedBeforeItIsUsed(t *testing.T) {

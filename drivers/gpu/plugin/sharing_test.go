@@ -20,7 +20,8 @@ func gpuConfig(sharing string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":` + sharing + `}`
 }
 
-// smi puts a stand-in for nvidia-smi under the driver's root that notes how it was called, and returns what reads the notes.
+// smi puts a stand-in for nvidia-smi under the driver's root that notes how it was called. It returns a function that returns the
+// notes.
 func smi(t *testing.T, m *gputest.Machine) func() string {
 	t.Helper()
 	log := m.Path("smi.log")
@@ -86,7 +87,7 @@ func TestOneGPUIsSharedInOneWay(t *testing.T) {
 	b.mustPrepare(other)
 }
 
-// A GPU has one time slice for all its shares, which agree about it: whoever chose it would keep everybody else off the GPU.
+// A GPU has one time slice for all its shares, which must agree on it: a claim that chose it would keep everybody else off the GPU.
 //
 //shows:gpu-refusals
 func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
@@ -109,7 +110,8 @@ func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
 	if got := calls(); got != "" {
 		t.Errorf("an attack called nvidia-smi %s", got)
 	}
-	// The others' shares are as ever: without a word about time slices, and with the class's interval beside a claim's plain configuration.
+	// The others' shares work as before: without a time slice setting, and with the class's interval beside a claim's plain
+	// configuration.
 	b.mustPrepare(b.claim("plain", nil, share("s1", "1Gi")))
 	if problem := b.unprepare(b.get("plain")); problem != "" {
 		t.Error(problem)
@@ -129,8 +131,7 @@ func TestAShareChoosesNoTimeSliceForTheOthers(t *testing.T) {
 	}
 }
 
-// slowSMI is a stand-in for nvidia-smi that notes how it was called, and does not return from setting a time slice of one GPU back before
-// release.
+// slowSMI is a stand-in for nvidia-smi that notes how it was called. It resets the time slice of one GPU only after release.
 func slowSMI(t *testing.T, m *gputest.Machine, gpu string) (called func(string) bool, release func()) {
 	t.Helper()
 	log, gate := m.Path("smi.log"), m.Path("smi.gate")
@@ -152,9 +153,9 @@ func slowSMI(t *testing.T, m *gputest.Machine, gpu string) (called func(string) 
 	return called, release
 }
 
-// A claim that is still busy with one GPU has let go of the other, whose last claim sets it back.
+// A claim that is still busy with one GPU has released the other, and that GPU's last claim resets it.
 func TestTheLastOfTwoClaimsThatEndAtOnceSetsTheTimeSliceBack(t *testing.T) {
-	for _, slow := range []int{0, 1, 0, 1} { // a claim's GPUs are set back in any order
+	for _, slow := range []int{0, 1, 0, 1} { // the order in which a claim's GPUs are reset varies
 		m := gputest.New(t, 2)
 		called, release := slowSMI(t, m, m.GPUs[slow].UUID)
 		b := newBench(t, m)
@@ -223,7 +224,7 @@ func TestSharesTellTheirLimitsInTheOrderOfTheAllocation(t *testing.T) {
 			t.Errorf("the first share's environment %s lacks %s", first, want)
 		}
 	}
-	// In a container of request b alone it is the first and only GPU.
+	// In a container that uses only request b it is the first and only GPU.
 	for _, want := range []string{"CUDA_DEVICE_MEMORY_LIMIT_1=512m", "CUDA_DEVICE_MEMORY_LIMIT=512m", "CUDA_DEVICE_SM_LIMIT=50"} {
 		if !strings.Contains(second, want) {
 			t.Errorf("the second share's environment %s lacks %s", second, want)
@@ -266,7 +267,7 @@ func TestAWrongClaimIsRefusedAndThePluginGoesOn(t *testing.T) {
 	}
 }
 
-// A device class comes before a claim, and of a claim's configurations the later one counts.
+// A device class's configuration comes before a claim's. Of a claim's configurations the later one counts.
 func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
 	m := gputest.New(t, 1)
 	calls := smi(t, m)
@@ -275,7 +276,7 @@ func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
 		return gpuConfig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + interval + `"}}`)
 	}
 	c := b.claim("u1", []string{slices("Long"), slices("Short")}, device{name: "gpu-0"})
-	// The API lists the class's first; that it does is not relied upon.
+	// The API lists the class's first, but the driver does not rely on that.
 	last := &c.Status.Allocation.Devices.Config
 	*last = append(*last, resourceapi.DeviceAllocationConfiguration{
 		Source: resourceapi.AllocationConfigSourceClass, DeviceConfiguration: resourceapi.DeviceConfiguration{
@@ -295,7 +296,7 @@ func TestOfConfigurationsThatOverlapTheLaterWins(t *testing.T) {
 	}
 }
 
-// fickleSMI is a stand-in for nvidia-smi that notes how it was called, and fails to set a time slice back while broken says so.
+// fickleSMI is a stand-in for nvidia-smi that notes how it was called, and fails to reset a time slice while broken is set.
 func fickleSMI(t *testing.T, m *gputest.Machine) (calls func() string, broken func(bool)) {
 	t.Helper()
 	log, gate := m.Path("smi.log"), m.Path("smi.broken")
@@ -335,7 +336,7 @@ func TestATimeSliceThatCannotBeSetBackHoldsNeitherGPUNorPod(t *testing.T) {
 		t.Fatalf("the pod of the claim stays, since %s", problem)
 	}
 	b.event("Node", "TimeSliceNotReset")
-	// Another kind of sharing than the last claim's has the GPU, though it cannot be set back yet.
+	// A claim with another kind of sharing than the last claim's gets the GPU, though it cannot be reset yet.
 	second := b.claim("u2", nil, device{name: "gpu-0"})
 	b.mustPrepare(second)
 	if problem := b.unprepare(second); problem != "" {

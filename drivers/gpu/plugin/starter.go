@@ -24,9 +24,9 @@ import (
 	"gpufabric.io/drivers/node/metrics"
 )
 
-// starter runs the role, and starts it again within the process when a GPU was plugged in: NVML knows the GPUs that were there when it was
-// started, so it has to be started again, for which nothing may use it. The kubelet, whose plugin is away for a moment, takes that for a
-// restart; MPS control daemons live on.
+// starter runs the role, and starts it again within the process when a GPU was plugged in. NVML only knows the GPUs that were there
+// when it was started, so it must be started again while nothing uses it. To the kubelet this looks like a restart of the plugin.
+// MPS control daemons keep running.
 type starter struct {
 	options Options
 	lib     nvml.Interface
@@ -35,14 +35,14 @@ type starter struct {
 	// enter runs programs of the driver.
 	enter  func(enclosure, program string, args ...string) *exec.Cmd
 	tuning tuning
-	// current is the plugin that runs, interrupt ends its run.
+	// current is the plugin that runs; interrupt ends its run.
 	current   atomic.Pointer[plugin]
 	interrupt atomic.Pointer[context.CancelCauseFunc]
-	// waits says that the role is held up by something that is no fault of its own: the driver is not there, or the GPUs are drained.
+	// waits says that the role waits through no fault of its own: there is no driver, or the GPUs are drained.
 	waits atomic.Bool
-	// drains knows whether the GPUs are to be left alone.
+	// drains knows whether the GPUs must be left alone.
 	drains *drains
-	// driver is what is known of the node's driver.
+	// driver is the state of the node's driver.
 	driver driverState
 }
 
@@ -73,7 +73,7 @@ func (s *starter) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver.
+	// The probes are served from the start: the kubelet probes the role while it waits for a driver.
 	wg.Go(func() {
 		gather := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return s.current.Load().metrics.Registry.Gather() })
 		access := metrics.Guard(o.MetricsAuth, s.client)
@@ -98,11 +98,11 @@ func (s *starter) run(ctx context.Context) error {
 		err := s.hold(ctx, p)
 		s.waits.Store(false)
 		if err != nil {
-			return ended(ctx) // told to end while it was drained
+			return ended(ctx) // ended while it was drained
 		}
 		err = s.once(ctx, p)
 		if ctx.Err() != nil {
-			return ended(ctx) // it says more than what was interrupted by it, which may have been a start
+			return ended(ctx) // it says more than the errors of what it interrupted, possibly a start
 		}
 		if !errors.Is(err, errPluggedIn) && !errors.Is(err, errDrained) {
 			return err
@@ -110,7 +110,7 @@ func (s *starter) run(ctx context.Context) error {
 	}
 }
 
-// daemons are what runs MPS control daemons, and what ends those that are this process's.
+// daemons returns what runs MPS control daemons, and what ends those that are this process's children.
 func daemons(o Options, runner programs.Runner) (sharing.Daemons, func()) {
 	if o.MPSKeeper {
 		return sharing.Kept{Dir: o.MPSDir}, func() {}
@@ -138,10 +138,10 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	})
 	s.waits.Store(false)
 	if err != nil {
-		return ended(ctx) // told to end while it waited
+		return ended(ctx) // ended while it waited
 	}
 	if waited {
-		p.bus.settle() // The driver that came has taken its GPUs, and NVML knows them.
+		p.bus.settle() // The driver that was installed has bound its GPUs, and NVML knows them.
 	}
 	defer func() { _ = s.lib.Shutdown() }()
 	version, ret := s.lib.SystemGetDriverVersion()
@@ -156,7 +156,7 @@ func (s *starter) once(ctx context.Context, p *plugin) error {
 	return err
 }
 
-// ended is why ctx ended, nil where somebody told the role to end.
+// ended is why ctx ended, nil where the role was asked to end.
 func ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
@@ -164,8 +164,8 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// ready says why the kubelet cannot have claims prepared. A plugin that waits for the node's driver, or whose GPUs are drained, is as it
-// should be: a node without GPUs must not hold a rollout up.
+// ready says why the kubelet cannot prepare claims. A plugin that waits for the node's driver, or whose GPUs are drained, counts as
+// ready: a node without GPUs must not block a rollout.
 func (s *starter) ready() error {
 	serving := s.current.Load().serving.Load()
 	switch {

@@ -14,17 +14,17 @@ import (
 	"gpufabric.io/drivers/gpu/devices"
 )
 
-// taintPatience is how long the API server may take until it has a taint.
+// taintPatience is how long to wait until the API server has a taint.
 const taintPatience = 30 * time.Second
 
-// publishedTaints knows which taints the API server has of the node's devices.
+// publishedTaints knows which taints the node's devices have in the API server.
 type publishedTaints struct {
 	client kubernetes.Interface
 	node   string
 	kind   *claims.Kind
 }
 
-// await waits until the API server has all devices of the pool that are wanted with a taint.
+// await waits until the API server has the taint on all wanted devices of the pool.
 func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*devices.Device) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, taintPatience)
 	defer cancel()
@@ -55,7 +55,7 @@ func (p publishedTaints) await(ctx context.Context, taint string, wanted func(*d
 	}
 }
 
-// tainted says whether the slices are the pool whole, with a taint on all devices that are wanted.
+// tainted says whether the slices are the complete pool, with a taint on all wanted devices.
 func (p publishedTaints) tainted(published []resourceapi.ResourceSlice, taint string, wanted func(*devices.Device) bool) bool {
 	seen := map[string]bool{}
 	for _, s := range published {

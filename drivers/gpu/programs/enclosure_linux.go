@@ -15,7 +15,7 @@ import (
 	"gpufabric.io/drivers/node/seccomp"
 )
 
-// Enclosure is the root directory of a program of the driver.
+// Enclosure is the root directory for a program of the driver.
 type Enclosure struct {
 	// Driver is the driver's root; Bare says that its programs need this container's C library.
 	Driver string `json:"driver"`
@@ -33,8 +33,8 @@ type Enclosure struct {
 type Node struct {
 	// Name is its path below /dev.
 	Name string `json:"name"`
-	// Numbered says that Major and Minor are known. The node is then made by them, whether or not a file stands for it below Enclosure.Dev:
-	// the kernel makes no file for nvidia-uvm, nor for the capability nodes of MIG devices.
+	// Numbered says that Major and Minor are known. The node is then made from them, whether or not it exists below Enclosure.Dev: the
+	// kernel makes no file for nvidia-uvm, nor for the capability nodes of MIG devices.
 	Numbered bool   `json:"numbered,omitempty"`
 	Major    uint32 `json:"major,omitempty"`
 	Minor    uint32 `json:"minor,omitempty"`
@@ -43,8 +43,8 @@ type Node struct {
 // ownNodes are the device nodes that every program may have.
 func ownNodes() []string { return []string{"null", "zero", "full", "random", "urandom"} }
 
-// Enter becomes a program inside an enclosure, which is Enclosure in JSON. It returns only to say why it could not. The process must have a
-// mount namespace and a PID namespace of its own.
+// Enter becomes a program inside an enclosure, which is given as Enclosure in JSON. It returns only an error. The process must have
+// its own mount namespace and PID namespace.
 func Enter(enclosure, program string, args ...string) error {
 	var e Enclosure
 	if err := json.Unmarshal([]byte(enclosure), &e); err != nil {
@@ -56,7 +56,7 @@ func Enter(enclosure, program string, args ...string) error {
 	if err := e.build(); err != nil {
 		return err
 	}
-	// The old root is mounted below the new one for a moment, and gone before the program starts.
+	// The old root is mounted below the new one for a moment, and removed before the program starts.
 	if err := unix.Chdir(e.Mountpoint); err != nil {
 		return fmt.Errorf("going to %s: %w", e.Mountpoint, err)
 	}
@@ -66,7 +66,7 @@ func Enter(enclosure, program string, args ...string) error {
 	if err := errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/")); err != nil {
 		return fmt.Errorf("leaving the old root: %w", err)
 	}
-	// Capabilities are a thread's, and exec makes this one the program.
+	// Capabilities belong to a thread, and exec makes this thread the program.
 	runtime.LockOSThread()
 	if err := e.restrict(); err != nil {
 		return err
@@ -114,15 +114,15 @@ func (e Enclosure) build() error {
 			return err
 		}
 	}
-	// Nothing is written in the root itself.
+	// Nothing writes to the root itself.
 	if err := unix.Mount("", e.Mountpoint, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID, ""); err != nil {
 		return fmt.Errorf("making the root read-only: %w", err)
 	}
 	return nil
 }
 
-// files gives the root the driver's files: programs, libraries, the loader and its configuration. Homes, secrets and state of the host are
-// none of them.
+// files gives the root the driver's files: programs, libraries, the loader and its configuration. It omits the host's homes,
+// secrets and state.
 func (e Enclosure) files() error {
 	from := e.Driver
 	if e.Bare {
@@ -146,7 +146,7 @@ func (e Enclosure) files() error {
 				return err
 			}
 		default:
-			// A host whose /lib is a link to /usr/lib, of which only /usr is to be had here.
+			// A host whose /lib is a link to /usr/lib, of which only /usr is available here.
 			if _, err := os.Lstat(filepath.Join(from, "usr", name)); err == nil && !strings.Contains(name, "/") {
 				if err := os.Symlink("usr/"+name, e.in(name)); err != nil {
 					return err
@@ -175,9 +175,9 @@ func (e Enclosure) files() error {
 	return e.bind(e.Driver, e.Driver, false)
 }
 
-// proc gives the root a /proc of this process's PID namespace. That has no process besides the program and its children, so no path leads
-// through /proc/PID/root or /proc/PID/fd into what others see. What is mounted over a part of /proc that a driver's programs read stays
-// mounted there.
+// proc gives the root a /proc of this process's PID namespace. It contains only the program and its children, so no path leads
+// through /proc/PID/root or /proc/PID/fd into what other processes see. Mounts over parts of /proc that a driver's programs read
+// are kept.
 func (e Enclosure) proc() error {
 	if err := os.MkdirAll(e.in("/proc"), 0o555); err != nil {
 		return err
@@ -237,8 +237,8 @@ func (e Enclosure) devices() error {
 	return e.share(e.Shm, "/dev/shm")
 }
 
-// node gives the root a device node: by its numbers, where they are known, with the permissions of the file that stands for it on the node.
-// A machine where nobody may make device nodes has files of another kind in their place, which are shown as they are.
+// node makes a device node in the root: from its numbers where they are known, with the permissions of the node's file. On a
+// machine that allows no device nodes there are other files in their place, which are bound as they are.
 func (e Enclosure) node(n Node) error {
 	path := filepath.Join("/dev", n.Name)
 	source := filepath.Join(e.Dev, n.Name)
@@ -267,8 +267,8 @@ func (e Enclosure) node(n Node) error {
 	return os.Chmod(e.in(path), mode) // the umask cut the mode
 }
 
-// share shows a directory that others write, too. The program follows no link there, and finds no device and no right of a file's there.
-// Kernels before 5.10 follow links: they lead nowhere outside the enclosure.
+// share binds a directory that others write, too. The program follows no link there, and can use no device and no set-user-ID file
+// there. Kernels before 5.10 follow links: they lead nowhere outside the enclosure.
 func (e Enclosure) share(source, path string) error {
 	if err := e.bind(source, path, true); err != nil {
 		return err
@@ -280,7 +280,7 @@ func (e Enclosure) share(source, path string) error {
 	return nil
 }
 
-// bind shows a file or directory at a path of the new root.
+// bind binds a file or directory to a path of the new root.
 func (e Enclosure) bind(source, path string, writable bool) error {
 	info, err := os.Stat(source)
 	if err != nil {
@@ -311,7 +311,7 @@ func (e Enclosure) bind(source, path string, writable bool) error {
 	return readOnly(target)
 }
 
-// readOnly makes a mount and all that is mounted below it read-only. Kernels before 5.12 do so for the mount alone.
+// readOnly makes a mount and all mounts below it read-only. Kernels before 5.12 do so only for the mount itself.
 func readOnly(target string) error {
 	attributes := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID}
 	err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_RECURSIVE, attributes)

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// interpreter is the program that the kernel starts to run a file: the loader that an ELF file names, or the one behind #!. It is empty for
-// a program that is linked statically.
+// interpreter is the program that the kernel starts to run a file: the loader that an ELF file names, or the one after #!. It is
+// empty for a statically linked program.
 func interpreter(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = f.Close() }() // only read
-	head := make([]byte, 256)        // as much as the kernel looks at
+	head := make([]byte, 256)        // as much as the kernel reads
 	n, err := f.ReadAt(head, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", err

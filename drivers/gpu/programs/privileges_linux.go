@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept are the capabilities of an MPS control daemon. It and its server run as root for clients of any user, whose pipes they make and
-// whose identity the server takes; nothing that they do takes rights over the node.
+// kept are the capabilities of an MPS control daemon. The daemon and its server run as root for clients of any user: they make the
+// clients' pipes, and the server takes their identity. None of these capabilities gives rights over the node.
 func kept() []uintptr {
 	return []uintptr{
 		unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_KILL,
@@ -17,8 +17,8 @@ func kept() []uintptr {
 	}
 }
 
-// dropPrivileges takes every other capability from what this thread becomes by exec, and from all its children. The caller keeps the
-// goroutine on its thread.
+// dropPrivileges removes every other capability from what this thread becomes by exec, and from all its children. The caller must
+// keep the goroutine on its thread.
 func dropPrivileges() error {
 	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
 		if slices.Contains(kept(), capability) {

@@ -1,13 +1,13 @@
 // Package programs runs programs of the NVIDIA driver (nvidia-smi, nvidia-cuda-mps-control) with the driver root's own loader and C
 // library.
 //
-// A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: glibc's parts speak to
-// each other through symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver never meets the C
-// library of this process's container: it is run in a root directory that is put together from the driver root, in a mount namespace and a
-// PID namespace of its own, with the device nodes that it needs and no others.
+// A driver's libraries are linked against the C library beside them. A loader of another version cannot start them: the parts of
+// glibc use each other through symbols of the version GLIBC_PRIVATE, which change with every release. So a program of the driver
+// never uses the C library of this process's container. It runs in a root directory that is assembled from the driver root, in its
+// own mount namespace and PID namespace, with only the device nodes that it needs.
 //
-// Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made to be used with another's, and of
-// fake hardware. Their programs run with this container's.
+// Some driver roots have no C library: those of Google's Container-Optimized OS and Talos, which are made for use with another one,
+// and those of fake hardware. Their programs run with this container's.
 package programs
 
 import (
@@ -29,30 +29,30 @@ import (
 
 // Runner runs a driver's programs.
 type Runner struct {
-	// Driver tells where the driver is; it may come after this process, and move.
+	// Driver returns where the driver is; it may be installed later than this process, and move.
 	Driver func() driver.Location
 	// Enter makes the command that becomes a program inside an enclosure, which is Enclosure in JSON; see Reexec.
 	Enter func(enclosure, program string, args ...string) *exec.Cmd
 }
 
-// Share is what a program has of the machine besides the driver's files, read-only, /sys, and a /proc of its own.
+// Share is the part of the machine that a program has besides the driver's files (read-only), /sys, and a /proc of its own.
 type Share struct {
-	// Mountpoint is an empty directory that the program's root is mounted on, for the program alone.
+	// Mountpoint is an empty directory on which the program's root is mounted, visible to the program alone.
 	Mountpoint string
-	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that stand there. One that is named need not stand there, where
-	// the kernel's table of devices has its number.
+	// Nodes are names below /dev, such as nvidia0; nil: all of the driver's that exist. A named node need not exist where the kernel's
+	// table of devices has its number.
 	Nodes []string
-	// Directories can be written, and have the same path inside as outside. The program follows no symbolic link in them, nor in Shm.
+	// Directories are writable, and have the same path inside as outside. The program follows no symbolic link in them, nor in Shm.
 	Directories []string
-	// Shm takes the place of /dev/shm where it is given.
+	// Shm replaces /dev/shm where it is set.
 	Shm string
-	// Unprivileged takes from the program what would give it rights over the node.
+	// Unprivileged removes the program's rights over the node.
 	Unprivileged bool
-	// Apart gives the program a root of its own even where the driver root's is this process's.
+	// Apart gives the program its own root even where the driver root is this process's.
 	Apart bool
 }
 
-// Command makes the command that runs a program of the driver. Its environment is complete but for what the caller adds.
+// Command makes the command that runs a program of the driver. Its environment is complete; the caller may add to it.
 func (r Runner) Command(ctx context.Context, s Share, name string, args ...string) (*exec.Cmd, error) {
 	at := r.Driver()
 	path, err := at.Root.Program(name)
@@ -94,15 +94,15 @@ func (r Runner) Command(ctx context.Context, s Share, name string, args ...strin
 	return cmd, nil
 }
 
-// bind has a command end with ctx.
+// bind ends a command with ctx.
 func bind(ctx context.Context, cmd *exec.Cmd) *exec.Cmd {
 	bound := exec.CommandContext(ctx, cmd.Path, cmd.Args[1:]...)
 	bound.Args, bound.SysProcAttr = cmd.Args, cmd.SysProcAttr
 	return bound
 }
 
-// environment is that of the driver's programs. Inside their root, the driver's directories are named to the loader: its cache there may be
-// missing, or be older than the driver.
+// environment is the environment of the driver's programs. It names the driver's directories to the loader: the loader's cache in
+// the root may be missing, or be older than the driver.
 func environment(root string, bare bool) []string {
 	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
@@ -123,7 +123,7 @@ func environment(root string, bare bool) []string {
 	return append(env, "PATH="+strings.Join(programs, ":"), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
 }
 
-// bare tells whether a program needs this container's C library, because the driver root has none.
+// bare says whether a program needs this container's C library, because the driver root has none.
 func bare(root driver.Place, program string) (bool, error) {
 	loader, err := interpreter(program)
 	if err != nil {
@@ -148,7 +148,7 @@ func hasLibraryC(root driver.Place) bool {
 	return slices.ContainsFunc(driver.LibraryDirs(), func(directory string) bool { return there(root, filepath.Join(directory, "libc.so.6")) })
 }
 
-// there tells whether a file is below a root, links followed inside it.
+// there says whether a file is below a root. It follows links inside the root.
 func there(root driver.Place, path string) bool {
 	file, err := symlink.FollowSymlinkInScope(filepath.Join(root.Path, path), root.Path)
 	if err != nil {
@@ -169,7 +169,7 @@ func numbered(names []string, known driver.Numbers) []Node {
 	return out
 }
 
-// nodes are the driver's device nodes that stand in a /dev.
+// nodes are the driver's device nodes in a /dev.
 func nodes(dev string) ([]string, error) {
 	var found []string
 	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
@@ -191,7 +191,7 @@ func nodes(dev string) ([]string, error) {
 	return found, nil
 }
 
-// Reexec makes Runner.Enter out of this program's own subcommand words, which must call Enter.
+// Reexec makes Runner.Enter from this program's own subcommand words, which must call Enter.
 func Reexec(words ...string) func(enclosure, program string, args ...string) *exec.Cmd {
 	return func(enclosure, program string, args ...string) *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe", append(append(slices.Clone(words), enclosure, program), args...)...)
@@ -200,7 +200,7 @@ func Reexec(words ...string) func(enclosure, program string, args ...string) *ex
 	}
 }
 
-// Explain says what to do about an error that starting a command gave.
+// Explain says what to do about an error from starting a command.
 func Explain(err error) error {
 	if errors.Is(err, syscall.EPERM) {
 		return fmt.Errorf("%w: a program of the driver runs in namespaces of its own, which needs CAP_SYS_ADMIN (hardware.privileged)", err)

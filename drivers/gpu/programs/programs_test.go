@@ -41,7 +41,7 @@ func run(t *testing.T, r Runner, s Share, name string, args ...string) (string, 
 	return strings.TrimSpace(string(out)), err
 }
 
-// The C libraries are those of Debian 11 and 13; this machine's is neither, and neither is that of our image.
+// The C libraries are those of Debian 11 and 13. This machine's and our image's are different ones.
 //
 //shows:gpu-programs
 func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) {
@@ -56,7 +56,7 @@ func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) 
 			if !strings.Contains(out, "CUDA MPS Control for Linux") {
 				t.Errorf("it says %q (%v)", out, err)
 			}
-			// How it went before: this container's loader with the driver root's C library.
+			// The former way: this container's loader with the driver root's C library.
 			mixed := exec.CommandContext(t.Context(), filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), "-h")
 			mixed.Env = environment(root, true)
 			if out, err := mixed.CombinedOutput(); err == nil || strings.Contains(string(out), "CUDA MPS Control") {
@@ -66,8 +66,8 @@ func TestTheRealControlDaemonStartsWithTheCLibraryOfItsDriverRoot(t *testing.T) 
 	}
 }
 
-// compiled is a driver root with a program whose loader is at a path that nothing else has, and with this machine's C library under another
-// name than it has here.
+// compiled is a driver root with a program whose loader is at a path that nothing else has, and with this machine's C library under
+// another name than here.
 func compiled(t *testing.T) string {
 	t.Helper()
 	compiler, err := exec.LookPath("gcc")
@@ -123,7 +123,7 @@ func TestAProgramIsRunByTheLoaderOfItsDriverRoot(t *testing.T) {
 		!strings.Contains(err.Error(), "/lib64") {
 		t.Errorf("without the loader: %v", err)
 	}
-	// A host of which only /usr is to be had.
+	// A host of which only /usr is available.
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/private"), 0o755),
 		os.Rename(filepath.Join(root, "opt/private/loader.so"), filepath.Join(root, "usr/private/loader.so"))); err != nil {
 		t.Fatal(err)
@@ -191,8 +191,8 @@ func enclosedWith(t *testing.T, procDevices string, s Share, script string) stri
 	return out
 }
 
-// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to (nvidia-modprobe). Their
-// numbers are those of this machine's /dev/zero, so that a test may open what is made.
+// The kernel makes no file for the nodes of MIG devices, nor for nvidia-uvm: somebody with a writable /dev has to
+// (nvidia-modprobe). The numbers here are those of this machine's /dev/zero, so that the test can open the nodes.
 func TestADeviceNodeWithoutAFileIsMadeByItsNumber(t *testing.T) {
 	share := Share{Nodes: []string{"nvidiactl", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap5"}}
 	out := enclosedWith(t, "Character devices:\n  1 nvidia-caps\n510 nvidia-uvm\n", share,
@@ -214,8 +214,8 @@ func TestADeviceNodeWithoutFileOrNumberIsNamed(t *testing.T) {
 	}
 }
 
-// Somebody who writes into a shared directory may put a link to /proc/PID/root there, through which the files of another container are
-// reached.
+// An attacker who writes to a shared directory may put a link to /proc/PID/root there, which leads to the files of another
+// container.
 //
 //attack:mps-processes A tenant who controls an MPS daemon looks at processes of others
 func TestAProgramSeesNoProcessOfOthers(t *testing.T) {

@@ -25,12 +25,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Node is whose view it is, and how the API server is reached.
+// Node is the node with this view, and the access to the API server.
 type Node struct {
 	Name    string
 	Core    kubernetes.Interface
 	Dynamic dynamic.Interface
-	// Self is the node's own object, which whoever made it (with Self) runs; nil: each Watch watches the node by itself.
+	// Self is the node's own object. Whoever makes it (with Self) must run it; nil: each Watch watches the node by itself.
 	Self cache.SharedIndexInformer
 }
 
@@ -41,14 +41,14 @@ func Self(core kubernetes.Interface, name string) cache.SharedIndexInformer {
 	})).Core().V1().Nodes().Informer()
 }
 
-// Labels calls changed with the node's labels when they are first known and whenever they change, until ctx ends. A node that is not there
-// has none. n.Self must be set.
+// Labels calls changed with the node's labels when they are first known and whenever they change, until ctx ends. A missing node
+// has no labels. n.Self must be set.
 func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
 	wake := make(chan struct{}, 1)
 	note := func() {
 		select {
 		case wake <- struct{}{}:
-		default: // it will be looked at anyway
+		default: // a token is there already
 		}
 	}
 	registration, err := n.Self.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -79,9 +79,9 @@ func Labels(ctx context.Context, n Node, changed func(labels.Set)) error {
 	}
 }
 
-// Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they change,
-// until ctx ends. selector gives an object's selector; none selects every node. Without the kind's CRD there are no objects, and Watch
-// waits for it.
+// Watch calls changed with the objects of a kind that select the node, sorted by name, when they are first known and whenever they
+// change, until ctx ends. selector returns an object's selector; an object without one selects every node. Without the kind's CRD
+// there are no objects, and Watch waits for it.
 func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource, selector func(*T) *metav1.LabelSelector,
 	changed func([]T)) error {
 	objects := dynamicinformer.NewFilteredDynamicInformer(n.Dynamic, kind, "", 0, cache.Indexers{}, nil).Informer()
@@ -118,7 +118,7 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 		wg.Go(func() { nodes.RunWithContext(ctx) })
 	}
 	wg.Go(func() { objects.RunWithContext(ctx) })
-	wg.Go(func() { // The events of the first lists may all come before both lists count as whole.
+	wg.Go(func() { // The events of the first lists may all come before both lists count as complete.
 		if cache.WaitFor(ctx, "", synced...) {
 			v.update(objects, nodes)
 		}
@@ -127,7 +127,7 @@ func Watch[T any](ctx context.Context, n Node, kind schema.GroupVersionResource,
 	return nil
 }
 
-// view is what was last told.
+// view is the last result.
 type view[T any] struct {
 	node     string
 	selector func(*T) *metav1.LabelSelector
@@ -137,10 +137,10 @@ type view[T any] struct {
 	last string
 }
 
-// update tells the objects if they differ from what was told; informers call it on every event, a node's heartbeats among them.
+// update reports the objects if they have changed. Informers call it on every event, including a node's heartbeats.
 func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
 	if !objects.HasSynced() || !nodes.HasSynced() {
-		return // told once both lists are whole
+		return // reported once both lists are complete
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -157,7 +157,7 @@ func (v *view[T]) update(objects, nodes cache.SharedIndexInformer) {
 	for _, item := range stored {
 		object := item.(*unstructured.Unstructured)
 		parsed := new(T)
-		// What cannot be read was let pass by an API server without the webhook; it selects nobody.
+		// A selector that cannot be read was accepted by an API server without the webhook; it selects no node.
 		if object.GetDeletionTimestamp() != nil || runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, parsed) != nil ||
 			!matches(v.selector(parsed), nodeLabels) {
 			continue

@@ -11,11 +11,11 @@ import (
 	"gpufabric.io/drivers/node/tmpfs"
 )
 
-// mostFiles is how many files the /dev/shm of a claim's containers may have.
+// mostFiles is the maximum number of files in the /dev/shm of a claim's containers.
 const mostFiles = 16 << 10
 
-// boundsOf are how much fits into a part of a claim's directory, and whether it is to be bounded. Clients and the daemon have each part for
-// itself, so that a full /dev/shm does not stop the daemon.
+// boundsOf returns the size of a part of a claim's directory, and whether it is bounded. Clients and the daemon have separate
+// parts, so that a full /dev/shm does not stop the daemon.
 func (d directory) boundsOf(name string) (tmpfs.Bounds, bool) {
 	if d.bounds.Bytes == 0 {
 		return tmpfs.Bounds{}, false
@@ -25,14 +25,15 @@ func (d directory) boundsOf(name string) (tmpfs.Bounds, bool) {
 		return d.bounds, d.ours(name)
 	case "pipe": // sockets and FIFOs: five of the daemon's, and some for each client
 		return tmpfs.Bounds{Bytes: 1 << 20, Files: 4 << 10}, d.ours(name)
-	case "log": // no container sees it, but a client that fails often has the daemon write it
+	case "log": // no container sees it, but a client that fails often makes the daemon write to it
 		return tmpfs.Bounds{Bytes: 16 << 20, Files: 64}, true
 	}
 	return tmpfs.Bounds{}, false
 }
 
-// ours says whether a part was made with bounds, or is still to be made. One that an earlier version made is in containers as it is, so it
-// stays until its claim ends. What a boot took the file system from is found by its mode, which hides what lies below a mount.
+// ours says whether a part was made with bounds, or is still to be made. A part from an earlier version is used in containers, so
+// it stays until its claim ends. A part whose file system went away in a reboot is recognized by its mode, which is visible only
+// without a mount.
 func (d directory) ours(name string) bool {
 	info, err := os.Lstat(d.path(name))
 	if err != nil || info.Mode().Perm() == tmpfs.Below {
@@ -42,8 +43,8 @@ func (d directory) ours(name string) bool {
 	return unix.Lstat(d.path(name), &here) == nil && unix.Lstat(filepath.Dir(d.path(name)), &above) == nil && here.Dev != above.Dev
 }
 
-// ParseBounds reads the flag --mps-size, which bounds the /dev/shm of a claim's containers: a quantity, such as 1Gi; empty or 0: nothing
-// does.
+// ParseBounds reads the flag --mps-size, which limits the /dev/shm of a claim's containers: a quantity, such as 1Gi; empty or 0: no
+// limit.
 func ParseBounds(size string) (tmpfs.Bounds, error) {
 	if size == "" {
 		return tmpfs.Bounds{}, nil

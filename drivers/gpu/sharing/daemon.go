@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// control is the driver's program that is the daemon, and that speaks to it.
+	// control is the driver's program that is both the daemon and its client.
 	control = "nvidia-cuda-mps-control"
-	// quitSeconds is how long the daemon's servers may take to end when asked, before the daemon ends them.
+	// quitSeconds is how long the daemon's servers may take to end on request, before the daemon ends them.
 	quitSeconds = 5
-	// quitPatience is how long the daemon may take with that, before it is killed.
+	// quitPatience is how long the daemon may take for that, before it is killed.
 	quitPatience = (quitSeconds + 3) * time.Second
-	// multiUserFlag has clients of several users share one server.
+	// multiUserFlag makes clients of several users share one server.
 	multiUserFlag = "-multiuser-server"
-	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to report it. A pod
-	// waits, so it is looked for more often than other files are.
+	// lookPause is the time between two looks for the daemon's socket where the kernel has no inotify instance left to report it. A
+	// pod waits, so this is more frequent than for other files.
 	lookPause = 50 * time.Millisecond
 )
 
@@ -37,14 +37,14 @@ type daemon struct {
 	programs  programs.Runner
 	settings  Settings
 	files     *filewatch.Watcher
-	failed    func() // called when it ended by itself
+	failed    func() // called when it ended unexpectedly
 	stop      context.CancelFunc
-	ended     chan struct{} // closed when it is not kept running any more
-	settled   chan struct{} // closed when it was set up, or could not be
-	asked     Moment        // when it was asked for last; MPS.mu guards it
+	ended     chan struct{} // closed when nobody keeps it running any more
+	settled   chan struct{} // closed when it was set up, or when that failed
+	asked     Moment        // the last request for it; MPS.mu guards it
 
 	mu  sync.Mutex
-	err error // before settled is closed why its last run ended, after that why it could not be set up
+	err error // before settled is closed: why its last run ended; after that: why the setup failed
 }
 
 func (d *daemon) note(err error) {
@@ -102,7 +102,7 @@ func (d *daemon) supervise(ctx context.Context) {
 	}
 }
 
-// run runs the daemon in the foreground, and calls settled once it was set up, or could not be.
+// run runs the daemon in the foreground, and calls settled once it was set up, or when that failed.
 func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	if err := d.quitOld(ctx); err != nil {
 		return err
@@ -120,8 +120,8 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = &out, &out
-	// Its servers are of its group, and end with it. (Where it has a PID namespace of its own the kernel ends them, whatever group they are
-	// of.)
+	// Its servers belong to its process group, and end with it. (Where it has its own PID namespace, the kernel ends them in any
+	// case.)
 	cmd.SysProcAttr.Setpgid = true
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
@@ -129,7 +129,7 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	}
 	over := make(chan error, 1)
 	go func() { over <- wait(cmd) }()
-	// Only now: the socket that is waited for is this daemon's.
+	// Start waiting only now, so that the socket is this daemon's.
 	living, dead := context.WithCancel(ctx)
 	setUp := make(chan error, 1)
 	var waiting sync.WaitGroup
@@ -149,10 +149,10 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 		}
 		break
 	}
-	// Ask first: a control daemon that is killed leaves its server running.
+	// Ask it to quit first: a control daemon that is killed leaves its server running.
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitPatience)
 	defer cancel()
-	_, _ = d.tell(asking, quit()) // one that does not hear is killed
+	_, _ = d.tell(asking, quit()) // a daemon that does not answer is killed
 	select {
 	case err := <-over:
 		return err
@@ -162,10 +162,10 @@ func (d *daemon) run(ctx context.Context, settled func(error)) error {
 	}
 }
 
-// wait waits for a daemon that leads a process group, and ends what is left of that: a server that went on would hold the GPU, and the
-// daemon that is started next could not have it.
+// wait waits for a daemon that leads a process group, and ends the rest of the group: a server that went on would hold the GPU, and
+// the next daemon could not have it.
 func wait(cmd *exec.Cmd) error {
-	// The group is ended before its leader is waited for: until then no other process can get its number.
+	// End the group before waiting for its leader: until then no other process can get its number.
 	for {
 		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
@@ -178,20 +178,20 @@ func wait(cmd *exec.Cmd) error {
 
 func quit() string { return fmt.Sprintf("quit -t %d", quitSeconds) }
 
-// last is why a daemon ended by itself, and what it said.
+// last is why a daemon ended by itself, with its last output.
 func last(err error, said string) error {
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	// In the foreground a daemon begins with a banner, and ends with why.
+	// In the foreground a daemon begins with a banner, and ends with the reason.
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	return fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 }
 
-// quitOld ends a daemon of an earlier run that may still be there.
+// quitOld ends a daemon of an earlier run that may still exist.
 func (d *daemon) quitOld(ctx context.Context) error {
 	if d.directory.check() != nil {
-		return nil // what is there is no daemon's, and goes when the directory is emptied
+		return nil // the socket is no daemon's, and goes when the directory is emptied
 	}
 	asking, cancel := context.WithTimeout(ctx, quitPatience)
 	defer cancel()
@@ -199,7 +199,7 @@ func (d *daemon) quitOld(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// await waits until the daemon's control socket is there, then sets the daemon up.
+// await waits until the daemon's control socket exists, then sets the daemon up.
 func (d *daemon) await(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -220,7 +220,7 @@ func (d *daemon) await(ctx context.Context) error {
 	}
 }
 
-// configure tells the daemon the claim's limits.
+// configure sets the claim's limits in the daemon.
 func (d *daemon) configure(ctx context.Context) error {
 	for _, c := range d.settings.commands() {
 		if _, err := d.tell(ctx, c.set); err != nil {

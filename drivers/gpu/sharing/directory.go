@@ -28,7 +28,7 @@ import (
 type directory struct {
 	dir   string
 	claim types.UID
-	// bounds are how much fits into shm; zero: nothing bounds any part.
+	// bounds are the size of shm; zero: no part has a limit.
 	bounds tmpfs.Bounds
 }
 
@@ -37,8 +37,8 @@ func (d directory) path(name string) string { return filepath.Join(d.dir, string
 // control is the socket on which the daemon takes commands.
 func (d directory) control() string { return d.path("pipe/control") }
 
-// prepare makes what is missing, and empties pipe of what an earlier daemon or a container left. The directory itself stays: containers
-// have it mounted.
+// prepare makes what is missing, and removes from pipe what an earlier daemon or a container left. The directory itself stays:
+// containers have it mounted.
 func (d directory) prepare() error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o700, "root": 0o700, "shm": os.ModeSticky | 0o777} {
 		if bounds, bounded := d.boundsOf(name); bounded {
@@ -54,7 +54,7 @@ func (d directory) prepare() error {
 	return d.clear("pipe")
 }
 
-// clear removes all that is in a directory.
+// clear removes the content of a directory.
 func (d directory) clear(name string) error {
 	root, err := os.OpenRoot(d.path(name)) // nothing below leads out of it
 	if err != nil {
@@ -82,10 +82,10 @@ func (d directory) clear(name string) error {
 	}
 }
 
-// errNoDaemon says that nobody is to be spoken to.
+// errNoDaemon says that there is no daemon to talk to.
 var errNoDaemon = errors.New("no MPS control daemon's socket is there")
 
-// check sees to it that control is what a daemon makes: a socket (a FIFO in old versions) of root's, and no link.
+// check makes sure that control is what a daemon makes: a socket (a FIFO in old versions) owned by root, and no link.
 func (d directory) check() error {
 	info, err := os.Lstat(d.control())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -26,23 +26,23 @@ import (
 // lockPause is the time between two tries to take a lock that another process has.
 const lockPause = 300 * time.Millisecond
 
-// Keeper is the parent of a node's MPS control daemons, in a process of its own: they live on while the node plugin restarts and is
-// upgraded. The node plugin asks for them over a Unix socket; whoever can open it is root on the node.
+// Keeper is the parent of a node's MPS control daemons, in its own process: they keep running while the node plugin restarts and is
+// upgraded. The node plugin requests them over a Unix socket; only root on the node can open it.
 //
-// It keeps on disk what it was asked for, and starts that again when it was itself killed, with which the daemons end.
+// It stores its requests on disk. When it was killed itself, and its daemons with it, it starts them again.
 type Keeper struct {
 	MPS    *MPS
 	Writer atomicfile.Writer
-	// Metrics gets the metric of the settings that cannot be read; nil: nobody does.
+	// Metrics registers the metric of the settings that cannot be read; nil: it is not registered.
 	Metrics prometheus.Registerer
 }
 
-// What lies in the directory of all claims, which no container has mounted.
+// Files in the directory of all claims, which no container has mounted.
 func socketIn(dir string) string { return filepath.Join(dir, "keeper.sock") }
 func lockIn(dir string) string   { return filepath.Join(dir, "keeper.lock") }
 
-// settingsKind is how a claim's Settings are kept, byte for byte as the keeper was given them, in the directory of the claim's daemon: a
-// keeper keeps fields that it does not know. Earlier versions kept no checksum, and pass over it.
+// settingsKind describes how a claim's Settings are stored in the directory of the claim's daemon: byte for byte as the keeper got
+// them, so that it keeps fields that it does not know. Earlier versions stored no checksum, and ignore it.
 func settingsKind() store.Kind[json.RawMessage] {
 	return store.Kind[json.RawMessage]{Name: "gpufabric-mps-settings", Version: 1, Form: store.Object,
 		Check: func(_ string, text json.RawMessage) error { return json.Unmarshal(text, &Settings{}) }}
@@ -62,7 +62,7 @@ func (k Keeper) Run(ctx context.Context) error {
 	}
 	defer unlock()
 	defer k.MPS.Close()
-	// Nobody else listens, who has not the lock.
+	// Without the lock nobody else listens.
 	if err := os.Remove(socketIn(k.MPS.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("socket of an earlier run: %w", err)
 	}
@@ -103,7 +103,7 @@ func (k Keeper) Run(ctx context.Context) error {
 	return nil
 }
 
-// resume starts what an earlier run was asked for. A claim whose daemon cannot start keeps no other from its own.
+// resume starts the daemons of an earlier run. A claim whose daemon cannot start must not delay the others.
 func (r *requests) resume(ctx context.Context) {
 	var claims sync.WaitGroup
 	defer claims.Wait()
@@ -112,11 +112,11 @@ func (r *requests) resume(ctx context.Context) {
 	}
 }
 
-// resumePause lies between two attempts to start a daemon of an earlier run: nothing tells when what it lacks, such as the driver, is
-// there.
+// resumePause is the time between two attempts to start a daemon of an earlier run. There is no event for what it lacks, such as
+// the driver.
 const resumePause = 10 * time.Second
 
-// resumeClaim starts the daemon of a claim whose settings are kept. It tries again until the daemon runs or nobody wants it any more.
+// resumeClaim starts the daemon of a claim with stored settings. It retries until the daemon runs or nobody wants it any more.
 func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
 	log := klog.FromContext(ctx).WithValues("claimUID", claim)
 	for {
@@ -131,7 +131,7 @@ func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
 			return
 		}
 		if errors.Is(err, errStopped) {
-			continue // somebody changed its settings, or gave the claim back
+			continue // somebody changed its settings, or released the claim
 		}
 		log.Error(err, "MPS control daemon of an earlier run not started", "tryingAgainIn", resumePause)
 		select {
@@ -142,7 +142,7 @@ func (r *requests) resumeClaim(ctx context.Context, claim types.UID) {
 	}
 }
 
-// beginAgain begins to keep a daemon of an earlier run. It returns nil where its claim was given back meanwhile.
+// beginAgain starts to keep a daemon of an earlier run running. It returns nil where its claim was released meanwhile.
 func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, error) {
 	unlock, err := r.locks.Lock(ctx, string(claim))
 	if err != nil {
@@ -160,7 +160,7 @@ func (r *requests) beginAgain(ctx context.Context, claim types.UID) (*daemon, er
 	return r.MPS.begin(ctx, claim, s, true)
 }
 
-// lock takes the lock of a directory of daemons, which its keeper has as long as it lives.
+// lock takes the lock of a directory of daemons, which its keeper holds for its whole life.
 func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(lockIn(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// keep runs a keeper, and returns what ends it as a kill of its pod's container does and as its deletion does.
+// keep runs a keeper. It returns two ways to end it: a kill of its pod's container, and the pod's deletion.
 func keep(t *testing.T, m *MPS) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -39,7 +39,7 @@ func keep(t *testing.T, m *MPS) (end func()) {
 	return end
 }
 
-// again is an MPS as a process that was restarted has it.
+// again is an MPS as in a restarted process.
 func again(m *MPS) *MPS { return &MPS{Dir: m.Dir, Programs: m.Programs} }
 
 //shows:gpu-mps-keeper
@@ -67,7 +67,7 @@ func TestADaemonOutlivesWhoAskedForIt(t *testing.T) {
 			t.Fatalf("told %q, want %q", got, once)
 		}
 	}
-	// The keeper's own end is its daemons'; it starts them again without being asked.
+	// Its daemons end with the keeper; it starts them again without a request.
 	end()
 	end = keep(t, again(m))
 	defer end()
@@ -186,7 +186,7 @@ func TestAClaimThatIsGoneGetsNoDaemonAgain(t *testing.T) {
 	}
 }
 
-// Requests travel on connections of their own: one that was given up may be read after one that was made later.
+// Requests use connections of their own: an abandoned request may be read after a later one.
 func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
 	m, told := newMPS(t, "")
 	end := keep(t, m)
@@ -205,7 +205,7 @@ func TestARequestFromBeforeAClaimsEndStartsNothing(t *testing.T) {
 	if known, err := m.known(); err != nil || len(known) > 0 {
 		t.Errorf("daemons or directories of %v, %v (told %q)", known, err, told())
 	}
-	// A node plugin of before 0.3 tells no moment.
+	// A node plugin from before 0.3 sends no moment.
 	if err := plugin.put(t.Context(), "u1", nil, limited("gpu")); err != nil {
 		t.Error(err)
 	}
@@ -250,7 +250,7 @@ func TestAKeeperThatDoesNotAnswerIsNotAlive(t *testing.T) {
 	}
 }
 
-// settingsOfU1 writes the settings of the claim u1 as something else than this program left them.
+// settingsOfU1 changes the stored settings of the claim u1.
 func settingsOfU1(t *testing.T, m *MPS, text string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Join(m.Dir, "u1"), 0o755),
@@ -259,7 +259,7 @@ func settingsOfU1(t *testing.T, m *MPS, text string) {
 	}
 }
 
-// before is the file of the version before checksums, byte for byte. What is written now is read by that version.
+// before is the file of the version before checksums, byte for byte. That version can read what is written now.
 func TestSettingsOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
 	const before = `{"devices":["gpu"],"config":{"defaultActiveThreadPercentage":50}}`
 	m, told := newMPS(t, "")
@@ -315,7 +315,7 @@ gpufabric_state_files_set_aside{kind="gpufabric-mps-settings"} 1
 			if err := plugin.Resume(t.Context(), "u1", limited("gpu")); err != nil {
 				t.Errorf("gpu-plugin's own start: %v", err)
 			}
-			// Set aside is no claim: what says so stays until a person deletes it.
+			// A file that was set aside belongs to no claim: the report about it stays until a person deletes it.
 			if err := plugin.Retain(t.Context(), Now(), nil); err != nil {
 				t.Error(err)
 			}

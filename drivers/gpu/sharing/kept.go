@@ -35,17 +35,17 @@ func (k Kept) Start(ctx context.Context, claim types.UID, s Settings) error {
 	return k.put(ctx, claim, url.Values{"at": {Now().String()}}, s)
 }
 
-// Resume implements Daemons. It waits for a keeper that is not there yet: after a boot the two start at the same time.
+// Resume implements Daemons. It waits for a keeper that does not run yet: after a boot the two start at the same time.
 func (k Kept) Resume(ctx context.Context, claim types.UID, s Settings) error {
-	query := url.Values{"at": {Now().String()}, "resume": {""}} // the claim is known to exist now, and may not any more when a keeper comes
+	query := url.Values{"at": {Now().String()}, "resume": {""}} // the claim exists now, but may be gone when a keeper comes
 	err := whenThere(ctx, func() error { return k.put(ctx, claim, query, s) })
 	if refused(err, http.StatusConflict) {
-		return nil // the claim was prepared again meanwhile, or given back
+		return nil // the claim was prepared again or released meanwhile
 	}
 	return err
 }
 
-// Stop implements Daemons. Where no keeper runs the claim's daemon ended with it, and only its directory is left.
+// Stop implements Daemons. Where no keeper runs, the claim's daemon has ended with it, and only its directory is left.
 func (k Kept) Stop(ctx context.Context, claim types.UID) error {
 	err := k.ask(ctx, http.MethodDelete, "/claims/"+string(claim), url.Values{"at": {Now().String()}}, nil)
 	if !away(err) {
@@ -58,13 +58,14 @@ func (k Kept) Stop(ctx context.Context, claim types.UID) error {
 	}
 	unlock, err := lock(soon, k.Dir)
 	if err != nil {
-		return err // one that is about to listen
+		return err // a keeper that is about to listen
 	}
 	defer unlock()
 	return directory{dir: k.Dir, claim: claim}.remove()
 }
 
-// Retain implements Daemons. It waits for a keeper as Resume does. A keeper of before 0.3 does not know of it, and keeps what it has.
+// Retain implements Daemons. It waits for a keeper as Resume does. A keeper from before 0.3 does not know this request, and keeps
+// everything.
 func (k Kept) Retain(ctx context.Context, at Moment, claims []types.UID) error {
 	text, err := json.Marshal(claims)
 	if err != nil {
@@ -85,7 +86,7 @@ func (k Kept) put(ctx context.Context, claim types.UID, query url.Values, s Sett
 	return k.ask(ctx, http.MethodPut, "/claims/"+string(claim), query, text)
 }
 
-// whenThere asks until a keeper is there to answer.
+// whenThere retries until a keeper answers.
 func whenThere(ctx context.Context, ask func() error) error {
 	for {
 		err := ask()
@@ -100,7 +101,7 @@ func whenThere(ctx context.Context, ask func() error) error {
 	}
 }
 
-// refusal is an answer of the keeper's that is not a success.
+// refusal is an answer of the keeper other than success.
 type refusal struct {
 	code int
 	said string
@@ -118,7 +119,7 @@ func away(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// ask sends one request on a connection of its own: there are few.
+// ask sends one request on a new connection: requests are few.
 func (k Kept) ask(ctx context.Context, method, path string, query url.Values, body []byte) error {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socketIn(k.Dir))

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment orders what is asked of a keeper: nanoseconds since the node booted, which no clock of anybody's changes and which the node plugin
-// of before a restart counted too. Requests travel on connections of their own, so one may come after another that was made later. 0: not
-// known, as from an older node plugin.
+// Moment orders the requests to a keeper: nanoseconds since the node booted. No clock adjustment changes it, and it goes on across
+// restarts of the node plugin. Requests use connections of their own, so one may arrive after a later one. 0: unknown, as from an
+// older node plugin.
 type Moment int64
 
 // Now is the moment of the call.
@@ -22,7 +22,7 @@ func Now() Moment {
 
 func (m Moment) String() string { return strconv.FormatInt(int64(m), 10) }
 
-// parseMoment reads what String wrote. Anything else is a moment that is not known.
+// parseMoment reads what String wrote. Anything else is an unknown moment.
 func parseMoment(text string) Moment {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {

@@ -33,26 +33,26 @@ const (
 
 // Daemons runs an MPS control daemon for each claim that asks for one.
 type Daemons interface {
-	// Start has a daemon for the claim running and set up when it returns. One that runs with these settings already is left alone, one with
-	// others ends.
+	// Start makes sure that a claim's daemon runs and is set up when it returns. It leaves a daemon with these settings alone, and
+	// ends one with others.
 	Start(ctx context.Context, claim types.UID, s Settings) error
-	// Resume is Start where any daemon that the claim has already is the right one.
+	// Resume is like Start, but keeps any daemon that the claim already has.
 	Resume(ctx context.Context, claim types.UID, s Settings) error
 	// Stop ends a claim's daemon and removes its directories. It may be repeated.
 	Stop(ctx context.Context, claim types.UID) error
-	// Retain is Stop for every claim but these, which are those that existed at a moment. A claim whose daemon was asked for since then is
-	// left alone.
+	// Retain stops every claim but these, which are those that existed at a moment. It leaves a claim alone whose daemon was requested
+	// since then.
 	Retain(ctx context.Context, at Moment, claims []types.UID) error
 }
 
-// MPS runs the daemons as children of this process: when it ends they end, and the claims' programs with them; when it starts again it
-// starts them again. See Keeper for those that outlive the node plugin.
+// MPS runs the daemons as children of this process. When it ends they end, and the claims' programs with them; when it starts again
+// it starts them again. See Keeper for daemons that outlive the node plugin.
 type MPS struct {
-	// Dir holds a directory a claim (see directory). It should be on a tmpfs of the host's (/run/gpufabric/mps).
+	// Dir holds a directory for each claim (see directory). It should be on a tmpfs of the host (/run/gpufabric/mps).
 	Dir string
 	// Programs runs nvidia-cuda-mps-control.
 	Programs programs.Runner
-	// Bounds are how much fits into the /dev/shm of a claim's containers; zero: nothing bounds that, nor its pipes and logs.
+	// Bounds are the size of the /dev/shm of a claim's containers; zero: no limit, also for its pipes and logs.
 	Bounds tmpfs.Bounds
 
 	// failures counts daemons that ended by themselves.
@@ -60,7 +60,8 @@ type MPS struct {
 
 	mu      sync.Mutex
 	daemons map[types.UID]*daemon
-	// files watches the directories of all daemons that are being started, with one inotify instance, which it has only meanwhile.
+	// files watches the directories of all daemons that are being started, with one inotify instance, which it opens only for that
+	// time.
 	files *filewatch.Watcher
 }
 
@@ -88,7 +89,7 @@ func (m *MPS) Resume(ctx context.Context, claim types.UID, s Settings) error {
 	return m.settle(ctx, claim, d)
 }
 
-// begin begins to keep a claim's daemon running. One that runs already is kept, where it has these settings or where any will do.
+// begin starts to keep a claim's daemon running. It keeps a running one that has these settings, or any where any will do.
 func (m *MPS) begin(ctx context.Context, claim types.UID, s Settings, any bool) (*daemon, error) {
 	m.mu.Lock()
 	old := m.daemons[claim]
@@ -111,7 +112,7 @@ func (m *MPS) begin(ctx context.Context, claim types.UID, s Settings, any bool) 
 // errStopped is why a daemon that somebody waits for will never be set up.
 var errStopped = errors.New("the MPS control daemon was stopped while it was started")
 
-// settle waits until a daemon is set up. One that cannot be is not kept running.
+// settle waits until a daemon is set up. If that fails the daemon is no longer kept running.
 func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	select {
 	case <-d.settled:
@@ -132,8 +133,8 @@ func (m *MPS) settle(ctx context.Context, claim types.UID, d *daemon) error {
 	return nil
 }
 
-// knowsMultiUser looks for the flag in the control daemon's text. One that does not know it (550.163.01, say) takes itself for a client,
-// and says that no daemon is there.
+// knowsMultiUser looks for the flag in the control daemon's text. A daemon that does not know the flag (550.163.01, for example)
+// acts as a client, and says that there is no daemon.
 func knowsMultiUser(program string) error {
 	text, err := os.ReadFile(program)
 	if err != nil {
@@ -146,7 +147,7 @@ func knowsMultiUser(program string) error {
 	return nil
 }
 
-// keep returns the claim's daemon, which it begins to keep running where there is none.
+// keep returns the claim's daemon, and starts to keep one running where there is none.
 func (m *MPS) keep(ctx context.Context, claim types.UID, s Settings) *daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -205,12 +206,12 @@ func (m *MPS) Retain(_ context.Context, at Moment, claims []types.UID) error {
 	return errors.Join(errs...)
 }
 
-// forget is Stop, unless the claim's daemon was asked for after a moment.
+// forget stops a claim's daemon, unless it was requested after a moment.
 func (m *MPS) forget(claim types.UID, at Moment) error {
 	m.mu.Lock()
 	d := m.daemons[claim]
 	if d == nil {
-		defer m.mu.Unlock() // no daemon begins to use the directory meanwhile
+		defer m.mu.Unlock() // so that no daemon starts to use the directory meanwhile
 		return m.directory(claim).remove()
 	}
 	asked := d.asked

@@ -20,7 +20,8 @@ import (
 	"gpufabric.io/drivers/node/tmpfs"
 )
 
-// newMPS makes an MPS whose daemons do something before they listen, and returns what reads what they were told.
+// newMPS makes an MPS whose daemons run shell commands before they listen. It returns a function that reads the commands that they
+// got.
 func newMPS(t *testing.T, before string) (m *MPS, told func() string) {
 	t.Helper()
 	root := t.TempDir()
@@ -44,7 +45,8 @@ func limited(device string) Settings {
 	return Settings{Devices: []string{device}, Config: &v1beta1.MpsConfig{DefaultActiveThreadPercentage: &percent}}
 }
 
-// A plugin that is killed takes its daemons with it, whose pipes stay. What they were told must be told to those that come after them.
+// A killed plugin takes its daemons with it; their pipes stay. The settings of the ended daemons must be set in those that replace
+// them.
 func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 	m, told := newMPS(t, "")
 	pipe := m.directory("u1").path("pipe")
@@ -60,7 +62,7 @@ func TestADaemonIsSetUpThoughThePipeOfADeadOneIsThere(t *testing.T) {
 	}
 }
 
-// After a reboot a claim's daemon is resumed and its claim prepared again at the same time.
+// After a reboot a claim's daemon is resumed while its claim is prepared again.
 func TestAClaimHasOneDaemonHoweverManyStartIt(t *testing.T) {
 	m, told := newMPS(t, "sleep 0.1")
 	var starts sync.WaitGroup
@@ -142,7 +144,7 @@ func TestClientsOfSeveralUsersShareAServerWhereTheClaimSaysSo(t *testing.T) {
 	}
 }
 
-// A server that goes on after its daemon crashed would hold the GPU, which lets one process in alone.
+// A server that goes on after its daemon crashed would hold the GPU, which allows only one process.
 func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
 	m, _ := newMPS(t, `sleep 300 & echo $! >> "$CUDA_MPS_LOG_DIRECTORY/servers"; [ -e "$CUDA_MPS_LOG_DIRECTORY/crashed" ] || { touch `+
 		`"$CUDA_MPS_LOG_DIRECTORY/crashed"; exit 3; }`)
@@ -166,7 +168,7 @@ func TestTheServersOfADaemonThatCrashedEndWithIt(t *testing.T) {
 	m.Close()
 }
 
-// processState is the letter that /proc/PID/stat has for a process, empty for one that is gone.
+// processState is the state letter in /proc/PID/stat, empty for a process that is gone.
 func processState(pid string) string {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -176,7 +178,7 @@ func processState(pid string) string {
 	return after[:1]
 }
 
-// The containers of one claim fill neither /run nor what another claim's have.
+// The containers of one claim can fill neither /run nor another claim's directories.
 //
 //shows:gpu-mps tenants
 func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
@@ -209,7 +211,7 @@ func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
 	if err := os.WriteFile(mine.path("settings.json"), []byte("{}"), 0o600); err != nil {
 		t.Errorf("the keeper cannot keep the claim's settings: %v", err)
 	}
-	// After a boot the file systems are gone and their directories stay: they are bounded again.
+	// After a reboot the file systems are gone and their directories stay: they get bounds again.
 	if err := errors.Join(tmpfs.Release(theirs.path("shm")), theirs.prepare()); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +226,7 @@ func TestAClaimsContainersFillTheirOwnDirectoryAlone(t *testing.T) {
 	}
 }
 
-// Containers of before an upgrade have the directories that they have.
+// Containers from before an upgrade keep their directories.
 func TestWhatAnEarlierVersionMadeIsNotMountedOver(t *testing.T) {
 	m, _ := newMPS(t, "")
 	d := m.directory("u1")

@@ -17,8 +17,8 @@ import (
 	"gpufabric.io/drivers/hardware/driver"
 )
 
-// These tests run NVIDIA's own nvidia-cuda-mps-control, which needs no GPU, in driver roots with the C libraries of Debian 11 and 13. They
-// are skipped where tests/nvidia-programs has not fetched them.
+// These tests run NVIDIA's own nvidia-cuda-mps-control, which needs no GPU, in driver roots with the C libraries of Debian 11 and
+// 13. They are skipped where tests/nvidia-programs has not fetched them.
 
 // real makes an MPS with the real control daemon in a driver root with a C library.
 func real(t *testing.T, libc string) *MPS {
@@ -46,7 +46,7 @@ func real(t *testing.T, libc string) *MPS {
 	return m
 }
 
-// answer is what the real daemon of claim u1 says to a command.
+// answer is the real daemon's answer to a command for claim u1.
 func answer(t *testing.T, m *MPS, command string) string {
 	t.Helper()
 	m.mu.Lock()
@@ -111,8 +111,8 @@ func TestWhatTheRealDaemonDoesNotTakeIsTold(t *testing.T) {
 	}
 }
 
-// The real daemon opens its lock and its process number's file through links, and truncates what they lead to: as root, on the host, were
-// it not for its own root.
+// The real daemon opens its lock and its PID file through links, and truncates their targets: as root, on the host, if it did not
+// have its own root.
 //
 //shows:gpu-mps
 func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
@@ -126,13 +126,13 @@ func TestTheRealDaemonWritesThroughNoLinkOfATenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"control_lock", "nvidia-cuda-mps-control.pid", "log"} {
-		// One that the daemon has not made yet it makes through the link.
+		// A file that the daemon has not made yet is made through the link.
 		if err := errors.Join(os.RemoveAll(filepath.Join(pipe, name)), os.Symlink(kept, filepath.Join(pipe, name))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	m.Close()
-	// As it would be if the links came back right after the directory was emptied.
+	// As if the links came back right after the directory was emptied.
 	d := &daemon{directory: m.directory("u1"), programs: m.Programs, settings: settings(v1beta1.MpsConfig{})}
 	if err := d.directory.prepare(); err != nil {
 		t.Fatal(err)

@@ -17,28 +17,28 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// requests are what a keeper is asked:
+// requests are the requests to a keeper:
 //
 //	PUT    /claims/UID?at=MOMENT          Start; with &resume Resume
 //	DELETE /claims/UID?at=MOMENT          Stop
 //	PUT    /claims?at=MOMENT [UID, ...]   Retain
 //	GET    /healthz                       whether requests are answered
 //
-// Requests for one claim count in the order of their moments, in whatever order they arrive: a claim that was given back gets no daemon by
-// a request that was made before.
+// Requests for one claim count in the order of their moments, in whatever order they arrive: an earlier request starts no daemon
+// for a claim that was released.
 type requests struct {
 	Keeper
 
 	settings *store.Store[json.RawMessage]
-	// locks keep a claim's settings and its daemon changed by one at a time.
+	// locks make sure that only one request at a time changes a claim's settings and its daemon.
 	locks keylock.Locks
 
 	mu sync.Mutex
-	// last is when each claim was asked for or given back last.
+	// last is when each claim was last requested or released.
 	last map[types.UID]Moment
 }
 
-// memory is for how long at least it is known that a claim was given back: far longer than a request is on its way.
+// memory is the minimum time for which a claim's release is remembered: far longer than a request may take.
 const memory = Moment(time.Hour)
 
 func (r *requests) mux() http.Handler {
@@ -50,7 +50,7 @@ func (r *requests) mux() http.Handler {
 	return mux
 }
 
-// latest notes a request for a claim, and says whether a later one has come before it.
+// latest records a request for a claim, and says whether a later one has come before it.
 func (r *requests) latest(claim types.UID, at Moment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +89,8 @@ func (r *requests) put(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// begin writes a claim's settings and begins to keep its daemon running. It returns nil where a later request for the claim has come.
+// begin stores a claim's settings and starts to keep its daemon running. It returns nil where a later request for the claim has
+// come.
 func (r *requests) begin(request *http.Request, claim types.UID, text []byte, s Settings) (*daemon, error) {
 	unlock, err := r.locks.Lock(request.Context(), string(claim))
 	if err != nil {
@@ -116,7 +117,7 @@ func (r *requests) delete(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// stop is Stop, unless the claim was asked for after a moment.
+// stop stops a claim's daemon, unless the claim was requested after a moment.
 func (r *requests) stop(ctx context.Context, claim types.UID, at Moment) error {
 	unlock, err := r.locks.Lock(ctx, string(claim))
 	if err != nil {

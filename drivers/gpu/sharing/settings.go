@@ -12,11 +12,11 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// Settings are what a claim's daemon is told. They are kept on disk: fields are only ever added.
+// Settings are the settings of a claim's daemon. They are stored on disk: fields are only ever added.
 type Settings struct {
-	// Devices are UUIDs of GPUs and MIG devices in the order of the claim; an index in the limits counts them.
+	// Devices are UUIDs of GPUs and MIG devices in the order of the claim; an index in the limits refers to them.
 	Devices []string `json:"devices,omitempty"`
-	// Nodes are the device nodes below /dev that open them, such as nvidia0; nil, as versions before 0.2 left it: all of the driver's.
+	// Nodes are the device nodes below /dev that open them, such as nvidia0; nil, as in versions before 0.2: all of the driver's.
 	Nodes []string `json:"nodes,omitempty"`
 	// Config may be nil.
 	Config *v1beta1.MpsConfig `json:"config,omitempty"`
@@ -25,21 +25,21 @@ type Settings struct {
 // commonNodes are the driver's device nodes that every CUDA program opens.
 func commonNodes() []string { return []string{"nvidiactl", "nvidia-uvm"} }
 
-// command is one setting in the control daemon's words. The daemon says nothing of what it does not take, and exits with success: so it is
-// asked afterwards.
+// command is one setting as a command of the control daemon. The daemon ignores a bad setting without an error. So the setting is
+// read back afterwards.
 type command struct {
 	set, get string
-	// taken says whether an answer is what was set.
+	// taken says whether an answer is the setting.
 	taken func(answer string) bool
 }
 
-// commands are the settings. The general limit comes before those of single devices, which win.
+// commands are the settings. The general limit comes before those of single devices, which take precedence.
 func (s Settings) commands() []command {
 	if s.Config == nil {
 		return nil
 	}
 	var out []command
-	if p := s.Config.DefaultActiveThreadPercentage; p != nil && *p > 0 { // to the public driver 0 is no limit, the daemon would refuse it
+	if p := s.Config.DefaultActiveThreadPercentage; p != nil && *p > 0 { // for the public driver 0 is no limit; the daemon would refuse it
 		out = append(out, command{
 			set: "set_default_active_thread_percentage " + strconv.Itoa(*p), get: "get_default_active_thread_percentage",
 			taken: func(answer string) bool { return answer == fmt.Sprintf("%d.0", *p) },
@@ -56,7 +56,7 @@ func (s Settings) commands() []command {
 			out = append(out, command{
 				set:   fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, limit.Value()>>20),
 				get:   fmt.Sprintf("get_default_device_pinned_mem_limit %d", i),
-				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are told as such, and rounded
+				taken: func(answer string) bool { return answer != "" }, // whole gigabytes are reported as such, and rounded
 			})
 		}
 	}
@@ -68,7 +68,7 @@ func (s Settings) multiUser() bool {
 	return s.Config != nil && s.Config.MultiUser != nil && *s.Config.MultiUser
 }
 
-// environment is what the daemon, and whoever speaks to it, has besides what every program of the driver has.
+// environment is the additional environment of the daemon and its client, beside that of every driver program.
 func (s Settings) environment(pipe, log string) []string {
 	return []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe, "CUDA_MPS_LOG_DIRECTORY=" + log, "CUDA_VISIBLE_DEVICES=" + strings.Join(s.Devices, ",")}
 }
@@ -81,7 +81,7 @@ func (s Settings) nodes() []string {
 	return slices.Concat(commonNodes(), s.Nodes)
 }
 
-// Edits are what a claim's containers need to be clients of its daemon, where dir is that of MPS.
+// Edits are what a claim's containers need to be clients of its daemon. dir is the MPS's Dir.
 func Edits(dir string, claim types.UID) specs.ContainerEdits {
 	options := []string{"rw", "nosuid", "nodev", "bind"}
 	d := directory{dir: dir, claim: claim}

@@ -1,13 +1,13 @@
 package sharing
 
-// tailBytes is how much of what a program says is kept: a daemon in the foreground says something about every client, for as long as it
-// lives.
+// tailBytes is how much of a program's output is kept: a daemon in the foreground prints something about every client for as long
+// as it runs.
 const tailBytes = 4 << 10
 
-// tail keeps the end of what a program says.
+// tail keeps the end of a program's output.
 type tail struct{ said []byte }
 
-// Write takes all, and forgets what came before the last tailBytes.
+// Write accepts everything, and drops what came before the last tailBytes.
 func (t *tail) Write(p []byte) (int, error) {
 	t.said = append(t.said, p[max(0, len(p)-tailBytes):]...)
 	if excess := len(t.said) - tailBytes; excess > 0 {

@@ -12,8 +12,8 @@ import (
 	"gpufabric.io/drivers/gpu/programs"
 )
 
-// smiPatience is how long nvidia-smi may take. On a quiet machine it needs under a second; on one whose GPU is in trouble it may wait for
-// ever.
+// smiPatience is how long nvidia-smi may take. On a quiet machine it needs less than a second; on one with a failing GPU it may
+// hang for ever.
 const smiPatience = 20 * time.Second
 
 // TimeSlicer sets the length of time slices. NVML has no call for it; nvidia-smi does.

@@ -179,7 +179,7 @@ func TestUnreadableFilesAreSetAsideAndTheRestIsRead(t *testing.T) {
 		"a version that is none":   {[]byte("gpufabric-claim x sha256:00\n{}"), "version"},
 		"a body that is no object": {append([]byte(header(1, []byte("[]"))), "[]"...), "decode"},
 		"a body without a UID":     {append([]byte(header(1, []byte("{}"))), "{}"...), "no uid"},
-		"another claim's content":  {good, "its name says otherwise"},
+		"another claim's content":  {good, "but its name is another claim's"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

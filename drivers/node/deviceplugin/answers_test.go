@@ -29,7 +29,7 @@ func TestAResourceThatTheKubeletCannotReachSaysSo(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(host.dir, kubeletSocket), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const want = "by which the kubelet has example.com/thing allocated, does not answer"
+	const want = "by which the kubelet allocates example.com/thing, does not answer"
 	if err := host.Answers(); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("without a socket: got %v, want an error with %q", err, want)
 	}

@@ -30,7 +30,7 @@ func TestAPluginThatTheKubeletCannotReachSaysSo(t *testing.T) {
 	}{
 		"it answers": {func(*testing.T, *Plugin, string, string) {}, ""},
 		"its socket for claims is gone": {func(t *testing.T, _ *Plugin, service, _ string) { take(t, service) },
-			"by which the kubelet has claims of driver " + driver + " prepared, does not answer"},
+			"by which the kubelet prepares claims of driver " + driver + ", does not answer"},
 		"its socket for registration is gone": {func(t *testing.T, _ *Plugin, _, registration string) { take(t, registration) },
 			"by which the kubelet learns of driver " + driver + ", does not answer"},
 		"another listens and never answers": {func(t *testing.T, _ *Plugin, service, _ string) {

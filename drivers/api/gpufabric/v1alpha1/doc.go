@@ -1,4 +1,4 @@
-// Package v1alpha1 is gpufabric.io/v1alpha1: the kinds that are this project's own.
+// Package v1alpha1 is gpufabric.io/v1alpha1: the resources that this project defines.
 //
 // +kubebuilder:object:generate=true
 // +groupName=gpufabric.io

@@ -7,7 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MIGLayout gives the GPUs of some nodes a static MIG layout. It is applied node by node, and only to GPUs on which nothing runs.
+// MIGLayout gives the GPUs of some nodes a static MIG layout. Each node applies it by itself, and only to GPUs on which nothing
+// runs.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -20,10 +21,10 @@ type MIGLayout struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says which layout which nodes shall have.
+	// Spec says which layout which nodes get.
 	Spec MIGLayoutSpec `json:"spec"`
 
-	// Status says what the nodes made of it.
+	// Status says what the nodes have applied.
 	Status MIGLayoutStatus `json:"status,omitempty"`
 }
 
@@ -36,10 +37,10 @@ type MIGLayoutList struct {
 	Items           []MIGLayout `json:"items"`
 }
 
-// MIGLayoutSpec says which layout which nodes shall have.
+// MIGLayoutSpec says which layout which nodes get.
 type MIGLayoutSpec struct {
-	// NodeSelector selects the nodes; without one all nodes with GPUs are meant. A node that several MIGLayouts select keeps what it has,
-	// and says so in their status.
+	// NodeSelector selects the nodes; without one it selects all nodes with GPUs. A node that several MIGLayouts select keeps its
+	// present layout, and reports that in their status.
 	//
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
@@ -49,7 +50,7 @@ type MIGLayoutSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	Layout string `json:"layout"`
 
-	// Config is mig-parted's configuration file as it is.
+	// Config is a configuration file of mig-parted, unchanged.
 	Config MIGPartedConfig `json:"config"`
 }
 
@@ -59,13 +60,14 @@ type MIGPartedConfig struct {
 	//
 	// +kubebuilder:validation:Enum=v1
 	Version string `json:"version"`
-	// Layouts are lists of entries by the layout's name. Every GPU of a node must be meant by exactly one entry or by none.
+	// Layouts are lists of entries by the layout's name. At most one entry may apply to each GPU of a node.
 	Layouts map[string][]MIGPartedEntry `json:"mig-configs"`
 }
 
-// MIGPartedEntry says what some GPUs of a node shall be cut into.
+// MIGPartedEntry says how some GPUs of a node are partitioned.
 type MIGPartedEntry struct {
-	// DeviceFilter is a PCI device ID in mig-parted's form (0x20B010DE), or a list of them: only GPUs of these models are meant.
+	// DeviceFilter is a PCI device ID in mig-parted's form (0x20B010DE), or a list of them: the entry applies only to GPUs of these
+	// models.
 	//
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:pruning:PreserveUnknownFields
@@ -76,7 +78,8 @@ type MIGPartedEntry struct {
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:pruning:PreserveUnknownFields
 	Devices AllOrIndices `json:"devices"`
-	// MIGEnabled says whether MIG mode is on. Off, the GPUs are left to be handed out whole, by shares or in partitions made on demand.
+	// MIGEnabled says whether MIG mode is on. Where it is off, the GPUs can be allocated whole, as shares, or in MIG devices made on
+	// demand.
 	MIGEnabled bool `json:"mig-enabled"`
 	// MIGDevices says how many instances of which profile each GPU gets: {"1g.5gb": 2, "3g.20gb": 1}.
 	//
@@ -105,7 +108,7 @@ func (s *StringOrList) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// MarshalJSON writes one string as a string, as mig-parted's files have it.
+// MarshalJSON writes one string as a string, as in mig-parted's files.
 func (s StringOrList) MarshalJSON() ([]byte, error) {
 	if len(s) == 1 {
 		return json.Marshal(s[0])
@@ -151,32 +154,32 @@ func (a AllOrIndices) MarshalJSON() ([]byte, error) {
 // MIGLayoutReady is the condition that every selected node has the layout.
 const MIGLayoutReady = "Ready"
 
-// MIGLayoutState says how far a node is with a layout.
+// MIGLayoutState is the state of a layout on a node.
 //
 // +kubebuilder:validation:Enum=Applied;Waiting;Failed
 type MIGLayoutState string
 
 // The states of a node.
 const (
-	// MIGLayoutApplied: every GPU stands as the layout says.
+	// MIGLayoutApplied: every GPU has the layout.
 	MIGLayoutApplied MIGLayoutState = "Applied"
-	// MIGLayoutWaiting: something runs on a GPU that has to change; the message names it.
+	// MIGLayoutWaiting: something runs on a GPU that must change; the message names it.
 	MIGLayoutWaiting MIGLayoutState = "Waiting"
-	// MIGLayoutFailed: the layout cannot be had on the node; the message says why.
+	// MIGLayoutFailed: the node cannot have the layout; the message says why.
 	MIGLayoutFailed MIGLayoutState = "Failed"
 )
 
-// MIGLayoutStatus says what the nodes made of a layout.
+// MIGLayoutStatus says what the nodes have applied.
 type MIGLayoutStatus struct {
 	// ObservedGeneration is the generation of the spec that the conditions are about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions are Ready.
+	// Conditions has the condition Ready.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Nodes are the selected nodes; each writes its own entry.
+	// Nodes are the selected nodes; each node writes its own entry.
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -185,16 +188,16 @@ type MIGLayoutStatus struct {
 
 // MIGLayoutNode is one node.
 type MIGLayoutNode struct {
-	// Name is the node's.
+	// Name of the node.
 	Name string `json:"name"`
 	// ObservedGeneration is the generation of the spec that the entry is about.
 	ObservedGeneration int64 `json:"observedGeneration"`
-	// State says how far the node is.
+	// State of the layout on the node.
 	State MIGLayoutState `json:"state"`
 	// Reason is a CamelCase word for the state.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// Message says it in words.
+	// Message explains the state.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

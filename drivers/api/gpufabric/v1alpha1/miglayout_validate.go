@@ -12,15 +12,15 @@ import (
 
 var (
 	pciDeviceID = regexp.MustCompile(`^0[xX][0-9a-fA-F]{8}$`)
-	// A profile in NVML's words: 1g.5gb, 1g.5gb+me, 1c.3g.20gb, 1g.10gb-me.
+	// A profile as NVML names it: 1g.5gb, 1g.5gb+me, 1c.3g.20gb, 1g.10gb-me.
 	migProfile = regexp.MustCompile(`^([1-8]c\.)?[1-8]g\.[1-9][0-9]{0,3}gb([+-][a-z.]+)?$`)
 )
 
 // maxGPUs bounds indices: no machine has more GPUs.
 const maxGPUs = 256
 
-// Validate returns every mistake in the spec; path is the field that holds it. Whether a GPU has a profile, and room for it, only its node
-// knows.
+// Validate returns every mistake in the spec; path is the field that holds it. Only a node knows whether its GPUs have a profile,
+// and space for it.
 func (s *MIGLayoutSpec) Validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.NodeSelector != nil {

@@ -14,30 +14,30 @@ import (
 type RDMAConfig struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Environment is what a container is told in its environment; NCCL by default.
+	// Environment is the environment that a container gets; NCCL by default.
 	Environment RDMAEnvironment `json:"environment,omitempty"`
-	// Network is the network namespace in which the device is; Shared by default.
+	// Network is the network namespace of the device; Shared by default.
 	Network RDMANetwork `json:"network,omitempty"`
 }
 
-// RDMAEnvironment says what a container is told in its environment.
+// RDMAEnvironment is the environment that a container gets.
 type RDMAEnvironment string
 
 // The environments.
 const (
 	// RDMAEnvironmentNCCL sets NCCL_IB_HCA to the claim's ports.
 	RDMAEnvironmentNCCL RDMAEnvironment = "NCCL"
-	// RDMAEnvironmentNone sets nothing: for pods with several claims of RDMA devices, where the last claim's value would hide the others'
-	// ports.
+	// RDMAEnvironmentNone sets nothing. It is for pods with several claims of RDMA devices, where the last claim's value would hide
+	// the others' ports.
 	RDMAEnvironmentNone RDMAEnvironment = "None"
 )
 
-// RDMANetwork says in which network namespace a claim's device is.
+// RDMANetwork is the network namespace of a claim's device.
 type RDMANetwork string
 
 // The networks.
 const (
-	// RDMANetworkShared leaves the device where it is: every pod that has its device nodes can use it.
+	// RDMANetworkShared leaves the device in the node's namespace: every pod with its device nodes can use it.
 	RDMANetworkShared RDMANetwork = "Shared"
 	// RDMANetworkExclusive moves the RDMA device and its network interfaces into the pod.
 	RDMANetworkExclusive RDMANetwork = "Exclusive"

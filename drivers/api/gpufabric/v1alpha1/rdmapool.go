@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// RDMAPool hands out the RDMA devices of some nodes under one resource name. It says what an entry of the RDMA plugin's config.json says,
-// per node selector; a node serves both the pools of its file and those that select it.
+// RDMAPool offers the RDMA devices of some nodes under one resource name. It has the fields of an entry in the RDMA plugin's
+// config.json, and a node selector. A node serves both the pools of its file and those that select it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -19,10 +19,10 @@ type RDMAPool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says which devices the pool has and how they are handed out.
+	// Spec says which devices the pool has and how pods get them.
 	Spec RDMAPoolSpec `json:"spec"`
 
-	// Status says what the nodes made of it.
+	// Status says what the nodes serve.
 	Status RDMAPoolStatus `json:"status,omitempty"`
 }
 
@@ -35,7 +35,7 @@ type RDMAPoolList struct {
 	Items           []RDMAPool `json:"items"`
 }
 
-// RDMAPoolSpec says which devices a pool has and how they are handed out.
+// RDMAPoolSpec says which devices a pool has and how pods get them.
 type RDMAPoolSpec struct {
 	// NodeSelector selects the nodes that have the pool; without one all nodes have it.
 	//
@@ -45,7 +45,7 @@ type RDMAPoolSpec struct {
 	RDMAPoolConfig `json:",inline"`
 }
 
-// RDMAPoolConfig is an entry of config.json's configList, and the same in an RDMAPool. The first five fields are those of
+// RDMAPoolConfig is an entry of config.json's configList, and has the same form in an RDMAPool. The first five fields are those of
 // k8s-rdma-shared-dev-plugin.
 type RDMAPoolConfig struct {
 	// ResourceName is the resource's name without its prefix: hca_shared_devices_a.
@@ -54,25 +54,26 @@ type RDMAPoolConfig struct {
 	// +kubebuilder:validation:MaxLength=63
 	ResourceName string `json:"resourceName"`
 
-	// ResourcePrefix comes before the name and a slash. Default: rdma.
+	// ResourcePrefix precedes the name, with a slash between them. Default: rdma.
 	//
 	// +optional
 	ResourcePrefix string `json:"resourcePrefix,omitempty"`
 
-	// RDMAHCAMax is how many units of the resource a node has, over all devices of the pool. A unit is a share of one HCA; a pod that asks
-	// for several gets shares of as many HCAs as there are. In an exclusive pool it must be 0: there a unit is a whole HCA.
+	// RDMAHCAMax is how many units of the resource a node has, over all devices of the pool. A unit is a share of one HCA; a pod that
+	// asks for several units gets shares of as many different HCAs as possible. In an exclusive pool it must be 0: there a unit is a
+	// whole HCA.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
 	// +optional
 	RDMAHCAMax int32 `json:"rdmaHcaMax,omitempty"`
 
-	// Devices are names of network interfaces. An older form of selectors.ifNames; one of the two must be given, and not both.
+	// Devices are names of network interfaces. It is an older form of selectors.ifNames; exactly one of the two must be given.
 	//
 	// +optional
 	Devices []string `json:"devices,omitempty"`
 
-	// Selectors select the devices: a device must match every selector given, and matches one by matching any of its values.
+	// Selectors select the devices. A device must match every selector that is given, and matches a selector by any of its values.
 	//
 	// +optional
 	Selectors *RDMASelectors `json:"selectors,omitempty"`
@@ -82,12 +83,12 @@ type RDMAPoolConfig struct {
 	// +optional
 	Mode RDMAPoolMode `json:"mode,omitempty"`
 
-	// DeviceNodes says whose device nodes a container gets. Default: Allocated.
+	// DeviceNodes says which HCAs' device nodes a container gets. Default: Allocated.
 	//
 	// +optional
 	DeviceNodes RDMADeviceNodes `json:"deviceNodes,omitempty"`
 
-	// ExcludeTopology leaves the NUMA node out of what the kubelet is told, so that the topology manager does not restrict the pool.
+	// ExcludeTopology does not report the NUMA node to the kubelet, so that the topology manager does not restrict the pool.
 	//
 	// +optional
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
@@ -106,7 +107,7 @@ const (
 	RDMAExclusive RDMAPoolMode = "Exclusive"
 )
 
-// RDMADeviceNodes says whose device nodes a container gets.
+// RDMADeviceNodes says which HCAs' device nodes a container gets.
 //
 // +kubebuilder:validation:Enum=Allocated;All
 type RDMADeviceNodes string
@@ -133,7 +134,7 @@ type RDMASelectors struct {
 	// IfNames are names of network interfaces: ibp3s0.
 	// +optional
 	IfNames []string `json:"ifNames,omitempty"`
-	// LinkTypes are types of the network interface: ether or infiniband. A device without one goes by its link layer.
+	// LinkTypes are types of the network interface: ether or infiniband. For a device without an interface its link layer counts.
 	// +optional
 	LinkTypes []string `json:"linkTypes,omitempty"`
 
@@ -159,12 +160,12 @@ type RDMASelectors struct {
 	// NUMANodes are NUMA nodes: 0.
 	// +optional
 	NUMANodes []int32 `json:"numaNodes,omitempty"`
-	// IsRDMA selects devices that have RDMA. A pool has no others, so that true takes every device that the other selectors leave, and false
-	// is as good as absent.
+	// IsRDMA selects devices that have RDMA. All devices of a pool have it, so true selects every device that the other selectors
+	// select, and false is the same as leaving it out.
 	//
 	// +optional
 	IsRDMA bool `json:"isRdma,omitempty"`
-	// MinRateGbps is the least rate of a port, in Gb/s.
+	// MinRateGbps is the minimum rate of a port, in Gb/s.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	MinRateGbps int32 `json:"minRateGbps,omitempty"`
@@ -174,11 +175,11 @@ type RDMASelectors struct {
 const (
 	// RDMAPoolReady: the spec is valid and every selected node has at least one healthy device in the pool.
 	RDMAPoolReady = "Ready"
-	// RDMAPoolConflicting: another pool has the same resource name, or claims one of this pool's devices.
+	// RDMAPoolConflicting: another pool has the same resource name, or has one of this pool's devices.
 	RDMAPoolConflicting = "Conflicting"
 )
 
-// RDMAPoolStatus says what the nodes made of a pool.
+// RDMAPoolStatus says what the nodes serve of a pool.
 type RDMAPoolStatus struct {
 	// ObservedGeneration is the generation of the spec that the conditions are about.
 	// +optional
@@ -200,16 +201,16 @@ type RDMAPoolStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Nodes are what each node has of the pool; each node writes its own entry.
+	// Nodes are the nodes with the pool; each node writes its own entry.
 	// +listType=map
 	// +listMapKey=name
 	// +optional
 	Nodes []RDMAPoolNode `json:"nodes,omitempty"`
 }
 
-// RDMAPoolNode is what one node has of a pool.
+// RDMAPoolNode is a pool on one node.
 type RDMAPoolNode struct {
-	// Name is the node's.
+	// Name of the node.
 	Name string `json:"name"`
 	// ObservedGeneration is the generation of the spec that the node serves.
 	ObservedGeneration int64 `json:"observedGeneration"`
@@ -217,13 +218,13 @@ type RDMAPoolNode struct {
 	Devices int32 `json:"devices"`
 	// HealthyDevices is how many of them can carry traffic.
 	HealthyDevices int32 `json:"healthyDevices"`
-	// Units is how many units the kubelet may hand out now.
+	// Units is how many units the kubelet may allocate now.
 	Units int32 `json:"units"`
-	// Closed: a pod with a network of its own cannot open what the pool gives it on this node, whose RDMA devices are in exclusive mode
-	// (rdma system set netns exclusive).
+	// Closed is true where the node's RDMA devices are in exclusive mode (rdma system set netns exclusive): a pod with its own network
+	// namespace then cannot open the pool's devices.
 	// +optional
 	Closed bool `json:"closed,omitempty"`
-	// Conflicts are the pools that claim a device of this pool on this node, and the devices.
+	// Conflicts are the other pools that have a device of this pool on this node, and those devices.
 	// +optional
 	Conflicts []string `json:"conflicts,omitempty"`
 	// Message says why there are no devices, or fewer healthy ones than devices.

@@ -24,7 +24,7 @@ type VFRange struct{ spans [][2]int }
 // maxVFs is how many virtual functions PCIe lets one physical function have.
 const maxVFs = 65535
 
-// ParseVFRange splits "ens2f0#0,2-7" into the name and the virtual functions; without # these are all.
+// ParseVFRange splits "ens2f0#0,2-7" into the name and the virtual functions; without # it returns all of them.
 func ParseVFRange(text string) (string, VFRange, error) {
 	name, ranges, found := strings.Cut(text, "#")
 	if !found {
@@ -46,7 +46,7 @@ func ParseVFRange(text string) (string, VFRange, error) {
 	return name, r, nil
 }
 
-// All reports whether the range is no restriction.
+// All reports whether the range is unrestricted.
 func (r VFRange) All() bool { return r.spans == nil }
 
 // Has reports whether index is in the range.

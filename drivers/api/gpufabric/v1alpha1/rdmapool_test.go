@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestWhatAnRDMAPoolMayNotSay has the mistakes of a spec, and of each problem its path, then a part of what is said of it. config.json's
-// have a table of their own, in rdma/config.
+// TestWhatAnRDMAPoolMayNotSay has a table of wrong specs, with the path of each problem and a part of its message. The mistakes of
+// config.json have a table of their own, in rdma/config.
 //
 //shows:rdma-refusals
 func TestWhatAnRDMAPoolMayNotSay(t *testing.T) {

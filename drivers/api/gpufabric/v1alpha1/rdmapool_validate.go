@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// MaxRDMAUnits bounds rdmaHcaMax. The kubelet takes lists of at most 4 MiB from a device plugin and a unit needs up to 28 bytes of it, so
-// that much more would reach it as no list at all.
+// MaxRDMAUnits bounds rdmaHcaMax. The kubelet accepts lists of at most 4 MiB from a device plugin, and a unit needs up to 28 bytes:
+// it would refuse a much longer list as a whole.
 const MaxRDMAUnits = 100_000
 
 // DefaultRDMAPrefix is the resource prefix of a pool that names none.
@@ -195,7 +195,7 @@ func oneOf(path *field.Path, values []string, allowed ...string) field.ErrorList
 	return errs
 }
 
-// isACPIIndex reports whether text is what the kernel writes into acpi_index: 32 bits in decimal, and not 0, which is no index.
+// isACPIIndex reports whether text has the form of the kernel's acpi_index: 32 bits in decimal, and not 0, which is no index.
 func isACPIIndex(text string) bool {
 	index, err := strconv.ParseUint(text, 10, 32)
 	return err == nil && index > 0 && text[0] != '0'
@@ -206,7 +206,7 @@ func isPKey(text string) bool {
 	return err == nil
 }
 
-// ranged makes a check of "name" or "name#0,2-7" of a check of the name.
+// ranged makes a check of "name" or "name#0,2-7" from a check of the name.
 func ranged(name *regexp.Regexp) func(string) bool {
 	return func(text string) bool {
 		before, _, err := ParseVFRange(text)

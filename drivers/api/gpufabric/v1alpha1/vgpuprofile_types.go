@@ -5,8 +5,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// VGPUProfile is a kind of GPU slice that pods ask for by name. It makes a DeviceClass of its own name, by whose extended resource name
-// (gpufabric.io/<name>) a pod asks for a slice in a single line, and a ResourceClaimTemplate in each namespace that it lists.
+// VGPUProfile is a kind of GPU slice that pods request by name. It creates a DeviceClass of the same name, so that a pod can
+// request a slice in a single line by its extended resource name (gpufabric.io/<name>). It also creates a ResourceClaimTemplate in
+// each namespace that it lists.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -26,7 +27,7 @@ type VGPUProfile struct {
 	// Spec says what a slice of the profile is.
 	Spec VGPUProfileSpec `json:"spec"`
 
-	// Status says what was made of it and what fits where.
+	// Status says what was created, and how many slices fit on which node.
 	Status VGPUProfileStatus `json:"status,omitempty"`
 }
 
@@ -39,26 +40,26 @@ type VGPUProfileList struct {
 	Items           []VGPUProfile `json:"items"`
 }
 
-// VGPUMode says what a slice is made of.
+// VGPUMode is the kind of device behind a slice.
 //
 // +kubebuilder:validation:Enum=Software;MIG;Exclusive
 type VGPUMode string
 
 // The modes of a profile.
 const (
-	// VGPUSoftware: a share of a GPU, whose limits a library inside the container keeps.
+	// VGPUSoftware: a share of a GPU, whose limits a library inside the container enforces.
 	VGPUSoftware VGPUMode = "Software"
-	// VGPUMIG: the smallest MIG device that has the memory and cores asked for.
+	// VGPUMIG: the smallest MIG device that has the requested memory and cores.
 	VGPUMIG VGPUMode = "MIG"
-	// VGPUExclusive: a whole GPU with at least the memory asked for.
+	// VGPUExclusive: a whole GPU with at least the requested memory.
 	VGPUExclusive VGPUMode = "Exclusive"
 )
 
-// VGPUPolicyAnnotation on a DeviceClass is the policy of the VGPUProfile that made it, by which gpufabric-scheduler chooses nodes and GPUs
-// for its slices.
+// VGPUPolicyAnnotation on a DeviceClass is the policy of the VGPUProfile that created it. gpufabric-scheduler uses it to choose
+// nodes and GPUs for slices of the class.
 const VGPUPolicyAnnotation = GroupName + "/vgpu-policy"
 
-// VGPUPolicy says how slices are spread over nodes and GPUs by a scheduler that knows it.
+// VGPUPolicy says how gpufabric-scheduler spreads slices over nodes and GPUs.
 //
 // +kubebuilder:validation:Enum=Binpack;Spread
 type VGPUPolicy string
@@ -67,13 +68,13 @@ type VGPUPolicy string
 const (
 	// VGPUBinpack fills one GPU before the next.
 	VGPUBinpack VGPUPolicy = "Binpack"
-	// VGPUSpread puts slices where the fewest are.
+	// VGPUSpread puts slices where there are the fewest.
 	VGPUSpread VGPUPolicy = "Spread"
 )
 
 // VGPUProfileSpec says what a slice is.
 type VGPUProfileSpec struct {
-	// Mode says what a slice is made of.
+	// Mode is the kind of device behind a slice.
 	Mode VGPUMode `json:"mode"`
 	// Memory of a slice. Required for Software; for MIG and Exclusive the least that a device must have.
 	//
@@ -85,13 +86,14 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:Maximum=100
 	// +optional
 	Cores int32 `json:"cores,omitempty"`
-	// Split is how many slices a GPU is cut into at most, whatever memory and cores leave room for. Only for Software.
+	// Split is the maximum number of slices of a GPU, even if memory and cores would allow more. Only for Software.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	// +optional
 	Split int32 `json:"split,omitempty"`
-	// NodeSelector selects the nodes that the slices are on; without one every node with GPUs. Only for Software: elsewhere the pod selects.
+	// NodeSelector selects the nodes that have the slices; without one every node with GPUs. Only for Software: in other modes use the
+	// pod's node selector.
 	//
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
@@ -100,8 +102,8 @@ type VGPUProfileSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +optional
 	ProductNames []string `json:"productNames,omitempty"`
-	// Policy says how slices are spread over nodes and over a node's GPUs, for pods of gpufabric-scheduler; without one its own default holds,
-	// and a pod's annotations come before both. The stock scheduler does not read it: it takes the first GPU that fits.
+	// Policy says how gpufabric-scheduler spreads slices over nodes and over a node's GPUs. Without one the scheduler uses its own
+	// default. A pod's annotations override both. The stock scheduler ignores it: it takes the first GPU that fits.
 	//
 	// +optional
 	Policy VGPUPolicy `json:"policy,omitempty"`
@@ -114,26 +116,26 @@ type VGPUProfileSpec struct {
 
 // Conditions of a VGPUProfile.
 const (
-	// VGPUProfileReady: the spec is valid, its DeviceClass and templates stand, and at least one slice fits somewhere.
+	// VGPUProfileReady: the spec is valid, its DeviceClass and templates exist, and at least one slice fits on some node.
 	VGPUProfileReady = "Ready"
 )
 
-// VGPUProfileStatus says what was made of a profile and what fits where.
+// VGPUProfileStatus says what was created for a profile, and how many slices fit on which node.
 type VGPUProfileStatus struct {
 	// ObservedGeneration is the generation of the spec that the status is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// DeviceClass is the name of the class that was made.
+	// DeviceClass is the name of the class that was created.
 	// +optional
 	DeviceClass string `json:"deviceClass,omitempty"`
-	// ExtendedResourceName is what a pod asks for in a single line.
+	// ExtendedResourceName is the name by which a pod requests a slice in a single line.
 	// +optional
 	ExtendedResourceName string `json:"extendedResourceName,omitempty"`
 	// Fits is how many slices fit on empty GPUs of all selected nodes.
 	// +optional
 	Fits int32 `json:"fits,omitempty"`
-	// Free is how many slices fit beside what ResourceClaims have now. GPUs that are tainted (unhealthy, or given to a device plugin) have
-	// none.
+	// Free is how many slices still fit beside the present ResourceClaims. A GPU that is tainted (unhealthy, or given to a device
+	// plugin) has none.
 	//
 	// +optional
 	Free int32 `json:"free"`
@@ -142,22 +144,22 @@ type VGPUProfileStatus struct {
 	// +listMapKey=name
 	// +optional
 	Nodes []VGPUProfileNode `json:"nodes,omitempty"`
-	// Conditions are Ready.
+	// Conditions has the condition Ready.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// VGPUProfileNode is what fits on one node.
+// VGPUProfileNode says how many slices fit on one node.
 type VGPUProfileNode struct {
-	// Name is the node's.
+	// Name of the node.
 	Name string `json:"name"`
 	// GPUs is how many of its GPUs can have slices of the profile.
 	GPUs int32 `json:"gpus"`
 	// Fits is how many slices fit on them while they are empty.
 	Fits int32 `json:"fits"`
-	// Free is how many slices fit on them beside what ResourceClaims have now.
+	// Free is how many slices still fit on them beside the present ResourceClaims.
 	// +optional
 	Free int32 `json:"free"`
 }

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Validate returns every mistake in the spec; path is the field that holds it. Whether a GPU is large enough only the nodes know.
+// Validate returns every mistake in the spec; path is the field that holds it. Only the nodes know whether a GPU is large enough.
 func (s *VGPUProfileSpec) Validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	modes := []VGPUMode{VGPUSoftware, VGPUMIG, VGPUExclusive}

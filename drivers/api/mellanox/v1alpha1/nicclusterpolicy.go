@@ -1,5 +1,5 @@
-// Package v1alpha1 is mellanox.com/v1alpha1 as existing manifests write it: NicClusterPolicy with the sections of the network operator's
-// first release, and what is served of later ones.
+// Package v1alpha1 is mellanox.com/v1alpha1 as existing manifests use it: NicClusterPolicy with the sections of the network
+// operator's first release, and the supported sections of later ones.
 //
 // +kubebuilder:object:generate=true
 // +groupName=mellanox.com
@@ -24,7 +24,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 	return nil
 }
 
-// NicClusterPolicy says which RDMA software a cluster's nodes get. There is one in a cluster: of several the oldest counts.
+// NicClusterPolicy says which RDMA software a cluster's nodes get. A cluster has one: of several the oldest counts.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -49,29 +49,30 @@ type NicClusterPolicyList struct {
 	Items           []NicClusterPolicy `json:"items"`
 }
 
-// NicClusterPolicySpec has a section for each piece of software; a section that is absent is software that is not wanted. Sections of later
-// releases of the network operator are kept, and reported as not served.
+// NicClusterPolicySpec has a section for each piece of software; a section that is absent means that the software is not wanted.
+// Sections of later releases of the network operator are stored, and reported as not supported.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type NicClusterPolicySpec struct {
-	// Global has defaults of every section's image.
+	// Global has defaults for the image of every section.
 	// +optional
 	Global *GlobalSpec `json:"global,omitempty"`
-	// OFEDDriver is the NIC's kernel driver, as a DaemonSet for each operating system, kernel and architecture among the nodes with a NIC.
+	// OFEDDriver is the NIC's kernel driver, as a DaemonSet for each combination of operating system, kernel and architecture among
+	// the nodes with a NIC.
 	// +optional
 	OFEDDriver *OFEDDriverSpec `json:"ofedDriver,omitempty"`
-	// DevicePlugin makes an RDMAPool of each entry of its configuration. Its image is not used: the rdma-plugin serves the pools.
+	// DevicePlugin creates an RDMAPool for each entry of its configuration. Its image is not used: the rdma-plugin serves the pools.
 	// +optional
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
-	// RDMASharedDevicePlugin is DevicePlugin as later releases name it. Where a policy has both, DevicePlugin counts.
+	// RDMASharedDevicePlugin is the name of DevicePlugin in later releases. Where a policy has both, DevicePlugin counts.
 	// +optional
 	RDMASharedDevicePlugin *DevicePluginSpec `json:"rdmaSharedDevicePlugin,omitempty"`
-	// NVPeerDriver is the module that gives GPU memory to a NIC, on nodes with both.
+	// NVPeerDriver is the module that lets a NIC access GPU memory, on nodes with both.
 	// +optional
 	NVPeerDriver *NVPeerDriverSpec `json:"nvPeerDriver,omitempty"`
 }
 
-// GlobalSpec is what a section's image takes where the section itself does not say.
+// GlobalSpec has defaults for the image of every section.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type GlobalSpec struct {
@@ -85,21 +86,22 @@ type GlobalSpec struct {
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
 
-// ImageSpec names an image: repository/image:version. Fields of later releases are kept, and reported where they are not served.
+// ImageSpec names an image: repository/image:version. Fields of later releases are stored, and reported where they are not
+// supported.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type ImageSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\-]+$`
 	Image string `json:"image"`
-	// Repository is global's where it is absent; one of the two must be given.
+	// Repository defaults to global's; one of the two must be given.
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-\/:]+$`
 	// +optional
 	Repository string `json:"repository,omitempty"`
-	// Version is global's where it is absent; one of the two must be given.
+	// Version defaults to global's; one of the two must be given.
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9\.\-_]+$`
 	// +optional
 	Version string `json:"version,omitempty"`
-	// ImagePullSecrets are names of Secrets in the namespace of the drivers' pods; global's where there are none.
+	// ImagePullSecrets are names of Secrets in the namespace of the drivers' pods; the default is global's.
 	// +optional
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
@@ -109,21 +111,22 @@ type ImageSpec struct {
 // +kubebuilder:pruning:PreserveUnknownFields
 type OFEDDriverSpec struct {
 	ImageSpec `json:",inline"`
-	// StartupProbe asks whether the driver has been loaded: the container then has the file /.driver-ready.
+	// StartupProbe checks whether the driver has been loaded: the container then has the file /.driver-ready.
 	// +optional
 	StartupProbe *ProbeSpec `json:"startupProbe,omitempty"`
-	// LivenessProbe asks whether the module mlx5_core is loaded.
+	// LivenessProbe checks whether the module mlx5_core is loaded.
 	// +optional
 	LivenessProbe *ProbeSpec `json:"livenessProbe,omitempty"`
-	// ReadinessProbe asks the same. Where it is absent and pods are replaced by themselves there is one of 10 s and then 30 s: without any,
-	// one node's driver would be taken for loaded while it is built, and the next node's would follow.
+	// ReadinessProbe checks the same. Where it is absent and pods are replaced automatically, there is a default probe after 10 s and
+	// then every 30 s: without any, a node's driver would count as loaded while it is still being built, and the next node's would
+	// follow.
 	//
 	// +optional
 	ReadinessProbe *ProbeSpec `json:"readinessProbe,omitempty"`
 	// Env is the environment of the driver's container.
 	// +optional
 	Env []corev1.EnvVar `json:"env,omitempty"`
-	// UpgradePolicy says how a changed driver comes to nodes that run another; without it each pod is replaced when somebody deletes it.
+	// UpgradePolicy says how nodes get a changed driver; without it each pod is replaced when somebody deletes it.
 	// +optional
 	UpgradePolicy *UpgradePolicySpec `json:"upgradePolicy,omitempty"`
 	// TerminationGracePeriodSeconds is how long the driver may take to unload; the network operator's default is 300.
@@ -132,7 +135,7 @@ type OFEDDriverSpec struct {
 	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
 }
 
-// ProbeSpec is how often a probe asks.
+// ProbeSpec is the timing of a probe.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type ProbeSpec struct {
@@ -144,26 +147,27 @@ type ProbeSpec struct {
 	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
 }
 
-// UpgradePolicySpec says how a changed driver comes to the nodes.
+// UpgradePolicySpec says how nodes get a changed driver.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type UpgradePolicySpec struct {
-	// AutoUpgrade replaces the driver's pods without somebody who deletes them. Without it everything else here has no effect.
+	// AutoUpgrade replaces the driver's pods automatically. Without it everything else here has no effect.
 	// +optional
 	AutoUpgrade bool `json:"autoUpgrade,omitempty"`
-	// MaxParallelUpgrades is on how many nodes at most the driver is replaced at a time; 0: on all. Default: 1.
+	// MaxParallelUpgrades is the maximum number of nodes whose driver is replaced at the same time; 0: all. Default: 1.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	MaxParallelUpgrades *int32 `json:"maxParallelUpgrades,omitempty"`
-	// Drain moves other pods away from a node before its driver is replaced. It is not served: where it is enabled no pod is replaced by
-	// itself.
+	// Drain moves other pods away from a node before its driver is replaced. It is not supported: where it is enabled, pods are not
+	// replaced automatically.
 	//
 	// +optional
 	Drain *DrainSpec `json:"drain,omitempty"`
-	// WaitForCompletion waits for pods to end before. It is not served: where it has a podSelector no pod is replaced by itself.
+	// WaitForCompletion waits for pods to end first. It is not supported: where it has a podSelector, pods are not replaced
+	// automatically.
 	// +optional
 	WaitForCompletion *WaitForCompletionSpec `json:"waitForCompletion,omitempty"`
-	// SafeLoad drains a node before its driver is loaded. It is not served: where it is true no pod is replaced by itself.
+	// SafeLoad drains a node before its driver is loaded. It is not supported: where it is true, pods are not replaced automatically.
 	// +optional
 	SafeLoad bool `json:"safeLoad,omitempty"`
 }
@@ -172,12 +176,12 @@ type UpgradePolicySpec struct {
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type DrainSpec struct {
-	// Enable says whether there is one. Default: true, where the section drain is there.
+	// Enable switches the drain on. Default: true, where the section drain exists.
 	// +optional
 	Enable *bool `json:"enable,omitempty"`
 }
 
-// WaitForCompletionSpec says which pods are waited for.
+// WaitForCompletionSpec says which pods to wait for.
 //
 // +kubebuilder:pruning:PreserveUnknownFields
 type WaitForCompletionSpec struct {
@@ -205,7 +209,7 @@ type NVPeerDriverSpec struct {
 	GPUDriverSourcePath string `json:"gpuDriverSourcePath,omitempty"`
 }
 
-// State is how far a section is.
+// State is the state of a section.
 //
 // +kubebuilder:validation:Enum=ready;notReady;ignore;error
 type State string
@@ -214,11 +218,11 @@ type State string
 const (
 	StateReady    State = "ready"
 	StateNotReady State = "notReady"
-	StateIgnore   State = "ignore" // the section is absent, or not served
+	StateIgnore   State = "ignore" // the section is absent, or not supported
 	StateError    State = "error"  // the section has mistakes
 )
 
-// NicClusterPolicyStatus says how far each section is.
+// NicClusterPolicyStatus has the state of each section.
 type NicClusterPolicyStatus struct {
 	// ObservedGeneration is the generation of the spec that the status is about.
 	// +optional
@@ -229,7 +233,7 @@ type NicClusterPolicyStatus struct {
 	// Reason says what is missing.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// AppliedStates are the sections'.
+	// AppliedStates are the states of the sections.
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -240,7 +244,7 @@ type NicClusterPolicyStatus struct {
 type AppliedState struct {
 	Name  string `json:"name"`
 	State State  `json:"state"`
-	// Message says what is missing, and what was made.
+	// Message says what is missing, and what was created.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

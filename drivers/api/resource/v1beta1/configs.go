@@ -37,7 +37,7 @@ type MigDeviceConfig struct {
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 
-// VfioDeviceConfig asks for a GPU to be passed through to a virtual machine.
+// VfioDeviceConfig requests that a GPU is passed through to a virtual machine.
 type VfioDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
 }
@@ -58,16 +58,16 @@ type GpuSharing struct {
 	MpsConfig         *MpsConfig         `json:"mpsConfig,omitempty"`
 }
 
-// MigDeviceSharing says how a MIG device is shared. A MIG device's time slices have no interval to choose.
+// MigDeviceSharing says how a MIG device is shared. The length of a MIG device's time slices cannot be chosen.
 type MigDeviceSharing struct {
 	Strategy  SharingStrategy `json:"strategy"`
 	MpsConfig *MpsConfig      `json:"mpsConfig,omitempty"`
 }
 
-// TimeSliceInterval is how long a process has the GPU before the next.
+// TimeSliceInterval is how long a process has the GPU before the next one.
 type TimeSliceInterval string
 
-// The intervals, as the driver's compute policy knows them.
+// The intervals of the driver's compute policy.
 const (
 	DefaultTimeSlice TimeSliceInterval = "Default"
 	ShortTimeSlice   TimeSliceInterval = "Short"
@@ -85,9 +85,9 @@ type TimeSlicingConfig struct {
 type MpsConfig struct {
 	// DefaultActiveThreadPercentage of the device's threads that one client may use, 0 to 100.
 	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
-	// DefaultPinnedDeviceMemoryLimit is what one client may pin on every device.
+	// DefaultPinnedDeviceMemoryLimit is how much device memory one client may pin on every device.
 	DefaultPinnedDeviceMemoryLimit *resource.Quantity `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
-	// DefaultPerDevicePinnedMemoryLimit is the same for single devices, by UUID or by index in the claim; it wins.
+	// DefaultPerDevicePinnedMemoryLimit is the same for single devices, by UUID or by index in the claim. It takes precedence.
 	DefaultPerDevicePinnedMemoryLimit map[string]resource.Quantity `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// MultiUser lets clients of several Linux users share the GPU at the same time, by one MPS server. Without it the clients of a second user
 	// wait until those of the first have ended. A fault of one client ends the work of all. It needs a driver whose control daemon knows

@@ -17,7 +17,7 @@ import (
 // +kubebuilder:object:generate=false
 type Config = opaque.Config
 
-// configKinds are the kinds of configuration, each with what makes an empty one.
+// configKinds are the kinds of configuration, each with a function that makes an empty one.
 func configKinds() map[string]func() Config {
 	return map[string]func() Config{
 		"ComputeDomainChannelConfig": func() Config { return &ComputeDomainChannelConfig{} },
@@ -38,7 +38,7 @@ func Decode(raw []byte) (Config, error) {
 	})
 }
 
-// wrongQuantities names the memory limits that are no quantities, which a quantity's own error does not.
+// wrongQuantities names the memory limits that are no quantities. A quantity's own error does not name them.
 func wrongQuantities(raw []byte) field.ErrorList {
 	var loose struct {
 		Sharing struct {

@@ -95,7 +95,7 @@ func TestWrongConfigurationsAreRefusedByFieldAndValue(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds that nothing an author writes makes a driver fall over, and that what is accepted is valid.
+// FuzzDecode checks that no input makes a driver panic, and that what is accepted is valid.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(config("GpuConfig", `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi"}}}`)))
 	f.Add([]byte(config("ComputeDomainChannelConfig", `,"domainID":"`+uid+`"`)))

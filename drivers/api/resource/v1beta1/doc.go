@@ -1,5 +1,5 @@
-// Package v1beta1 is resource.nvidia.com/v1beta1 as existing manifests write it: ComputeDomain, and the configurations that claims
-// and device classes hand to the drivers gpu.nvidia.com and compute-domain.nvidia.com.
+// Package v1beta1 is resource.nvidia.com/v1beta1 as existing manifests use it: ComputeDomain, and the configurations that claims
+// and device classes have for the drivers gpu.nvidia.com and compute-domain.nvidia.com.
 //
 // +kubebuilder:object:generate=true
 // +groupName=resource.nvidia.com
@@ -19,19 +19,19 @@ func SchemeGroupVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: GroupName, Version: "v1beta1"}
 }
 
-// AddToScheme adds the kinds that the API server stores. The configurations are not among them: they travel inside other objects
-// and are read by Decode.
+// AddToScheme adds the kinds that the API server stores. The configurations are not among them: they are part of other objects, and
+// Decode reads them.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion(), &ComputeDomain{}, &ComputeDomainList{})
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion())
 	return nil
 }
 
-// Labels that nodes carry.
+// Labels of nodes.
 const (
 	// LabelClique is the node's NVLink clique, "<ClusterUUID>.<CliqueID>", from NVML's fabric information.
 	LabelClique = "nvidia.com/gpu.clique"
-	// LabelComputeDomain is the UID of the ComputeDomain that the node is part of. The same label marks everything that the
-	// controller makes for a domain.
+	// LabelComputeDomain is the UID of the ComputeDomain that the node is part of. Everything that the controller creates for a domain
+	// has the same label.
 	LabelComputeDomain = "resource.nvidia.com/computeDomain"
 )

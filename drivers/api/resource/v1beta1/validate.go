@@ -106,7 +106,7 @@ func (c *MigDeviceConfig) Validate() field.ErrorList {
 // Default implements Config.
 func (c *VfioDeviceConfig) Default() {}
 
-// Validate implements Config. Whether a driver can do it is the driver's to say.
+// Validate implements Config. It does not check whether a driver supports the configuration.
 func (c *VfioDeviceConfig) Validate() field.ErrorList { return nil }
 
 func validateStrategy(path *field.Path, strategy SharingStrategy) field.ErrorList {
@@ -147,7 +147,7 @@ func validateMps(path *field.Path, strategy SharingStrategy, config *MpsConfig) 
 	return errs
 }
 
-// validateMemory checks a limit that MPS takes in whole mebibytes.
+// validateMemory checks a limit that MPS accepts only in whole mebibytes.
 func validateMemory(path *field.Path, limit resource.Quantity) field.ErrorList {
 	const mebibyte = 1 << 20
 	if limit.Cmp(*resource.NewQuantity(mebibyte, resource.BinarySI)) < 0 {

@@ -8,15 +8,17 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// ShareInterval is why a claim's own time slice is refused for a share. A GPU has one time slice for all who share it, and its shares are
-// prepared only while they agree about it: a claim of one percent that chose it would keep every other claim off the GPU.
+// ShareInterval is the reason why a share's claim may not set the time slice. A GPU has one time slice for all its shares, and its
+// shares can only be prepared while their claims agree on it. A claim of one percent that set it would keep every other claim off
+// the GPU.
 const ShareInterval = "the time slice of a shared GPU holds for all who share it, so only a DeviceClass sets it: leave the interval out, " +
 	"ask for a whole GPU, or use a DeviceClass with the interval"
 
-// shareClass is the DeviceClass of shares that the chart makes.
+// shareClass is the DeviceClass of shares that the chart creates.
 const shareClass = "gpu-share.gpufabric.io"
 
-// AsksForInterval says whether a configuration in JSON chooses the length of time slices. Decode does not tell: it fills in the default.
+// AsksForInterval says whether a configuration in JSON sets the length of time slices. Decode does not show this, since it fills in
+// the default.
 func AsksForInterval(raw []byte) bool {
 	var config struct {
 		Sharing struct {
@@ -28,9 +30,9 @@ func AsksForInterval(raw []byte) bool {
 	return json.Unmarshal(raw, &config) == nil && config.Sharing.TimeSlicing.Interval != nil
 }
 
-// sliceOfAShare says whether a claim's configuration chooses the time slice for a request that can only get a share: one that asks for an
-// amount of memory or cores, or for the class of shares. The node plugin refuses what cannot be seen here: a share by another class, such
-// as a VGPUProfile's.
+// sliceOfAShare says whether a claim's configuration sets the time slice for a request that can only get a share: a request with an
+// amount of memory or cores, or for the class of shares. The node plugin refuses what cannot be recognized here: a share of another
+// class, such as a VGPUProfile's.
 func sliceOfAShare(spec *resourceapi.ResourceClaimSpec, c resourceapi.DeviceClaimConfiguration) bool {
 	if c.Opaque == nil || c.Opaque.Driver != GPUDriver || !AsksForInterval(c.Opaque.Parameters.Raw) {
 		return false

@@ -1,5 +1,5 @@
-// Package validation checks the configurations that claims and device classes hand to this project's drivers. The webhook and the node
-// plugins use it alike, so that what the API lets pass is what a node can do.
+// Package validation checks the configurations that claims and device classes have for this project's drivers. The webhook and the
+// node plugins use the same checks, so that a node can do what the API accepts.
 package validation
 
 import (
@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/api/resource/v1beta1"
 )
 
-// The drivers whose configurations are known here.
+// The drivers whose configurations this package checks.
 const (
 	GPUDriver           = "gpu.nvidia.com"
 	ComputeDomainDriver = "compute-domain.nvidia.com"
@@ -38,7 +38,7 @@ func kinds(driver string) ([]string, bool) {
 	}
 }
 
-// Decode reads a configuration for a driver strictly and says what is wrong with it: the field, its value, and what is allowed.
+// Decode reads a configuration for a driver strictly. Its error names the field, its value, and what is allowed.
 func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 	allowed, known := kinds(driver)
 	if !known {
@@ -62,7 +62,7 @@ func Decode(driver string, raw []byte) (v1beta1.Config, error) {
 	return config, nil
 }
 
-// locate names the field of a quantity that could not be read: the decoder's own error says neither field nor value.
+// locate names the field of a quantity that could not be read. The decoder's own error has neither field nor value.
 func locate(raw []byte, err error) error {
 	var c struct {
 		Sharing struct {
@@ -111,9 +111,9 @@ func DeviceClass(spec *resourceapi.DeviceClassSpec, path *field.Path) field.Erro
 	return errs
 }
 
-// Claim returns every mistake in the configurations of a claim. Two configurations that apply to one request are no mistake: the later
-// wins, as with NVIDIA's DRA driver and as the order of status.allocation.devices.config in Kubernetes has it, where a claim's come after
-// its class's.
+// Claim returns every mistake in the configurations of a claim. Two configurations for one request are no mistake: the later one
+// wins, as in NVIDIA's DRA driver. It matches the order of status.allocation.devices.config in Kubernetes, where a claim's
+// configurations come after its class's.
 func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, c := range spec.Devices.Config {
@@ -127,7 +127,7 @@ func Claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorLis
 	return errs
 }
 
-// opaque checks one configuration; those of other drivers are theirs to check.
+// opaque checks one configuration; it ignores those of other drivers.
 func opaque(c *resourceapi.OpaqueDeviceConfiguration, at *field.Path) field.ErrorList {
 	if c == nil {
 		return nil

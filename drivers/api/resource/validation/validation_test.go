@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// gpu is a GpuConfig with this for its sharing.
+// gpu is a GpuConfig with this sharing section.
 func gpu(sharing string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":` + sharing + `}`
 }
@@ -23,7 +23,7 @@ func mig(sharing string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":` + sharing + `}`
 }
 
-// mps is a GpuConfig with this for its mpsConfig.
+// mps is a GpuConfig with this mpsConfig section.
 func mps(config string) string { return gpu(`{"strategy":"MPS","mpsConfig":` + config + `}`) }
 
 func channel(rest string) string {
@@ -40,12 +40,12 @@ func rdma(rest string) string {
 
 const domain = `,"domainID":"0f1c5d5e-9a5b-4f6e-8c39-5b2d6b0f8a11"`
 
-// wrong are configurations that must be refused, each with what the refusal has to say: the field, the value or what is allowed.
+// wrong are configurations that must be refused, each with parts of the expected message: the field, the value or what is allowed.
 var wrong = []struct {
 	name, driver, raw string
 	want              []string
 }{
-	// What is not a configuration at all.
+	// Input that is no configuration at all.
 	{"nothing", GPUDriver, ``, []string{"not a JSON object"}},
 	{"null", GPUDriver, `null`, []string{"apiVersion", `"resource.nvidia.com/v1beta1"`}},
 	{"an empty object", GPUDriver, `{}`, []string{"apiVersion", `""`, `"resource.nvidia.com/v1beta1"`}},
@@ -84,7 +84,7 @@ var wrong = []struct {
 	{"an RDMA network that is a number", RDMADriver, rdma(`"network":1`), []string{"network", "1", "a word"}},
 	{"an unknown field for RDMA", RDMADriver, rdma(`"bandwidth":7`), []string{"bandwidth"}},
 
-	// Fields that do not exist, or not like that.
+	// Fields that do not exist, or not in this form.
 	{"an unknown field", GPUDriver, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","share":{}}`,
 		[]string{`unknown field "share"`}},
 	{"an unknown field within", GPUDriver, gpu(`{"strategy":"MPS","mpsconfig":{}}`), []string{`unknown field "sharing.mpsconfig"`}},
@@ -243,8 +243,8 @@ func config(driver, raw string, requests ...string) resourceapi.DeviceClaimConfi
 	}}
 }
 
-// A claim may say something for every request and something else for one: the later wins when it is prepared, as NVIDIA's DRA driver and
-// Kubernetes have it.
+// A claim may have one configuration for all requests and another for one of them: the later one wins in prepare, as in NVIDIA's
+// DRA driver and in Kubernetes.
 func TestConfigurationsOfOneClaimMayOverlap(t *testing.T) {
 	long, short := gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
 		gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`)
@@ -298,7 +298,7 @@ func TestWhatIsWrongIsRefusedInClaimsAndClassesAlikeAtItsField(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds that no configuration, however wrong, does more than be refused; and that what is accepted has all that a driver reads.
+// FuzzDecode checks that every wrong configuration is refused, and that an accepted one has every field that a driver reads.
 func FuzzDecode(f *testing.F) {
 	for _, c := range wrong {
 		f.Add(c.driver, []byte(c.raw))
@@ -320,7 +320,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// Nobody may choose the time slice for all who share a GPU but the author of a DeviceClass.
+// Only the author of a DeviceClass may set the time slice for all shares of a GPU.
 func TestAShareClaimsNoTimeSlice(t *testing.T) {
 	amount := func(names ...resourceapi.QualifiedName) *resourceapi.CapacityRequirements {
 		c := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// addCounted adds the extended resources of nodes, and the pods that ask for them. An extended resource that DRA serves shows its devices
-// besides, by its claim; a pod of one is not counted here.
+// addCounted adds the extended resources of nodes, and the pods that request them. An extended resource that DRA serves already
+// shows its devices, by its claim; its pods are not counted here.
 func (d *drawing) addCounted() {
 	type key struct{ node, resource string }
 	found := map[key]*Counted{}
@@ -45,7 +45,7 @@ func (d *drawing) addCounted() {
 	}
 }
 
-// ours says whether an extended resource is of GPUs or RDMA ports: those of NVIDIA, Volcano and RDMA.
+// ours says whether an extended resource is for GPUs or RDMA ports: those of NVIDIA, Volcano and RDMA.
 func ours(resource string) bool {
 	domain, _, _ := strings.Cut(resource, "/")
 	return domain == "nvidia.com" || domain == "rdma" || domain == "volcano.sh" || strings.HasSuffix(domain, ".nvidia.com")
@@ -119,7 +119,8 @@ var (
 	amount     = regexp.MustCompile(`^\d+ `)
 )
 
-// CauseOf is the part of a scheduler's message that pods which wait for the same have in common: what it says without numbers of nodes.
+// CauseOf is the part of a scheduler's message that is the same for all pods with the same problem: the text without numbers of
+// nodes.
 func CauseOf(message string) string {
 	if !counts.MatchString(message) {
 		return message
@@ -135,7 +136,7 @@ func CauseOf(message string) string {
 	return cmp.Or(strings.Join(causes, "; "), message)
 }
 
-// addRacks puts nodes into racks: those of one NVLink fabric together, others by their label.
+// addRacks puts nodes into racks: the nodes of one NVLink fabric together, others by their label.
 func (d *drawing) addRacks() {
 	type rackKey struct {
 		kind RackKind
@@ -163,7 +164,7 @@ func (d *drawing) addRacks() {
 		slices.SortFunc(r.Cliques, natural)
 		d.picture.Racks = append(d.picture.Racks, *r)
 	}
-	// By their first nodes: administrators number nodes as racks stand, and a ClusterUUID says nothing to anybody.
+	// Sorted by their first nodes: administrators number nodes in the order of the racks, and a ClusterUUID means nothing to people.
 	slices.SortFunc(d.picture.Racks, func(a, b Rack) int {
 		return cmp.Or(boolean(a.Kind == NoRack, b.Kind == NoRack), natural(a.Nodes[0].Name, b.Nodes[0].Name))
 	})
@@ -222,7 +223,7 @@ type Cause struct {
 	Oldest time.Duration `json:"oldest"`
 }
 
-// Causes groups the queue by what its pods wait for, the most pods first. Oldest is how long the first of them has waited now.
+// Causes groups the queue by what its pods wait for, the most pods first. Oldest is how long the first of them has waited.
 func Causes(queue []WaitingPod, now time.Time) []Cause {
 	byCause := map[string]*Cause{}
 	for _, w := range queue {

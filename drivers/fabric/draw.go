@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/rdma/dra"
 )
 
-// drawing is a picture that is being made.
+// drawing is a picture in progress.
 type drawing struct {
 	facts   *Facts
 	nodes   map[string]*NodeState
@@ -26,14 +26,14 @@ type drawing struct {
 
 type poolKey struct{ driver, pool string }
 
-// gpu is a GPU with what decides whether something of it is free.
+// gpu is a GPU with what decides whether part of it is free.
 type gpu struct {
 	GPUState
 	forms      map[string]*GPUFacts // by device
 	placements map[string]*Placement
 }
 
-// Draw makes the picture. What the facts contradict each other in, it shows as it is: a claim may be of a moment later than a slice.
+// Draw makes the picture. It shows contradictory facts as they are: a claim may be newer than a slice.
 func Draw(facts *Facts) *Picture {
 	d := &drawing{facts: facts, nodes: map[string]*NodeState{}, labels: map[string]*Node{}, pools: map[poolKey]string{},
 		domains: map[string]string{}, gpus: map[string]map[string]*gpu{}, ports: map[string]map[string]*PortState{},
@@ -56,7 +56,7 @@ func Draw(facts *Facts) *Picture {
 	return d.picture
 }
 
-// addSlices takes the devices of the newest generation of each pool.
+// addSlices adds the devices of the newest generation of each pool.
 func (d *drawing) addSlices() {
 	newest := map[poolKey]int64{}
 	for _, s := range d.facts.Slices {
@@ -112,7 +112,7 @@ func (t Taint) String() string {
 func (d *drawing) node(name string) *NodeState {
 	n := d.nodes[name]
 	if n == nil {
-		// Whoever may not read nodes does not know that one is not ready.
+		// A viewer without the right to read nodes cannot see whether one is ready.
 		n = &NodeState{Name: name, Ready: len(d.labels) == 0}
 		if known := d.labels[name]; known != nil {
 			n.Clique, n.Ready, n.Cordoned = known.Clique, known.Ready, known.Cordoned
@@ -140,7 +140,7 @@ func (d *drawing) gpu(node, name string) *gpu {
 	return all[name]
 }
 
-// add takes what a form says of its GPU. Forms of one GPU say the same, but for what a placement does not know.
+// add adds what a form says about its GPU. Forms of one GPU say the same, except what a placement does not know.
 func (g *gpu) add(f *GPUFacts) {
 	if f.Device != "" {
 		g.forms[f.Device] = f
@@ -168,7 +168,7 @@ func portState(f *PortFacts) *PortState {
 		Taints: f.Taints}
 }
 
-// addClaims puts each device of each claim where it belongs.
+// addClaims puts each device of each claim in its place.
 func (d *drawing) addClaims() {
 	for _, c := range d.facts.Claims {
 		for i := range c.Results {
@@ -240,7 +240,8 @@ func (g *gpu) describe(h *Hold) bool {
 	return true
 }
 
-// addNodes puts what was collected by node into the nodes, and every node of the cluster that has a part in the fabric into the picture.
+// addNodes puts what was collected by node into the nodes, and every node of the cluster with a part in the fabric into the
+// picture.
 func (d *drawing) addNodes() {
 	for name, known := range d.labels {
 		if known.Clique != "" || known.Domain != "" {
@@ -283,7 +284,7 @@ func (d *drawing) addNodes() {
 	}
 }
 
-// finish decides what can be had of a GPU.
+// finish decides what is available of a GPU.
 func (g *gpu) finish(n *NodeState) {
 	for _, p := range g.placements {
 		if offer := "MIG " + p.Profile; !slices.Contains(g.Offers, offer) {
@@ -301,7 +302,7 @@ func (g *gpu) finish(n *NodeState) {
 		g.Clique = ""
 	}
 	sortHolds(g.Holds)
-	// A fault of a placement is its GPU's where every placement has it.
+	// A fault of a placement counts as its GPU's where every placement has it.
 	if len(g.forms) == 0 {
 		g.taint(g.commonTaints())
 	}
@@ -335,7 +336,8 @@ func (g *gpu) state() State {
 	return Held
 }
 
-// byTaints is what a device's taints say of it, empty where they keep no claim away. The faults of a driver have its own domain.
+// byTaints is the state that a device's taints show, empty where they keep no claim away. The faults of a driver have their own
+// domain.
 func byTaints(taints []Taint, faults string) State {
 	var worst State
 	for _, t := range taints {
@@ -350,7 +352,7 @@ func byTaints(taints []Taint, faults string) State {
 	return worst
 }
 
-// room says whether another claim can have something of a GPU of which claims hold something.
+// room says whether another claim can have a part of a GPU that claims use.
 func (g *gpu) room(held []Hold) bool {
 	var shared, memory, cores, shares int64
 	taken := map[int]bool{}
@@ -384,7 +386,7 @@ func (g *gpu) room(held []Hold) bool {
 	return false
 }
 
-// has says whether one of the holds is of this form: shares of a GPU are of one form at a time.
+// has says whether one of the holds has this form: shares of a GPU have one form at a time.
 func (f *GPUFacts) has(held []Hold) bool {
 	return slices.ContainsFunc(held, func(h Hold) bool { return h.Device == f.Device })
 }

@@ -311,7 +311,7 @@ func everyHold(p *Picture, visit func(h Hold)) {
 	}
 }
 
-// Whatever the API server holds, also of half an upgrade: each device that a claim has is in the picture once.
+// Whatever the API server holds, also in the middle of an upgrade, each device of a claim is in the picture once.
 //
 //shows:fabric-topology
 func TestEveryAllocatedDeviceIsShownOnce(t *testing.T) {

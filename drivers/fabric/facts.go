@@ -1,9 +1,9 @@
-// Package fabric is the picture of a cluster's GPU fabric: racks, cliques, nodes, GPUs, ports and domains, who holds what, what is free and
-// what is broken.
+// Package fabric is the picture of a cluster's GPU fabric: racks, cliques, nodes, GPUs, ports and domains, who holds what, what is
+// free and what is broken.
 //
-// The picture is made of facts, which are what matters of the API server's objects (a ResourceSlice of 128 devices takes 400 KB, its facts
-// a few). Whoever reads the cluster makes facts of each object (OfSlice, OfClaim and so on) and calls Draw with all of them. Nothing here
-// talks to an API server.
+// The picture is made from facts, the relevant parts of the API server's objects (a ResourceSlice of 128 devices takes 400 KB, its
+// facts a few). A reader of the cluster makes facts from each object (OfSlice, OfClaim and so on) and calls Draw with all of them.
+// This package does not talk to an API server.
 package fabric
 
 import (
@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Facts are all that a picture is made of.
+// Facts are the input of a picture.
 type Facts struct {
 	Slices  []*Slice
 	Claims  []*Claim
@@ -25,11 +25,11 @@ type Facts struct {
 	Missing []Missing
 }
 
-// Missing are objects that whoever asked cannot read.
+// Missing are objects that the caller cannot read.
 type Missing struct {
 	// Resource is as `kubectl get` takes it: resourceslices.resource.k8s.io.
 	Resource string `json:"resource"`
-	// Why says what the API server answered, and what to do.
+	// Why is the API server's answer, and what to do.
 	Why string `json:"why"`
 }
 
@@ -49,10 +49,10 @@ type Slice struct {
 	MemorySlices map[string]int
 }
 
-// GPUFacts are what a form of a GPU says of it. A GPU that is only offered in MIG placements is described by the first of them.
+// GPUFacts are what a form of a GPU says about it. A GPU that is only offered in MIG placements is described by the first of them.
 type GPUFacts struct {
 	GPU    string // gpu-0
-	Device string // the device's name: gpu-0, gpu-0-shared; empty: a placement said it
+	Device string // the device's name: gpu-0, gpu-0-shared; empty: from a placement
 	Form   string // whole, shareable, 4 shares, shares, shares of a VGPUProfile
 
 	UUID, Product     string
@@ -66,7 +66,7 @@ type GPUFacts struct {
 	NUMA              int // -1: unknown
 	Driver, Compute   string
 	Taints            []Taint
-	ExclusiveByMemory bool // it is shared by its memory, so that a claim with all of it has it whole
+	ExclusiveByMemory bool // it is shared by its memory, so a claim with all of it has it whole
 }
 
 // Placement is a MIG placement that is offered, or that an administrator made.
@@ -96,7 +96,7 @@ type PortFacts struct {
 	Taints               []Taint
 }
 
-// NamedDevice is a device of which nothing but its name and its taints matter.
+// NamedDevice is a device of which only its name and its taints matter.
 type NamedDevice struct {
 	Device string
 	Clique string
@@ -128,17 +128,18 @@ type Result struct {
 	Request, Driver, Pool, Device string
 	ShareID                       string
 	Admin                         bool
-	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are what it consumes of the device; 0 where nothing is counted.
+	// Memory (bytes), Cores (percent), Shares, Slots and Bandwidth (Gb/s) are what it consumes of the device; 0 where nothing is
+	// counted.
 	Memory, Cores, Shares, Slots, Bandwidth int64
 }
 
-// Pod is a pod that has claims, or asks for extended resources.
+// Pod is a pod that has claims, or requests extended resources.
 type Pod struct {
 	metav1.ObjectMeta
 	Created  time.Time
 	NodeName string
 	Phase    string
-	// Waits is what a pod waits for that does not run, in the words of its status; Since is how long it has waited for that.
+	// Waits is what a pending pod waits for, in the words of its status; Since is when that began.
 	Waits    string
 	Since    time.Time
 	Claims   []string
@@ -154,7 +155,7 @@ type Node struct {
 	Ready          bool
 	Why            string // of a node that is not ready
 	Cordoned       bool
-	// Extended are the allocatable extended resources that devices stand behind.
+	// Extended are the allocatable extended resources for devices.
 	Extended map[string]int64
 }
 
@@ -188,7 +189,7 @@ type Pool struct {
 	Why            string
 }
 
-// word keeps one copy of a text that many facts say: device names, products and PCI addresses are the same on every node.
+// word keeps one copy of a text that many facts repeat: device names, products and PCI addresses are the same on every node.
 func word(text string) string {
 	if text == "" {
 		return ""

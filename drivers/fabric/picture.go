@@ -1,7 +1,7 @@
 package fabric
 
-// Picture is the fabric as people and programs are shown it: racks of nodes, and what goes across racks. Every device that a claim has
-// stands in it exactly once, as a Hold.
+// Picture is the fabric as people and programs see it: racks of nodes, and what spans racks. It contains every device of a claim
+// exactly once, as a Hold.
 type Picture struct {
 	Totals  Totals        `json:"totals"`
 	Racks   []Rack        `json:"racks"`
@@ -29,7 +29,7 @@ type Totals struct {
 	Waiting int `json:"waitingPods"`
 }
 
-// RackKind says what a rack was recognised by.
+// RackKind says how a rack was recognised.
 type RackKind string
 
 // The kinds of racks.
@@ -38,11 +38,11 @@ const (
 	ByNVLink RackKind = "nvlink"
 	// ByLabel: the nodes that one of RackLabels gives the same value.
 	ByLabel RackKind = "label"
-	// NoRack: nodes of which nothing says where they stand.
+	// NoRack: nodes whose place is unknown.
 	NoRack RackKind = "none"
 )
 
-// Rack is nodes that stand together.
+// Rack is nodes that belong together.
 type Rack struct {
 	ID      string      `json:"id"` // ClusterUUID or the label's value; empty: NoRack
 	Kind    RackKind    `json:"kind"`
@@ -50,13 +50,13 @@ type Rack struct {
 	Nodes   []NodeState `json:"nodes"`
 }
 
-// State is what can be had of a GPU or a port now, in a word.
+// State is what is available of a GPU or a port now.
 type State string
 
 // The states, the best first.
 const (
 	Free    State = "free"    // nobody has anything of it
-	Partly  State = "partly"  // claims have some of it, and there is room
+	Partly  State = "partly"  // claims have some of it, and there is more
 	Held    State = "held"    // claims have all of it
 	Tainted State = "tainted" // it is kept from new claims: drained, or handed to a device plugin
 	Broken  State = "broken"  // the driver reports a fault that keeps new claims away
@@ -70,15 +70,15 @@ type NodeState struct {
 	Domains  []string `json:"domains,omitempty"`
 	Ready    bool     `json:"ready"`
 	Cordoned bool     `json:"cordoned,omitempty"`
-	// Notes say what is wrong with the node as a whole.
+	// Notes are problems of the node as a whole.
 	Notes []string    `json:"notes,omitempty"`
 	GPUs  []GPUState  `json:"gpus,omitempty"`
 	Ports []PortState `json:"ports,omitempty"`
 	// IMEX are the channels and daemons of compute domains that claims have.
 	IMEX []Hold `json:"imex,omitempty"`
-	// Gone are devices that claims have, and that are not published any more.
+	// Gone are devices of claims that are no longer published.
 	Gone []Hold `json:"gone,omitempty"`
-	// Counted are the extended resources of device plugins, which do not say which device a pod has.
+	// Counted are the extended resources of device plugins, which do not report which device a pod has.
 	Counted []Counted `json:"counted,omitempty"`
 }
 
@@ -98,14 +98,14 @@ type GPUState struct {
 	Index   int    `json:"index"` // NVML's; -1: not published
 	// Memory is in bytes; 0: not published (a GPU that is offered in MIG placements alone).
 	Memory int64 `json:"memory,omitempty"`
-	// MemorySlices is how many MIG memory slices it is divided into; 0: it is not offered in MIG placements that exclude each other.
+	// MemorySlices is its number of MIG memory slices; 0: it is not offered in MIG placements that exclude each other.
 	MemorySlices int `json:"memorySlices,omitempty"`
 	// Shares is how many counted shares it has; 0: they are not counted.
 	Shares int64 `json:"shares,omitempty"`
 	// Offers are the forms that claims can have it in.
 	Offers []string `json:"offers"`
 	Clique string   `json:"clique,omitempty"` // where it differs from its node's
-	// NVLink names the GPUs that it reaches over NVLink: all with the same name. Which link goes where is not published.
+	// NVLink identifies the GPUs that it reaches over NVLink: they have the same value. The ends of single links are not published.
 	NVLink string  `json:"nvlink,omitempty"`
 	PCI    string  `json:"pci,omitempty"`
 	Switch string  `json:"switch,omitempty"`
@@ -136,7 +136,7 @@ type PortState struct {
 	Holds     []Hold  `json:"holds,omitempty"`
 }
 
-// Hold is a device, or a part of one, that a claim has.
+// Hold is a device of a claim, or a part of one.
 type Hold struct {
 	Claim   string   `json:"claim"` // namespace/name
 	Request string   `json:"request"`
@@ -158,11 +158,11 @@ type Hold struct {
 	Size  int `json:"size,omitempty"`
 	// Domain is the ComputeDomain of a channel: namespace/name.
 	Domain string `json:"domain,omitempty"`
-	// Admin: the claim looks at the device, and does not keep it from others.
+	// Admin: the claim observes the device, and does not keep it from others.
 	Admin bool `json:"admin,omitempty"`
 }
 
-// DomainState is a ComputeDomain and how far it is.
+// DomainState is a ComputeDomain and its progress.
 type DomainState struct {
 	Name     string   `json:"name"` // namespace/name
 	Ready    bool     `json:"ready"`
@@ -173,7 +173,7 @@ type DomainState struct {
 	Why      string   `json:"why,omitempty"`
 	Created  int64    `json:"created,omitempty"` // Unix seconds
 	Members  []Member `json:"members,omitempty"`
-	// Joining are nodes that carry the domain's label, and are no members yet.
+	// Joining are nodes with the domain's label that are no members yet.
 	Joining []string `json:"joining,omitempty"`
 }
 
@@ -193,7 +193,7 @@ type WaitingPod struct {
 	Pod   string `json:"pod"` // namespace/name
 	Node  string `json:"node,omitempty"`
 	Since int64  `json:"since"` // Unix seconds: when its present wait began
-	// Cause is what several pods may have in common, Says the pod's own status.
+	// Cause is what several pods may have in common. Says is the pod's own status.
 	Cause string `json:"cause"`
 	Says  string `json:"says,omitempty"`
 }

@@ -21,15 +21,15 @@ import (
 // Drivers are those whose devices the picture shows.
 func Drivers() []string { return []string{devices.Driver, dra.Driver, computedomain.Driver} }
 
-// RackLabels are the node labels that name a rack, the first that a node has: a node without NVLink fabric belongs to the rack that its
-// label names. topology.kubernetes.io has no label for racks; the others are those that Topograph writes.
+// RackLabels are the node labels that name a rack; the first one that a node has counts. A node without NVLink fabric belongs to
+// the rack of its label. topology.kubernetes.io has no label for racks; the others are those that Topograph writes.
 func RackLabels() []string {
 	return []string{"topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", "network.topology.nvidia.com/leaf"}
 }
 
 const standard = "resource.kubernetes.io/"
 
-// OfSlice makes facts of a ResourceSlice; those of other drivers have no devices.
+// OfSlice makes facts from a ResourceSlice; those of other drivers have no devices.
 func OfSlice(s *resourceapi.ResourceSlice) *Slice {
 	out := &Slice{ObjectMeta: named(s), Driver: word(s.Spec.Driver), Pool: word(s.Spec.Pool.Name), Generation: s.Spec.Pool.Generation,
 		Count: s.Spec.Pool.ResourceSliceCount}
@@ -73,7 +73,7 @@ func (s *Slice) addGPU(d *resourceapi.Device, described map[string]bool) {
 		Memory: facts.Memory, Start: start, Size: size, Taints: taintsOf(d)})
 	if !described[facts.GPU] {
 		described[facts.GPU] = true
-		// What a placement has of memory and cores is its own; its taints may be, too.
+		// Memory and cores of a placement are its own; its taints may be, too.
 		facts.Device, facts.Form, facts.Memory, facts.Cores, facts.Taints = "", "", 0, 0, nil
 		facts.UUID = text(d, devices.AttrParentUUID)
 		s.GPUs = append(s.GPUs, facts)
@@ -104,7 +104,7 @@ func gpuOf(d *resourceapi.Device) GPUFacts {
 	return facts
 }
 
-// memorySlices are the memory slices that a placement takes, by its counters.
+// memorySlices returns the memory slices that a placement uses, by its counters.
 func memorySlices(d *resourceapi.Device) (start, size int) {
 	start = -1
 	for _, set := range d.ConsumesCounters {
@@ -153,7 +153,7 @@ func text(d *resourceapi.Device, name resourceapi.QualifiedName) string {
 	return ""
 }
 
-// number is -1 where the device does not say it.
+// number is -1 where the device lacks the attribute.
 func number(d *resourceapi.Device, name resourceapi.QualifiedName) int {
 	if a := d.Attributes[name]; a.IntValue != nil {
 		return int(*a.IntValue)
@@ -207,7 +207,8 @@ func OfClaim(c *resourceapi.ResourceClaim) *Claim {
 	return out
 }
 
-// OfPod makes facts of a pod. One that has neither claims nor extended resources has no facts but its name, and is left out of the picture.
+// OfPod makes facts from a pod. A pod with neither claims nor extended resources has only its name as facts, and is left out of the
+// picture.
 func OfPod(p *corev1.Pod) *Pod {
 	out := &Pod{ObjectMeta: named(p), Created: p.CreationTimestamp.Time, NodeName: word(p.Spec.NodeName), Phase: word(string(p.Status.Phase)),
 		Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
@@ -243,13 +244,13 @@ func OfPod(p *corev1.Pod) *Pod {
 	return out
 }
 
-// extended says whether a resource is counted by a device plugin or by DRA: its name has a domain that is not Kubernetes' own.
+// extended says whether a resource is counted by a device plugin or by DRA: its name has a domain other than Kubernetes' own.
 func extended(name corev1.ResourceName) bool {
 	domain, _, found := strings.Cut(string(name), "/")
 	return found && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io")
 }
 
-// waits says what a pending pod waits for, as its status has it, and since when.
+// waits says what a pending pod waits for according to its status, and since when.
 func waits(p *corev1.Pod) (string, time.Time) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {

@@ -1,8 +1,9 @@
-// Package console serves the page of the fabric: racks with nodes, GPUs and ports, who holds them, domains that form, pods that wait, live
-// for as long as somebody looks.
+// Package console serves the page of the fabric: racks with nodes, GPUs and ports, who holds them, domains that form, and pods that
+// wait. The page is live while somebody views it.
 //
-// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to whoever has the address
-// that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the viewer sees what it may read.
+// It has no rights of its own. On a person's machine it reads the cluster with their kubeconfig, and shows it to whoever has the
+// address that it prints. In a cluster (--viewer-tokens) each request brings the viewer's own bearer token, and the viewer sees
+// what it may read.
 package console
 
 import (
@@ -28,7 +29,7 @@ import (
 
 const (
 	role = "console"
-	// Bounds on what a caller can take of the server. A header holds a token, which is below 4 KiB even with many groups.
+	// Bounds on a caller's use of the server. A header holds a token, which is below 4 KiB even with many groups.
 	maxHeader     = 16 << 10
 	headerTimeout = 5 * time.Second
 	idleTimeout   = 2 * time.Minute
@@ -140,7 +141,7 @@ func (o *options) reach(h host.Host) (*rest.Config, error) {
 	return &rest.Config{Host: server, TLSClientConfig: rest.TLSClientConfig{CAFile: o.serverCA}}, nil
 }
 
-// newKey makes the key of a local page: 128 bits, which nobody guesses.
+// newKey makes the key of a local page: 128 random bits.
 func newKey() string {
 	var key [16]byte
 	_, _ = rand.Read(key[:]) // never fails (crypto/rand)
@@ -166,7 +167,7 @@ func Serve(ctx context.Context, settings Settings, listener net.Listener) error 
 	end, stop := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 	defer stop()
 	if err := server.Shutdown(end); err != nil {
-		_ = server.Close() // streams that do not end; the error is of no use to whoever ended the program
+		_ = server.Close() // streams do not end by themselves; the error is of no use to whoever ended the program
 	}
 	<-ended
 	return ctx.Err()

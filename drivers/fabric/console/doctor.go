@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// examinations is how many answers of the doctor are made at once: each holds the cluster in memory for as long as it takes.
+	// examinations is how many answers of the doctor are made at once: each holds the cluster in memory meanwhile.
 	examinations = 1
 	// examining bounds an answer. One of 1,008 nodes takes some seconds (docs/measurements.md).
 	examining = time.Minute
-	// longestName bounds a namespace, a name and what is between them; Kubernetes allows 63 and 253.
+	// longestName bounds a namespace, a name and the slash between them; Kubernetes allows 63 and 253.
 	longestName = 63 + 1 + 253
 )
 
-// opinion is an answer of the doctor. The API server's address is not for the page.
+// opinion is an answer of the doctor. The page must not show the API server's address.
 type opinion struct {
 	Subject string            `json:"subject"`
 	First   *diagnosis.Found  `json:"first"`
@@ -35,7 +35,7 @@ type opinion struct {
 	Lacking []string `json:"lacking"`
 }
 
-// doctor answers what `gpufabric doctor KIND NAME` would, with the viewer's rights.
+// doctor gives the answer of `gpufabric doctor KIND NAME`, with the viewer's rights.
 func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 	config, _, status, err := s.viewer(r)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *sessions) doctor(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(out) // whoever asked has gone
 }
 
-// subjectOf reads kind and name, which is NAMESPACE/NAME where the kind has one.
+// subjectOf reads kind and name, which is NAMESPACE/NAME where the kind has a namespace.
 func subjectOf(r *http.Request) (diagnosis.Subject, error) {
 	query := r.URL.Query()
 	subject := diagnosis.Subject{Kind: diagnosis.Kind(query.Get("kind")), Name: query.Get("name")}

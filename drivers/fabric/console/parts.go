@@ -9,8 +9,9 @@ import (
 	"gpufabric.io/drivers/fabric"
 )
 
-// parts are a picture cut into what changes by itself: each node, each domain, each rack's list of nodes. Each has the version in which it
-// last changed, so that a stream that saw version n is sent what came after, however long it was away: there is no queue that could grow.
+// parts are a picture, split into what changes by itself: each node, each domain, each rack's list of nodes. Each part has the
+// version in which it last changed. A stream that saw version n is sent what came after, however long it was away: there is no
+// queue that could grow.
 type parts struct {
 	version uint64
 	all     map[string]part
@@ -32,7 +33,7 @@ type rackPart struct {
 	Place int `json:"place"`
 }
 
-// causePart is what some pods wait for: not all of 10,000 are named.
+// causePart is what some pods wait for; it does not name all of 10,000.
 type causePart struct {
 	Cause  string              `json:"cause"`
 	Pods   int                 `json:"pods"`
@@ -44,7 +45,7 @@ type causePart struct {
 // namedPods is how many pods of a cause are named.
 const namedPods = 20
 
-// update takes a new picture, and says whether it differs from the last.
+// update sets a new picture, and says whether it differs from the last.
 func (p *parts) update(picture *fabric.Picture, about any) (changed bool, err error) {
 	if p.all == nil {
 		p.all, p.gone = map[string]part{}, map[string]uint64{}
@@ -132,7 +133,7 @@ func causesOf(queue []fabric.WaitingPod) []causePart {
 	return out
 }
 
-// batchSize is how much of a picture is sent at a time, in bytes: a page draws the first while the next is on its way.
+// batchSize is how much of a picture is sent at a time, in bytes: a page draws one batch while the next is on its way.
 const batchSize = 128 << 10
 
 // batch is a message to the page.
@@ -140,11 +141,12 @@ type batch struct {
 	Version uint64                     `json:"version"`
 	Parts   map[string]json.RawMessage `json:"parts,omitempty"`
 	Gone    []string                   `json:"gone,omitempty"`
-	// More: the picture is whole only with the next message.
+	// More: further messages of the same picture follow.
 	More bool `json:"more,omitempty"`
 }
 
-// since are the messages that bring a page from a version to the present one. The first names racks, without which nodes have no place.
+// since returns the messages that bring a page from a version to the present one. The first has the racks, since nodes are placed
+// in them.
 func (p *parts) since(seen uint64) []batch {
 	var names []string
 	for name, part := range p.all {
@@ -183,7 +185,7 @@ func (p *parts) since(seen uint64) []batch {
 	return out
 }
 
-// rank orders parts in messages: nodes and domains come after what they stand in.
+// rank orders parts in messages: nodes and domains come after what contains them.
 func rank(name string) int {
 	switch {
 	case len(name) > 5 && name[:5] == "node/":
@@ -194,7 +196,7 @@ func rank(name string) int {
 	return 0
 }
 
-// forget drops removed parts that every stream has seen the removal of.
+// forget drops removed parts once every stream has seen their removal.
 func (p *parts) forget(oldest uint64) {
 	for name, version := range p.gone {
 		if version <= oldest {

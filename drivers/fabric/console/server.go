@@ -23,10 +23,10 @@ type Settings struct {
 	Config *rest.Config
 	// Key is what a request must bring; empty: a bearer token of the cluster.
 	Key string
-	// Hosts are names that browsers may know the server by, besides the loopback's: a page of another name that resolves to this address
-	// (DNS rebinding) is refused.
+	// Hosts are names that browsers may use for the server, besides the loopback's. A page of another name that resolves to this
+	// address (DNS rebinding) is refused.
 	Hosts []string
-	// Viewers is how many may look at once.
+	// Viewers is the maximum number of viewers at once.
 	Viewers int
 	Options reader.Options
 }
@@ -49,7 +49,7 @@ func handler(settings Settings, sessions *sessions) http.Handler {
 	mux.HandleFunc("/api/doctor", sessions.doctor)
 	guarded := guard(settings.Hosts, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthz" { // the kubelet asks by the pod's address
+		if r.URL.Path == "/healthz" { // the kubelet uses the pod's address
 			_, _ = w.Write([]byte("ok\n"))
 			return
 		}
@@ -57,7 +57,7 @@ func handler(settings Settings, sessions *sessions) http.Handler {
 	})
 }
 
-// guard lets through what a browser asks that shows the page.
+// guard accepts only requests of a browser that shows the page.
 func guard(hosts []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -100,7 +100,7 @@ func allowed(requested string, names []string) bool {
 // refusal is the body of an answer that is no page.
 type refusal struct {
 	Error string `json:"error"`
-	// Wants is what a request should have brought: key or token.
+	// Wants is what the request lacks: key or token.
 	Wants string `json:"wants,omitempty"`
 }
 

@@ -22,9 +22,10 @@ import (
 )
 
 const (
-	// pace is the shortest time between two pictures: people do not see more, and 56 domains that form change some hundred objects a second.
+	// pace is the minimum time between two pictures: people do not see more, and 56 domains that form change some hundred objects a
+	// second.
 	pace = 250 * time.Millisecond
-	// share bounds the part of a core that drawing takes: after a picture the next one waits this many times as long as it took.
+	// share bounds the part of a core that drawing uses: after a picture the next one waits this many times as long as it took.
 	share = 4
 	// grace is how long a viewer's picture is kept after the last page was closed, so that a reload need not read the cluster again.
 	grace = 20 * time.Second
@@ -34,11 +35,11 @@ const (
 	asking = 10 * time.Second
 	// streamsPerViewer is how many pages a viewer may have open.
 	streamsPerViewer = 8
-	// questions is how many viewers' tokens are looked at at once.
+	// questions is how many viewers' tokens are checked at once.
 	questions = 4
 )
 
-// sessions are the viewers that look now. A token is nowhere but in its session's client: sessions are found by its hash.
+// sessions are the present viewers. A token is only kept in its session's client: sessions are found by the token's hash.
 type sessions struct {
 	ctx      context.Context //nolint:containedctx // sessions outlive the request that begins them, and end with the server
 	settings Settings
@@ -58,7 +59,7 @@ func newSessions(ctx context.Context, settings Settings) *sessions {
 
 func (s *sessions) wait() { s.running.Wait() }
 
-// about is what a page says of whose rights it shows.
+// about says with whose rights a page is shown.
 type about struct {
 	User      string `json:"user,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
@@ -68,7 +69,7 @@ type about struct {
 
 var errUnknown = errors.New("the API server does not know this token: it is wrong or has expired")
 
-// who asks the API server whose token it is.
+// who asks the API server who owns a token.
 func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error) {
 	select {
 	case s.asking <- struct{}{}:
@@ -93,7 +94,7 @@ func (s *sessions) who(ctx context.Context, config *rest.Config) (string, error)
 	return review.Status.UserInfo.Username, nil
 }
 
-// viewer finds with whose rights a request is answered, and asks the API server who that is. The status is that of a refusal.
+// viewer determines with whose rights a request is answered, and asks the API server who that is. The status is that of a refusal.
 func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, status int, err error) {
 	token := bearer(r)
 	config = s.settings.Config
@@ -108,7 +109,7 @@ func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, st
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), asking)
 	defer cancel()
-	// Every request asks again: a session that still stands says nothing of a token that was revoked.
+	// Every request checks the token again: an existing session does not show whether the token was revoked.
 	user, err = s.who(ctx, config)
 	if errors.Is(err, errUnknown) {
 		return nil, "", http.StatusUnauthorized, err
@@ -119,7 +120,7 @@ func (s *sessions) viewer(r *http.Request) (config *rest.Config, user string, st
 	return config, user, http.StatusOK, nil
 }
 
-// deny refuses a request, and says what it should have brought.
+// deny refuses a request, and says what it lacks.
 func (s *sessions) deny(w http.ResponseWriter, status int, err error) {
 	wants := "key"
 	if s.settings.Key == "" {
@@ -131,7 +132,7 @@ func (s *sessions) deny(w http.ResponseWriter, status int, err error) {
 	answer(w, status, refusal{Error: err.Error(), Wants: wants})
 }
 
-// enter finds or begins the session of a request; it is to be left again.
+// enter finds or starts the session of a request; call leave afterwards.
 func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	config, user, status, err := s.viewer(r)
 	if err != nil {
@@ -160,7 +161,7 @@ func (s *sessions) enter(r *http.Request) (*session, int, error) {
 	return current, http.StatusOK, nil
 }
 
-// begin starts to read the cluster for a viewer.
+// begin starts reading the cluster for a viewer.
 func (s *sessions) begin(key [sha256.Size]byte, config *rest.Config, user string) (*session, error) {
 	source, err := reader.New(config, s.settings.Options)
 	if err != nil {
@@ -206,9 +207,9 @@ func (s *sessions) leave(current *session) {
 // session is one viewer's picture.
 type session struct {
 	about about
-	news  chan struct{} // holds one: something changed
+	news  chan struct{} // holds one token: something changed
 	end   context.CancelCauseFunc
-	ctx   context.Context //nolint:containedctx // its end is what streams wait for
+	ctx   context.Context //nolint:containedctx // streams wait for its end
 	// streams and leaving belong to sessions' lock.
 	streams int
 	leaving *time.Timer
@@ -275,7 +276,7 @@ func (s *session) empty() bool {
 	return !s.about.Settled
 }
 
-// show gives a picture to every stream.
+// show sends a picture to every stream.
 func (s *session) show(ctx context.Context, picture *fabric.Picture, settled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +299,7 @@ func (s *session) show(ctx context.Context, picture *fabric.Picture, settled boo
 	s.parts.forget(oldest)
 }
 
-// stream serves one page with server-sent events, which it reads by fetch: an EventSource brings no Authorization.
+// stream serves one page with server-sent events, which the page reads by fetch: an EventSource cannot send Authorization.
 func (s *sessions) stream(w http.ResponseWriter, r *http.Request) {
 	current, status, err := s.enter(r) //nolint:contextcheck // a session outlives the request that begins it
 	if err != nil {
@@ -316,7 +317,7 @@ func (s *sessions) stream(w http.ResponseWriter, r *http.Request) {
 		delete(current.waiting, wake)
 	}()
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // for a proxy that would collect the events
+	w.Header().Set("X-Accel-Buffering", "no") // for a proxy that would buffer the events
 	out := &events{w: w, control: http.NewResponseController(w)}
 	for err = out.comment("the fabric"); err == nil; {
 		current.mu.Lock()

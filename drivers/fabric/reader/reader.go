@@ -1,5 +1,5 @@
-// Package reader reads the objects that a picture of the fabric is made of, once or for as long as somebody looks, with the rights of
-// whoever asks. Of each object it keeps the facts alone.
+// Package reader reads the objects for a picture of the fabric, once or continuously, with the caller's rights. It keeps only the
+// facts of each object.
 //
 // What cannot be read is left out and named: a tenant who may read one namespace sees its own claims on a fabric without nodes.
 package reader
@@ -32,7 +32,7 @@ import (
 // pageSize is how many objects are listed at a time: 500 ResourceSlices of 128 devices each are some 50 MB in protobuf.
 const pageSize = 500
 
-// Options say what is read.
+// Options say what to read.
 type Options struct {
 	// Namespace limits claims, pods and compute domains; empty: all namespaces.
 	Namespace string
@@ -54,7 +54,7 @@ type kind struct {
 	add     func(*fabric.Facts, any)
 }
 
-// New makes a reader. It sends nothing yet.
+// New makes a reader. It sends no request yet.
 func New(config *rest.Config, o Options) (*Reader, error) {
 	config = host.Tune(config, o.Agent)
 	core, err := host.Client(config, o.Agent)
@@ -121,7 +121,8 @@ func custom(config *rest.Config, version schema.GroupVersion, register func(*run
 	return client, nil
 }
 
-// List reads the cluster once. What could not be read is in the facts' Missing; the error is of a cluster of which nothing could be read.
+// List reads the cluster once. What could not be read is in the facts' Missing; the error is for a cluster of which nothing could
+// be read.
 func (r *Reader) List(ctx context.Context) (*fabric.Facts, error) {
 	found := make([][]any, len(r.kinds))
 	errs := make([]error, len(r.kinds))
@@ -171,7 +172,7 @@ func (k *kind) list(ctx context.Context) ([]any, error) {
 	}
 }
 
-// why says what keeps objects from being read, and what to do.
+// why says what prevents reading objects, and what to do.
 func why(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
@@ -184,19 +185,19 @@ func why(err error) string {
 	return err.Error()
 }
 
-// Following is what a reader knows while it follows the cluster.
+// Following is the state of a reader that follows the cluster.
 type Following struct {
 	changed   func()
 	kinds     []*kind
 	informers []cache.SharedIndexInformer
 
 	mu      sync.Mutex
-	trouble map[string]error // by kind: the last try to list or watch it failed
+	trouble map[string]error // by kind: the last attempt to list or watch failed
 	tried   map[string]bool
 }
 
-// Follow reads the cluster and follows its changes until ctx ends, and then returns. It calls changed, which must not wait, whenever
-// something is new, and gives started what can be asked for the facts.
+// Follow reads the cluster and follows its changes until ctx ends, and then returns. It calls changed, which must not block,
+// whenever something is new. It gives started a value from which the facts can be read.
 func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Following)) error {
 	f := &Following{changed: changed, kinds: r.kinds, trouble: map[string]error{}, tried: map[string]bool{}}
 	for _, k := range r.kinds {
@@ -209,7 +210,7 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 		}); err != nil {
 			return fmt.Errorf("follow %s: %w", k.name, err)
 		}
-		// What fails is noted by the source, and shown to whoever looks.
+		// The source records failures, and the page shows them.
 		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
 			return fmt.Errorf("follow %s: %w", k.name, err)
 		}
@@ -224,7 +225,7 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 	var running sync.WaitGroup
 	for _, informer := range f.informers {
 		running.Go(func() { informer.RunWithContext(ctx) })
-		running.Go(func() { // a kind of which there is no object sends no event
+		running.Go(func() { // a kind without objects sends no event
 			select {
 			case <-informer.HasSyncedChecker().Done():
 				changed()
@@ -236,7 +237,7 @@ func (r *Reader) Follow(ctx context.Context, changed func(), started func(*Follo
 	return ctx.Err()
 }
 
-// noting is the kind's source, which notes what becomes of each list and watch.
+// noting is the kind's source, which records the result of each list and watch.
 func (f *Following) noting(k *kind) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -271,8 +272,8 @@ func (f *Following) note(k *kind, err error) {
 	}
 }
 
-// Facts are what is known now. settled is false while some objects have neither been read nor refused: the picture would be of half a
-// cluster.
+// Facts returns what is known now. settled is false while some objects have neither been read nor refused: the picture would show
+// half a cluster.
 func (f *Following) Facts() (facts *fabric.Facts, settled bool) {
 	facts, settled = &fabric.Facts{}, true
 	f.mu.Lock()
@@ -290,7 +291,7 @@ func (f *Following) Facts() (facts *fabric.Facts, settled bool) {
 	return facts, settled
 }
 
-// Refused says whether the API server does not know whoever asks, for every kind that was tried: the token has expired or was revoked.
+// Refused says whether the API server refused the caller's identity for every kind: the token has expired or was revoked.
 func (f *Following) Refused() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -303,7 +304,7 @@ func (f *Following) Refused() bool {
 	return refused > 0 && refused == len(f.tried)
 }
 
-// Resources are what a reader lists and watches, as `kubectl auth can-i` takes them.
+// Resources are what a reader lists and watches, in the form of `kubectl auth can-i`.
 func Resources() []string {
 	return []string{"nodes", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io", "pods",
 		"computedomains.resource.nvidia.com", "rdmapools.gpufabric.io"}

@@ -35,8 +35,8 @@ func publish(t *testing.T, admin kubernetes.Interface, name string) {
 	}
 }
 
-// TestTheFabricIsReadWithTheViewersOwnRights goes from no rights at all to those that a tenant may have, on a real API server, in which no
-// CRD is installed.
+// TestTheFabricIsReadWithTheViewersOwnRights goes from no rights at all to those that a tenant may have, on a real API server
+// without any CRD.
 //
 //shows:fabric-topology fabric-page
 func TestTheFabricIsReadWithTheViewersOwnRights(t *testing.T) {

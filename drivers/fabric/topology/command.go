@@ -1,5 +1,5 @@
-// Package topology is the command that shows the fabric: racks, cliques, nodes, GPUs and ports, who holds what, what is free and what is
-// broken. It reads the API server with the rights of whoever runs it, and changes nothing.
+// Package topology is the command that shows the fabric: racks, cliques, nodes, GPUs and ports, who holds what, what is free and
+// what is broken. It reads the API server with the user's rights, and changes nothing.
 package topology
 
 import (
@@ -83,7 +83,7 @@ func (o *options) run(ctx context.Context, h host.Host) error {
 	return write(host.Visible(h.Out()), picture, o.nodes, time.Now())
 }
 
-// Reach finds the API server: of the kubeconfig where one is given, else of the host.
+// Reach finds the API server, from the kubeconfig where one is given, else from the host.
 func Reach(h host.Host, kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := h.Kubernetes()
@@ -99,7 +99,7 @@ func Reach(h host.Host, kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// known refuses names of nodes that the picture does not have, and offers near ones.
+// known refuses names of nodes that the picture lacks, and suggests similar ones.
 func known(p *fabric.Picture, names []string) error {
 	for _, name := range names {
 		var near []string
@@ -150,7 +150,7 @@ func writeJSON(w io.Writer, p *fabric.Picture, nodes []string, _ time.Time) erro
 	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
-	// JSON may hold these control characters as they are, and a terminal obeys them.
+	// JSON may contain these control characters, and a terminal would obey them.
 	safe := strings.Map(func(r rune) rune {
 		if r >= 0x7f && r < 0xa0 {
 			return '\uFFFD'

@@ -16,8 +16,8 @@ func colour(s fabric.State) string {
 		fabric.Broken: "lightpink"}[s]
 }
 
-// writeDOT writes a graph for Graphviz: racks and nodes are clusters, GPUs and ports hang on their PCIe switches, claims point at what they
-// have.
+// writeDOT writes a graph for Graphviz: racks and nodes are clusters, GPUs and ports are attached to their PCIe switches, claims
+// point at their devices.
 func writeDOT(w io.Writer, p *fabric.Picture, nodes []string, _ time.Time) error {
 	var out strings.Builder
 	out.WriteString("graph fabric {\n  rankdir=LR; compound=true;\n" +

@@ -43,7 +43,7 @@ func writeText(w io.Writer, p *fabric.Picture, nodes []string, now time.Time) er
 	return err
 }
 
-// line makes one line of what an object says.
+// line describes an object in one line.
 func line(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func overview(out *strings.Builder, p *fabric.Picture, now time.Time) {
@@ -94,7 +94,7 @@ func rack(out *strings.Builder, number int, r *fabric.Rack) {
 	_ = table.Flush() // into memory
 }
 
-// holders are who has GPUs and ports of a node: pods, or claims that no pod uses yet.
+// holders are the users of a node's GPUs and ports: pods, or claims that no pod uses yet.
 func holders(n *fabric.NodeState) []string {
 	var out []string
 	add := func(holds []fabric.Hold) {
@@ -173,7 +173,7 @@ func taints(all []fabric.Taint) string {
 	return strings.Join(texts, ", ")
 }
 
-// across is what no rack has for itself: domains, pools, the queue, and claims of devices that are nowhere.
+// across is what belongs to no single rack: domains, pools, the queue, and claims of devices that no node publishes.
 func across(out *strings.Builder, p *fabric.Picture, now time.Time) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if len(p.Domains) > 0 {
@@ -201,7 +201,7 @@ func across(out *strings.Builder, p *fabric.Picture, now time.Time) {
 	}
 }
 
-// detail is a node with its devices, in the order in which they hang on PCIe switches.
+// detail is a node with its devices, in the order of their PCIe switches.
 func detail(out *strings.Builder, n *fabric.NodeState) {
 	fmt.Fprintf(out, "Node %s", n.Name)
 	if n.Clique != "" {
@@ -261,7 +261,7 @@ func holds(table io.Writer, all []fabric.Hold) {
 	}
 }
 
-// placeOf names where a device hangs.
+// placeOf names the place of a device on the PCI bus.
 func placeOf(numa int, root, pciSwitch string) string {
 	var parts []string
 	if numa >= 0 {

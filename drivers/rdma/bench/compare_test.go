@@ -20,8 +20,9 @@ import (
 // rounds is how often a discovery is timed.
 const rounds = 5
 
-// functions makes a tree of n functions on four cards, a physical one each and the rest virtual. They have no network interfaces: the other
-// plugin asks netlink for each, and its devices would have to exist. That work is left out in its favour.
+// functions makes a tree of n functions on four cards, one physical function each and the rest virtual. They have no network
+// interfaces: the other plugin asks netlink for each, so its devices would have to exist. Leaving that work out favours the other
+// plugin.
 func functions(t testing.TB, n int) *sysfstest.Tree {
 	tree := sysfstest.New(t)
 	for card := range 4 {
@@ -74,11 +75,11 @@ func TestDiscoveryBesideTheOtherPlugin(t *testing.T) {
 	}
 }
 
-// theirs is a command of the other plugin. It reads /sys, /dev/infiniband and /var/lib/kubelet and nowhere else, so it gets them in a mount
+// theirs is a command of the other plugin. It reads only /sys, /dev/infiniband and /var/lib/kubelet, so it gets them in a mount
 // namespace of its own; kubelet may be empty.
 func theirs(t *testing.T, tree *sysfstest.Tree, kubelet string, command ...string) *exec.Cmd {
 	t.Helper()
-	// Its library wants names of vendors, or it does not start.
+	// Its library does not start without a file of vendor names.
 	ids := write(t, "pci.ids", "15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network controller\n\t00  Ethernet "+
 		"controller\n")
 	script := fmt.Sprintf("mount --rbind %s /sys && mount -t tmpfs none /dev && mkdir /dev/infiniband && mount --bind %s/infiniband "+

@@ -18,11 +18,11 @@ import (
 const (
 	served = "rdma/hca_shared_devices_a"
 	units  = 1000
-	// blind is how long the other plugin is given to see a port that went down: three times what ours may take.
+	// blind is how long the other plugin has to detect a port that went down: three times what ours may take.
 	blind = 3 * time.Second
-	// started is when a plugin has started: ours gives back what only its start needed after 10 s.
+	// started is when a plugin has started: ours frees what only its start needed after 10 s.
 	started = 15 * time.Second
-	// calm is when what an event needed is given back: ours looks every 250 ms.
+	// calm is when memory for an event has been freed: ours checks every 250 ms.
 	calm = time.Second
 )
 
@@ -64,7 +64,7 @@ func (m *machine) run(t *testing.T, command *exec.Cmd) {
 	})
 }
 
-// restarts times how long the kubelet has nothing to hand out after it came back.
+// restarts measures how long the kubelet has no devices to allocate after it came back.
 func (m *machine) restarts() []time.Duration {
 	var took []time.Duration
 	for range rounds {
@@ -78,15 +78,14 @@ func (m *machine) restarts() []time.Duration {
 	return took
 }
 
-// rest lets a plugin be for a while. What is measured after it is what a plugin holds that has nothing to do, and nothing tells of that
-// from outside.
+// rest waits before a measurement of an idle plugin. There is no event from outside that shows that a plugin is idle.
 func rest(t *testing.T, d time.Duration) {
 	t.Helper()
 	t.Logf("the plugin rests for %v: nothing tells when it has nothing left to do", d)
 	time.Sleep(d)
 }
 
-// memory is what a process has resident, and how much of it is no page of a file.
+// memory is the resident memory of a process, and how much of it is not backed by a file.
 func memory(t *testing.T, process *os.Process) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.Pid))
@@ -156,7 +155,7 @@ func TestANodeBesideTheOtherPlugin(t *testing.T) {
 		rest(t, started)
 		t.Log("memory at rest: " + memory(t, command.Process))
 		m.tree.Write(m.devices[0]+"/ports/1/state", "1: DOWN")
-		time.Sleep(blind) // There is no event to wait for: it never looks.
+		time.Sleep(blind) // There is no event to wait for: it never checks.
 		t.Logf("%v after a port went down: %d of %d allocatable", blind, m.kubelet.View(served).Allocatable, units)
 		m.tree.Write(m.devices[0]+"/ports/1/state", "4: ACTIVE")
 		restarts := m.restarts()

@@ -1,7 +1,7 @@
-// Package config reads the RDMA plugin's config.json: that of k8s-rdma-shared-dev-plugin word for word, and the additions of
+// Package config reads the RDMA plugin's config.json: the format of k8s-rdma-shared-dev-plugin, with the additions of
 // RDMAPoolConfig.
 //
-// Unlike that plugin's reader it tells all mistakes at once, each with its JSON path and line, and refuses keys that it does not know.
+// Unlike that plugin's reader it reports all mistakes at once, each with its JSON path and line, and refuses unknown keys.
 package config
 
 import (
@@ -28,15 +28,16 @@ const maxBytes = 1 << 20
 
 // Config is a valid config.json.
 type Config struct {
-	// Rescan is periodicUpdateInterval: how often devices are discovered again besides by events; 0: by events only.
+	// Rescan is periodicUpdateInterval: how often devices are discovered again without an event; 0: only after events.
 	Rescan time.Duration
 	// Pools are the entries of configList that can be served.
 	Pools []v1alpha1.RDMAPoolConfig
-	// Entries are the places of Pools in configList.
+	// Entries are the positions of Pools in configList.
 	Entries []int
 }
 
-// Keep adds pools of an earlier configuration that have no successor here: an entry with mistakes takes nothing from the node.
+// Keep adds pools of an earlier configuration that have no successor here: an entry with mistakes must not remove a pool from the
+// node.
 func (c *Config) Keep(earlier *Config) {
 	for i, old := range earlier.Pools {
 		if !slices.ContainsFunc(c.Pools, func(p v1alpha1.RDMAPoolConfig) bool { return p.Resource() == old.Resource() }) {
@@ -45,8 +46,8 @@ func (c *Config) Keep(earlier *Config) {
 	}
 }
 
-// sound returns the configuration without its entries that have mistakes; nil: the list itself has one, or nothing is left. Mistakes beside
-// the list, in periodicUpdateInterval or an unknown key, leave its entries.
+// sound returns the configuration without its entries that have mistakes. It returns nil where the list itself has a mistake, or no
+// entry is left. Mistakes elsewhere, in periodicUpdateInterval or an unknown key, do not affect the entries.
 func (c *Config) sound(problems Error) *Config {
 	mistaken := make(map[int]bool)
 	for _, p := range problems {
@@ -80,7 +81,7 @@ type Problem struct {
 	Message string
 }
 
-// String is the problem as a line of text.
+// String returns the problem as one line of text.
 func (p Problem) String() string {
 	var text strings.Builder
 	if p.Path != "" {
@@ -110,8 +111,8 @@ func (e Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Parse reads a config.json. The error is an Error with every mistake in it; where only entries of configList have some, the other entries
-// come with it.
+// Parse reads a config.json. The error is an Error with every mistake in it. Where only entries of configList have mistakes, Parse
+// also returns the other entries.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, Error{{Message: fmt.Sprintf("%d bytes are more than a ConfigMap holds (%d)", len(data), maxBytes)}}
@@ -139,7 +140,7 @@ func (r *reader) config(root *node) *Config {
 	var list *node
 	r.object(nil, root, map[string]func(*field.Path, *node){
 		"periodicUpdateInterval": func(at *field.Path, n *node) {
-			// More seconds than a Duration holds are an interval that never comes; a day does as well.
+			// More seconds than a Duration can hold make an interval that never ends; a day does as well.
 			if seconds, ok := r.integer(at, n, math.MaxInt32, "seconds between discoveries; 0 turns them off"); ok {
 				c.Rescan = time.Duration(seconds) * time.Second
 			}
@@ -214,13 +215,13 @@ func (r *reader) selectors(at *field.Path, n *node) *v1alpha1.RDMASelectors {
 	return s
 }
 
-// validate adds what only the values can show, with the rules that an RDMAPool has too.
+// validate adds the checks that need values, with the same rules as for an RDMAPool.
 func (r *reader) validate(c *Config) {
 	first := make(map[string]int)
 	for i := range c.Pools {
 		at := field.NewPath("configList").Index(i)
 		if r.bad[at.String()] {
-			continue // It is no object; there are no values to judge.
+			continue // It is no object, so there are no values to check.
 		}
 		for _, e := range c.Pools[i].Validate(at) {
 			if !r.told(e.Field) {

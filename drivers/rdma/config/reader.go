@@ -14,7 +14,7 @@ import (
 type reader struct {
 	problems Error
 	lines    map[string]int  // of each path seen
-	bad      map[string]bool // paths whose value has the wrong type: nothing more is said about them or below
+	bad      map[string]bool // paths whose value has the wrong type: no further report about them or what is below
 }
 
 func (r *reader) report(at *field.Path, line int, message string) {
@@ -32,7 +32,7 @@ func (r *reader) mistype(at *field.Path, n *node, want string) {
 	r.report(at, n.line, fmt.Sprintf("must be %s, not %s", want, n.kind()))
 }
 
-// told reports whether a problem of path's type, or of one that holds it, was reported.
+// told says whether a problem of path's type, or of a parent's, was already reported.
 func (r *reader) told(path string) bool {
 	for bad := range r.bad {
 		if path == bad || strings.HasPrefix(path, bad+".") || strings.HasPrefix(path, bad+"[") {
@@ -42,7 +42,7 @@ func (r *reader) told(path string) bool {
 	return false
 }
 
-// line is the line of path, or of the nearest thing that holds it.
+// line returns the line of path, or of its nearest existing parent.
 func (r *reader) line(path string) int {
 	for path != "" {
 		if line := r.lines[path]; line > 0 {
@@ -53,7 +53,7 @@ func (r *reader) line(path string) int {
 	return 0
 }
 
-// object reads the members of n, each with the function of its key.
+// object reads the members of n, each with the function for its key.
 func (r *reader) object(at *field.Path, n *node, fields map[string]func(*field.Path, *node)) {
 	members, ok := n.value.([]member)
 	if !ok {
@@ -69,7 +69,7 @@ func (r *reader) object(at *field.Path, n *node, fields map[string]func(*field.P
 			r.report(path, m.line, "unknown key; "+hint(m.key, fields))
 			continue
 		case seen[m.key] > 0:
-			r.report(path, m.line, fmt.Sprintf("stands in line %d already", seen[m.key]))
+			r.report(path, m.line, fmt.Sprintf("is in line %d already", seen[m.key]))
 			continue
 		}
 		seen[m.key] = m.line
@@ -78,7 +78,7 @@ func (r *reader) object(at *field.Path, n *node, fields map[string]func(*field.P
 	}
 }
 
-// hint says which keys there are, or which one was meant.
+// hint lists the known keys, or suggests the one that was meant.
 func hint(key string, fields map[string]func(*field.Path, *node)) string {
 	known := make([]string, 0, len(fields))
 	for name := range fields {
@@ -93,7 +93,7 @@ func hint(key string, fields map[string]func(*field.Path, *node)) string {
 	return "known are " + strings.Join(known, ", ")
 }
 
-// near reports whether a and b are equal but for one character more, less or other.
+// near says whether a and b differ in at most one character: changed, added or missing.
 func near(a, b string) bool {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -104,7 +104,7 @@ func near(a, b string) bool {
 	return len(a) <= 1 && len(b) <= 1
 }
 
-// array reads the elements of n. null is an absent array.
+// array reads the elements of n. null counts as absent.
 func (r *reader) array(at *field.Path, n *node, element func(*field.Path, *node)) {
 	if n.value == nil {
 		return
@@ -156,7 +156,7 @@ func (r *reader) boolean(target *bool) func(*field.Path, *node) {
 	}
 }
 
-// integer reads a whole number from 0 to high. null is an absent number.
+// integer reads a whole number from 0 to high. null counts as absent.
 func (r *reader) integer(at *field.Path, n *node, high int64, meaning string) (int64, bool) {
 	if n.value == nil {
 		return 0, false

@@ -11,12 +11,12 @@ import (
 // maxDepth is how deep JSON may nest: a config needs five levels.
 const maxDepth = 16
 
-// node is a JSON value that remembers where it stands. encoding/json's own decoding stops at the first mistake, takes keys in any case and
-// the last of two equal ones; this tree keeps everything, so that all mistakes can be told at once.
+// node is a JSON value with its line. encoding/json stops at the first mistake, accepts keys in any case and keeps the last of two
+// equal keys. This tree keeps everything, so that all mistakes can be reported at once.
 //
-// sigs.k8s.io/json finds unknown and doubled keys too, but names no line and stops at the first value of a wrong type. Administrators write
-// config.json by hand, into a ConfigMap of some hundred lines: for them this reader is kept. They see every mistake of the file at once,
-// with its line.
+// sigs.k8s.io/json finds unknown and duplicate keys too, but gives no line and stops at the first value of a wrong type.
+// Administrators write config.json by hand, into a ConfigMap of some hundred lines. This reader exists for them: they see every
+// mistake of the file at once, with its line.
 type node struct {
 	line    int
 	value   any // nil, bool, json.Number, string, []*node or []member

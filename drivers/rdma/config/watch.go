@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// rereadInterval is how often the file is read without an event: on a network's file system another node's writes give none.
+	// rereadInterval is how often the file is read without an event: on a network file system another node's writes cause none.
 	rereadInterval = 10 * time.Second
-	// quiet is how long to wait after an event for the ones that belong to it: an editor's, or those of a ConfigMap's new directory.
+	// quiet is how long to wait after an event for related ones: an editor's, or those of a ConfigMap's new directory.
 	quiet = 50 * time.Millisecond
 )
 
-// Watch calls changed with the content of the file at path, now and whenever it changes, until ctx ends: with a Config, with a mistake's
-// Error and what can be served besides, or with an error that wraps os.ErrNotExist. A ConfigMap volume changes by a link in the file's
-// directory, so the directory is watched, by files.
+// Watch calls changed with the content of the file at path, now and whenever it changes, until ctx ends. The argument is a Config;
+// or a mistake's Error with the part that can be served; or an error that wraps os.ErrNotExist. files watches the file's directory,
+// because a ConfigMap volume changes through a link in it.
 func Watch(ctx context.Context, files *filewatch.Watcher, path string, changed func(*Config, error)) {
 	events := files.Contents(ctx, filepath.Dir(path))
 	f := &file{path: path, changed: changed}
@@ -52,7 +52,7 @@ func drain(ctx context.Context, events <-chan struct{}) {
 	}
 }
 
-// file is the file's content as it was last told.
+// file is the file's content as last reported.
 type file struct {
 	path    string
 	changed func(*Config, error)

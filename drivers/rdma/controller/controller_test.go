@@ -99,7 +99,7 @@ func newPool(name string, spec v1alpha1.RDMAPoolSpec) *v1alpha1.RDMAPool {
 	return &v1alpha1.RDMAPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 }
 
-// view is the node's side of the API.
+// view is a node's view of the API.
 type view struct {
 	*pool.Client
 	listed chan []pool.Object
@@ -137,7 +137,7 @@ func node(t *testing.T, config *rest.Config, c client.Client, name string, label
 	return v
 }
 
-// listsTheSame checks that whoever reads the pools once reads what the watch told.
+// listsTheSame checks that a single read of the pools gives the same as the watch.
 func (v *view) listsTheSame(t *testing.T, watched []pool.Object) {
 	t.Helper()
 	listing, err := v.List(t.Context())
@@ -303,7 +303,7 @@ func TestReportsOfNodesThatAreGoneAreSwept(t *testing.T) {
 	}
 	a := node(t, config, c, "node-a", rdma)
 	b := node(t, config, c, "node-b", rdma)
-	// A plugin that was away when its node was selected no longer does not know of its report.
+	// A plugin that was away when its node was deselected does not know about its report.
 	node(t, config, c, "node-c", nil).report(t, "p", v1alpha1.RDMAPoolNode{ObservedGeneration: 1, Devices: 1, HealthyDevices: 1})
 	for _, v := range []*view{a, b} {
 		v.sees(t, "p")

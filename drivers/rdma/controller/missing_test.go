@@ -64,7 +64,7 @@ func TestWithoutTheCRDTheOtherControllersGoOn(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the other runnable does not run")
 	}
-	// The library looks for the kind every 10 s; the second look must not end the manager either.
+	// The library looks for the kind every 10 s; a second failed look must not end the manager either.
 	select {
 	case err := <-ended:
 		t.Errorf("the manager ended: %v", err)

@@ -1,5 +1,5 @@
-// Package controller keeps the status of RDMAPools: conditions and counts made of what each node reports, and no entries of nodes that are
-// gone.
+// Package controller keeps the status of RDMAPools. It computes conditions and counts from what each node reports, and removes the
+// entries of nodes that are gone.
 package controller
 
 import (
@@ -21,17 +21,16 @@ import (
 )
 
 const (
-	// sweepInterval is how often entries of nodes that are gone, or not selected any more, are looked for. Nothing depends on their going
-	// soon.
+	// sweepInterval is how often to look for entries of nodes that are gone or no longer selected. Their removal is not urgent.
 	sweepInterval = 10 * time.Minute
 	// pageSize is how many nodes are listed at a time.
 	pageSize = 500
-	// crdPatience is how long the controller waits for its kind: for ever, since the manager's other controllers do not need it and would end
-	// with this one.
+	// crdPatience is how long the controller waits for its kind: for ever. The manager's other controllers do not need the kind and
+	// would end with this one.
 	crdPatience = 100 * 365 * 24 * time.Hour
 	// fieldManager owns the fields of the status that are not nodes' entries.
 	fieldManager = "gpufabric-controller"
-	// nodeManager and a node's name own that node's entry; the rdma-plugin writes with it.
+	// nodeManager and a node's name form the owner of that node's entry; the rdma-plugin writes with it.
 	nodeManager = "rdma-plugin/"
 )
 
@@ -41,7 +40,7 @@ func Add(_ context.Context, m ctrl.Manager) error {
 		return err
 	}
 	r := &reconciler{client: m.GetClient(), reader: m.GetAPIReader(), now: time.Now, swept: make(map[string]time.Time)}
-	// Several processes' worth of managers may live in one, so names are not unique in it.
+	// Several managers may run in one process, so controller names need not be unique.
 	shared := true
 	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.RDMAPool{}).Named("rdmapool").WithOptions(controller.Options{
 		SkipNameValidation: &shared, MaxConcurrentReconciles: 1, CacheSyncTimeout: crdPatience,
@@ -55,7 +54,7 @@ type reconciler struct {
 	swept  map[string]time.Time // when each pool's entries were last compared with the nodes; one reconcile at a time uses it
 }
 
-// Reconcile brings the status of one pool in line with its nodes' entries.
+// Reconcile updates the status of one pool from its nodes' entries.
 func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var p v1alpha1.RDMAPool
 	if err := r.client.Get(ctx, request.NamespacedName, &p); err != nil {
@@ -80,8 +79,8 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{RequeueAfter: sweepInterval}, nil
 }
 
-// sweep removes the entries of nodes that are gone, and of those that the pool selects no longer and whose plugin was away then, at
-// intervals: listing the nodes for each of their reports would be quadratic.
+// sweep removes the entries of nodes that are gone, and of nodes that the pool no longer selects and whose plugin was away then. It
+// runs at intervals: listing the nodes for each report would be quadratic.
 func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 	if len(p.Status.Nodes) == 0 || r.now().Sub(r.swept[p.Name]) < sweepInterval {
 		return nil
@@ -97,7 +96,7 @@ func (r *reconciler) sweep(ctx context.Context, p *v1alpha1.RDMAPool) error {
 			continue
 		}
 		klog.FromContext(ctx).Info("Removing the report of a node that is gone or not selected", "pool", p.Name, "node", entry.Name)
-		// Applying nothing as the entry's owner takes the entry away.
+		// Applying nothing as the entry's owner removes the entry.
 		if err := r.apply(ctx, p.Name, nodeManager+entry.Name, nil); err != nil {
 			return fmt.Errorf("remove node %s from the status of RDMAPool %s: %w", entry.Name, p.Name, err)
 		}

@@ -30,14 +30,14 @@ const (
 // named bounds the nodes that a message names.
 const named = 3
 
-// summarise makes the status, but for the nodes' entries, of what the nodes reported.
+// summarise computes the status, except the nodes' entries, from the nodes' reports.
 func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	status := v1alpha1.RDMAPoolStatus{ObservedGeneration: p.Generation, Resource: p.Spec.Resource(),
 		Conditions: slices.Clone(p.Status.Conditions)}
 	var conflicts, down, none, late, closed []string
 	for _, n := range p.Status.Nodes {
 		if n.ObservedGeneration != p.Generation {
-			late = append(late, n.Name) // What it says is of an earlier spec.
+			late = append(late, n.Name) // It is about an earlier spec.
 			continue
 		}
 		status.Devices += n.Devices
@@ -101,7 +101,7 @@ func summarise(p *v1alpha1.RDMAPool, now time.Time) v1alpha1.RDMAPoolStatus {
 	return status
 }
 
-// list joins a few of the texts and counts the rest.
+// list joins the first few texts and counts the rest.
 func list(texts []string) string {
 	text := strings.Join(texts[:min(len(texts), named)], "; ")
 	if more := len(texts) - named; more > 0 {

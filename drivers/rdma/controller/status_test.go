@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// After an edit of the spec the reports of before are still there, until each node has come to it.
+// After an edit of the spec the earlier reports remain until each node has processed it.
 //
 //shows:rdma-pool
 func TestReportsOnAnEarlierSpecDoNotCount(t *testing.T) {

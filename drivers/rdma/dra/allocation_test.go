@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/rdma/health"
 )
 
-// scheduler is the scheduler's own allocator over a node's devices, with what it gave away.
+// scheduler is the scheduler's own allocator for a node's devices, with its allocations.
 type scheduler struct {
 	t         *testing.T
 	slices    []*resourceapi.ResourceSlice
@@ -55,13 +55,13 @@ func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	}}, nil
 }
 
-// ask is what one claim wants of a device.
+// ask is what one claim requests of a device.
 type ask struct {
 	capacity    map[resourceapi.QualifiedName]string
 	tolerations []resourceapi.DeviceToleration
 }
 
-// give allocates one claim and returns its device's name; empty: there is no room.
+// give allocates one claim and returns its device's name; empty: nothing fits.
 func (s *scheduler) give(a ask) string {
 	s.t.Helper()
 	exactly := &resourceapi.ExactDeviceRequest{
@@ -116,7 +116,7 @@ func capacity(slots, bandwidth string) ask {
 	return a
 }
 
-// TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor has claims of one kind after another until one finds no room.
+// TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor allocates claims of one kind until one does not fit.
 //
 //shows:rdma-dra
 func TestAClaimConsumesTheSlotsAndTheBandwidthThatItAsksFor(t *testing.T) {

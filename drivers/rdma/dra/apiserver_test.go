@@ -27,7 +27,7 @@ func serve(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// discovered is a node's devices with those pools.
+// discovered returns a node's devices with those pools.
 func discovered(t *testing.T, tree *sysfstest.Tree, pools ...v1alpha1.RDMAPoolConfig) (*inventory.Inventory, []pool.Pool) {
 	t.Helper()
 	found, err := inventory.Discover(t.Context(), inventory.Roots{Sysfs: tree.Sys})
@@ -46,7 +46,7 @@ func at(bus int) sysfstest.Function {
 	return sysfstest.Function{Parent: fmt.Sprintf("pci0000:%02x/0000:%02x:00.0", bus, bus), Address: fmt.Sprintf("0000:%02x:00.0", bus+1)}
 }
 
-// One device that the API server refuses costs every device of its slice.
+// If the API server refuses one device, it refuses the whole slice.
 //
 //shows:rdma-dra
 func TestTheAPIServerTakesWhateverANodeHas(t *testing.T) {

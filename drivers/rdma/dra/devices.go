@@ -1,4 +1,5 @@
-// Package dra is a node's RDMA ports as devices of Dynamic Resource Allocation: what is published of them, and what a container gets.
+// Package dra makes devices of Dynamic Resource Allocation from a node's RDMA ports: what is published of them, and what a
+// container gets.
 package dra
 
 import (
@@ -16,10 +17,10 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Driver is the driver's name, and the domain of the attributes below that have none.
+// Driver is the driver's name, and the default domain of the attributes below.
 const Driver = "rdma.gpufabric.io"
 
-// Attributes. Those of other domains are published by the GPU driver too, so that a claim's constraints match a GPU with a port.
+// Attributes. The GPU driver publishes those of other domains too, so that a claim's constraints can match a GPU with a port.
 const (
 	AttrInterface  resourceapi.QualifiedName = "ifName"     // network interface; the first by name where there are several
 	AttrRDMADevice resourceapi.QualifiedName = "rdmaDevice" // mlx5_0
@@ -28,7 +29,7 @@ const (
 	AttrRate       resourceapi.QualifiedName = "rateGbps"   // whole Gb/s, as negotiated when published
 	AttrPortGUID   resourceapi.QualifiedName = "portGUID"   // InfiniBand only
 	AttrNodeGUID   resourceapi.QualifiedName = "nodeGUID"
-	AttrPKeys      resourceapi.QualifiedName = "pkeys" // 0x7fff,0x0012: without the membership bit, as many as 64 characters hold
+	AttrPKeys      resourceapi.QualifiedName = "pkeys" // 0x7fff,0x0012: without the membership bit, as many as 64 characters can hold
 	AttrLID        resourceapi.QualifiedName = "lid"   // InfiniBand only
 	AttrFirmware   resourceapi.QualifiedName = "fwVersion"
 	AttrPSID       resourceapi.QualifiedName = "psid"
@@ -57,31 +58,31 @@ const (
 const (
 	// TaintPortDown is on a device whose port cannot carry traffic; its value is the reason in short.
 	TaintPortDown = Driver + "/port-down"
-	// TaintDevicePlugin is on a device that the kubelet's device plugin API hands out; its value is the resource's name.
+	// TaintDevicePlugin is on a device that is offered through the kubelet's device plugin API; its value is the resource's name.
 	TaintDevicePlugin = Driver + "/device-plugin"
 )
 
-// devicesPerSlice is the most that a ResourceSlice takes of devices that have taints or capacities to consume.
+// devicesPerSlice is the maximum number of devices in a ResourceSlice if they have taints or consumable capacities.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Options say what is published of a node.
+// Options say what to publish for a node.
 type Options struct {
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
-	// DevicePlugin: the pools are handed out by the device plugin API, so their devices are tainted here.
+	// DevicePlugin: the pools are offered through the device plugin API, so their devices are tainted here.
 	DevicePlugin bool
 }
 
-// Port is a device as it is published, and the HCA behind it.
+// Port is a published device, and its HCA.
 type Port struct {
 	Name  string // of the device
 	HCA   *inventory.HCA
-	Ports []int // of the HCA: one, or all that an exclusive pool has of it
+	Ports []int // the ports of the HCA: one, or all that an exclusive pool has of it
 	Pool  *pool.Pool
-	slots int // 0: the device is given whole
+	slots int // 0: the device is only allocated whole
 }
 
-// Ports lists the devices of a node: one for each port, but one for all ports of an HCA that an exclusive pool gives whole.
+// Ports lists the devices of a node: one for each port, or one for all ports of an HCA that an exclusive pool allocates whole.
 func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 	taken := make(map[string]*pool.Pool) // by HCA
 	members := make(map[string]pool.Member)
@@ -111,7 +112,7 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 		for _, port := range h.Ports {
 			device := Port{Name: deviceName(h, port.Number), HCA: h, Ports: []int{port.Number}, slots: o.Slots}
 			if p != nil && slices.Contains(members[key].Ports, port.Number) {
-				// What the pool gives the HCA is for all of its ports in the pool. A device needs a slot to be a device.
+				// The pool's units of the HCA are for all of its ports in the pool. A device needs at least one slot.
 				device.Pool, device.slots = p, max(1, slots[key]/len(members[key].Ports))
 			}
 			ports = append(ports, device)
@@ -120,7 +121,8 @@ func Ports(devices *inventory.Inventory, pools []pool.Pool, o Options) []Port {
 	return ports
 }
 
-// deviceName makes a name of the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port 1.
+// deviceName makes a name from the PCI address, since names of RDMA devices may change between boots: pci-0000-3b-00-0-1 for port
+// 1.
 func deviceName(h *inventory.HCA, port int) string {
 	name := strings.NewReplacer(":", "-", ".", "-", "_", "-", "/", "-").Replace(strings.ToLower(h.Key()))
 	if h.PCI != "" {
@@ -129,7 +131,7 @@ func deviceName(h *inventory.HCA, port int) string {
 	return fmt.Sprintf("%s-%d", name, port)
 }
 
-// Slices makes the content of the node's ResourceSlices.
+// Slices returns the content of the node's ResourceSlices.
 func Slices(ports []Port, devices *inventory.Inventory, state func(health.Key) health.State, o Options) [][]resourceapi.Device {
 	published := make([]resourceapi.Device, len(ports))
 	for i := range ports {
@@ -187,7 +189,7 @@ func (p *Port) device(devices *inventory.Inventory, state func(health.Key) healt
 	return d
 }
 
-// port is the first of the HCA's ports that the device stands for.
+// port is the first of the device's ports.
 func (p *Port) port() infiniband.Port {
 	for _, port := range p.HCA.Ports {
 		if port.Number == p.Ports[0] {
@@ -197,7 +199,7 @@ func (p *Port) port() infiniband.Port {
 	return infiniband.Port{Number: p.Ports[0]}
 }
 
-// taints say why the scheduler must not give the device to a new pod. Pods that run keep it.
+// taints say why the scheduler must not give the device to a new pod. Running pods keep it.
 func (p *Port) taints(state func(health.Key) health.State, o Options) []resourceapi.DeviceTaint {
 	var taints []resourceapi.DeviceTaint
 	down := ""
@@ -219,19 +221,20 @@ func (p *Port) taints(state func(health.Key) health.State, o Options) []resource
 	return taints
 }
 
-// capacities are slots and bandwidth: to be consumed by shares of the device, or, with no slots, as properties of a device given whole.
+// capacities are slots and bandwidth. Shares of the device consume them. With no slots they only describe a device that is
+// allocated whole.
 func capacities(slots int, rate int64) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	quantity := func(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 	if slots == 0 {
 		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapSlots: {Value: quantity(1)}, CapBandwidth: {Value: quantity(rate)}}
 	}
-	// Without a policy a request that names no amount would consume all of it.
+	// Without a policy a request without an amount would consume all of it.
 	policy := func(least, most int64) *resourceapi.CapacityRequestPolicy {
 		low, high, fallback, step := quantity(least), quantity(most), quantity(least), quantity(1)
 		amounts := &resourceapi.CapacityRequestPolicyRange{Min: &low, Max: &high}
 		if least < most {
-			// Whole numbers only. A step that leads beyond the capacity (one slot, or a port without a rate) would have the API server refuse the
-			// slice, and with it every other device in it.
+			// Whole numbers only. If a step led beyond the capacity (one slot, or a port without a rate), the API server would refuse the
+			// slice with all its devices.
 			amounts.Step = &step
 		}
 		return &resourceapi.CapacityRequestPolicy{Default: &fallback, ValidRange: amounts}
@@ -252,7 +255,7 @@ func sriov(f *pci.Function) string {
 	return "physical"
 }
 
-// pkeys lists partition keys without the membership bit, as many as an attribute holds.
+// pkeys lists partition keys without the membership bit, as many as an attribute can hold.
 func pkeys(keys []uint16) string {
 	var texts []string
 	for _, key := range keys {
@@ -264,7 +267,7 @@ func pkeys(keys []uint16) string {
 	return strings.Join(texts, ",")
 }
 
-// attributes are a device's. Empty values, and those that the API would refuse, are left out.
+// attributes are the attributes of a device. It leaves out empty values, and those that the API would refuse.
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 func (a attributes) text(name resourceapi.QualifiedName, value string) {

@@ -19,10 +19,10 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and is told their names.
+// Kind prepares claims of RDMA ports: a container gets the device nodes of its ports, and their names in its environment.
 type Kind struct {
 	dev   inventory.DeviceNodes
-	nodes func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) // which device nodes are there
+	nodes func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) // filters the device nodes that exist
 	pods  PodNetworks
 
 	mu    sync.Mutex
@@ -32,7 +32,7 @@ type Kind struct {
 
 var _ draplugin.Kind = &Kind{}
 
-// NewKind makes a kind for a node whose device nodes are in dev. pods moves devices into pods' networks.
+// NewKind makes a kind for a node with its device nodes in dev. pods moves devices into pods' networks.
 func NewKind(dev inventory.DeviceNodes, pods PodNetworks) *Kind {
 	return &Kind{dev: dev, nodes: existing(dev), pods: pods, known: make(chan struct{})}
 }
@@ -81,7 +81,7 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 				return nil, err
 			}
 			moved = append(moved, device)
-			// Its nodes are others when it is in the pod: they are added to the container then.
+			// The device nodes change when the device moves into the pod. They are added to the container then.
 			edits.DeviceNodes = slices.DeleteFunc(edits.DeviceNodes, func(n *specs.DeviceNode) bool {
 				return n.Path != inventory.ContainerPath(k.dev.ConnectionManager())
 			})
@@ -93,7 +93,8 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 		prepared.Edits = append(prepared.Edits, edits)
 	}
 	if environment {
-		// Every device of the claim says the same, since of a variable that is set twice the last value counts. "=" has NCCL compare whole names.
+		// Every device of the claim sets the same value, since the last value counts of a variable that is set twice. "=" makes NCCL
+		// compare whole names.
 		list := slices.Clone(names)
 		slices.Sort(list)
 		for i := range prepared.Edits {
@@ -111,8 +112,8 @@ func (k *Kind) Prepare(ctx context.Context, claim *draplugin.Claim) (*draplugin.
 	return prepared, nil
 }
 
-// Unprepare implements draplugin.Kind. Nothing outlives the container but a device in the pod's network, which is back when the pod's
-// sandbox has stopped; one that is not is taken back here.
+// Unprepare implements draplugin.Kind. Only a device in the pod's network outlives the container. It is back when the pod's sandbox
+// has stopped; if it is not, it is taken back here.
 func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	grant, ok := GrantOf(record)
 	if !ok {
@@ -121,7 +122,7 @@ func (k *Kind) Unprepare(ctx context.Context, record claimstate.Record) error {
 	return k.pods.TakeFrom(ctx, grant.Claim, grant.PodUID)
 }
 
-// Ports returns the ports that a device stands for; nil: there is no such device.
+// Ports returns the ports of a device; nil: there is no such device.
 func (k *Kind) Ports(device string) []health.Key {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -162,7 +163,7 @@ func (k *Kind) edits(p Port) (specs.ContainerEdits, error) {
 	return specs.ContainerEdits{DeviceNodes: k.dev.CDI(found)}, nil
 }
 
-// readConfig takes the strongest configuration, or the defaults where there is none.
+// readConfig returns the strongest configuration, or the defaults where there is none.
 func readConfig(configs []draplugin.OpaqueConfig) (*v1alpha1.RDMAConfig, error) {
 	config := &v1alpha1.RDMAConfig{}
 	config.Default()

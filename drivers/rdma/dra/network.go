@@ -14,15 +14,16 @@ import (
 
 // PodNetworks moves devices into pods' networks.
 type PodNetworks interface {
-	// Ready returns nil where devices can be moved, else what stands in the way and what to do.
+	// Ready returns nil where devices can be moved, else what prevents it and what to do.
 	Ready() error
-	// Closed says whether the node's devices are in exclusive mode, in which a pod with a network of its own opens only what was moved there.
+	// Closed says whether the node's devices are in exclusive mode. A pod with its own network namespace can then open only devices
+	// that were moved there.
 	Closed() bool
 	// TakeFrom takes back what a claim (namespace/name) gave to the pod with that UID.
 	TakeFrom(ctx context.Context, claim, podUID string) error
 }
 
-// data is what is kept of a claim for the time after this process.
+// data is the part of a claim's record that a later process needs.
 type data struct {
 	Exclusive *exclusive.Grant `json:"exclusive,omitempty"`
 }
@@ -36,7 +37,7 @@ func GrantOf(record claimstate.Record) (exclusive.Grant, bool) {
 	return *d.Exclusive, true
 }
 
-// whole is the HCA of a device that can go into a pod's network: a link has all ports of its HCA.
+// whole returns the HCA of a device that can move into a pod's network: moving a link moves all ports of its HCA.
 func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, error) {
 	if d.ShareID != nil {
 		return exclusive.Device{}, draplugin.Refuse("NotExclusive",
@@ -62,7 +63,7 @@ func (k *Kind) whole(d draplugin.AllocatedDevice, p Port) (exclusive.Device, err
 	return exclusive.Device{RDMA: p.HCA.Name, Nets: p.HCA.Nets()}, nil
 }
 
-// grant says in the claim's record and in its containers that the devices go to the pod.
+// grant records in the claim's record and in its containers that the devices go to the pod.
 func (k *Kind) grant(claim *draplugin.Claim, devices []exclusive.Device, prepared *draplugin.Prepared) error {
 	if err := k.pods.Ready(); err != nil {
 		return draplugin.Refuse("NotExclusive", "network: Exclusive: %v", err)

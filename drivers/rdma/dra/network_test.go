@@ -24,7 +24,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// networks is a double of what moves devices.
+// networks plays what moves devices.
 type networks struct {
 	unready error
 	closed  bool
@@ -55,7 +55,7 @@ func example(t *testing.T) json.RawMessage {
 	return template.Spec.Spec.Devices.Config[0].Opaque.Parameters.Raw
 }
 
-// exclusiveClaim is a claim of one device whose author wants it in the pod.
+// exclusiveClaim is a claim of one device that asks for it in the pod's network.
 func exclusiveClaim(parameters json.RawMessage, share bool, pods ...string) *draplugin.Claim {
 	claim := &draplugin.Claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic",
 		UID: "1-2"}}}

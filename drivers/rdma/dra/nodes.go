@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// existing makes a function that finds those of several character devices that have a node on the host.
+// existing makes a function that filters the character devices that have a node on the host.
 func existing(dev inventory.DeviceNodes) func([]infiniband.CharDevice) ([]infiniband.CharDevice, error) {
 	return func(wanted []infiniband.CharDevice) ([]infiniband.CharDevice, error) {
 		var found []infiniband.CharDevice

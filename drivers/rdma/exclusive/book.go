@@ -8,20 +8,21 @@ import (
 	"gpufabric.io/drivers/node/store"
 )
 
-// entry is what a pod sandbox was given, on disk.
+// entry records on disk what a pod sandbox was given.
 type entry struct {
 	Sandbox   string  `json:"sandbox"`
 	Pod       string  `json:"pod"` // namespace/name, for people
 	Namespace string  `json:"namespace"`
 	Grants    []Grant `json:"grants"`
-	// Interfaces are how the devices' interfaces were set up on the node before they were given. Records of earlier versions have none.
+	// Interfaces are the settings of the devices' interfaces on the node before they were given. Records of earlier versions have
+	// none.
 	Interfaces []Interface `json:"interfaces,omitempty"`
 }
 
-// sandboxID is what a container runtime's sandbox IDs look like; they become file names.
+// sandboxID matches a container runtime's sandbox IDs, which become file names.
 var sandboxID = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,127}$`)
 
-// bookKind is how entries are kept: as earlier versions kept them, with a checksum added, which those pass over.
+// bookKind describes how entries are stored: as earlier versions stored them, with a checksum added, which those ignore.
 func bookKind() store.Kind[entry] {
 	return store.Kind[entry]{Name: "gpufabric-rdma-grant", Version: 1, Form: store.Object, Check: func(name string, e entry) error {
 		if e.Sandbox != name || len(e.Grants) == 0 {
@@ -32,8 +33,8 @@ func bookKind() store.Kind[entry] {
 	}}
 }
 
-// book has an entry for each sandbox that was given something, by the sandbox's ID. The devices of an entry that cannot be read stay in
-// their namespace until that ends, and those of other pods come and go.
+// book has an entry for each sandbox that was given something, by the sandbox's ID. Devices of an entry that cannot be read stay in
+// their namespace until that ends. Devices of other pods still move.
 type book struct{ *store.Store[entry] }
 
 func openBook(dir string, writer atomicfile.Writer) (book, []store.Unreadable, error) {

@@ -1,12 +1,12 @@
 // Package exclusive gives RDMA devices to one pod's network namespace at a time, and takes them back.
 //
 // The kernel's RDMA subsystem has two modes (rdma-system(8)): shared, in which every network namespace sees every RDMA device, and
-// exclusive, in which a device is in one namespace. There a pod can open a device only once its link has been moved to the pod, together
-// with the network interfaces that carry its addresses. The container runtime tells through NRI when a pod's namespace is there and when it
-// is about to go.
+// exclusive, in which a device is in one namespace. In exclusive mode a pod can open a device only once its link has been moved to
+// the pod, together with the network interfaces that have its addresses. The container runtime reports through NRI when a pod's
+// namespace exists and when it is about to go.
 //
-// What was moved is written down before it is moved, in a file for each pod sandbox, so that a plugin that died at any point takes back
-// what it gave. A namespace that ends with hardware in it gives that back by itself, but to the machine's first namespace.
+// A move is recorded before it happens, in a file for each pod sandbox, so that a plugin that died at any point can take everything
+// back. A namespace that ends with hardware in it returns the hardware by itself, but to the machine's first namespace.
 package exclusive
 
 import (
@@ -14,12 +14,13 @@ import (
 	"strings"
 )
 
-// NotOpened says what a pod with a network of its own meets on a node in exclusive mode: rdma_dev_access_netns of the kernel lets it open
-// only what is in its network namespace, where units of device plugins and shared claims do not go.
+// NotOpened describes the problem of a pod with its own network namespace on a node in exclusive mode. The kernel's
+// rdma_dev_access_netns lets it open only devices in its network namespace, and units of device plugins and shared claims are not
+// moved there.
 const NotOpened = "the node's RDMA devices are in exclusive mode: a pod with a network of its own cannot open what it is given here; " +
 	"use claims with network: Exclusive, or host networking, or set the mode back with \"rdma system set netns shared\""
 
-// ReasonNotOpened is the reason of the Event on a pod that meets that.
+// ReasonNotOpened is the reason of the Event on such a pod.
 const ReasonNotOpened = "RDMADeviceNotInPodNetwork"
 
 // Device is an RDMA device with all of its network interfaces, by the names that they have on the node.
@@ -37,15 +38,17 @@ type Grant struct {
 	Devices []Device `json:"devices"`
 }
 
-// variable is set in every container that uses a claim, so that one of a pod that does not have the devices can be told from one that does.
+// variable is set in every container that uses a claim. It distinguishes a container whose pod lacks the devices from one whose pod
+// has them.
 const variable = "GPUFABRIC_RDMA_EXCLUSIVE_"
 
-// Environment is the variable that marks the containers of a claim: its name holds the claim's UID, its value the claim for people.
+// Environment is the variable that marks the containers of a claim: its name holds the claim's UID, its value the claim's name for
+// people.
 func Environment(claimUID, claim string) string {
 	return variable + strings.ReplaceAll(claimUID, "-", "_") + "=" + claim
 }
 
-// claimOf reads such a variable.
+// claimOf parses such a variable.
 func claimOf(entry string) (uid, claim string, ok bool) {
 	rest, ok := strings.CutPrefix(entry, variable)
 	if !ok {

@@ -16,12 +16,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Hook is the NRI plugin that moves devices as pods come and go. Fill it before it is started; it is not copied afterwards.
+// Hook is the NRI plugin that moves devices as pods come and go. Set its fields before it starts, and do not copy it afterwards.
 type Hook struct {
 	Mover *Mover
 	// Grants returns what prepared claims give to a pod, by its UID.
 	Grants func(podUID string) []Grant
-	// Nodes returns the device nodes of an RDMA device as they are now, wherever it is.
+	// Nodes returns the present device nodes of an RDMA device, wherever it is.
 	Nodes func(ctx context.Context, device string) ([]*api.LinuxDevice, error)
 	// Events writes Events on pods.
 	Events record.EventRecorder
@@ -29,16 +29,17 @@ type Hook struct {
 	connected atomic.Bool
 }
 
-// Connected tells whether a container runtime calls the hook.
+// Connected says whether the hook is connected to a container runtime.
 func (h *Hook) Connected() bool { return h.connected.Load() }
 
-// Configure is called by the runtime first.
+// Configure is the runtime's first call.
 func (h *Hook) Configure(ctx context.Context, _, runtime, version string) (api.EventMask, error) {
 	klog.FromContext(ctx).Info("Connected to the container runtime", "runtime", runtime, "version", version)
-	return 0, nil // 0: every event that the plugin has a method for
+	return 0, nil // 0: every event for which the plugin has a method
 }
 
-// Synchronize is called when the hook connects: what ended meanwhile gives back, and what began meanwhile is given its devices.
+// Synchronize is called when the hook connects. It takes devices back from pods that ended meanwhile, and gives devices to pods
+// that started meanwhile.
 func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	live := make(map[string]bool, len(sandboxes))
 	for _, sandbox := range sandboxes {
@@ -49,15 +50,15 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, _ [
 		errs = append(errs, h.RunPodSandbox(ctx, sandbox))
 	}
 	if err := errors.Join(errs...); err != nil {
-		// The runtime would drop a plugin that fails here, and with it every later pod's devices.
+		// The runtime would drop a plugin that fails here, and then no later pod would get its devices.
 		klog.FromContext(ctx).Error(err, "Not every RDMA device is where it should be")
 	}
 	h.connected.Store(true)
 	return nil, nil
 }
 
-// RunPodSandbox gives a pod its devices: its network namespace is there, its containers are not. An error keeps the pod from starting, and
-// stands in its Events.
+// RunPodSandbox gives a pod its devices: its network namespace exists, its containers do not. An error keeps the pod from starting,
+// and appears in its Events.
 func (h *Hook) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	grants := h.Grants(sandbox.GetUid())
 	if len(grants) == 0 {
@@ -66,12 +67,12 @@ func (h *Hook) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error
 	pod := sandbox.GetNamespace() + "/" + sandbox.GetName()
 	namespace := namespaceOf(sandbox)
 	if namespace == "" {
-		return nil // The pod is in the node's network, where the devices are.
+		return nil // The pod is in the node's network, as the devices are.
 	}
 	missing, err := h.Mover.Give(ctx, sandbox.GetId(), pod, namespace, grants)
 	if len(missing) > 0 {
 		text := strings.Join(missing, "; ")
-		klog.FromContext(ctx).Info("A pod's RDMA interfaces are without some of their addresses or routes", "pod", pod, "missing", text)
+		klog.FromContext(ctx).Info("A pod's RDMA interfaces lack some of their addresses or routes", "pod", pod, "missing", text)
 		h.Events.Event(reference(sandbox), corev1.EventTypeWarning, ReasonIncomplete, shortened(text))
 	}
 	if err != nil {
@@ -80,17 +81,18 @@ func (h *Hook) RunPodSandbox(ctx context.Context, sandbox *api.PodSandbox) error
 	return nil
 }
 
-// ReasonIncomplete is the reason of the Event on a pod whose interfaces lack some of the addresses or routes that they have on the node.
+// ReasonIncomplete is the reason of the Event on a pod whose interfaces lack some of the addresses or routes that they have on the
+// node.
 const ReasonIncomplete = "RDMAInterfaceIncomplete"
 
-// reference is the pod of a sandbox, as Events name it.
+// reference is the pod of a sandbox, as Events refer to it.
 func reference(sandbox *api.PodSandbox) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: sandbox.GetNamespace(), Name: sandbox.GetName(), UID: types.UID(sandbox.GetUid()),
 	}
 }
 
-// maxEvent is as many bytes as the API server takes for an Event's message.
+// maxEvent is the API server's limit for an Event's message, in bytes.
 const maxEvent = 1024
 
 func shortened(text string) string {
@@ -101,12 +103,12 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxEvent-len(more)], "") + more
 }
 
-// CreateContainer gives a container its device nodes, whose numbers have changed when the device came to the pod, and refuses one that
-// would see a device that is in another pod's network.
+// CreateContainer gives a container its device nodes, whose numbers changed when the device moved to the pod. It refuses a
+// container whose device is in another pod's network.
 func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
 	adjustment := &api.ContainerAdjustment{}
-	injected := make(map[string]bool) // by claim: a container may be told twice of one
+	injected := make(map[string]bool) // by claim: a container may have the same one twice
 	for _, variable := range container.GetEnv() {
 		_, claim, ok := claimOf(variable)
 		if !ok || injected[claim] {
@@ -134,8 +136,8 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 	return adjustment, nil, nil
 }
 
-// closed reports whether a container was given an RDMA device that its pod's network does not have: a unit of a device plugin, or a share
-// of a claim.
+// closed reports whether a container was given an RDMA device that is not in its pod's network: a unit of a device plugin, or a
+// share of a claim.
 func (h *Hook) closed(sandbox *api.PodSandbox, container *api.Container) bool {
 	given := slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool {
 		return strings.HasPrefix(d.GetPath(), "/dev/infiniband/uverbs")
@@ -179,12 +181,12 @@ func (h *Hook) StopPodSandbox(ctx context.Context, sandbox *api.PodSandbox) erro
 	return h.Mover.Take(ctx, sandbox.GetId())
 }
 
-// RemovePodSandbox takes back what could not be taken before.
+// RemovePodSandbox takes back what could not be taken back before.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	return h.Mover.Take(ctx, sandbox.GetId())
 }
 
-// Disconnected is called when the runtime is gone; until it is back, nothing is given.
+// Disconnected is called when the connection to the runtime is lost. Until it is back, no device is given.
 func (h *Hook) Disconnected() { h.connected.Store(false) }
 
 // namespaceOf is the path of the pod's network namespace; empty: the node's.

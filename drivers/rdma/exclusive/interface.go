@@ -12,13 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface is a network interface as it was set up on the node: what to look for after it was moved, perhaps renamed or made again by the
-// kernel, and what to give back to it. Settings below /proc/sys/net are not among it: the kernel sets them to its defaults at each move.
+// Interface is the configuration of a network interface on the node. It serves to find the interface after a move, even if it was
+// renamed or the kernel made a new one, and to restore its settings. It omits settings below /proc/sys/net: the kernel resets them
+// at each move.
 type Interface struct {
 	Name string `json:"name"`
-	// Parent is the PCI function that it is below; empty: it is known by its name alone.
+	// Parent is the PCI function of the interface; empty: only its name is known.
 	Parent string `json:"parent,omitempty"`
-	// Identity tells the interfaces of one function apart: the permanent address, of an IPoIB interface its port's GUID. Empty: there is none.
+	// Identity distinguishes the interfaces of one function: the permanent address, or an IPoIB interface's port GUID. Empty: there is
+	// none.
 	Identity   string    `json:"identity,omitempty"`
 	InfiniBand bool      `json:"infiniBand,omitempty"`
 	Up         bool      `json:"up,omitempty"`
@@ -27,7 +29,7 @@ type Interface struct {
 	Routes     []Route   `json:"routes,omitempty"`
 }
 
-// Address is an address of an interface. How long it is valid is not kept: whoever gave it renews it.
+// Address is an address of an interface. Its lifetime is not kept: whoever assigned the address renews it.
 type Address struct {
 	Address   string `json:"address"`             // 10.0.0.1/24
 	Peer      string `json:"peer,omitempty"`      // the other end's, of a point-to-point link
@@ -35,7 +37,7 @@ type Address struct {
 	Scope     int    `json:"scope,omitempty"`     // as in rtnetlink(7)
 }
 
-// Route is a route through an interface, of those that do not come with its addresses.
+// Route is a route through an interface, except those that come with its addresses.
 type Route struct {
 	Destination string `json:"destination"`       // 10.1.0.0/16
 	Gateway     string `json:"gateway,omitempty"` // empty: the destination is on the link
@@ -64,7 +66,7 @@ func (Netlink) Look(name string) (Interface, error) {
 	}
 	for _, address := range addresses {
 		if address.IP.IsLinkLocalUnicast() && address.IP.To4() == nil {
-			continue // The kernel makes one wherever the interface comes up.
+			continue // The kernel makes one whenever the interface comes up.
 		}
 		kept := Address{Address: address.IPNet.String(), Scope: address.Scope}
 		if address.Peer != nil {
@@ -81,7 +83,7 @@ func (Netlink) Look(name string) (Interface, error) {
 		return Interface{}, fmt.Errorf("read the routes through %s: %w", name, err)
 	}
 	for _, route := range routes {
-		// The kernel's own routes come with addresses; those with several next hops are of several interfaces.
+		// The kernel's own routes come with addresses. Routes with several next hops belong to several interfaces.
 		if route.Protocol == unix.RTPROT_KERNEL || route.Table == unix.RT_TABLE_LOCAL || route.Type != unix.RTN_UNICAST ||
 			len(route.MultiPath) > 0 || route.Dst == nil {
 			continue
@@ -111,8 +113,8 @@ func identity(link netlink.Link) string {
 	return a.PermHWAddr.String()
 }
 
-// in finds the interface among links of one namespace, under whatever name; nil: it is not there. An interface of the same name may be
-// another: every pod has an eth0.
+// in finds the interface among links of one namespace, under whatever name; nil: it is not there. An interface of the same name may
+// be another one: every pod has an eth0.
 func (i *Interface) in(links []netlink.Link) netlink.Link {
 	var found netlink.Link
 	for _, link := range links {
@@ -120,7 +122,7 @@ func (i *Interface) in(links []netlink.Link) netlink.Link {
 		if i.Parent == "" && a.Name == i.Name {
 			return link
 		}
-		// A partition's interface is below another one, and is not what is looked for.
+		// A partition's interface is below another interface, and is not the one we look for.
 		partition := infiniBand(link) && a.ParentIndex != 0
 		if i.Parent == "" || a.ParentDev != i.Parent || infiniBand(link) != i.InfiniBand || partition || i.Identity != "" &&
 			identity(link) != i.Identity {
@@ -133,8 +135,8 @@ func (i *Interface) in(links []netlink.Link) netlink.Link {
 	return found
 }
 
-// move moves the interface from this thread's namespace to target, which has those that are there. Where one of them has its name, it gets
-// another.
+// move moves the interface from this thread's namespace to target, which has the links in there. If one of them has its name, the
+// interface gets another name.
 func (i *Interface) move(there []netlink.Link, target netns.NsHandle) error {
 	here, err := netlink.LinkList()
 	if err != nil {
@@ -160,9 +162,9 @@ func named(links []netlink.Link, name string) bool {
 	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == name })
 }
 
-// setUp gives the interface, which a move left down and bare in this thread's namespace, what it had: its name, unless another has it, its
-// settings, its addresses and these routes. An address or a route that cannot be set is missing, in words: a namespace may be without IPv6,
-// and a route may depend on what is another interface's.
+// setUp restores an interface, which a move left down and without settings in this thread's namespace: its name, unless another has
+// it, its settings, its addresses and these routes. It returns descriptions of missing addresses and routes: a namespace may be
+// without IPv6, and a route may depend on another interface's address.
 func (i *Interface) setUp(place string, routes []Route) (missing []string, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -170,7 +172,7 @@ func (i *Interface) setUp(place string, routes []Route) (missing []string, err e
 	}
 	link := i.in(links)
 	if link == nil {
-		return nil, nil // Its hardware went, or a pod removed it.
+		return nil, nil // Its hardware is gone, or a pod removed it.
 	}
 	a := link.Attrs()
 	fail := func(what string, err error) error {
@@ -199,7 +201,7 @@ func (i *Interface) setUp(place string, routes []Route) (missing []string, err e
 	if !i.Up {
 		return missing, nil
 	}
-	// Gateways are behind routes without one.
+	// Routes without a gateway come first, since gateways need them.
 	ordered := slices.Clone(routes)
 	slices.SortStableFunc(ordered, func(a, b Route) int { return min(len(a.Gateway), 1) - min(len(b.Gateway), 1) })
 	for _, route := range ordered {
@@ -210,8 +212,9 @@ func (i *Interface) setUp(place string, routes []Route) (missing []string, err e
 	return missing, nil
 }
 
-// inPod are the routes that go to a pod with the interface. A default route is left to the pod's own network, and no rules lead to other
-// tables than the main one. A preferred source that is another interface's address is not in the pod: the kernel chooses one there.
+// inPod returns the routes that go to a pod with the interface. A default route is left to the pod's own network, and so are routes
+// of other tables than the main one, since no rules lead there. A preferred source address of another interface is dropped: the
+// kernel chooses one in the pod.
 func (i *Interface) inPod() []Route {
 	var routes []Route
 	for _, route := range i.Routes {
@@ -239,7 +242,7 @@ func (a *Address) add(link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	// The kernel takes the first four bytes of an IPv4 address: those of a net.IP of 16 are zero.
+	// The kernel takes the first four bytes of an IPv4 address: a net.IP of 16 bytes starts with zeros.
 	parsed.Scope, parsed.Broadcast = a.Scope, net.ParseIP(a.Broadcast).To4()
 	if a.Peer != "" {
 		if parsed.Peer, err = netlink.ParseIPNet(a.Peer); err != nil {
@@ -247,7 +250,7 @@ func (a *Address) add(link netlink.Link) error {
 		}
 	}
 	if parsed.IP.To4() == nil {
-		parsed.Flags = unix.IFA_F_NODAD // It was checked for duplicates where it comes from.
+		parsed.Flags = unix.IFA_F_NODAD // It was checked for duplicates on the node.
 	}
 	return netlink.AddrReplace(link, parsed)
 }

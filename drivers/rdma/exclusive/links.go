@@ -17,34 +17,35 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Links are the kernel's links, as far as they move. A link that is where it shall be already is no error, so that every move can be
-// repeated. A namespace is the path of its file (/var/run/netns/cni-...); one that has ended has given back what it had.
+// Links are the kernel's links that can be moved. A link that is already in the right place is no error, so that every move can be
+// repeated. A namespace is given by the path of its file (/var/run/netns/cni-...); one that has ended has returned its links.
 type Links interface {
 	// Exclusive says whether the RDMA subsystem is in exclusive mode.
 	Exclusive() (bool, error)
-	// Look reads how an interface of the node is set up, before a move: a move takes its addresses and routes, and leaves it down.
+	// Look reads the settings of an interface of the node before a move: a move removes its addresses and routes, and sets it down.
 	Look(name string) (Interface, error)
 	GiveRDMA(device, namespace string) error
 	TakeRDMA(device, namespace string) error
-	// GiveInterface moves an interface to a pod and sets it up there as it was on the node. What of its addresses and routes cannot be there
-	// is missing, in words: the pod works with the rest.
+	// GiveInterface moves an interface to a pod and restores its settings there. It returns descriptions of addresses and routes that
+	// the pod cannot have; the pod works with the rest.
 	GiveInterface(i Interface, namespace string) (missing []string, err error)
-	// TakeInterface moves an interface back and sets it up as it was. Missing is what of its addresses and routes cannot be on the node any
-	// more.
+	// TakeInterface moves an interface back and restores its settings. It returns the addresses and routes that the node can no longer
+	// have.
 	TakeInterface(i Interface, namespace string) (missing []string, err error)
-	// Await waits, for a bounded time, until a namespace that has ended has given these interfaces back. For one that lives it does not wait.
+	// Await waits, for a bounded time, until a namespace that has ended has returned these interfaces. It does not wait for a living
+	// one.
 	Await(ctx context.Context, namespace string, interfaces []Interface)
 }
 
 // Netlink moves links of the running kernel. It needs CAP_NET_ADMIN here and in the namespaces, and CAP_SYS_ADMIN to enter them.
 type Netlink struct {
-	Sysfs string // /sys: it tells a PCI function that went from one whose interface is not back yet
+	Sysfs string // /sys: it distinguishes a removed PCI function from one whose interface is not back yet
 }
 
 var _ Links = Netlink{}
 
-// back is how long a namespace that has ended may take to give back what it had. The kernel does that in the background, and reports it by
-// rtnetlink. A container runtime waits 2 s for an answer (plugin_request_timeout of containerd's NRI).
+// back is how long a namespace that has ended may take to return its links. The kernel does that in the background, and reports it
+// through rtnetlink. A container runtime waits 2 s for an answer (plugin_request_timeout of containerd's NRI).
 const back = time.Second
 
 // Exclusive implements Links.
@@ -73,7 +74,7 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 		}
 		return nil
 	}
-	return within(target, func() error { // It is there after a move that a crash cut short.
+	return within(target, func() error { // It is there after a move that a crash interrupted.
 		if link, err := rdmaLink(device); err != nil || link == nil {
 			return errors.Join(fmt.Errorf("the RDMA device %s is neither on the node nor in %s", device, namespace), err)
 		}
@@ -81,7 +82,7 @@ func (Netlink) GiveRDMA(device, namespace string) error {
 	})
 }
 
-// explained adds what the kernel means by an error of a move.
+// explained adds what the kernel's error means for a move.
 func explained(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("%w: the kernel moves no device whose driver cannot take it from programs that have it open (rdma_rxe and siw are "+
@@ -90,7 +91,7 @@ func explained(err error) error {
 	return err
 }
 
-// TakeRDMA implements Links. The kernel moves a device only from the namespace of who asks, so the one who asks enters the pod's.
+// TakeRDMA implements Links. The kernel moves a device only out of the caller's namespace, so the caller enters the pod's.
 func (Netlink) TakeRDMA(device, namespace string) error {
 	home, err := netns.Get()
 	if err != nil {
@@ -99,7 +100,7 @@ func (Netlink) TakeRDMA(device, namespace string) error {
 	defer home.Close() //nolint:errcheck // read only
 	target, err := open(namespace)
 	if ended(err) {
-		// Nothing is set up on an RDMA device, so nobody needs to wait for it.
+		// An RDMA device has no settings, so nobody needs to wait for it.
 		return nil
 	}
 	if err != nil {
@@ -144,7 +145,7 @@ func (Netlink) GiveInterface(i Interface, namespace string) ([]string, error) {
 		return nil, fmt.Errorf("list the interfaces in %s: %w", namespace, err)
 	}
 	if link := i.in(there); link != nil {
-		// A plugin that starts again finds what it gave. The pod may have set it up as it likes, unless a crash left it as a move leaves it.
+		// A plugin that restarts finds what it gave. The pod may have changed its settings, unless a crash left it as a move leaves it.
 		if link.Attrs().Flags&unix.IFF_UP != 0 || !i.Up {
 			return nil, nil
 		}
@@ -185,7 +186,7 @@ func (n Netlink) TakeInterface(i Interface, namespace string) ([]string, error) 
 		err = within(target, func() error {
 			there, err := netlink.LinkList()
 			if err != nil || i.in(there) == nil {
-				return err // None: it is back already, or the pod removed it.
+				return err // None: it is already back, or the pod removed it.
 			}
 			return i.move(here, home)
 		})
@@ -196,7 +197,7 @@ func (n Netlink) TakeInterface(i Interface, namespace string) ([]string, error) 
 	return i.setUp("the node", i.Routes)
 }
 
-// Await implements Links. Each link that comes to the node is an event of rtnetlink.
+// Await implements Links. Each link that returns to the node causes an rtnetlink event.
 func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Interface) {
 	if target, err := open(namespace); !ended(err) {
 		if err == nil {
@@ -216,7 +217,7 @@ func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Inter
 	defer func() {
 		close(done)
 		go func() {
-			for range updates { // Emptied, so that the sender ends.
+			for range updates { // Drained, so that the sender can end.
 			}
 		}()
 	}()
@@ -236,7 +237,7 @@ func (n Netlink) Await(ctx context.Context, namespace string, interfaces []Inter
 	}
 }
 
-// home reports whether an interface is among the node's links, or does not come: its hardware went, or it was known by its name alone.
+// home reports whether an interface is back on the node, or will not come back: its hardware is gone, or only its name was known.
 func (n Netlink) home(i *Interface, here []netlink.Link) bool {
 	if i.in(here) != nil || i.Parent == "" {
 		return true
@@ -263,12 +264,12 @@ func within(target netns.NsHandle, do func() error) error {
 		failed <- do()
 		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
-		} // Else the thread, which is in the wrong namespace, ends with the goroutine.
+		} // Otherwise the thread, which is in the wrong namespace, ends with the goroutine.
 	}()
 	return <-failed
 }
 
-// errNoNamespace is for a file that was a namespace's and is a plain one now: what stays of it when the namespace has been unmounted.
+// errNoNamespace is for a plain file that was a namespace's: it remains after the namespace was unmounted.
 var errNoNamespace = errors.New("no network namespace")
 
 // ended reports whether open failed because the namespace has ended.

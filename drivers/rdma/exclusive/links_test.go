@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces puts the test into a network namespace of its own that has the interface gf0, and makes another; its path is returned. There
-// are no RDMA devices: what moves them runs in drivers/rdma/kerneltest, on a kernel that has some.
+// namespaces puts the test into a network namespace of its own that has the interface gf0, makes another one, and returns its path.
+// There are no RDMA devices: the tests in drivers/rdma/kerneltest move those, on a kernel that has some.
 func namespaces(t *testing.T) string {
 	t.Helper()
 	runtime.LockOSThread() // Never unlocked: the thread ends with the test, and its namespace with it.

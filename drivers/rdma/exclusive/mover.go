@@ -18,13 +18,13 @@ import (
 type Mover struct {
 	links Links
 
-	// mu is held while links move, which is quick, and not while a namespace that has ended is waited for. Two sandboxes of one pod must not
-	// race for its devices.
+	// mu is held while links move, which is quick, but not while waiting for a namespace that has ended. Two sandboxes of one pod must
+	// not race for its devices.
 	mu   sync.Mutex
 	book book
 }
 
-// NewMover makes a mover that keeps its record in dir. Files of the record that cannot be read are set aside and returned.
+// NewMover makes a mover with its records in dir. It sets records that cannot be read aside and returns them.
 func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, []store.Unreadable, error) {
 	b, unreadable, err := openBook(dir, writer)
 	if err != nil {
@@ -33,15 +33,15 @@ func NewMover(dir string, links Links, writer atomicfile.Writer) (*Mover, []stor
 	return &Mover{links: links, book: b}, unreadable, nil
 }
 
-// Collector is the metric of the files of the record that could not be read.
+// Collector is the metric of the records that could not be read.
 func (m *Mover) Collector() prometheus.Collector { return m.book }
 
-// Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be given.
+// Exclusive says whether the kernel's RDMA subsystem is in the mode in which devices can be moved.
 func (m *Mover) Exclusive() (bool, error) { return m.links.Exclusive() }
 
-// Give moves what grants say into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given something
-// before, which a plugin that starts finds running, keeps with an error what it has. Missing are addresses and routes that the interfaces
-// do not have in the pod, in words.
+// Give moves what grants list into a sandbox's network namespace: all of it or, with an error, nothing. A sandbox that was given
+// something before, which a restarted plugin finds running, keeps it even with an error. Give also returns descriptions of the
+// addresses and routes that the interfaces lack in the pod.
 func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants []Grant) (missing []string, err error) {
 	e := entry{Sandbox: sandbox, Pod: pod, Namespace: namespace, Grants: grants}
 	m.await(ctx, func(other entry) bool { return other.Sandbox != sandbox && other.shares(e) })
@@ -66,11 +66,11 @@ func (m *Mover) Give(ctx context.Context, sandbox, pod, namespace string, grants
 	if err != nil && !before {
 		return nil, errors.Join(err, m.takeAll(ctx, e))
 	}
-	// With an error the pod may have renamed the interface, and works with it.
+	// With an error the pod may have renamed the interface and still use it.
 	return missing, err
 }
 
-// free refuses devices that another sandbox has. One of the same pod has ended: a pod has one sandbox at a time.
+// free refuses devices that another sandbox has. An earlier sandbox of the same pod has ended: a pod has one sandbox at a time.
 func (m *Mover) free(ctx context.Context, e entry) error {
 	for _, other := range m.book.All() {
 		if other.Sandbox == e.Sandbox || !other.shares(e) {
@@ -90,7 +90,7 @@ func (m *Mover) free(ctx context.Context, e entry) error {
 	return nil
 }
 
-// look reads how the interfaces are set up on the node.
+// look reads the interfaces' settings on the node.
 func (m *Mover) look(e entry) ([]Interface, error) {
 	var interfaces []Interface
 	for _, device := range e.devices() {
@@ -105,8 +105,8 @@ func (m *Mover) look(e entry) ([]Interface, error) {
 	return interfaces, nil
 }
 
-// giveAll moves the RDMA devices first: the kernel removes IPoIB's interfaces with them, and makes others on the node. A device that failed
-// keeps its interfaces where they are, and the others are given all the same.
+// giveAll moves the RDMA devices first: the kernel removes IPoIB interfaces with them, and makes others on the node. Where a device
+// fails, its interfaces stay; the other devices are still moved.
 func (m *Mover) giveAll(e entry) (missing []string, err error) {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.GiveRDMA(d.RDMA, e.Namespace) })
@@ -126,8 +126,8 @@ func (m *Mover) giveAll(e entry) (missing []string, err error) {
 	return missing, errors.Join(errs...)
 }
 
-// each does something with all devices at once: a driver takes its time to unregister an HCA and register it again, and one HCA does not
-// wait for another.
+// each does something with all devices at once: a driver takes time to unregister an HCA and register it again, and one HCA must
+// not wait for another.
 func each(devices []Device, do func(Device) error) []error {
 	errs := make([]error, len(devices))
 	var group sync.WaitGroup
@@ -150,8 +150,8 @@ func (m *Mover) Take(ctx context.Context, sandbox string) error {
 	return m.takeAll(ctx, e)
 }
 
-// await waits, without the lock, for the interfaces of all those entries at once: whoever takes them back afterwards finds them on the
-// node.
+// await waits, without the lock, for the interfaces of all those entries at once, so that they are on the node when they are taken
+// back.
 func (m *Mover) await(ctx context.Context, which func(entry) bool) {
 	var group sync.WaitGroup
 	for _, e := range m.book.All() {
@@ -167,8 +167,8 @@ func (m *Mover) await(ctx context.Context, which func(entry) bool) {
 	group.Wait()
 }
 
-// takeAll takes back everything that it can, and forgets the sandbox only when that was all. The RDMA devices come first here, too: IPoIB's
-// interfaces are set up when they are back.
+// takeAll takes back everything that it can, and removes the sandbox's record only when that was all. Here too the RDMA devices
+// come first: IPoIB interfaces can be restored once they are back.
 func (m *Mover) takeAll(ctx context.Context, e entry) error {
 	devices := e.devices()
 	errs := each(devices, func(d Device) error { return m.links.TakeRDMA(d.RDMA, e.Namespace) })
@@ -177,7 +177,7 @@ func (m *Mover) takeAll(ctx context.Context, e entry) error {
 			missing, err := m.links.TakeInterface(i, e.Namespace)
 			errs = append(errs, err)
 			if len(missing) > 0 {
-				klog.FromContext(ctx).Error(nil, "An interface is back from a pod without all that it had", "pod", e.Pod, "missing", missing)
+				klog.FromContext(ctx).Error(nil, "An interface is back from a pod without some of its settings", "pod", e.Pod, "missing", missing)
 			}
 		}
 	}
@@ -187,7 +187,7 @@ func (m *Mover) takeAll(ctx context.Context, e entry) error {
 	return m.book.Delete(e.Sandbox)
 }
 
-// Keep takes back what sandboxes other than live ones were given: those that ended while nobody watched.
+// Keep takes back what sandboxes other than live ones were given: those that ended while the plugin was away.
 func (m *Mover) Keep(ctx context.Context, live map[string]bool) error {
 	return m.takeWhere(ctx, func(e entry) bool { return !live[e.Sandbox] })
 }
@@ -215,7 +215,7 @@ func (m *Mover) takeWhere(ctx context.Context, which func(entry) bool) error {
 // shares reports whether two entries have a device in common.
 func (e entry) shares(other entry) bool { return len(e.common(other)) > 0 }
 
-// common are the devices that both entries have.
+// common returns the devices that both entries have.
 func (e entry) common(other entry) []Device {
 	return slices.DeleteFunc(e.devices(), func(mine Device) bool {
 		return !slices.ContainsFunc(other.devices(), func(d Device) bool { return d.RDMA == mine.RDMA })
@@ -230,7 +230,7 @@ func (e entry) devices() []Device {
 	return devices
 }
 
-// interfaces are a device's interfaces as they were on the node. Of a record that an earlier version wrote only their names are known.
+// interfaces returns a device's interfaces with their settings on the node. An earlier version's record has only their names.
 func (e entry) interfaces(device Device) []Interface {
 	interfaces := make([]Interface, len(device.Nets))
 	for n, name := range device.Nets {

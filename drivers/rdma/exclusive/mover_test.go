@@ -25,16 +25,16 @@ const (
 	home = "the node"
 )
 
-// machine is a double of the kernel's links: it says in which namespace each is. As the kernel's, a move leaves an interface bare, and one
-// of a device's interfaces that IPoIB made (ib0) goes with each move of its device, and another is made on the node.
+// machine plays the kernel's links: it records in which namespace each is. As in the kernel, a move removes an interface's
+// settings. An interface made by IPoIB (ib0) disappears with each move of its device, and another is made on the node.
 type machine struct {
 	at     map[string]string
 	broken map[string]bool // links whose moves fail
-	setUp  map[string]bool // interfaces that have their addresses
+	setUp  map[string]bool // interfaces that have their settings
 
-	missing  map[string][]string // what of interfaces cannot be set up
+	missing  map[string][]string // the settings of interfaces that cannot be restored
 	ended    map[string]bool     // namespaces whose interfaces never come back
-	awaiting chan string         // these, as they are waited for
+	awaiting chan string         // receives interfaces that are waited for
 	mu       sync.Mutex
 }
 
@@ -147,7 +147,7 @@ func TestAPodHasItsDevicesUntilItStops(t *testing.T) {
 		strings.Contains(err.Error(), "default/a") {
 		t.Errorf("another pod was given the same device: %v", err)
 	}
-	for range 2 { // Taking twice is taking once.
+	for range 2 { // Taking back twice is the same as once.
 		if err := m.Take(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestInterfacesAreSetUpAfterEachMove(t *testing.T) {
 			if kernel.at[net] != podA || !kernel.setUp[net] {
 				t.Errorf("in the pod: %s is at %s, set up: %v", net, kernel.at[net], kernel.setUp[net])
 			}
-			// Another process takes it back: what was set up is on disk.
+			// Another process takes it back: the settings are on disk.
 			if err := newMover(t, dir, kernel).Take(t.Context(), "a"); err != nil {
 				t.Fatal(err)
 			}
@@ -199,7 +199,7 @@ func TestARecordWithoutSettingsGivesBackItsDevices(t *testing.T) {
 	}
 }
 
-// The version before read a record with json.Unmarshal, and wanted this version in it.
+// The earlier version read a record with json.Unmarshal, and required this version in it.
 func TestTheVersionBeforeReadsARecord(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := newMover(t, dir, newMachine("mlx5_0", "ens1")).Give(t.Context(), "a", "default/a", podA, first("uid-a")); err != nil {
@@ -229,7 +229,7 @@ func TestAMoveThatFailsHalfWayIsUndone(t *testing.T) {
 	if _, err := m.Give(t.Context(), "a", "default/a", podA, grants); err == nil || !strings.Contains(err.Error(), "ens2 is busy") {
 		t.Errorf("got %v", err)
 	}
-	delete(kernel.broken, "ens2") // Until then it is not known to be back, and the record stays.
+	delete(kernel.broken, "ens2") // Until then it may not be back, and the record stays.
 	if err := m.Take(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
@@ -259,7 +259,7 @@ func TestAPodThatRenamedItsInterfaceKeepsItsDeviceWhenThePluginStartsAnew(t *tes
 	if err := hook.StopPodSandbox(t.Context(), sandbox("a", "uid-a", podA)); err != nil {
 		t.Fatal(err)
 	}
-	// The kernel gives back what has another name when the namespace ends.
+	// The kernel returns a renamed interface when the namespace ends.
 	if diff := cmp.Diff(map[string]string{"net1": podA}, kernel.away()); diff != "" || len(hook.Mover.recorded()) > 0 {
 		t.Errorf("%s, recorded %v", diff, hook.Mover.recorded())
 	}
@@ -365,7 +365,7 @@ func TestADamagedRecordIsReportedAndTheOthersServe(t *testing.T) {
 	}
 }
 
-// The pod runs, and its devices are in its namespace: the record is made again of what the claim says.
+// The pod runs, and its devices are in its namespace: the record is made again from the claim.
 func TestARunningPodWhoseRecordIsDamagedGivesBackItsDevices(t *testing.T) {
 	kernel := newMachine("mlx5_0", "ens1")
 	dir := t.TempDir()

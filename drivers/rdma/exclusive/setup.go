@@ -12,18 +12,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Setup is how the node's interfaces of pools are to be. The zero value leaves them as they are.
+// Setup is how the node's interfaces of pools must be set up. The zero value leaves them as they are.
 type Setup struct {
 	Up  bool
 	MTU int // in bytes; 0: as it is
 }
 
-// Setter sets up interfaces of the node, each once: what an administrator changes afterwards stays, until the interface or its hardware
-// comes again.
+// Setter sets up interfaces of the node, each once. Later changes by an administrator stay, until the interface or its hardware
+// appears again.
 type Setter struct {
 	setup Setup
 	want  chan []string // holds the newest names
-	// changed holds a token when failures came or went.
+	// changed holds a token when failures appeared or disappeared.
 	changed chan struct{}
 
 	mu       sync.Mutex
@@ -35,7 +35,7 @@ func NewSetter(setup Setup) *Setter {
 	return &Setter{setup: setup, want: make(chan []string, 1), changed: make(chan struct{}, 1)}
 }
 
-// Changed tells when Failure has something new.
+// Changed has a token when Failure has changed.
 func (s *Setter) Changed() <-chan struct{} { return s.changed }
 
 // Set replaces the interfaces. It does not wait: bringing an interface up asks its firmware, which may take seconds.
@@ -44,13 +44,13 @@ func (s *Setter) Set(names []string) {
 		return
 	}
 	select {
-	case <-s.want: // Run did not come to these.
+	case <-s.want: // Run has not processed these yet.
 	default:
 	}
 	s.want <- names
 }
 
-// Failure says why an interface is not as it should be; empty: it is, or was not tried yet.
+// Failure says why an interface is not set up; empty: it is, or was not tried yet.
 func (s *Setter) Failure(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Setter) Run(ctx context.Context) {
 				}
 				select {
 				case s.changed <- struct{}{}:
-				default: // the last change was not looked at yet
+				default: // the last change has not been read yet
 				}
 			}
 		}

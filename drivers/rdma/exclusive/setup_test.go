@@ -39,7 +39,7 @@ func TestAnInterfaceIsSetUpOnceAndThenLeftToItsAdministrator(t *testing.T) {
 	if up, _ := state(); up {
 		t.Error("an interface that somebody brought down was brought up again")
 	}
-	// It goes and comes again, as with its driver.
+	// It disappears and appears again, as with its driver.
 	if err := netlink.LinkDel(link); err != nil {
 		t.Fatal(err)
 	}

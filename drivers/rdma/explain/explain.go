@@ -1,5 +1,5 @@
-// Package explain is the command that says, for each RDMA device of a node, which pool took it or which selector refused it. It reads the
-// configuration, the RDMAPools and the hardware as the rdma-plugin does, and changes nothing.
+// Package explain is the command that says, for each RDMA device of a node, which pool has it or which selector refused it. It
+// reads the configuration, the RDMAPools and the hardware as the rdma-plugin does, and changes nothing.
 package explain
 
 import (
@@ -27,7 +27,7 @@ type options struct {
 	sysfs, procDevices, config string
 	kubeconfig, node           string
 	manifest, labels           string
-	rdmaPools, insist          bool // insist: rdmaPools was asked for, not only the default
+	rdmaPools, insist          bool // insist: rdmaPools was given, not only the default
 	named                      bool // config was given, not only the default
 	json                       bool
 }
@@ -69,41 +69,41 @@ func Command(h host.Host) *cobra.Command {
 	return command
 }
 
-// Answer is all that the command says.
+// Answer is the result of the command.
 type Answer struct {
 	Devices []Device `json:"devices"`
 	// Pools are those of the file, then the RDMAPools.
 	Pools []Pool `json:"pools"`
 }
 
-// Pool is what the command says of one pool.
+// Pool is the result for one pool.
 type Pool struct {
 	Resource string   `json:"resource,omitempty"`
 	Source   string   `json:"source"`            // where it is configured: config.json configList[0], RDMAPool rail-0
 	Devices  []string `json:"devices,omitempty"` // mlx5_0
 	// Conflicts are the devices that another pool has too, or has instead.
 	Conflicts []string `json:"conflicts,omitempty"`
-	// Closed says what a pod with a network of its own meets where the kernel's RDMA subsystem is in exclusive mode; empty: the pod opens what
-	// it gets.
+	// Closed describes the problem of a pod with its own network where the kernel's RDMA subsystem is in exclusive mode; empty: the
+	// pod can open what it gets.
 	Closed string `json:"closed,omitempty"`
 	// NotServed is why the plugin serves no such pool on this node; empty: it does.
 	NotServed string `json:"notServed,omitempty"`
 }
 
-// Device is what the command says of one device.
+// Device is the result for one device.
 type Device struct {
 	Name  string `json:"name"`
 	PCI   string `json:"pci,omitempty"`
 	Ports []Port `json:"ports,omitempty"`
 	// Pools are the resources that have the device.
 	Pools []string `json:"pools,omitempty"`
-	// Refusals are the reasons of those that do not, by resource.
+	// Refusals are the reasons of the pools that do not have it, by resource.
 	Refusals map[string]string `json:"refusals,omitempty"`
-	// Skipped is why the device was offered to no pool.
+	// Skipped is why no pool can have the device.
 	Skipped string `json:"skipped,omitempty"`
 }
 
-// Port is what the command says of one port.
+// Port is the result for one port.
 type Port struct {
 	Number    int      `json:"number"`
 	LinkLayer string   `json:"linkLayer"`
@@ -137,13 +137,13 @@ func (o *options) run(ctx context.Context, h host.Host, in io.Reader) error {
 	return answer.Write(h.Out(), o.config)
 }
 
-// Node is what of the node itself the answer depends on.
+// Node is the part of the node's state on which the answer depends.
 type Node struct {
 	Sysfs     string // /sys: the health of ports is read there, once
 	Exclusive bool   // the kernel's RDMA subsystem is in exclusive mode
 }
 
-// Explain says what became of each device and each pool.
+// Explain returns the result for each device and each pool.
 func Explain(file *config.Config, listing *pool.Listing, found *inventory.Inventory, node Node) Answer {
 	definitions := pool.Definitions(file, listing.Pools)
 	selection := pool.Select(definitions, found)
@@ -193,7 +193,7 @@ func explainDevices(selection *pool.Selection, found *inventory.Inventory, sysfs
 	return devices
 }
 
-// Write writes a table, a line for each device and each pool's answer, and below it what there is to say of the pools themselves.
+// Write writes a table with a line for each device and each pool's answer. Problems of the pools themselves follow below.
 func (a *Answer) Write(out io.Writer, file string) error {
 	served := slices.DeleteFunc(slices.Clone(a.Pools), func(p Pool) bool { return p.NotServed != "" })
 	if len(served) == 0 {

@@ -30,7 +30,7 @@ func run(t *testing.T, config string, args ...string) (string, error) {
 	return command(t, host.Host{}, append([]string{"--sysfs-root", tree.Sys, "--config", file}, args...)...)
 }
 
-// command runs the command on a host that leads to no API server unless it has one.
+// command runs the command on a host without an API server, unless one is given.
 func command(t *testing.T, h host.Host, args ...string) (string, error) {
 	t.Helper()
 	var out, errs bytes.Buffer

@@ -18,7 +18,8 @@ import (
 	"gpufabric.io/drivers/rdma/explain"
 )
 
-// pools are RDMAPools of every kind of answer: served beside the file's, in conflict, refused for its name, mistaken, for other nodes.
+// pools are RDMAPools for every kind of answer: served beside the file's, in conflict, refused for its name, invalid, for other
+// nodes.
 const pools = `
 apiVersion: gpufabric.io/v1alpha1
 kind: RDMAPool
@@ -51,7 +52,7 @@ items:
   spec: {nodeSelector: {matchLabels: {rack: b}}, resourceName: e, selectors: {vendors: [15b3]}}
 `
 
-// want is what there is to say of those pools on a node of rack a.
+// want is the expected result for those pools on a node of rack a.
 var want = []explain.Pool{
 	{Resource: "rdma/hca_shared_devices_a", Source: "config.json configList[0]", Devices: []string{"mlx5_0"},
 		Conflicts: []string{"mlx5_0: also in RDMAPool shared", "mlx5_0: RDMAPool whole wants it"}},
@@ -169,7 +170,7 @@ func TestWithoutANodesLabelsAPoolThatSelectsNodesIsNoGuess(t *testing.T) {
 	}
 }
 
-// server answers as an API server with those pools and a node of rack a does; notFound: without the CRD.
+// server answers as an API server with those pools and a node of rack a; notFound: without the CRD.
 func server(t *testing.T, notFound bool) host.Host {
 	t.Helper()
 	var items []json.RawMessage

@@ -23,14 +23,14 @@ const apiTimeout = 10 * time.Second
 // agent is the command's name in the API server's audit log.
 const agent = "gpufabric-doctor"
 
-// file reads config.json; nil: there is none. Of one that was named and is not there it says so on h.Err.
+// file reads config.json; nil: there is none. If a file that was named does not exist, it says so on h.Err.
 func (o *options) file(h host.Host) (*config.Config, error) {
 	content, err := os.ReadFile(o.config)
 	if errors.Is(err, os.ErrNotExist) {
 		if o.named {
 			fmt.Fprintf(h.Err(), "There is no file %s: no pools are read from --config.\n", o.config)
 		}
-		return nil, nil //nolint:nilnil // no file is no pools, as it is to the plugin
+		return nil, nil //nolint:nilnil // no file means no pools, as for the plugin
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
@@ -46,8 +46,8 @@ func (o *options) file(h host.Host) (*config.Config, error) {
 	return parsed, nil
 }
 
-// listing reads the RDMAPools: of the manifest where one is given, else of the API server. Where there is no way to one it says so on
-// h.Err, and there are none.
+// listing reads the RDMAPools, from the manifest where one is given, else from the API server. Where it cannot reach an API server
+// it says so on h.Err, and returns none.
 func (o *options) listing(ctx context.Context, h host.Host, in io.Reader) (*pool.Listing, error) {
 	switch {
 	case o.manifest != "" && o.kubeconfig != "":

@@ -57,7 +57,7 @@ func TestPhasesThatMayBeGivenToPods(t *testing.T) {
 	}
 }
 
-// ports is a set of ports whose readings a test decides.
+// ports is a set of ports whose readings a test sets.
 type ports struct {
 	mu    sync.Mutex
 	bad   map[string]string
@@ -155,7 +155,8 @@ func TestAReadThatHangsTakesOnlyItsPortDown(t *testing.T) {
 	})
 }
 
-// A port that carried traffic when its firmware stopped answering is read no more, so nothing would ever confirm that it is bad.
+// A port that carried traffic when its firmware stopped answering is not read again, so no second reading would ever confirm that
+// it is bad.
 //
 //shows:rdma-discovery
 func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
@@ -184,7 +185,7 @@ func TestAPortWhoseReadBeginsToHangIsDown(t *testing.T) {
 	})
 }
 
-// seldom is the clock of a process that gets the processor once in a while: whatever it waits for comes then.
+// seldom is the clock of a process that rarely gets the processor: then everything that it waits for has happened.
 type seldom struct {
 	clock.RealClock
 	every time.Duration
@@ -205,7 +206,7 @@ func TestAProcessThatSeldomRunsTakesNoPortDown(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx) }()
-		defer func() { cancel(); <-done; time.Sleep(2 * at.every) }() // a read goes on when the watcher has ended
+		defer func() { cancel(); <-done; time.Sleep(2 * at.every) }() // a read may go on after the watcher has ended
 		w.Set([]Port{{Device: "a", Path: "devices/a", Number: 1}})
 		w.Known(t.Context())
 		for range 200 {

@@ -17,8 +17,8 @@ type Port struct {
 	Nets   []string // names of the interfaces whose carrier is the port's
 }
 
-// Ports are a device's ports. The carrier of an IPoIB interface is not its port's: it waits for a subnet manager to let it join a group of
-// its partition.
+// Ports are a device's ports. They omit IPoIB interfaces, whose carrier is not the port's: it waits until a subnet manager lets it
+// join a group of its partition.
 func Ports(device *infiniband.Device) []Port {
 	ports := make([]Port, len(device.Ports))
 	for i, port := range device.Ports {
@@ -45,7 +45,7 @@ func (p Port) Key() Key { return Key{p.Device, p.Number} }
 // String is the key as NCCL writes it: mlx5_0:1.
 func (k Key) String() string { return fmt.Sprintf("%s:%d", k.Device, k.Port) }
 
-// read looks at a port and says why it cannot carry traffic, or nothing.
+// read reads a port and says why it cannot carry traffic, or nothing.
 func read(sysfs infiniband.FS, p Port) string {
 	status, err := sysfs.Status(p.Path, p.Number)
 	switch {
@@ -59,8 +59,8 @@ func read(sysfs infiniband.FS, p Port) string {
 		return fmt.Sprintf("the port's physical state is %v", status.PhysState)
 	}
 	for _, name := range p.Nets {
-		// An interface that is administratively down has no carrier file to read, and says nothing about the link; one that moved into a pod's
-		// network namespace is not here at all.
+		// An interface that is administratively down has no readable carrier file, and says nothing about the link. One that moved into a
+		// pod's network namespace is not here at all.
 		if lost, err := sysfs.CarrierLost(name); err == nil && lost {
 			return fmt.Sprintf("the interface %s has no carrier", name)
 		}
@@ -68,5 +68,6 @@ func read(sysfs infiniband.FS, p Port) string {
 	return ""
 }
 
-// Read looks once at a port in the sysfs tree at root and says why it cannot carry traffic; empty: it can. Nothing bounds the read.
+// Read reads a port once in the sysfs tree at root and says why it cannot carry traffic; empty: it can. Nothing bounds the time of
+// the read.
 func Read(root string, p Port) string { return read(infiniband.NewFS(root), p) }

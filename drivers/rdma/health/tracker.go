@@ -1,8 +1,8 @@
 // Package health watches RDMA ports and says which can carry traffic.
 //
-// The kernel reports changed links of network devices over rtnetlink, and nothing else: a port's state is an attribute of sysfs, which
-// sends no events. So a reader looks at every port every 400 ms, in a goroutine that the rest does not wait for, since the read asks the
-// firmware and hangs with it.
+// The kernel reports changed links of network devices through rtnetlink, and nothing else: a port's state is an attribute of sysfs,
+// which sends no events. So a reader reads every port every 400 ms, in a goroutine that nothing else waits for, since the read asks
+// the firmware and hangs with it.
 package health
 
 import "time"
@@ -10,7 +10,7 @@ import "time"
 const (
 	// Period is how often every port is read.
 	Period = 400 * time.Millisecond
-	// confirmPeriod is how often a port is read that may have changed.
+	// confirmPeriod is how often a port is read that may be changing.
 	confirmPeriod = 100 * time.Millisecond
 	// readTimeout is how long a read may take until the port counts as unreadable, in steps of readStep.
 	readTimeout = 500 * time.Millisecond
@@ -37,14 +37,14 @@ const (
 // Healthy reports whether a port in this phase may be given to a pod. One that was never read may not.
 func (p Phase) Healthy() bool { return p == Up || p == Failing }
 
-// tracker debounces what is seen of one port.
+// tracker debounces the readings of one port.
 type tracker struct {
 	phase  Phase
 	since  time.Time // when the phase began
 	reason string    // why it is not up; empty: it is
 }
 
-// observe takes the result of a read at now: why the port is bad, or nothing.
+// observe processes the result of a read at now: why the port is bad, or nothing.
 func (t *tracker) observe(now time.Time, bad string) {
 	next := t.phase
 	switch t.phase {
@@ -67,7 +67,7 @@ func (t *tracker) observe(now time.Time, bad string) {
 			next = Up
 		}
 	default:
-		// What a port is at the start was not a change.
+		// The first state of a port is no change.
 		next = Up
 		if bad != "" {
 			next = Down
@@ -84,5 +84,5 @@ func (t *tracker) observe(now time.Time, bad string) {
 	}
 }
 
-// settled reports whether the phase can only change with the port.
+// settled reports whether only a change of the port can change the phase.
 func (t *tracker) settled() bool { return t.phase == Up || t.phase == Down }

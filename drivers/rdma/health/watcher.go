@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/hardware/infiniband"
 )
 
-// State is what is known of one port.
+// State is the known state of one port.
 type State struct {
 	Phase  Phase
 	Since  time.Time // when the phase began
@@ -31,7 +31,7 @@ type Watcher struct {
 	firstRead chan struct{} // closed when no port is Unknown any more; nil: none is
 }
 
-// watched is a port and what is known of it.
+// watched is a port with its state.
 type watched struct {
 	Port
 	tracker
@@ -48,7 +48,7 @@ func newWatcher(read func(Port) string, clock clock.WithTicker) *Watcher {
 	return &Watcher{read: read, clock: clock, changed: make(chan struct{}, 1), nudged: make(chan struct{}, 1), ports: make(map[Key]*watched)}
 }
 
-// Set replaces the ports to watch. What is known of those that stay is kept; new ones are read soon.
+// Set replaces the ports to watch. It keeps the state of ports that stay; new ones are read soon.
 func (w *Watcher) Set(ports []Port) {
 	w.mu.Lock()
 	next := make(map[Key]*watched, len(ports))
@@ -71,13 +71,13 @@ func (w *Watcher) Set(ports []Port) {
 	w.Nudge()
 }
 
-// Nudge has every port read soon: something happened that may concern one.
+// Nudge makes every port be read soon: something happened that may concern one.
 func (w *Watcher) Nudge() { signal(w.nudged) }
 
-// Changed receives after ports changed their health; one signal may stand for several changes.
+// Changed receives a token after ports changed their health; one token may stand for several changes.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// State returns what is known of a port; Unknown for one that is not watched.
+// State returns the state of a port; Unknown for one that is not watched.
 func (w *Watcher) State(key Key) State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func (w *Watcher) Known(ctx context.Context) {
 	}
 }
 
-// Run reads ports until ctx ends. It returns without waiting for a read that hangs.
+// Run reads ports until ctx ends. It does not wait for a read that hangs.
 func (w *Watcher) Run(ctx context.Context) {
 	all := true
 	var next time.Time // when all are to be read again
@@ -129,7 +129,7 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// result is one port's reading.
+// result is the reading of one port.
 type result struct {
 	port *watched
 	bad  string
@@ -143,8 +143,8 @@ func (w *Watcher) readAll(ctx context.Context, all bool) {
 		if read == len(ports) || ctx.Err() != nil {
 			return
 		}
-		// The read of ports[read] hangs. Its goroutine is left behind, the rest goes on in a new one. Until it returns the port is not read
-		// again, so this is all that will be seen of it: it is bad now, and has been since the read began.
+		// The read of ports[read] hangs. Its goroutine is abandoned, and a new one reads the rest. The port is not read again until that
+		// read returns, so this is its only reading: it is bad now, and has been since the read began.
 		now, hangs := w.clock.Now(), result{ports[read], "the port's status could not be read within " + readTimeout.String() +
 			": the firmware may hang"}
 		w.observe(ctx, now.Add(-readTimeout), hangs)
@@ -158,7 +158,7 @@ func (w *Watcher) readFrom(ctx context.Context, ports []*watched) int {
 	results := make(chan result)
 	abandoned := make(chan struct{})
 	defer close(abandoned)
-	go func() { // Ends with the list, or, when abandoned, with the read that hangs.
+	go func() { // Ends with the list, or, when abandoned, with the hanging read.
 		for _, p := range ports {
 			w.mu.Lock()
 			port := p.Port
@@ -183,8 +183,9 @@ func (w *Watcher) readFrom(ctx context.Context, ports []*watched) int {
 	return len(ports)
 }
 
-// await waits for a reading for readTimeout, or until ctx ends. The time is counted in steps, so that only time counts in which this
-// process ran: where it gets no processor for a second, that second is one step, and its own slowness is not taken for the firmware's.
+// await waits for a reading for readTimeout, or until ctx ends. It counts time in steps, so that only time counts in which this
+// process ran: if it gets no processor for a second, that second is one step, and the process's own delay is not mistaken for the
+// firmware's.
 func (w *Watcher) await(ctx context.Context, results <-chan result) (result, bool) {
 	for range readTimeout / readStep {
 		timer := w.clock.NewTimer(readStep)
@@ -218,7 +219,7 @@ func (w *Watcher) readable(all bool) []*watched {
 	return ports
 }
 
-// settleFirst ends the wait for the first reading if it is over. It is called with mu held.
+// settleFirst ends the wait for the first reading if it is over. mu must be held.
 func (w *Watcher) settleFirst() {
 	if w.firstRead == nil {
 		return

@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// TestEveryFakeNodesHCAsAreFound compares what is discovered with what each profile says its machine has.
+// TestEveryFakeNodesHCAsAreFound compares the discovered HCAs with what each profile says its machine has.
 func TestEveryFakeNodesHCAsAreFound(t *testing.T) {
 	for _, name := range profile.Names() {
 		t.Run(name, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// entriesOf lists the files and links of a tree that are not of the second HCA, in order.
+// entriesOf lists the files and links of a tree that do not belong to the second HCA, in order.
 func entriesOf(t testing.TB, root string) []string {
 	var found []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -37,18 +37,19 @@ func entriesOf(t testing.TB, root string) []string {
 	return found
 }
 
-// FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is gone, cut short, or says something else. The
-// other HCA is served whatever happens, and the damaged one either is or is skipped with a reason.
+// FuzzADamagedEntryCostsOneDevice damages any one file or link of an HCA in any way: it is removed, truncated, or has other
+// content. The other HCA must be served in any case. The damaged one is either served or skipped with a reason.
 //
 //shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
-	for which := range uint16(90) { // as many as the tree has; each once removed, cut to nothing and to one byte, and with garbage
+	// about as many as the tree has; each once removed, truncated to nothing and to one byte, and with garbage
+	for which := range uint16(90) {
 		f.Add(which, uint8(0), []byte(nil))
 		f.Add(which, uint8(1), []byte(nil))
 		f.Add(which, uint8(2), []byte(nil))
 		f.Add(which, uint8(200), []byte("\xff\x00garbage 0x99999999999999999999:\n"))
 	}
-	// One tree for all: making one takes a hundred times as long as reading it. What is damaged is mended after.
+	// One tree for all: making one takes a hundred times as long as reading it. The damage is repaired afterwards.
 	tree := sysfstest.New(f)
 	tree.AddHCA(sysfstest.HCA{Function: first, Nets: []string{"ibp59s0"}})
 	tree.AddHCA(sysfstest.HCA{Function: second, Nets: []string{"ibp94s0"}})

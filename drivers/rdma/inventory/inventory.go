@@ -1,4 +1,4 @@
-// Package inventory joins what a node's sysfs says of PCI functions, RDMA devices and their network devices into HCAs.
+// Package inventory joins the PCI functions, RDMA devices and network devices in a node's sysfs into HCAs.
 package inventory
 
 import (
@@ -15,11 +15,11 @@ import (
 	"gpufabric.io/drivers/hardware/pci"
 )
 
-// Inventory is what one discovery found.
+// Inventory is the result of one discovery.
 type Inventory struct {
 	HCAs    []HCA     // by RDMA device name
-	Skipped []Skipped // what looks like an HCA and cannot be used, with the reason
-	// GPUDirect says how a GPU's memory can be given to an HCA.
+	Skipped []Skipped // what looks like an HCA but cannot be used, with the reason
+	// GPUDirect says how an HCA can access a GPU's memory.
 	GPUDirect GPUDirect
 }
 
@@ -27,12 +27,12 @@ type Inventory struct {
 type HCA struct {
 	infiniband.Device
 	Function *pci.Function // of a scalable function, its parent; nil: a software device (rxe, siw)
-	// PhysicalNets are the network interfaces of the physical function: its own for a physical function.
+	// PhysicalNets are the network interfaces of the physical function; for a physical function its own.
 	PhysicalNets []string
 	// PKeys are the partition keys of each InfiniBand port, by port number.
 	PKeys map[int][]uint16
-	// Rail is the HCA's number among the physical functions that share a PCIe switch with a GPU, by PCI address; -1: it shares none. NICs of
-	// one rail number on all nodes are cabled to one rail switch.
+	// Rail is the HCA's number among the physical functions that share a PCIe switch with a GPU, by PCI address; -1: it shares none.
+	// On all nodes, NICs with one rail number are cabled to the same rail switch.
 	Rail int
 }
 
@@ -41,7 +41,8 @@ type Skipped struct {
 	Name   string // mlx5_0, or the PCI address where there is no RDMA device
 	PCI    pci.Address
 	Reason string
-	// Damaged: an attribute could not be read or understood. It may only just be made, or its firmware be resetting: looking again may help.
+	// Damaged: an attribute could not be read or understood. The device may just be appearing, or its firmware may be resetting:
+	// another read may succeed.
 	Damaged bool
 }
 
@@ -50,7 +51,7 @@ func (v *Inventory) Damaged() bool {
 	return slices.ContainsFunc(v.Skipped, func(s Skipped) bool { return s.Damaged })
 }
 
-// Key names the HCA in what outlives a reboot: its PCI address, with the scalable function where it is one, else its name. RDMA device
+// Key identifies the HCA across reboots: its PCI address, with the scalable function where it is one, else its name. RDMA device
 // names may change between boots.
 func (h *HCA) Key() string {
 	if h.PCI != "" && h.Auxiliary != "" {
@@ -152,7 +153,7 @@ func (v *Inventory) skip(h HCA, reason string, damaged bool) {
 	v.Skipped = append(v.Skipped, Skipped{Name: h.Name, PCI: h.PCI, Reason: reason, Damaged: damaged})
 }
 
-// addWithoutRDMA accounts for the network controllers that have no RDMA device.
+// addWithoutRDMA records the network controllers that have no RDMA device.
 func (v *Inventory) addWithoutRDMA(bus *pci.Bus, found *infiniband.Devices) {
 	has := make(map[pci.Address]bool)
 	for _, d := range found.Devices {
@@ -227,13 +228,13 @@ func (v *Inventory) addRails(bus *pci.Bus) {
 		}
 		address := h.PCI
 		if h.Function.Virtual() {
-			address = h.Function.PhysicalFunction // A virtual function is cabled as its physical one.
+			address = h.Function.PhysicalFunction // A virtual function uses the cable of its physical function.
 		}
 		h.Rail = slices.Index(rails, address)
 	}
 }
 
-// addPKeys reads the partition keys of the InfiniBand ports. An HCA whose keys cannot be read is skipped.
+// addPKeys reads the partition keys of the InfiniBand ports. It skips an HCA whose keys cannot be read.
 func (v *Inventory) addPKeys(ctx context.Context, fs infiniband.FS) error {
 	var group errgroup.Group
 	group.SetLimit(4)
@@ -282,7 +283,7 @@ func (h *HCA) readPKeys(fs infiniband.FS) error {
 	return nil
 }
 
-// GPUDirect says how a GPU's memory can be given to an HCA.
+// GPUDirect says how an HCA can access a GPU's memory.
 type GPUDirect string
 
 // The ways of GPUDirect RDMA.
@@ -292,8 +293,8 @@ const (
 	GPUDirectNone    GPUDirect = "none"
 )
 
-// gpuDirect looks for the ways. The interface that peer memory modules register at is MLNX_OFED's and DOCA-OFED's: their ib_core makes
-// /sys/kernel/mm/memory_peers. Linux has never had it, so that with its own ib_core the module may be loaded and do nothing.
+// gpuDirect finds the available ways. Peer memory modules register with an interface of MLNX_OFED and DOCA-OFED: their ib_core
+// makes /sys/kernel/mm/memory_peers. Linux has never had it, so with Linux's own ib_core the module may be loaded and do nothing.
 func gpuDirect(roots Roots) GPUDirect {
 	_, noPeers := os.Stat(filepath.Join(roots.Sysfs, "kernel/mm/memory_peers"))
 	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {

@@ -94,7 +94,7 @@ func TestVirtualFunctionsComeAndGo(t *testing.T) {
 	})
 }
 
-// What the kernel says of EFA's ports is Unknown (link_layer_show in drivers/infiniband/core/sysfs.c).
+// The kernel reports Unknown for the link layer of EFA's ports (link_layer_show in drivers/infiniband/core/sysfs.c).
 //
 //shows:rdma-discovery
 func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
@@ -113,7 +113,7 @@ func TestADeviceOfNoKnownLinkLayerIsFound(t *testing.T) {
 	}
 }
 
-// A software device lies below /sys/devices/virtual, as do the interfaces of every pod.
+// A software device is below /sys/devices/virtual, as are the interfaces of every pod.
 //
 //shows:rdma-discovery
 func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
@@ -137,7 +137,7 @@ func TestASoftwareDeviceHasTheInterfaceThatItWasMadeOn(t *testing.T) {
 	}
 }
 
-// A scalable function's device lies below an auxiliary device of the PCI function: .../0000:08:00.0/mlx5_core.sf.2/infiniband/mlx5_2.
+// A scalable function's device is below an auxiliary device of the PCI function: .../0000:08:00.0/mlx5_core.sf.2/infiniband/mlx5_2.
 //
 //shows:rdma-discovery
 func TestAScalableFunctionIsOfItsPCIFunction(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// pods is the exclusive mode as the plugin has it, with a container runtime that is the test.
+// pods is the plugin's exclusive mode; the test plays the container runtime.
 type pods struct {
 	*exclusive.Hook
 	dir    string
@@ -55,7 +55,7 @@ func sandbox(namespace string) *api.PodSandbox {
 	}}
 }
 
-// container is the pod's container as the runtime is about to make it; the answer are its device nodes.
+// container returns the device nodes of the pod's container, just before the runtime would create it.
 func (p pods) container(t *testing.T, s *api.PodSandbox) []*api.LinuxDevice {
 	t.Helper()
 	adjustment, _, err := p.CreateContainer(t.Context(), s, &api.Container{Name: "train",
@@ -66,7 +66,7 @@ func (p pods) container(t *testing.T, s *api.PodSandbox) []*api.LinuxDevice {
 	return adjustment.GetLinux().GetDevices()
 }
 
-// setUp is what these tests look at of an interface.
+// setUp is the part of an interface's settings that these tests check.
 func setUp(name string) (string, error) {
 	i, err := exclusive.Netlink{}.Look(name)
 	if err != nil {
@@ -89,7 +89,8 @@ func expectSetUp(t *testing.T, name, want string) {
 	}
 }
 
-// configure gives an interface two addresses, an MTU, a route, a default route and one of another table, as a node's configuration does.
+// configure gives an interface two addresses, an MTU, a route, a default route and one in another table, as a node's configuration
+// does.
 func configure(t *testing.T, name string) (onNode, inPod string) {
 	t.Helper()
 	link, err := netlink.LinkByName(name)
@@ -142,7 +143,7 @@ func configure(t *testing.T, name string) (onNode, inPod string) {
 	return onNode, "up true, MTU 1400, addresses [10.0.0.1/24 fd00::1/64], routes [10.9.0.0/16 via 10.0.0.254 table 254]"
 }
 
-// sees says which RDMA devices and interfaces a namespace has.
+// sees returns the RDMA devices and interfaces of a namespace.
 func sees() (devices, nets []string) {
 	for _, list := range []struct {
 		class string
@@ -159,7 +160,7 @@ func sees() (devices, nets []string) {
 	return devices, nets
 }
 
-// opens says whether a container of this thread's namespace can open the device behind one of its nodes, which is made for it.
+// opens says whether a container in this thread's namespace can open one of the device's nodes. It makes the node for that.
 func opens(node *api.LinuxDevice) error {
 	path := filepath.Join("/tmp", fmt.Sprintf("uverbs-%d", node.GetMinor()))
 	defer os.Remove(path) //nolint:errcheck // of a test
@@ -182,9 +183,9 @@ func TestAPodHasItsDeviceWithAddressesAndTheNodeHasItBack(t *testing.T) {
 	exclusively(t)
 	namespace, _ := namespace(t, "pod")
 	before, _ := discover(t, "mlx5_0")
-	remove("mlx5_9") // The kernel gives numbers of uverbs devices from the lowest free one.
+	remove("mlx5_9") // The kernel gives uverbs devices the lowest free numbers.
 	p, s := newPods(t, t.TempDir(), grant("mlx5_0", near.name)), sandbox(namespace)
-	for range 2 { // The second time is a plugin that starts again.
+	for range 2 { // The second round is a restarted plugin.
 		if err := p.RunPodSandbox(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +237,7 @@ func TestAnInterfaceIsFoundAgainUnderAnotherName(t *testing.T) {
 	onNode, inPod := configure(t, near.name)
 	exclusively(t)
 	namespace, _ := namespace(t, "pod")
-	// The pod has an interface of that name already, and renames the one it is given to that of another of the node's.
+	// The pod already has an interface of that name. It renames the one it is given to the name of another interface of the node.
 	inside(t, namespace, func() error {
 		return netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: near.name}})
 	})
@@ -271,7 +272,7 @@ func TestANamespaceThatEndsGivesBackWithAddresses(t *testing.T) {
 	if err := newPods(t, dir, grant("mlx5_0", near.name)).RunPodSandbox(t.Context(), sandbox(namespace)); err != nil {
 		t.Fatal(err)
 	}
-	// The plugin dies, and the pod ends before another one comes.
+	// The plugin dies, and the pod ends before the next plugin starts.
 	end()
 	p := newPods(t, dir)
 	eventually(t, "the next plugin has taken it back", func() bool {
@@ -315,7 +316,7 @@ func TestAPodStartsWithoutWhatItsNetworkCannotHave(t *testing.T) {
 	exclusively(t)
 	namespace, _ := namespace(t, "pod")
 	inside(t, namespace, func() error {
-		// As a cluster of IPv4 alone has its pods, by containerd or by the CNI.
+		// IPv6 is off, as containerd or the CNI sets it for pods of an IPv4 cluster.
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0))
 	})
@@ -358,7 +359,7 @@ func TestAnIPoIBInterfaceIsInThePodAndOnTheNodeAgain(t *testing.T) {
 		t.Fatalf("interfaces %v", h.Nets())
 	}
 	net := h.Nets()[0]
-	// udev gives it a lasting name, which the kernel knows nothing of.
+	// udev gives it a permanent name, which the kernel does not know.
 	setLink(t, net, func(link netlink.Link) error { return netlink.LinkSetName(link, "ibp130") })
 	onNode, inPod := configure(t, "ibp130")
 	exclusively(t)

@@ -87,7 +87,8 @@ func TestEventsComeFromAnOpenDevice(t *testing.T) {
 	}
 }
 
-// An IPoIB interface has a carrier once a subnet manager let it join the broadcast group of its partition. The port carries RDMA before.
+// An IPoIB interface has a carrier only after a subnet manager let it join the broadcast group of its partition. The port carries
+// RDMA before that.
 //
 //shows:rdma-discovery
 func TestAnIPoIBInterfaceWithoutCarrierIsNoFailure(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// The machine's network controllers, by the last byte of their MAC addresses, as tests/rdmakernel/machine.go has them.
+// The machine's network controllers, by the last byte of their MAC addresses; tests/rdmakernel/machine.go defines them.
 const (
 	plainA   = 1 // on bus 0
 	plainB   = 2
@@ -28,7 +28,7 @@ const (
 	farB     = 6
 )
 
-// roots is where the guest's kernel says what it has.
+// roots are the places of the guest's kernel interfaces.
 func roots() inventory.Roots { return inventory.Roots{Sysfs: "/sys", Proc: "/proc"} }
 
 // nic is a network controller: its interface and its PCI function.
@@ -72,7 +72,7 @@ func up(t *testing.T, name string) {
 	})
 }
 
-// command gives testhca a command.
+// command sends testhca a command.
 func command(t *testing.T, format string, values ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, values...)
@@ -88,7 +88,7 @@ func add(t *testing.T, name, function, layer string, ports int, net string) {
 	t.Cleanup(func() { remove(name) })
 }
 
-// remove removes a device of testhca, which a test may have done before.
+// remove removes a device of testhca. A test may already have removed it.
 func remove(name string) {
 	_ = os.WriteFile("/sys/module/testhca/parameters/command", []byte("remove "+name), 0)
 }
@@ -107,7 +107,7 @@ func read(path string) string {
 	return strings.TrimSpace(string(content))
 }
 
-// eventually waits for what the kernel does in the background, and has no one event for all kinds of.
+// eventually waits for what the kernel does in the background, without a common event.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(20 * time.Millisecond) {
@@ -117,7 +117,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// discover discovers the guest's devices and returns the named HCA; nil: it is none.
+// discover discovers the guest's devices and returns the named HCA; nil: it is not among them.
 func discover(t *testing.T, name string) (*inventory.HCA, *inventory.Inventory) {
 	t.Helper()
 	found, err := inventory.Discover(t.Context(), roots())

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The first thread stays with the first goroutine: one that changed its network namespace for a test ends with its goroutine, and the first
-// one cannot end.
+// This keeps the first thread for the first goroutine. A thread that changed its network namespace for a test ends with its
+// goroutine, and the first thread cannot end.
 func init() { runtime.LockOSThread() }
 
-// TestMain is the machine's first process: it makes the machine usable, runs the tests, and powers it off.
+// TestMain is the machine's first process. It prepares the machine, runs the tests, and powers it off.
 func TestMain(m *testing.M) {
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "these tests are the first process of a machine of their own: run make rdma-kernel")

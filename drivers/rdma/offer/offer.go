@@ -1,4 +1,5 @@
-// Package offer is a pool as the kubelet sees it: units with a health and a NUMA node, and the device nodes that a container gets for them.
+// Package offer offers a pool to the kubelet: units with a health and a NUMA node, and the device nodes that a container gets for
+// them.
 package offer
 
 import (
@@ -27,7 +28,7 @@ import (
 // Offer is the units of one pool. It is a deviceplugin.Backend and Preferrer.
 type Offer struct {
 	dev inventory.DeviceNodes
-	cdi *cdi.Dir // where a spec of the pool is kept; nil: containers get their device nodes from the kubelet
+	cdi *cdi.Dir // where a spec of the pool is stored; nil: the kubelet gives containers their device nodes
 
 	mu      sync.Mutex
 	pool    pool.Pool
@@ -38,31 +39,30 @@ type Offer struct {
 // member is an HCA of the pool.
 type member struct {
 	pool.Member
-	gone bool // it is not there any more, but pods may hold units of it
+	gone bool // it is gone, but pods may hold units of it
 }
 
-// New makes an offer of nothing. Device nodes are looked for in dev. With a CDI directory containers get them by CDI, else from the
-// kubelet.
+// New makes an empty offer. dev has the device nodes. With a CDI directory containers get them by CDI, else from the kubelet.
 func New(dev inventory.DeviceNodes, layout pool.Layout, cdi *cdi.Dir) *Offer {
 	return &Offer{dev: dev, cdi: cdi, layout: layout, members: make(map[string]*member)}
 }
 
-// Resume tells of the configuration that the layout was made for, by an earlier run in the same boot: the layout's HCAs are taken for gone
-// until Set says otherwise.
+// Resume sets the configuration for which an earlier run in the same boot made the layout. The layout's HCAs count as gone until
+// Set says otherwise.
 func (o *Offer) Resume(config v1alpha1.RDMAPoolConfig) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.pool.RDMAPoolConfig = config
 	for _, key := range o.layout {
 		if o.members[key] == nil {
-			// Of an HCA that is away nothing is known but its key.
+			// Only the key of an absent HCA is known.
 			o.members[key] = &member{Member: pool.Member{HCA: &inventory.HCA{Device: infiniband.Device{Name: key}}}, gone: true}
 		}
 	}
 }
 
-// Set gives the offer its pool. An HCA that is gone keeps its units, as unhealthy ones, for as long as the pool's configuration is the
-// same: it comes back after its driver was loaded again.
+// Set sets the offer's pool. An HCA that is gone keeps its units, as unhealthy ones, while the pool's configuration is the same: it
+// comes back after its driver was loaded again.
 func (o *Offer) Set(p pool.Pool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -83,14 +83,14 @@ func (o *Offer) Set(p pool.Pool) {
 	}
 }
 
-// Layout is the division of the units among the HCAs, to be kept across restarts.
+// Layout is the division of the units among the HCAs, to be stored across restarts.
 func (o *Offer) Layout() pool.Layout {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.layout)
 }
 
-// Devices lists the units with the health that state reports of their HCA's ports.
+// Devices lists the units, with the health that state reports for their HCA's ports.
 func (o *Offer) Devices(state func(health.Key) health.State) []deviceplugin.Device {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -128,7 +128,7 @@ func (o *Offer) Holding(id string) *inventory.HCA {
 	return nil
 }
 
-// key returns the key of the HCA that the unit id is a share of, or nothing.
+// key returns the key of the HCA of the unit id, or nothing.
 func (o *Offer) key(id string) string {
 	if o.pool.Exclusive() {
 		return id
@@ -148,7 +148,8 @@ func (o *Offer) keys() []string {
 	return keys
 }
 
-// Allocate implements deviceplugin.Backend: the device nodes of the units' HCAs, or of all of the pool's where it says so, and rdma_cm.
+// Allocate implements deviceplugin.Backend. It returns the device nodes of the units' HCAs, or of all of the pool's where so
+// configured, and rdma_cm.
 func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -180,7 +181,7 @@ func (o *Offer) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerA
 		return response, nil
 	}
 	for _, c := range append(nodes, o.common()...) {
-		// The API has no room for a number; the container runtime looks at the host's node.
+		// The API has no field for a number; the container runtime reads the host's node.
 		response.Devices = append(response.Devices, &pluginapi.DeviceSpec{
 			ContainerPath: inventory.ContainerPath(c), HostPath: o.dev.HostPath(c), Permissions: inventory.NodePermissions,
 		})
@@ -197,7 +198,7 @@ func (o *Offer) common() []infiniband.CharDevice {
 	return []infiniband.CharDevice{c}
 }
 
-// nodes are the device nodes of an HCA that are there. Only uverbs must be: RoCE has no issm and EFA no umad.
+// nodes are the existing device nodes of an HCA. Only uverbs is required: RoCE has no issm and EFA no umad.
 func (o *Offer) nodes(h *inventory.HCA) ([]infiniband.CharDevice, error) {
 	var nodes []infiniband.CharDevice
 	for _, c := range h.CharDevices() {
@@ -214,8 +215,8 @@ func (o *Offer) nodes(h *inventory.HCA) ([]infiniband.CharDevice, error) {
 	return nodes, nil
 }
 
-// Prefer implements deviceplugin.Preferrer: each unit from another HCA while there are any, and of those from the one with the most free
-// units, so that pods spread over the HCAs.
+// Prefer implements deviceplugin.Preferrer. It takes each unit from another HCA while there are any, and prefers the HCA with the
+// most free units, so that pods spread over the HCAs.
 func (o *Offer) Prefer(available, required []string, size int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,16 +16,16 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Node is what a node's offers are made with.
+// Node is what the offers of a node have in common.
 type Node struct {
 	Boot    string // the node's boot
 	Nodes   inventory.DeviceNodes
-	Specs   *cdi.Dir // of pools handed out by CDI; nil: they are not
+	Specs   *cdi.Dir // of pools that use CDI; nil: they do not
 	Layouts *Store
 	Kubelet *deviceplugin.Host
 }
 
-// Offers are the pools that the kubelet knows. They belong to one goroutine; what Snapshot returns does not.
+// Offers are the pools that the kubelet knows. Only one goroutine may use them; what Snapshot returns is safe for concurrent use.
 type Offers struct {
 	node   Node
 	served map[string]*served // by resource
@@ -36,10 +36,10 @@ type served struct {
 	resource *deviceplugin.Resource
 }
 
-// NewOffers makes the offers of a node, of which there are none yet.
+// NewOffers makes the offers of a node, without any pool yet.
 func NewOffers(node Node) *Offers { return &Offers{node: node, served: make(map[string]*served)} }
 
-// Serve makes the kubelet's resources those of the pools, with the health that state reports of their ports.
+// Serve serves the pools as resources of the kubelet, with the health that state reports for their ports.
 func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health.Key) health.State) {
 	log := klog.FromContext(ctx)
 	wanted := make(map[string]bool)
@@ -74,7 +74,7 @@ func (o *Offers) Serve(ctx context.Context, pools []pool.Pool, state func(health
 	o.sweep(ctx)
 }
 
-// resume makes the offer of a resource with the layout that an earlier run left.
+// resume makes the offer of a resource with the layout of an earlier run.
 func (o *Offers) resume(ctx context.Context, name string) *Offer {
 	kept, err := o.node.Layouts.Load(name)
 	if err != nil {
@@ -87,12 +87,12 @@ func (o *Offers) resume(ctx context.Context, name string) *Offer {
 	return made
 }
 
-// set gives an offer its pool, writes its CDI spec and keeps its layout.
+// set sets an offer's pool, writes its CDI spec and stores its layout.
 func (o *Offers) set(ctx context.Context, made *Offer, selected pool.Pool) {
 	log := klog.FromContext(ctx)
 	made.Set(selected)
 	if err := made.WriteSpec(); err != nil {
-		log.Error(err, "A pool's CDI spec is not what it should be", "resource", selected.Resource())
+		log.Error(err, "Could not write a pool's CDI spec", "resource", selected.Resource())
 	}
 	if selected.Exclusive() {
 		return
@@ -103,7 +103,7 @@ func (o *Offers) set(ctx context.Context, made *Offer, selected pool.Pool) {
 	}
 }
 
-// sweep removes the CDI specs of pools that are not served: those of an earlier run.
+// sweep removes the CDI specs of an earlier run's pools that are no longer served.
 func (o *Offers) sweep(ctx context.Context) {
 	if o.node.Specs == nil {
 		return
@@ -130,7 +130,7 @@ func (o *Offers) Update(state func(health.Key) health.State) {
 	}
 }
 
-// Healthy counts the units of a resource that the kubelet may hand out now.
+// Healthy counts the units of a resource that the kubelet may allocate now.
 func (o *Offers) Healthy(resource string, state func(health.Key) health.State) int32 {
 	s := o.served[resource]
 	if s == nil {
@@ -145,7 +145,7 @@ func (o *Offers) Healthy(resource string, state func(health.Key) health.State) i
 	return healthy
 }
 
-// Snapshot returns what finds the HCA behind a unit of the resources that are served now; nil: there is none. Any goroutine may call it.
+// Snapshot returns a function that finds the HCA of a unit of the present resources; nil: there is none. Any goroutine may call it.
 func (o *Offers) Snapshot() func(resource, id string) *inventory.HCA {
 	offers := maps.Clone(o.served)
 	return func(resource, id string) *inventory.HCA {

@@ -35,7 +35,7 @@ func TestOffersAreThePoolsThatAreServedAndOutliveARestart(t *testing.T) {
 	if got := o.Healthy("rdma/a", up); got != 0 || holding("rdma/a", "0") == nil || o.Snapshot()("rdma/a", "0") != nil {
 		t.Errorf("a pool that is no longer served has %d healthy units", got)
 	}
-	// The next run finds one HCA away: in the same boot its units stay its own, and in another they go to the HCA that is there.
+	// The next run finds one HCA missing. In the same boot its units stay with it; after a reboot they go to the HCA that is there.
 	for boot, healthy := range map[string]int32{"b1": 2, "b2": 4} {
 		layout, err := layouts.Load("rdma/a")
 		if err != nil {

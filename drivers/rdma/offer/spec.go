@@ -8,14 +8,14 @@ import (
 	"gpufabric.io/drivers/node/cdi"
 )
 
-// SpecName is the pool's name in the CDI directory, where one spec is a pool's as another is a claim's.
+// SpecName is the pool's name in the CDI directory, where each spec belongs to a pool, as elsewhere to a claim.
 func (o *Offer) SpecName() types.UID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.specName()
 }
 
-// Spec is the file of the pool's CDI spec, empty where its units are not handed out by CDI. It implements deviceplugin.Specified.
+// Spec is the file of the pool's CDI spec, empty where its units do not use CDI. It implements deviceplugin.Specified.
 func (o *Offer) Spec() string {
 	if o.cdi == nil {
 		return ""
@@ -24,12 +24,12 @@ func (o *Offer) Spec() string {
 }
 
 func (o *Offer) specName() types.UID {
-	// A resource's prefix is a domain, which has no underscore: two resources never have one name.
+	// A resource's prefix is a domain, which has no underscore: two resources never get the same name.
 	return types.UID("pool-" + strings.ReplaceAll(o.pool.Resource(), "/", "_"))
 }
 
-// WriteSpec brings the pool's CDI spec in line with its HCAs: a device for each. It does nothing without a CDI directory. Two pools of one
-// pod do not collide: their devices have different names, and a device node that both bring is one to the runtime.
+// WriteSpec updates the pool's CDI spec for its HCAs: one device for each. It does nothing without a CDI directory. Two pools of
+// one pod do not collide: their devices have different names, and the runtime merges equal device nodes.
 func (o *Offer) WriteSpec() error {
 	if o.cdi == nil {
 		return nil

@@ -13,16 +13,16 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Kept is a pool's layout with what it was made for. While that is the same, an HCA that is away keeps its units.
+// Kept is a pool's layout with the configuration for which it was made. While that is the same, an absent HCA keeps its units.
 type Kept struct {
-	// Boot is the node's boot: no pod outlives it, and the addresses of HCAs may be others after it.
+	// Boot is the node's boot: no pod outlives it, and the addresses of HCAs may change after it.
 	Boot string `json:"boot"`
-	// Pool is the pool's configuration; of a file of version 1 it is not known, and empty.
+	// Pool is the pool's configuration; empty for a file of version 1, where it is unknown.
 	Pool  v1alpha1.RDMAPoolConfig `json:"pool"`
 	Units pool.Layout             `json:"units"`
 }
 
-// kind is how layouts are kept. A file of version 1 holds the units alone.
+// kind describes how layouts are stored. A file of version 1 has only the units.
 func kind() store.Kind[Kept] {
 	return store.Kind[Kept]{Name: "gpufabric-layout", Version: 2, Decode: func(version int, body []byte) (kept Kept, err error) {
 		into := any(&kept)
@@ -38,7 +38,7 @@ func kind() store.Kind[Kept] {
 type Store struct {
 	layouts    *store.Store[Kept]
 	unreadable []store.Unreadable
-	// damaged are the unreadable ones whose pool was not asked for yet.
+	// damaged are the unreadable files whose pool was not requested yet.
 	damaged map[string]store.Unreadable
 }
 
@@ -58,8 +58,8 @@ func OpenStore(dir string) (*Store, error) {
 // Unreadable are the files that could not be read at the start.
 func (s *Store) Unreadable() []store.Unreadable { return s.unreadable }
 
-// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once: the layout
-// is then made again, which is right but for the names of HCAs that running pods hold.
+// Load returns the layout of a resource; without a file it is empty. A damaged file was set aside, and the error says so once. The
+// layout is then made again; it is right except that units which running pods hold may belong to other HCAs.
 func (s *Store) Load(resource string) (Kept, error) {
 	name := fileName(resource)
 	if u, damaged := s.damaged[name]; damaged {

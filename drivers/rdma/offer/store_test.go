@@ -105,8 +105,8 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// A file as version 0.2 wrote it, byte for byte: its checksum leaves the newline at the end out. What is written now has none there, so
-// that version reads it.
+// A file as version 0.2 wrote it, byte for byte: its checksum leaves out the newline at the end. What is written now has no newline
+// there, so that version can read it.
 func TestALayoutOfTheVersionBeforeIsRead(t *testing.T) {
 	before, err := os.ReadFile("testdata/rdma_a-0.2.layout")
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/drivers/rdma/health"
 )
 
-// Role is the subcommand's name, and that of its client and its Events.
+// Role is the subcommand's name, and the name of its client and its Events.
 const Role = "rdma-plugin"
 
 // claims serves the node's ports under Dynamic Resource Allocation: it publishes them, and prepares the claims that get them.
@@ -38,11 +38,11 @@ type claims struct {
 	unreadable []store.Unreadable
 
 	wanted observed.Value[*publication] // nil: nothing was discovered yet
-	// served is what the kubelet calls, nil until Run serves it.
+	// served is the server for the kubelet, nil until Run makes it.
 	served atomic.Pointer[draplugin.Plugin]
 }
 
-// publication is what is to be published.
+// publication is what to publish.
 type publication struct {
 	ports  int
 	slices [][]resourceapi.Device
@@ -53,7 +53,7 @@ func newClaims(o Options, networks *podNetworks, registry *metrics.Plugin) *clai
 		kind: dra.NewKind(o.deviceNodes(), networks), networks: networks}
 }
 
-// Set makes the ports of a picture those that claims can have. Run publishes them.
+// Set makes the ports of a picture available to claims. Run publishes them.
 func (c *claims) Set(now picture, state func(health.Key) health.State) {
 	if c.client == nil {
 		return
@@ -93,7 +93,7 @@ func (c *claims) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Answers says why the kubelet gets no answer; nil where it does, or where nothing is served yet.
+// Answers says why the plugin does not answer the kubelet; nil where it does, or where nothing is served yet.
 func (c *claims) Answers() error {
 	if served := c.served.Load(); served != nil {
 		return served.Answers()
@@ -113,7 +113,7 @@ func (c *claims) Started() error {
 	return served.Registered()
 }
 
-// publish keeps the node's ResourceSlices in line with the ports and their health until ctx ends.
+// publish updates the node's ResourceSlices with the ports and their health until ctx ends.
 func (c *claims) publish(ctx context.Context, served *draplugin.Plugin) {
 	var published *publication
 	for {
@@ -136,7 +136,7 @@ func (c *claims) publish(ctx context.Context, served *draplugin.Plugin) {
 	}
 }
 
-// resources are what is published as one pool; a node without devices publishes an empty one.
+// resources are published as one pool; a node without devices publishes an empty pool.
 func (p *publication) resources(pool string) resourceslice.DriverResources {
 	published := resourceslice.Pool{}
 	for _, chunk := range p.slices {

@@ -12,12 +12,12 @@ import (
 	"gpufabric.io/drivers/rdma/config"
 )
 
-// configuration is the file of pools: it is read whenever it changes, and the last good one stays.
+// configuration is the file of pools. It is read whenever it changes, and the last valid one remains in use.
 type configuration struct {
 	path  string
 	files *filewatch.Watcher
 	read  chan fileContent
-	// good is the last good one, nil where there is none; it belongs to whoever takes what was read.
+	// good is the last valid one, nil where there is none. Only the goroutine that takes the results uses it.
 	good *config.Config
 }
 
@@ -43,7 +43,7 @@ func (c *configuration) rescan() time.Duration {
 	return c.good.Rescan
 }
 
-// take keeps what is good of the file.
+// take returns the usable part of the file.
 func (c *configuration) take(ctx context.Context, f fileContent) {
 	log := klog.FromContext(ctx)
 	switch {

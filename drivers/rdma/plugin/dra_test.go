@@ -30,11 +30,11 @@ import (
 	"gpufabric.io/drivers/rdma/dra"
 )
 
-// withAPI gives the node an API server, a fake one.
+// withAPI gives the node a fake API server.
 func (n *node) withAPI() *fake.Clientset {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", UID: "node-uid"}})
 	var named atomic.Int32
-	// The fake API server makes no name of generateName.
+	// The fake API server does not implement generateName.
 	client.PrependReactor("create", "resourceslices", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		slice := action.(k8stesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
 		if slice.Name == "" {
@@ -104,7 +104,7 @@ func TestWithoutDevicePluginsTheirDirectoryIsNotNeeded(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n.options.KubeletRoot = root
-	// A file in its place: whoever wants the directory fails.
+	// A file in its place makes every use of the directory fail.
 	if err := os.WriteFile(filepath.Join(root, "device-plugins"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func claimed(t *testing.T, client *fake.Clientset, uid string, parameters string
 	return &drapb.Claim{Namespace: "default", Name: claim.Name, Uid: uid}
 }
 
-// prepare asks for a claim as the kubelet does and returns what its container gets.
+// prepare prepares a claim as the kubelet does and returns what its container gets.
 func (n *node) prepare(claim *drapb.Claim) (specs.ContainerEdits, string) {
 	n.t.Helper()
 	connection, err := grpc.NewClient("unix:"+filepath.Join(n.kubelet.Root(), "plugins/rdma.gpufabric.io/dra.sock"),
@@ -339,8 +339,8 @@ func TestAClaimsContainerGetsItsPortsAndTheirNames(t *testing.T) {
 	}
 }
 
-// No event announces new firmware, so only the periodic discovery finds it. The start asks for a few discoveries of its own, which may find
-// as many changes, but not all six, each of which waits for the one before.
+// There is no event for new firmware, so only the periodic discovery finds it. The start makes a few discoveries of its own, which
+// may find as many changes, but not all six, each of which waits for the previous one.
 //
 //shows:rdma-discovery
 func TestThePeriodicDiscoveryFindsWhatNoEventTells(t *testing.T) {

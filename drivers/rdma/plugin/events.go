@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/rdma/health"
 )
 
-// events asks for discoveries, and has ports read at once, when the kernel says that something changed.
+// events requests discoveries, and immediate readings of ports, when the kernel reports a change.
 type events struct {
 	files   *filewatch.Watcher
 	dev     string // the node's device nodes
@@ -29,10 +29,10 @@ func (e *events) Run(ctx context.Context) {
 	both.Wait()
 }
 
-// watchDevices asks for a discovery when device nodes of RDMA devices come and go.
+// watchDevices requests a discovery when device nodes of RDMA devices appear or disappear.
 func (e *events) watchDevices(ctx context.Context) {
 	const directory = "infiniband"
-	// /dev/infiniband comes with the first RDMA device; it is watched as soon as its parent, which is watched too, has it.
+	// /dev/infiniband appears with the first RDMA device. It is watched as soon as its parent has it; the parent is watched too.
 	came := e.files.Entries(ctx, e.dev, directory)
 	changed := e.files.Entries(ctx, filepath.Join(e.dev, directory))
 	for {
@@ -46,7 +46,7 @@ func (e *events) watchDevices(ctx context.Context) {
 	}
 }
 
-// watchLinks has the ports read again when a link changes, and asks for a discovery when network devices come and go.
+// watchLinks makes the ports be read again when a link changes, and requests a discovery when network devices appear or disappear.
 func (e *events) watchLinks(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	for ctx.Err() == nil {
@@ -57,7 +57,7 @@ func (e *events) watchLinks(ctx context.Context) {
 		})
 		if err != nil {
 			close(done)
-			log.Error(err, "rtnetlink cannot be listened to; ports are read every 400 ms and no sooner")
+			log.Error(err, "Could not listen to rtnetlink; ports are only read every 400 ms")
 			return
 		}
 		e.takeLinks(ctx, updates)
@@ -66,7 +66,7 @@ func (e *events) watchLinks(ctx context.Context) {
 	}
 }
 
-// takeLinks acts on each change of a link until updates is closed, which is when rtnetlink ended, or ctx ends.
+// takeLinks handles each change of a link until updates is closed, which is when rtnetlink ended, or ctx ends.
 func (e *events) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdate) {
 	known := make(map[int]string) // interface names by index
 	for {
@@ -84,7 +84,7 @@ func (e *events) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdat
 			index, name := int(update.Index), update.Link.Attrs().Name
 			deleted := update.Header.Type == rtmDelLink
 			if !deleted && known[index] == name {
-				continue // its state changed, which the ports' reading sees
+				continue // a changed state, which the reading of ports detects
 			}
 			if deleted {
 				delete(known, index)
@@ -99,7 +99,7 @@ func (e *events) takeLinks(ctx context.Context, updates <-chan netlink.LinkUpdat
 // rtmDelLink is RTM_DELLINK.
 const rtmDelLink = 17
 
-// hardware reports whether a link may be an HCA's. Every pod's veth comes and goes on the same socket.
+// hardware reports whether a link may be an HCA's. The veths of all pods are reported on the same socket.
 func hardware(link netlink.Link) bool {
 	return link.Type() == "device" || link.Type() == "ipoib"
 }

@@ -23,7 +23,7 @@ type holder struct {
 	unit, device              string // one of the two
 }
 
-// without returns the holder without what it holds.
+// without returns the holder without the unit or device.
 func (h holder) without() holder {
 	h.unit, h.device = "", ""
 	return h
@@ -45,7 +45,7 @@ func (h holder) ports(view *metricsView) []health.Key {
 	return keys
 }
 
-// kubelet asks the kubelet's pod resources API.
+// podResources is the kubelet's pod resources API.
 type podResources struct{ socket string }
 
 func (k *podResources) holders() ([]holder, error) {
@@ -72,7 +72,7 @@ func (k *podResources) holders() ([]holder, error) {
 	return holders, nil
 }
 
-// ofUnits are one holder a unit that the kubelet gave to the container h, of whatever extended resource.
+// ofUnits returns one holder for each unit that the kubelet gave to the container h, of any extended resource.
 func (h holder) ofUnits(given []*podresources.ContainerDevices) []holder {
 	var holders []holder
 	for _, devices := range given {
@@ -84,7 +84,7 @@ func (h holder) ofUnits(given []*podresources.ContainerDevices) []holder {
 	return holders
 }
 
-// ofClaims are one holder a device of this driver that the claims of the container h have.
+// ofClaims returns one holder for each device of this driver in the claims of the container h.
 func (h holder) ofClaims(claims []*podresources.DynamicResource) []holder {
 	var holders []holder
 	for _, claim := range claims {

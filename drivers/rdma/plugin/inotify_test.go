@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/node/filewatch/filewatchtest"
 )
 
-// The role hears of three things by files: its configuration, the kubelet's restart, and device nodes. The seed's periodic discovery is
-// every 300 s.
+// The role watches three kinds of files: its configuration, the kubelet's socket, and device nodes. The seed's periodic discovery
+// is every 300 s.
 func TestTheRDMARoleGoesOnWhereNoInotifyInstanceIsToBeHad(t *testing.T) {
 	if !filewatchtest.Spent(t) {
 		return

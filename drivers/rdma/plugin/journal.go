@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/rdma/exclusive"
 )
 
-// journal logs which devices the pools have, and what is wrong with others, whenever that is not what was logged last.
+// journal logs which devices the pools have, and what is wrong with others, whenever that has changed.
 type journal struct{ written string }
 
 func (j *journal) write(log klog.Logger, now picture) {

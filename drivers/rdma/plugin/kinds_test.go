@@ -117,7 +117,7 @@ func TestDeviceNodesByCDI(t *testing.T) {
 	if device == nil {
 		t.Fatalf("the runtime finds %v, not %v", registry.ListDevices(), response.GetCdiDevices())
 	}
-	// The tree's device nodes are plain files, which a runtime takes for devices only where the spec says which ones.
+	// The tree's device nodes are plain files, which a runtime accepts as devices only where the spec gives their numbers.
 	container := &oci.Spec{}
 	if _, err := registry.InjectDevices(container, response.GetCdiDevices()[0].GetName()); err != nil {
 		t.Fatal(err)

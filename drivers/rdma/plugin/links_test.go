@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// network makes a network namespace whose only link, lo, is the test's to change.
+// network makes a network namespace with only one link, lo, which the test changes.
 func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 	t.Helper()
 	made := make(chan netns.NsHandle)
@@ -51,7 +51,7 @@ func network(t *testing.T) (netns.NsHandle, *netlink.Handle) {
 	return 0, nil
 }
 
-// The kernel reports a link over rtnetlink; the devices are then discovered again, long before the periodic discovery.
+// The kernel reports a link through rtnetlink; the devices are then discovered again, long before the periodic discovery.
 //
 //shows:rdma-discovery
 func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
@@ -79,7 +79,7 @@ func TestALinkThatChangesHasTheDevicesDiscovered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nothing tells when the socket listens, so the link goes up and down until it is heard.
+	// There is no event for a listening socket, so the link goes up and down until that is noticed.
 	flap := time.NewTicker(20 * time.Millisecond)
 	defer flap.Stop()
 	patience := time.After(time.Minute)

@@ -12,15 +12,15 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// scrapePatience bounds what one scrape waits for: the counters (a read asks the firmware and hangs with it) and the kubelet. What is not
-// there by then is left out, and gpufabric_rdma_scrape_complete says so.
+// scrapePatience bounds how long one scrape waits for the counters (a read asks the firmware and hangs with it) and the kubelet. It
+// leaves out what is late, and gpufabric_rdma_scrape_complete says so.
 const scrapePatience = 3 * time.Second
 
-// metricsView is what the exporter exports. Its functions may be called from any goroutine.
+// metricsView is the data for the metrics. Any goroutine may call its functions.
 type metricsView struct {
 	Devices *inventory.Inventory
 	State   func(health.Key) health.State
-	// Unit returns the HCA behind a unit of an extended resource, and Device the ports of a DRA device; nil: there is none.
+	// Unit returns the HCA of a unit of an extended resource, and Device the ports of a DRA device; nil: there is none.
 	Unit   func(resource, id string) *inventory.HCA
 	Device func(name string) []health.Key
 }
@@ -33,7 +33,7 @@ type portMetrics struct {
 	busy    atomic.Bool // a read of counters has not returned
 }
 
-// newPortMetrics makes the metrics of ports in the sysfs tree at root, whose holders the kubelet at kubeletRoot knows.
+// newPortMetrics makes the metrics of ports in the sysfs tree at root. The kubelet at kubeletRoot knows who holds them.
 func newPortMetrics(root, kubeletRoot string) *portMetrics {
 	kubelet := &podResources{socket: kubeletRoot + "/pod-resources/kubelet.sock"}
 	return &portMetrics{sysfs: infiniband.NewFS(root), holders: kubelet.holders}
@@ -42,7 +42,7 @@ func newPortMetrics(root, kubeletRoot string) *portMetrics {
 // Set replaces what is exported.
 func (e *portMetrics) Set(v metricsView) { e.view.Store(&v) }
 
-// descriptions of the metrics.
+// The descriptions of the metrics.
 type descriptions struct {
 	info, up, state, rate, transmitted, received, counter, pod, complete *prometheus.Desc
 }
@@ -131,7 +131,7 @@ func (e *portMetrics) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// bytesPerUnit is the unit of the data counters: the InfiniBand architecture counts lanes' words of four bytes.
+// bytesPerUnit is the unit of the data counters: the InfiniBand architecture counts words of four bytes.
 const bytesPerUnit = 4
 
 // counter is one value of one port.

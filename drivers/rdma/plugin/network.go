@@ -16,18 +16,18 @@ import (
 	"gpufabric.io/drivers/rdma/exclusive"
 )
 
-// podNetworks moves claimed devices into pods' networks, where a container runtime announces them.
+// podNetworks moves claimed devices into pods' networks, when a container runtime announces a network.
 type podNetworks struct {
 	socket string
 	mover  *exclusive.Mover
 	hook   *exclusive.Hook
-	// unreadable are the files of what pods were given that cannot be read.
+	// unreadable are the unreadable records of what pods were given.
 	unreadable []store.Unreadable
 }
 
 var _ dra.PodNetworks = &podNetworks{}
 
-// newPodNetworks makes it; records are the prepared claims.
+// newPodNetworks makes podNetworks; records returns the prepared claims.
 func newPodNetworks(o Options) (*podNetworks, error) {
 	mover, unreadable, err := exclusive.NewMover(filepath.Join(o.StateDir, "pod-networks"), o.links(), atomicfile.Writer{})
 	if err != nil {
@@ -48,7 +48,7 @@ func (o *Options) links() exclusive.Links {
 // Ready implements dra.PodNetworks.
 func (n *podNetworks) Ready() error {
 	if n.socket == "" {
-		return errors.New("this node's plugin does not hear of pods' networks: start it with --nri-socket (the chart's rdma.nriSocket)")
+		return errors.New("this node's plugin is not notified of pods' networks: start it with --nri-socket (the chart's rdma.nriSocket)")
 	}
 	exclusively, err := n.mover.Exclusive()
 	if err != nil {
@@ -76,7 +76,7 @@ func (n *podNetworks) TakeFrom(ctx context.Context, claim, podUID string) error 
 	return n.mover.TakeFrom(ctx, claim, podUID)
 }
 
-// run follows the container runtime until ctx ends. served holds the claims whose devices it moves.
+// run is connected to the container runtime until ctx ends. served has the claims whose devices it moves.
 func (n *podNetworks) run(ctx context.Context, served *draplugin.Plugin, events record.EventRecorder) error {
 	n.hook.Events = events
 	n.hook.Grants = func(podUID string) []exclusive.Grant {

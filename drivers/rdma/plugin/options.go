@@ -1,4 +1,4 @@
-// Package plugin is the role rdma-plugin: it finds a node's RDMA devices, puts them into pools and hands them to pods.
+// Package plugin is the role rdma-plugin: it finds a node's RDMA devices, puts them into pools and gives them to pods.
 package plugin
 
 import (
@@ -16,21 +16,20 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// Options are what the role is started with.
+// Options are the settings of the role.
 type Options struct {
 	options.Node
-	// ConfigFile is the config.json; a file that is not there is one without pools.
+	// ConfigFile is the config.json; a missing file counts as one without pools.
 	ConfigFile string
 	// DevicePlugin serves pools to the kubelet as extended resources.
 	DevicePlugin bool
-	// DevicePluginCDI hands their device nodes to containers of extended resources by CDI.
+	// DevicePluginCDI gives containers of extended resources their device nodes by CDI.
 	DevicePluginCDI bool
 	// Slots is how many claims can share a device that is in no pool.
 	Slots int
-	// RuntimeSocket is the container runtime's NRI socket, through which pods' network namespaces are heard of; empty: no device moves into
-	// one.
+	// RuntimeSocket is the container runtime's NRI socket, which reports pods' network namespaces; empty: no device moves into one.
 	RuntimeSocket string
-	// VerbsEvents: the events that the kernel tells to who has an HCA open are heard too.
+	// VerbsEvents: the role also receives the events that the kernel sends to whoever has an HCA open.
 	VerbsEvents bool
 	// Interfaces is how the interfaces of pools' devices are set up.
 	Interfaces exclusive.Setup
@@ -44,13 +43,13 @@ type Options struct {
 	Pools Pools
 }
 
-// An interface's MTU in bytes: the least of IPv6 (RFC 8200), and the most that an IPoIB interface in connected mode has.
+// An interface's MTU in bytes: the minimum of IPv6 (RFC 8200), and the maximum of an IPoIB interface in connected mode.
 const leastMTU, mostMTU = 1280, 65520
 
-// mostSlots is as many as the chart takes.
+// mostSlots is the chart's maximum.
 const mostSlots = 100_000
 
-// Validate names every flag that cannot work.
+// Validate returns an error for every flag with an unusable value.
 func (o *Options) Validate() error {
 	var slots error
 	if o.Client != nil && (o.Slots < 1 || o.Slots > mostSlots) {
@@ -74,10 +73,10 @@ func Command(h host.Host) *cobra.Command {
 	var serveDRA, readPools bool
 	command := &cobra.Command{
 		Use:   Role,
-		Short: "Hand RDMA devices to pods: shared or whole, by pools, with the health of their ports",
+		Short: "Give RDMA devices to pods: shared or whole, by pools, with the health of their ports",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.Node.Validate(); err != nil { // before an API server is looked for
+			if err := o.Node.Validate(); err != nil { // before it looks for an API server
 				return err
 			}
 			if serveDRA || readPools {
@@ -99,7 +98,7 @@ func Command(h host.Host) *cobra.Command {
 		"the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs "+
 			"CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
 	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false,
-		"hear of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs "+
+		"receive events of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs "+
 			"access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
 	command.Flags().BoolVar(&o.Interfaces.Up, "interfaces-up", false,
 		"bring the interfaces of pools' devices up, each when it comes (needs CAP_NET_ADMIN in the node's network)")
@@ -113,7 +112,7 @@ func Command(h host.Host) *cobra.Command {
 // defaultSlots is how many claims can share a device that is in no pool.
 const defaultSlots = 64
 
-// connect makes the clients of what needs the API server.
+// connect makes the clients for the API server.
 func (o *Options) connect(h host.Host, serveDRA, readPools bool) error {
 	reach, err := h.Kubernetes()
 	if err != nil {

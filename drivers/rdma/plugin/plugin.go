@@ -24,20 +24,20 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// firstHealth is how long serving waits for the first reading of all ports, so that the kubelet's first list is the right one.
+// firstHealth is how long to wait for the first reading of all ports before serving, so that the kubelet's first list is right.
 const firstHealth = 2 * time.Second
 
-// plugin is one running role. Each of its parts runs by itself; the loop alone takes what they find, makes a picture of it, and hands that
-// to those who serve.
+// plugin is one running role. Each of its parts runs by itself. Only the loop takes their results, makes a picture from them, and
+// gives it to the parts that serve.
 type plugin struct {
-	// These find out: the configuration's file, the devices, the health of their ports, and events that are a reason to look again.
+	// These provide input: the configuration's file, the devices, the health of their ports, and events that require another look.
 	configuration *configuration
 	scanner       *scanner
 	ports         *health.Watcher
 	events        *events
 	verbs         *verbsEvents // nil: not listened to
 	objects       chan []pool.Object
-	// These serve: pools as extended resources where devicePlugin says so, devices to claims, reports, interfaces, metrics and the log.
+	// These serve: pools as extended resources where devicePlugin is set, devices to claims, reports, interfaces, metrics and the log.
 	devicePlugin bool
 	offers       *offer.Offers
 	claims       *claims
@@ -47,20 +47,21 @@ type plugin struct {
 	journal      journal
 }
 
-// picture is what the role knows of the node at one moment, and what it made of that. It is replaced as a whole, and never changed.
+// picture is the role's knowledge of the node at one moment, and the selection made from it. It is replaced as a whole, and never
+// changed.
 type picture struct {
 	devicePlugin bool                 // pools are served to the kubelet as extended resources
-	devices      *inventory.Inventory // nil: the first discovery is under way
+	devices      *inventory.Inventory // nil: the first discovery has not finished
 	exclusive    bool                 // the kernel's RDMA subsystem is in exclusive mode
 	objects      []pool.Object        // the RDMAPools that select the node
 	selection    *pool.Selection      // which devices the pools get; nil as long as devices is
 }
 
-// closed says whether no container can open a pool's units, since the kernel's RDMA subsystem is in exclusive mode.
+// closed says whether no container can open a pool's units, because the kernel's RDMA subsystem is in exclusive mode.
 func (n picture) closed(p *pool.Pool) bool { return n.exclusive && p.Closed(n.devicePlugin) }
 
-// Run serves until ctx ends. An error means that it cannot serve at all; bad configuration, damaged devices and a missing kubelet are
-// waited out.
+// Run serves until ctx ends. An error means that it cannot serve at all. With a bad configuration, damaged devices or a missing
+// kubelet it waits.
 func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -94,11 +95,12 @@ func Run(ctx context.Context, o Options) error {
 	registry.Registry.MustRegister(append(served.Collectors(), p.metrics, o.Files, layouts.Collector(), networks.mover.Collector())...)
 
 	group, ctx := errgroup.WithContext(ctx)
-	answers := func() error { return errors.Join(p.claims.Answers(), kubelet.Answers()) } //nolint:contextcheck // it has the plugin's context
+	// it has the plugin's context
+	answers := func() error { return errors.Join(p.claims.Answers(), kubelet.Answers()) } //nolint:contextcheck
 	group.Go(func() error {
 		return metrics.Guard(o.MetricsAuth, o.Client).Serve(ctx, o.MetricsAddress, registry.Registry, answers, p.claims.Started)
 	})
-	if o.DevicePlugin { // else its directory may not even be there
+	if o.DevicePlugin { // otherwise its directory may not even exist
 		group.Go(func() error { return kubelet.Run(ctx) })
 	}
 	if o.Client != nil {
@@ -118,12 +120,12 @@ func Run(ctx context.Context, o Options) error {
 	return group.Wait()
 }
 
-// newOffers are the pools that the kubelet knows.
+// newOffers makes the pools that the kubelet knows.
 func newOffers(o Options, kubelet *deviceplugin.Host, layouts *offer.Store) (*offer.Offers, error) {
 	var specs *cdi.Dir
 	var err error
 	if o.DevicePlugin && o.DevicePluginCDI {
-		// Not the DRA driver's name: that one's specs are its claims', and it removes those that it does not know.
+		// Not the DRA driver's name: the specs of that name belong to claims, and the driver removes those that it does not know.
 		if specs, err = cdi.Open(o.CDIRoot, "pools."+dra.Driver, atomicfile.Writer{}); err != nil {
 			return nil, err
 		}
@@ -131,7 +133,7 @@ func newOffers(o Options, kubelet *deviceplugin.Host, layouts *offer.Store) (*of
 	return offer.NewOffers(offer.Node{Boot: o.BootID(), Nodes: o.deviceNodes(), Specs: specs, Layouts: layouts, Kubelet: kubelet}), nil
 }
 
-// newPlugin puts the parts together.
+// newPlugin makes the parts.
 func newPlugin(o Options, offers *offer.Offers, served *claims) *plugin {
 	ports := health.New(o.SysfsRoot, clock.RealClock{})
 	scanner := newScanner(inventory.Roots{Sysfs: o.SysfsRoot, Proc: o.ProcRoot()}, o.links())
@@ -150,7 +152,7 @@ func newPlugin(o Options, offers *offer.Offers, served *claims) *plugin {
 	return p
 }
 
-// loop takes what the parts find, one thing at a time, and brings what is served in line with it.
+// loop takes the parts' results one at a time, and updates what is served.
 func (p *plugin) loop(ctx context.Context) {
 	p.scanner.Ask()
 	rescan := time.NewTicker(defaultRescan)
@@ -190,7 +192,7 @@ func (p *plugin) loop(ctx context.Context) {
 	}
 }
 
-// apply selects the devices of the pools again, and brings what is served in line with them.
+// apply selects the devices of the pools again, and updates what is served.
 func (p *plugin) apply(ctx context.Context, now picture) picture {
 	if now.devices == nil {
 		return now
@@ -211,8 +213,8 @@ func (p *plugin) apply(ctx context.Context, now picture) picture {
 	return now
 }
 
-// refresh reports ports that changed to the kubelet and the API server. A port that went may be gone with its HCA, and one that came back
-// may have another rate, so the devices are discovered again.
+// refresh reports changed ports to the kubelet and the API server. It also discovers the devices again: a port that disappeared may
+// be gone with its HCA, and one that came back may have another rate.
 func (p *plugin) refresh(now picture) {
 	if now.selection == nil {
 		return

@@ -48,7 +48,7 @@ func newNode(t *testing.T) *node {
 	n.config = filepath.Join(t.TempDir(), "config.json")
 	n.options = plugin.Options{
 		Node: options.Node{
-			DriverRoot: "/", // this role has no business there
+			DriverRoot: "/", // this role must not use it
 			SysfsRoot:  n.tree.Sys, DevRoot: n.tree.Dev, ProcDevices: filepath.Join(t.TempDir(), "devices"), CDIRoot: filepath.Join(state, "cdi"),
 			KubeletRoot: n.kubelet.Root(), StateDir: state, NodeName: "node-a",
 		},
@@ -65,7 +65,7 @@ func (n *node) addHCA(bus int, numa string, h sysfstest.HCA) string {
 	return n.tree.AddHCA(h)
 }
 
-// configure writes the configuration as the kubelet writes a ConfigMap volume: whole.
+// configure writes the configuration as the kubelet writes a ConfigMap volume: atomically.
 func (n *node) configure(text string) {
 	n.t.Helper()
 	temporary := n.config + ".new"
@@ -90,7 +90,7 @@ func (n *node) start() {
 	n.stop = func() {
 		cancel()
 		group.Wait()
-		// Until the kubelet has noticed, it has what it had.
+		// Until the kubelet notices the end, it has its earlier list.
 		n.kubelet.Await(shared, "end of the stream", func(r kubelettest.Resource) bool { return r.Capacity == 0 })
 	}
 	n.t.Cleanup(n.stop)
@@ -163,7 +163,8 @@ func TestAThousandPodsOnOneHCA(t *testing.T) {
 	n.configure(seed)
 	n.start()
 	view := n.kubelet.AwaitAllocatable(shared, 1000)
-	// gRPC takes messages of 4 MiB, and the kubelet asks for no more. The most units that a pool may have must fit too, with their NUMA node.
+	// gRPC's limit for messages is 4 MiB, and the kubelet keeps it. The maximum number of units of a pool must fit too, with their
+	// NUMA nodes.
 	message := proto.Size(&pluginapi.ListAndWatchResponse{Devices: view.Devices})
 	if most := message * v1alpha1.MaxRDMAUnits / 1000; message > 64<<10 || most > 4<<20 {
 		t.Errorf("the list of 1000 units has %d bytes, that of %d about %d; want at most 64 KiB and 4 MiB", message, v1alpha1.MaxRDMAUnits, most)
@@ -269,7 +270,7 @@ func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
 		n.kubelet.Start() // on a socket made again
 		after := n.kubelet.Await(shared, "list", func(r kubelettest.Resource) bool { return r.Lists > 0 })
 		took = append(took, time.Since(begin))
-		// The kubelet's very first list is the whole one: it counts no unit as gone or unhealthy in between.
+		// The kubelet's very first list is complete: it never counts a unit as gone or unhealthy in between.
 		if after.Allocatable != 1000 || after.Capacity != 1000 {
 			t.Errorf("the first list after a restart has %d units, %d of them healthy", after.Capacity, after.Allocatable)
 		}
@@ -277,7 +278,7 @@ func TestTheKubeletsRestartLeavesTheAllocatableUnchanged(t *testing.T) {
 			t.Error(diff)
 		}
 	}
-	// The fastest says what the code does; a busy machine makes some slower.
+	// The fastest run shows what the code can do; a busy machine makes some runs slower.
 	if fastest := slices.Min(took); fastest > 2*time.Second {
 		t.Errorf("the restarts took %v until the units were back; want under 2 s", took)
 	}
@@ -344,7 +345,7 @@ func TestAnHCAThatGoesAndComesBackKeepsItsUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.tree.Link("class/infiniband/mlx5_1", "devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0/infiniband/mlx5_1")
-	// The driver makes the device nodes again, which is the event.
+	// The driver makes the device nodes again, which causes the event.
 	node := filepath.Join(n.tree.Dev, "infiniband/uverbs1")
 	if err := os.Remove(node); err != nil {
 		t.Fatal(err)
@@ -387,7 +388,7 @@ func TestAnHCAThatIsAwayWhileTheRoleStartsKeepsItsUnits(t *testing.T) {
 			t.Fatalf("unit %v became %v", d, after.Devices[i])
 		}
 	}
-	// No pod outlives a boot, and an HCA that is away then may have been taken out.
+	// No pod outlives a reboot, and an HCA that is absent then may have been taken out.
 	n.tree.Remove("class/infiniband/mlx5_1")
 	again("b2")
 	n.kubelet.AwaitAllocatable(shared, 1000)

@@ -17,7 +17,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// told is an HCA whose events the test tells, until ctx ends.
+// told is an HCA whose events the test sends, until ctx ends.
 type told struct {
 	ctx    context.Context
 	events chan uverbs.Event
@@ -34,7 +34,7 @@ func (h told) Next() (uverbs.Event, error) {
 
 func (told) Close() error { return nil }
 
-// The time of the bubble stands still while the test waits, so no periodic reading comes: only the event has the ports read.
+// The bubble's time stands still while the test waits, so no periodic reading happens: only the event makes the ports be read.
 func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 	tree := sysfstest.New(t)
 	first := tree.AddHCA(sysfstest.HCA{Function: sysfstest.Function{Parent: "pci0000:3a/0000:3a:00.0", Address: "0000:3b:00.0"}})
@@ -61,7 +61,7 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 		running.Go(func() { verbs.Run(ctx) })
 		running.Go(func() { ports.Run(ctx) })
 		phase := func() health.Phase {
-			synctest.Wait() // Every reading that was asked for is over.
+			synctest.Wait() // Every requested reading is over.
 			return ports.State(health.Key{Device: "mlx5_0", Port: 1}).Phase
 		}
 		if got := phase(); got != health.Up {
@@ -72,7 +72,7 @@ func TestAPortsEventIsHeardBeforeItsNextReading(t *testing.T) {
 			t.Fatalf("the port is %s before the event, want Up: nothing has it read", got)
 		}
 		h.events <- uverbs.Event{Kind: uverbs.PortError, Port: 1}
-		if got := phase(); got != health.Failing { // One bad reading is not trusted alone.
+		if got := phase(); got != health.Failing { // One bad reading alone is not enough.
 			t.Errorf("the port is %s, want Failing: its event was not heard", got)
 		}
 		cancel()

@@ -25,29 +25,29 @@ type Pools interface {
 }
 
 const (
-	// reportRetry is how long a failed report waits for the next try.
+	// reportRetry is how long to wait after a failed report.
 	reportRetry = 10 * time.Second
 	// reportTimeout bounds one report.
 	reportTimeout = 10 * time.Second
 	// maxReported bounds the conflicts in one report.
 	maxReported = 16
-	// maxMessage bounds a report's message, in bytes. An RDMAPool holds the reports of all nodes, and the API server takes 1.5 MiB: of a
-	// thousand nodes each has 1.5 KiB, of which a third is what the API server notes of who wrote it.
+	// maxMessage bounds a report's message, in bytes. An RDMAPool holds the reports of all nodes, and the API server accepts 1.5 MiB.
+	// With a thousand nodes each has 1.5 KiB, of which a third is the API server's record of the writer.
 	maxMessage = 640
 )
 
-// reporter writes the node's reports on the RDMAPools that select it. Set belongs to the loop's goroutine, as the offers do.
+// reporter writes the node's reports on the RDMAPools that select it. Only the loop's goroutine calls Set.
 type reporter struct {
-	pools      Pools // nil: nobody is reported to
+	pools      Pools // nil: no reports
 	node       string
 	ports      *health.Watcher
 	offers     *offer.Offers
 	interfaces *exclusive.Setter
 
-	entries observed.Value[map[string]v1alpha1.RDMAPoolNode] // the newest reports, by RDMAPool; nil: nothing is known yet
+	entries observed.Value[map[string]v1alpha1.RDMAPoolNode] // the newest reports, by RDMAPool; nil: unknown yet
 }
 
-// Set works the reports out; Run writes those that changed.
+// Set computes the reports; Run writes those that changed.
 func (r *reporter) Set(now picture) {
 	if r.pools == nil || now.selection == nil {
 		return
@@ -101,7 +101,7 @@ func (r *reporter) entry(now picture, selected *pool.Pool) v1alpha1.RDMAPoolNode
 	return entry
 }
 
-// joined is as many of the texts as a message holds, one at least, and the number of the others.
+// joined returns as many of the texts as a message can hold, at least one, and the number of the others.
 func joined(texts []string) string {
 	var message strings.Builder
 	for i, text := range texts {

@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/rdma/pool"
 )
 
-// api is the RDMAPools that select the node, and what the node reported on them.
+// api has the RDMAPools that select the node, and the node's reports on them.
 type api struct {
 	lists chan []pool.Object
 
@@ -140,7 +140,7 @@ func TestReportsSayWhatIsWrong(t *testing.T) {
 	})
 }
 
-// A thousand nodes' reports are in one object.
+// The reports of a thousand nodes are in one object.
 func TestAReportOfManyDevicesIsShort(t *testing.T) {
 	n := newNode(t)
 	for i := range 40 {

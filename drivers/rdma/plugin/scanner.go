@@ -12,26 +12,27 @@ import (
 )
 
 const (
-	// defaultRescan is how often devices are discovered without an event, where no file says.
+	// defaultRescan is how often devices are discovered without an event, unless a file sets it.
 	defaultRescan = 60 * time.Second
-	// Between discoveries where something could not be read: the sysfs tree may not be mounted yet, or a driver only be loading.
+	// The pauses between discoveries where something could not be read: the sysfs tree may not be mounted yet, or a driver may still
+	// be loading.
 	firstRetry, lastRetry = time.Second, 10 * time.Second
-	// slowDiscovery is when a discovery that does not end is reported: a read of sysfs hangs with the firmware that it asks.
+	// slowDiscovery is when to report a discovery that does not end: a read of sysfs hangs with the firmware.
 	slowDiscovery = 10 * time.Second
 	// settle is how long to wait after the first of several events: a driver that loads makes many devices.
 	settle = 200 * time.Millisecond
 )
 
-// scanner discovers the node's RDMA devices when it is asked to, and again after a while where something could not be read.
+// scanner discovers the node's RDMA devices on request, and again after a while where something could not be read.
 type scanner struct {
 	roots inventory.Roots
 	links exclusive.Links
 	found chan discovery
-	asked chan struct{} // holds a token while somebody asks
+	asked chan struct{} // holds a token while there is a request
 	soon  atomic.Bool   // somebody will ask
 }
 
-// discovery is what one look at the devices found.
+// discovery is the result of one discovery.
 type discovery struct {
 	devices   *inventory.Inventory
 	exclusive bool // the kernel's RDMA subsystem is in exclusive mode
@@ -42,7 +43,7 @@ func newScanner(roots inventory.Roots, links exclusive.Links) *scanner {
 	return &scanner{roots: roots, links: links, found: make(chan discovery), asked: make(chan struct{}, 1)}
 }
 
-// Ask asks for a discovery. Any goroutine may.
+// Ask requests a discovery. Any goroutine may call it.
 func (s *scanner) Ask() {
 	select {
 	case s.asked <- struct{}{}:
@@ -50,7 +51,7 @@ func (s *scanner) Ask() {
 	}
 }
 
-// AskSoon asks for a discovery after a moment, in which the events that belong together come. Any goroutine may.
+// AskSoon requests a discovery after a moment, so that related events come first. Any goroutine may call it.
 func (s *scanner) AskSoon() {
 	if s.soon.CompareAndSwap(false, true) {
 		time.AfterFunc(settle, func() {

@@ -12,9 +12,9 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// VerbsDevice is an HCA that is open for its events. uverbs.Device is one.
+// VerbsDevice is an HCA that is open for its events. uverbs.Device implements it.
 type VerbsDevice interface {
-	// Next waits for an event; an error is the end.
+	// Next waits for an event; after an error there are no more.
 	Next() (uverbs.Event, error)
 	Close() error
 }
@@ -25,8 +25,8 @@ type OpenVerbs func(path, driver string) (VerbsDevice, error)
 // openVerbs opens real devices.
 func openVerbs(path, driver string) (VerbsDevice, error) { return uverbs.Open(path, driver) }
 
-// verbsEvents hears the kernel's events of HCAs. It is beside the periodic reading of ports, which goes on whether the events come or
-// not: they need access to the device nodes, and some drivers refuse.
+// verbsEvents receives the kernel's events of HCAs. The periodic reading of ports goes on in any case, since events need access to
+// the device nodes, and some drivers refuse.
 type verbsEvents struct {
 	dev     inventory.DeviceNodes
 	open    OpenVerbs
@@ -36,10 +36,10 @@ type verbsEvents struct {
 	devices observed.Value[*inventory.Inventory] // nil: nothing was discovered yet
 
 	mu    sync.Mutex
-	heard map[string]bool // by the HCA's place and device node: being heard, or refused
+	heard map[string]bool // by the HCA's place and device node: open, or refused
 }
 
-// newVerbsEvents hears HCAs whose device nodes are in dev; a nil open opens the real ones.
+// newVerbsEvents opens HCAs with device nodes in dev; a nil open opens the real ones.
 func newVerbsEvents(dev inventory.DeviceNodes, open OpenVerbs, ports *health.Watcher, scanner *scanner) *verbsEvents {
 	if open == nil {
 		open = openVerbs
@@ -50,7 +50,7 @@ func newVerbsEvents(dev inventory.DeviceNodes, open OpenVerbs, ports *health.Wat
 // Set replaces the HCAs of the node.
 func (v *verbsEvents) Set(devices *inventory.Inventory) { v.devices.Set(devices) }
 
-// Run hears the HCAs until ctx ends. No device is open when it returns.
+// Run receives the HCAs' events until ctx ends. No device is open when it returns.
 func (v *verbsEvents) Run(ctx context.Context) {
 	var hearing sync.WaitGroup
 	defer hearing.Wait()
@@ -67,8 +67,8 @@ func (v *verbsEvents) Run(ctx context.Context) {
 	}
 }
 
-// hearNew hears those of the HCAs that are not heard yet. A virtual function is not opened where its physical one is: its port
-// follows that one's, and hundreds of contexts are hundreds of pages of doorbells.
+// hearNew opens those of the HCAs that are not open yet. It does not open a virtual function whose physical function it opens: the
+// virtual port follows the physical one, and hundreds of contexts would need hundreds of doorbell pages.
 func (v *verbsEvents) hearNew(ctx context.Context, hearing *sync.WaitGroup, devices *inventory.Inventory) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,17 +92,18 @@ func (v *verbsEvents) hearNew(ctx context.Context, hearing *sync.WaitGroup, devi
 	}
 	for key := range v.heard {
 		if !present[key] {
-			delete(v.heard, key) // It is asked again when it comes back.
+			delete(v.heard, key) // It is opened again when it comes back.
 		}
 	}
 }
 
-// hear hears one HCA until ctx ends or the HCA goes. It is a goroutine of its own, since opening may hang with the firmware.
+// hear receives the events of one HCA until ctx ends or the HCA is gone. It runs in a goroutine of its own, since opening may hang
+// with the firmware.
 func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) {
 	log := klog.FromContext(ctx)
 	device, err := v.open(path, driver)
 	if err != nil {
-		log.Info("An HCA's events are not heard; its ports are read every 400 ms all the same", "device", name, "reason", err.Error())
+		log.Info("Could not open an HCA for its events; its ports are still read every 400 ms", "device", name, "reason", err.Error())
 		return
 	}
 	stop := context.AfterFunc(ctx, func() { _ = device.Close() })
@@ -120,12 +121,12 @@ func (v *verbsEvents) hear(ctx context.Context, key, name, path, driver string) 
 			v.scanner.AskSoon() // the HCA went
 			return
 		}
-		log.V(4).Info("An HCA tells of an event", "device", name, "kind", event.Kind, "port", event.Port)
+		log.V(4).Info("An HCA sent an event", "device", name, "kind", event.Kind, "port", event.Port)
 		v.take(event)
 	}
 }
 
-// take has the ports read at once, and the devices discovered again where more than a port's health may have changed.
+// take makes the ports be read at once, and the devices be discovered again where more than a port's health may have changed.
 func (v *verbsEvents) take(event uverbs.Event) {
 	v.ports.Nudge()
 	if event.Kind != uverbs.PortActive && event.Kind != uverbs.PortError {

@@ -13,7 +13,7 @@ import (
 	"gpufabric.io/drivers/rdma/plugin"
 )
 
-// hca is an HCA's events as the test tells them.
+// hca is an HCA's events, which the test sends.
 type hca struct {
 	events chan uverbs.Event
 	gone   chan struct{}
@@ -31,7 +31,7 @@ func (h *hca) Next() (uverbs.Event, error) {
 
 func (h *hca) Close() error { h.once.Do(func() { close(h.gone) }); return nil }
 
-// verbs opens HCAs; what was opened comes on opened, by device node and driver.
+// verbs opens HCAs and reports on opened what was opened, by device node and driver.
 func verbs(n *node) (opened chan string, hcas map[string]*hca) {
 	opened, hcas = make(chan string, 16), make(map[string]*hca)
 	var mu sync.Mutex

@@ -13,7 +13,7 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// Labels that node-feature-discovery, or an administrator, puts on nodes.
+// Labels of nodes, set by node-feature-discovery or an administrator.
 const (
 	labelNIC     = "feature.node.kubernetes.io/pci-15b3.present"
 	labelGPU     = "feature.node.kubernetes.io/pci-10de.present"
@@ -23,13 +23,13 @@ const (
 	labelArch    = "kubernetes.io/arch"
 )
 
-// DefaultImage is how the network operator's driver images are named: mellanox/ofed-driver-5.0-2.1.8.0:ubuntu18.04-amd64.
+// DefaultImage is the name format of the network operator's driver images: mellanox/ofed-driver-5.0-2.1.8.0:ubuntu18.04-amd64.
 const DefaultImage = "{repository}/{image}-{version}:{os}{release}-{arch}"
 
 // platform is what a driver is built for.
 type platform struct{ os, release, kernel, arch string }
 
-// platformOf reads a node's platform, or names a label that it lacks.
+// platformOf reads a node's platform, or returns the name of a missing label.
 func platformOf(labels map[string]string) (p platform, missing string) {
 	for _, part := range []struct {
 		label string
@@ -61,14 +61,14 @@ type driver struct {
 	upgrade  upgrade
 }
 
-// probes are a driver's; nil: none.
+// probes are the probes of a driver; nil: none.
 type probes struct{ startup, liveness, readiness *mellanox.ProbeSpec }
 
 // Defaults of the network operator's probes, in seconds:
 // https://docs.nvidia.com/networking/display/kubernetes2610/customizations/cr-full-example.html.
 const readinessDelay, readinessPeriod = 10, 30
 
-// startupFailures are how often the startup probe may fail: a driver is built for the node's kernel before it is loaded.
+// startupFailures is how often the startup probe may fail: a driver is built for the node's kernel before it is loaded.
 const startupFailures = 60
 
 // probesOf are the probes that a section asks for.
@@ -80,7 +80,7 @@ func probesOf(s *mellanox.OFEDDriverSpec) probes {
 	return p
 }
 
-// probe makes a container's probe, which is a command in it; nil: none is asked for.
+// probe makes a container's probe, which is a command in it; nil where there is none.
 func probe(spec *mellanox.ProbeSpec, failures int32, command ...string) *corev1.Probe {
 	if spec == nil {
 		return nil
@@ -91,7 +91,7 @@ func probe(spec *mellanox.ProbeSpec, failures int32, command ...string) *corev1.
 	}
 }
 
-// set gives a container its probes. The images of the driver leave /.driver-ready when they have loaded it.
+// set adds a container's probes. The driver's images make the file /.driver-ready after they loaded it.
 func (p probes) set(c *corev1.Container) {
 	loaded := []string{"grep", "-q", "^mlx5_core ", "/proc/modules"}
 	c.StartupProbe = probe(p.startup, startupFailures, "test", "-e", "/.driver-ready")
@@ -99,13 +99,13 @@ func (p probes) set(c *corev1.Container) {
 	c.ReadinessProbe = probe(p.readiness, 1, loaded...)
 }
 
-// mount is a directory of the node that the driver's container sees at the same path.
+// mount is a directory of the node at the same path in the driver's container.
 type mount struct {
 	name, path string
 	readOnly   bool
 }
 
-// ofedMounts are where the driver leaves its files for others to build on.
+// ofedMounts are the directories where the driver leaves its files for other builds.
 func ofedMounts() []mount {
 	return []mount{{name: "run-mofed", path: "/run/mellanox/drivers"}, {name: "modules", path: "/lib/modules", readOnly: true}}
 }
@@ -123,7 +123,8 @@ func (d *driver) wanted(labels map[string]string) bool {
 	return !slices.ContainsFunc(d.needs, func(need string) bool { return labels[need] != "true" })
 }
 
-// name is the DaemonSet's: ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds, with what a name cannot hold made dashes.
+// name is the DaemonSet's name: ofed-driver-amd64-ubuntu18.04-kver4.15.0-109-generic-ds. Characters that a name cannot have become
+// dashes.
 func (d *driver) name(on platform) string {
 	name := strings.ToLower(d.kind + "-" + on.arch + "-" + on.os + on.release + "-kver" + on.kernel + "-ds")
 	return strings.Map(func(r rune) rune {
@@ -143,7 +144,7 @@ func Image(template string, spec mellanox.ImageSpec, os, release, kernel, arch s
 		"{os}", os, "{release}", release, "{kernel}", kernel, "{arch}", arch).Replace(template)
 }
 
-// daemonSet is the driver on the nodes of one platform.
+// daemonSet is the DaemonSet of the driver for the nodes of one platform.
 func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 	selector := map[string]string{labelOS: on.os, labelRelease: on.release, labelKernel: on.kernel, labelArch: on.arch}
 	for _, need := range d.needs {
@@ -178,8 +179,8 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: pod},
-			// A driver's container takes the node's NICs down when it restarts, so that is left to whoever drains the node, unless the policy says
-			// otherwise.
+			// A restart of the driver's container takes the node's NICs down. So it is left to whoever drains the node, unless the policy
+			// says otherwise.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: pod},
@@ -196,7 +197,7 @@ func (d *driver) daemonSet(namespace string, on platform) *appsv1.DaemonSet {
 // maxLabel is the longest value of a label.
 const maxLabel = 63
 
-// shorten makes a label's value of a name: its end, which tells platforms apart.
+// shorten makes a label's value from a name: it keeps the end, which distinguishes platforms.
 func shorten(name string) string {
 	return strings.TrimLeft(name[max(0, len(name)-maxLabel):], "-.")
 }

@@ -119,7 +119,7 @@ func addNode(t *testing.T, c client.Client, name, kernel string, gpu bool) {
 	must(t, c.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
 }
 
-// available makes every DaemonSet's status say that all its pods are.
+// available makes every DaemonSet's status say that all its pods are available.
 func available(t *testing.T, c client.Client) {
 	t.Helper()
 	// The controller may write a DaemonSet at the same time.
@@ -161,7 +161,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 	must(t, err)
 	seed := &unstructured.Unstructured{}
 	must(t, yaml.Unmarshal(content, &seed.Object))
-	must(t, c.Create(t.Context(), seed)) // unmodified, its namespace too
+	must(t, c.Create(t.Context(), seed)) // unmodified, including its namespace
 	const name = "example-nicclusterpolicy"
 
 	t.Run("its device plugin section becomes a pool", func(t *testing.T) {
@@ -315,7 +315,7 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 				*pod.TerminationGracePeriodSeconds == 300 && rolling != nil && rolling.MaxUnavailable.IntValue() == 2
 		})
 		await(t, c, name, "upgrade that ends", func(s mellanox.NicClusterPolicyStatus) bool {
-			available(t, c) // Each turn of a DaemonSet is a change that its controller observes.
+			available(t, c) // Each step of a DaemonSet is a change that its controller observes.
 			return state(s, "state-ofedDriver").State == "" && state(s, sectionOFED).State == mellanox.StateReady
 		})
 	})
@@ -356,8 +356,8 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 	})
 }
 
-// TestEveryPublicShapeOfAPolicyIsAccepted has, of each policy, the sections that are not served, and whether its driver's pods wait for
-// somebody.
+// TestEveryPublicShapeOfAPolicyIsAccepted lists, for each policy, the sections that are not supported, and whether its driver's
+// pods wait for a manual restart.
 //
 //shows:rdma-policy
 func TestEveryPublicShapeOfAPolicyIsAccepted(t *testing.T) {

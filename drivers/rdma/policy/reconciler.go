@@ -1,5 +1,5 @@
-// Package policy serves NicClusterPolicy: its device plugin section becomes RDMAPools, its driver sections become DaemonSets on the nodes
-// that have the hardware, and its status says how far each section is.
+// Package policy implements NicClusterPolicy. Its device plugin section becomes RDMAPools. Its driver sections become DaemonSets on
+// the nodes that have the hardware. Its status gives the state of each section.
 package policy
 
 import (
@@ -36,19 +36,19 @@ const (
 	label = "gpufabric.io/nic-cluster-policy"
 	// owner is the field manager of what is made.
 	owner = "gpufabric-nic-cluster-policy"
-	// crdPatience is how long the controller waits for its kinds: for ever, since the manager's other controllers do not need them and would
+	// crdPatience is how long the controller waits for its kinds: for ever. The manager's other controllers do not need them and would
 	// end with this one.
 	crdPatience = 100 * 365 * 24 * time.Hour
 )
 
-// Options say where things are made.
+// Options say where to create objects.
 type Options struct {
 	// Namespace is where the DaemonSets run: the controller's own.
 	Namespace string
 	// OFEDImage and PeerImage are the drivers' images, with the placeholders of Image; empty: DefaultImage.
 	OFEDImage, PeerImage string
-	// Images are those that a policy's drivers may run, which are privileged on every node with a NIC. Whoever may write a NicClusterPolicy
-	// names its images, so the list is the administrator's. Empty: none. See allowed for the forms.
+	// Images are those that a policy's drivers may run. Drivers are privileged on every node with a NIC, and the author of a
+	// NicClusterPolicy names their images, so an administrator sets this list. Empty: none. See allows for the forms.
 	Images []string
 }
 
@@ -57,8 +57,8 @@ func Adder(o Options) func(context.Context, ctrl.Manager) error {
 	return func(_ context.Context, m ctrl.Manager) error { return o.add(m) }
 }
 
-// FromEnvironment are the options that the controller's pod sets: POD_NAMESPACE, OFED_IMAGE, NV_PEER_IMAGE, and NIC_DRIVER_IMAGES with
-// commas between images.
+// FromEnvironment returns the options that the controller's pod sets: POD_NAMESPACE, OFED_IMAGE, NV_PEER_IMAGE, and
+// NIC_DRIVER_IMAGES with commas between images.
 func FromEnvironment(env func(string) string) Options {
 	images := strings.FieldsFunc(env("NIC_DRIVER_IMAGES"), func(r rune) bool { return r == ',' })
 	return Options{Namespace: env("POD_NAMESPACE"), OFEDImage: env("OFED_IMAGE"), PeerImage: env("NV_PEER_IMAGE"), Images: images}
@@ -68,7 +68,7 @@ func (o Options) add(m ctrl.Manager) error {
 	if err := errors.Join(v1alpha1.AddToScheme(m.GetScheme()), mellanox.AddToScheme(m.GetScheme())); err != nil {
 		return err
 	}
-	// The manager's cache holds the nodes and DaemonSets of compute domains. These are others.
+	// The manager's cache has the nodes and DaemonSets of compute domains only; this one needs others.
 	nics, err := labels.Parse(labelNIC + "=true")
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (o Options) add(m ctrl.Manager) error {
 		return err
 	}
 	r := &reconciler{Options: o, client: m.GetClient(), made: own}
-	// Whatever changes, there is one thing to do.
+	// Every change leads to the same work.
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "policies"}}}
 	})
@@ -115,17 +115,17 @@ func nodeMetadata() *metav1.PartialObjectMetadata {
 type reconciler struct {
 	Options
 	client client.Client
-	made   client.Reader // what was made for policies, and the nodes with a NIC
+	made   client.Reader // the objects made for policies, and the nodes with a NIC
 }
 
-// section is the outcome of one section of a policy.
+// section is the result for one section of a policy.
 type section struct {
 	mellanox.AppliedState
 	objects []client.Object // what is to exist
-	stay    []client.Object // what is left as it is, where it exists
+	stay    []client.Object // objects that stay as they are, where they exist
 }
 
-// Reconcile brings everything in line with the oldest policy.
+// Reconcile updates everything for the oldest policy.
 func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	var policies mellanox.NicClusterPolicyList
 	if err := r.client.List(ctx, &policies); err != nil {
@@ -153,7 +153,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, errors.Join(errs...)
 }
 
-// serve brings what is made for the policy in line with it.
+// serve creates, updates and removes objects for the policy.
 func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) error {
 	nodes, err := r.nodes(ctx)
 	if err != nil {
@@ -188,7 +188,7 @@ func (r *reconciler) serve(ctx context.Context, p *mellanox.NicClusterPolicy) er
 	for i := range sets.Items {
 		errs = append(errs, r.removeUnless(ctx, wanted, &sets.Items[i]))
 	}
-	// What failed is tried again, and until then the status says what it was.
+	// What failed is retried, and until then the status reports it.
 	unknown, err := r.unknownSections(ctx, p)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -207,7 +207,7 @@ func (r *reconciler) nodes(ctx context.Context) ([]metav1.PartialObjectMetadata,
 	return list.Items, nil
 }
 
-// unknownSections are sections of later releases, and fields of them, which are kept in the object and not served.
+// unknownSections are sections of later releases, and their fields, which are stored but not supported.
 func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicClusterPolicy) ([]section, error) {
 	raw := &unstructured.Unstructured{}
 	raw.SetGroupVersionKind(mellanox.SchemeGroupVersion().WithKind("NicClusterPolicy"))
@@ -216,12 +216,12 @@ func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicCluster
 	}
 	spec, _, err := unstructured.NestedMap(raw.Object, "spec")
 	if err != nil {
-		return nil, nil //nolint:nilerr // A spec that is no object has no sections; the schema lets none in.
+		return nil, nil //nolint:nilerr // A spec that is no object has no sections; the schema does not allow one.
 	}
 	var sections []section
 	for _, name := range slices.Sorted(maps.Keys(spec)) {
 		if message := unserved(name, spec[name]); message != "" {
-			// The policy asks for it and does not get it, so it is never ready.
+			// The policy asks for something that it does not get, so it is never ready.
 			sections = append(sections, section{AppliedState: mellanox.AppliedState{Name: "state-" + name, State: mellanox.StateNotReady,
 				Message: message}})
 		}
@@ -229,7 +229,7 @@ func (r *reconciler) unknownSections(ctx context.Context, p *mellanox.NicCluster
 	return sections, nil
 }
 
-// summarise makes the policy's status of its sections'.
+// summarise computes the policy's status from its sections.
 func summarise(p *mellanox.NicClusterPolicy, sections []section) mellanox.NicClusterPolicyStatus {
 	status := mellanox.NicClusterPolicyStatus{ObservedGeneration: p.Generation, State: mellanox.StateReady}
 	var reasons []string
@@ -251,7 +251,7 @@ func summarise(p *mellanox.NicClusterPolicy, sections []section) mellanox.NicClu
 
 func key(o client.Object) string { return fmt.Sprintf("%T/%s", o, o.GetName()) }
 
-// apply makes or changes an object, owned by the policy.
+// apply creates or updates an object, owned by the policy.
 func (r *reconciler) apply(ctx context.Context, p *mellanox.NicClusterPolicy, object client.Object) error {
 	object.SetLabels(map[string]string{label: p.Name})
 	controls := true

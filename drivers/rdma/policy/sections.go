@@ -28,7 +28,7 @@ func absent(name string) section {
 	return section{AppliedState: mellanox.AppliedState{Name: name, State: mellanox.StateIgnore}}
 }
 
-// pools makes an RDMAPool of each entry of the device plugin's configuration.
+// pools makes an RDMAPool for each entry of the device plugin's configuration.
 func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPool) section {
 	s := absent(sectionPools)
 	field, plugin := "devicePlugin", p.Spec.DevicePlugin
@@ -40,7 +40,7 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 	}
 	parsed, err := config.Parse([]byte(plugin.Config))
 	if err != nil {
-		// The pools of the last good configuration stay, but for those that the sound entries replace.
+		// The pools of the last valid configuration stay, except those that the valid entries replace.
 		sound := make(map[string]bool)
 		if parsed != nil {
 			for n, name := range poolNames(p.Name, parsed.Pools) {
@@ -80,8 +80,8 @@ func (r *reconciler) pools(p *mellanox.NicClusterPolicy, made []v1alpha1.RDMAPoo
 	return s
 }
 
-// poolNames names the pools of a policy's resources. A resource's name may have capitals and underscores, an RDMAPool's may not: names that
-// would be one are told apart by a hash.
+// poolNames names the pools of a policy's resources. A resource's name may have capitals and underscores, an RDMAPool's may not. A
+// hash keeps names apart that would become equal.
 func poolNames(policy string, pools []v1alpha1.RDMAPoolConfig) []string {
 	names, count := make([]string, len(pools)), make(map[string]int)
 	for i, c := range pools {
@@ -137,7 +137,7 @@ func (r *reconciler) ofed(p *mellanox.NicClusterPolicy, nodes []metav1.PartialOb
 	return r.drivers(p, sectionOFED, d, nodes, made)
 }
 
-// peer is the module that gives GPU memory to a NIC, on every node with both.
+// peer is the module that lets a NIC access GPU memory, on every node with both.
 func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialObjectMetadata, made []appsv1.DaemonSet) section {
 	if p.Spec.NVPeerDriver == nil {
 		return absent(sectionPeer)
@@ -149,7 +149,7 @@ func (r *reconciler) peer(p *mellanox.NicClusterPolicy, nodes []metav1.PartialOb
 	return r.drivers(p, sectionPeer, d, nodes, made)
 }
 
-// inherit gives an image what the policy's global section has and its own section lacks.
+// inherit fills an image's empty fields from the policy's global section.
 func inherit(image mellanox.ImageSpec, global *mellanox.GlobalSpec) (mellanox.ImageSpec, error) {
 	if global != nil {
 		image.Repository, image.Version = cmp.Or(image.Repository, global.Repository), cmp.Or(image.Version, global.Version)
@@ -169,7 +169,7 @@ func inherit(image mellanox.ImageSpec, global *mellanox.GlobalSpec) (mellanox.Im
 	return image, nil
 }
 
-// kept is a DaemonSet as it is, to be applied again.
+// kept is a present DaemonSet, to be applied again unchanged.
 func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
 	return &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
@@ -177,13 +177,13 @@ func kept(made *appsv1.DaemonSet) *appsv1.DaemonSet {
 	}
 }
 
-// drivers makes a DaemonSet for each platform among the nodes that need the driver, and says how far they are.
+// drivers makes a DaemonSet for each platform among the nodes that need the driver, and reports their progress.
 func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver, nodes []metav1.PartialObjectMetadata,
 	made []appsv1.DaemonSet) section {
 	s := absent(name)
 	image, err := inherit(d.image, p.Spec.Global)
 	if err != nil {
-		// What runs stays, as with a configuration that has mistakes.
+		// Running drivers stay, as with a configuration that has mistakes.
 		for i := range made {
 			if strings.HasPrefix(made[i].Name, d.kind+"-") {
 				s.objects = append(s.objects, kept(&made[i]))
@@ -210,7 +210,7 @@ func (r *reconciler) drivers(p *mellanox.NicClusterPolicy, name string, d driver
 	for _, on := range sorted(platforms) {
 		set := d.daemonSet(r.Namespace, on)
 		if err := r.permit(set.Spec.Template.Spec.Containers[0].Image); err != nil {
-			// A driver that runs stays: its end takes the NIC from every pod of the node.
+			// A running driver stays: its end would take the NIC from every pod of the node.
 			for i := range made {
 				if strings.HasPrefix(made[i].Name, d.kind+"-") {
 					s.stay = append(s.stay, &made[i])

@@ -10,8 +10,8 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// served are the fields of each section that do something here, or whose doing nothing is what they ask for: the device plugin's image, and
-// so its pull secrets and resources, are not used, since the rdma-plugin serves its pools; and drivers' pods tolerate every taint.
+// served are the supported fields of each section. It includes fields that need no action: the rdma-plugin serves the pools, so the
+// device plugin's image, pull secrets and resources are not used; and drivers' pods tolerate every taint.
 func served() map[string][]string {
 	image := []string{"image", "repository", "version", "imagePullSecrets"}
 	plugin := append(slices.Clone(image), "config", "containerResources")
@@ -25,7 +25,7 @@ func served() map[string][]string {
 	}
 }
 
-// unserved says what of a section is asked for and not served; empty: nothing.
+// unserved names what a section asks for and is not supported; empty: nothing.
 func unserved(name string, section any) string {
 	known, found := served()[name]
 	if !found {

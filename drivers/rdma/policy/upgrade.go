@@ -11,14 +11,14 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// upgrade is how a changed driver comes to the nodes that run another.
+// upgrade is how nodes get a changed driver.
 type upgrade struct {
 	automatic bool
 	parallel  int32 // nodes at a time; 0: all
 }
 
-// upgradeOf reads the policy of a driver. Where it asks for something that is not served before a node's driver is replaced, nothing is
-// replaced: it was asked for so that no pod loses the NIC that it uses.
+// upgradeOf reads the policy of a driver. If it asks for something unsupported before a node's driver is replaced, nothing is
+// replaced: the request protects pods from losing the NIC that they use.
 func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
 	if p == nil || !p.AutoUpgrade || len(unservedUpgrade(p)) > 0 {
 		return upgrade{}
@@ -30,10 +30,10 @@ func upgradeOf(p *mellanox.UpgradePolicySpec) upgrade {
 	return u
 }
 
-// unservedUpgrade names what an upgrade policy asks for and does not get.
+// unservedUpgrade names what an upgrade policy asks for and is not supported.
 func unservedUpgrade(p *mellanox.UpgradePolicySpec) []string {
 	if p == nil || !p.AutoUpgrade {
-		return nil // All else has no effect then, in the network operator too.
+		return nil // Then nothing else has an effect, as in the network operator.
 	}
 	var missing []string
 	if p.Drain != nil && (p.Drain.Enable == nil || *p.Drain.Enable) {
@@ -48,15 +48,15 @@ func unservedUpgrade(p *mellanox.UpgradePolicySpec) []string {
 	return missing
 }
 
-// behind reports whether pods of a DaemonSet run another template than its own, as far as its controller knows.
+// behind reports whether pods of a DaemonSet run an older template, as far as its controller knows.
 func behind(set *appsv1.DaemonSet) bool {
 	s := set.Status
 	return s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled
 }
 
-// strategies gives each DaemonSet its update strategy. There is one for each platform, and the limit counts all nodes: one DaemonSet at a
-// time has the turn, and may have as many pods down as the limit leaves beside what is down of the others. It keeps the turn until all of
-// its pods are updated.
+// strategies gives each DaemonSet its update strategy. There is one DaemonSet for each platform, but the limit counts all nodes. So
+// one DaemonSet at a time is updated, and may have as many pods down as the limit allows beside those down in the others. It stays
+// selected until all of its pods are updated.
 func (u upgrade) strategies(sets, made []*appsv1.DaemonSet) {
 	for _, set := range sets {
 		set.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
@@ -90,7 +90,7 @@ func (u upgrade) strategies(sets, made []*appsv1.DaemonSet) {
 			turn = cmp.Or(turn, set)
 		}
 	}
-	// Nobody is behind: the first has the turn, so that the change of all templates at once begins with it alone.
+	// No DaemonSet is behind: the first is selected, so that a change of all templates at once begins with it alone.
 	turn = cmp.Or(turn, waiting, sets[0])
 	if is := found[turn.Name]; is != nil {
 		down -= is.Status.NumberUnavailable
@@ -106,7 +106,7 @@ func rolling(unavailable intstr.IntOrString) appsv1.DaemonSetUpdateStrategy {
 	}
 }
 
-// progress says how far an upgrade is; empty: every pod runs what it should.
+// progress describes the progress of an upgrade; empty: every pod runs the right driver.
 func (u upgrade) progress(set *appsv1.DaemonSet) string {
 	if !behind(set) {
 		return ""

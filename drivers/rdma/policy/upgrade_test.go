@@ -11,7 +11,8 @@ import (
 	mellanox "gpufabric.io/drivers/api/mellanox/v1alpha1"
 )
 
-// set is a DaemonSet with ten pods. A letter for each that is not as it should be: b: behind, runs an earlier template; d: down.
+// set is a DaemonSet with ten pods, with a letter for each that differs from the others: b: behind, runs an earlier template; d:
+// down.
 func set(name, strategy, state string) *appsv1.DaemonSet {
 	s := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 2}}
 	s.Spec.UpdateStrategy.Type = appsv1.DaemonSetUpdateStrategyType(strategy)
@@ -34,7 +35,7 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 		name   string
 		policy *mellanox.UpgradePolicySpec
 		made   []*appsv1.DaemonSet
-		want   string // the DaemonSets that roll, with how many pods may be down
+		want   string // the DaemonSets being updated, with how many pods may be down
 	}{
 		{"without a policy", nil, []*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
 		{"by hand", &mellanox.UpgradePolicySpec{MaxParallelUpgrades: ptr.To[int32](3)}, []*appsv1.DaemonSet{set("a", off, "bbb")}, ""},
@@ -70,8 +71,8 @@ func TestAtMostTheNodesOfTheLimitLoseTheirDriverAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy lets it, and they are up a
-// step later.
+// TestAnUpgradeEndsWithTheLimitKept plays the DaemonSet controller: it replaces as many pods as the strategy allows, and they are
+// up one step later.
 //
 //shows:rdma-policy
 func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
@@ -88,7 +89,7 @@ func TestAnUpgradeEndsWithTheLimitKept(t *testing.T) {
 		down, old := int32(0), int32(0)
 		for n, s := range made {
 			s.Spec.UpdateStrategy = wanted[n].Spec.UpdateStrategy
-			s.Status.NumberUnavailable = 0 // Those of the step before are up.
+			s.Status.NumberUnavailable = 0 // Those of the previous step are up.
 			if rolling := s.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
 				next := min(rolling.MaxUnavailable.IntVal, s.Status.DesiredNumberScheduled-s.Status.UpdatedNumberScheduled)
 				s.Status.UpdatedNumberScheduled += next

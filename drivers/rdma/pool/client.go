@@ -22,7 +22,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// resource is RDMAPool's in paths of the API.
+// resource is the name of RDMAPools in paths of the API.
 const resource = "rdmapools"
 
 // Client reads RDMAPools for one node, and reports on them.
@@ -83,7 +83,7 @@ func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
 	group.Go(func() { nodeInformer.RunWithContext(ctx) })
 	group.Go(func() { poolInformer.RunWithContext(ctx) })
 	group.Go(func() {
-		// The first events come while the lists count as incomplete, and none may come after them.
+		// The first events come while the lists count as incomplete, and there may be none afterwards.
 		if cache.WaitForCacheSync(ctx.Done(), poolInformer.HasSynced, nodeInformer.HasSynced) {
 			view.update(c.node, poolInformer, nodeInformer)
 		}
@@ -92,7 +92,7 @@ func (c *Client) Watch(ctx context.Context, changed func([]Object)) error {
 	return nil
 }
 
-// view is what was last reported of the pools.
+// view is the last reported view of the pools.
 type view struct {
 	changed func([]Object)
 
@@ -100,7 +100,7 @@ type view struct {
 	last []Object
 }
 
-// update tells the pools if they differ from what was told. Informers call it on every event, a node's heartbeats among them.
+// update reports the pools if they have changed. Informers call it on every event, including a node's heartbeats.
 func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexInformer) {
 	if !poolInformer.HasSynced() || !nodeInformer.HasSynced() {
 		return
@@ -123,8 +123,8 @@ func (v *view) update(node string, poolInformer, nodeInformer cache.SharedIndexI
 	v.changed(pools)
 }
 
-// Report writes the node's entry in the status of an RDMAPool, by server-side apply with a manager of the node's own: nodes do not contend
-// for the object, and none writes another's entry. A nil entry removes it.
+// Report writes the node's entry in the status of an RDMAPool, by server-side apply with the node's own field manager: nodes do not
+// contend for the object, and none writes another's entry. A nil entry removes it.
 func (c *Client) Report(ctx context.Context, pool string, entry *v1alpha1.RDMAPoolNode) error {
 	status := map[string]any{}
 	if entry != nil {
@@ -142,7 +142,7 @@ func (c *Client) Report(ctx context.Context, pool string, entry *v1alpha1.RDMAPo
 		VersionedParams(&metav1.PatchOptions{FieldManager: "rdma-plugin/" + c.node, Force: &force}, metav1.ParameterCodec).
 		Body(body).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
-		return nil // The pool was deleted; its status went with it.
+		return nil // The pool was deleted together with its status.
 	}
 	if err != nil {
 		return fmt.Errorf("report on RDMAPool %s: %w", pool, err)

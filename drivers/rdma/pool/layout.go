@@ -8,8 +8,8 @@ import (
 // Layout is the division of a pool: the HCA (by key) of each unit, by unit number.
 type Layout []string
 
-// Divide makes a layout of n units over the HCAs, evenly to within one, moving as few units as it must from their HCA in l. Units of an HCA
-// that is gone are moved. Without HCAs there are no units.
+// Divide makes a layout of n units over the HCAs, evenly to within one. It moves as few units as possible from their HCA in l.
+// Units of an HCA that is gone are moved. Without HCAs there are no units.
 func (l Layout) Divide(n int, hcas []string) Layout {
 	if len(hcas) == 0 {
 		return nil
@@ -28,14 +28,14 @@ func (l Layout) Divide(n int, hcas []string) Layout {
 		}
 	}
 	quota := quotas(n, hcas, count)
-	// The highest numbers are given up first: the kubelet hands out low ones first where nobody prefers others.
+	// The highest numbers are released first: the kubelet allocates low ones first where no preference is given.
 	for i := n - 1; i >= 0; i-- {
 		if h := next[i]; h != "" && count[h] > quota[h] {
 			next[i] = ""
 			count[h]--
 		}
 	}
-	// The free units go around the HCAs, so that neighbours are on different ones.
+	// The free units go round the HCAs, so that neighbouring units are on different HCAs.
 	turn := 0
 	for i := range next {
 		if next[i] != "" {
@@ -51,7 +51,7 @@ func (l Layout) Divide(n int, hcas []string) Layout {
 	return next
 }
 
-// quotas says how many units each HCA has: n/len, and one more for as many as are left over, first for those that have the most now.
+// quotas says how many units each HCA has: n/len, and one more while units are left over, first for those that have the most now.
 func quotas(n int, hcas []string, have map[string]int) map[string]int {
 	quota := make(map[string]int, len(hcas))
 	order := slices.Clone(hcas)

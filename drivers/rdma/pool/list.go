@@ -18,11 +18,11 @@ type Object struct {
 	Name       string
 	Generation int64
 	Config     v1alpha1.RDMAPoolConfig
-	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks let some mistakes through.
+	// Mistake is why the pool cannot be served; nil: it can. The API server's own checks miss some mistakes.
 	Mistake error
 }
 
-// Source names the pool where it stands beside those of a file.
+// Source names the pool where it appears beside those of a file.
 func (p *Object) Source() string { return "RDMAPool " + p.Name }
 
 // Listing is the RDMAPools as one node sees them.
@@ -31,8 +31,7 @@ type Listing struct {
 	Others []string // the names of those that do not, sorted
 }
 
-// List reads the RDMAPools once. Without the CRD there are none; a node that the API server does not know is an error, since its labels
-// decide.
+// List reads the RDMAPools once. Without the CRD there are none. An unknown node is an error, since its labels decide.
 func (c *Client) List(ctx context.Context) (*Listing, error) {
 	var list v1alpha1.RDMAPoolList
 	if err := c.pools.Get().Resource(resource).Do(ctx).Into(&list); err != nil && !apierrors.IsNotFound(err) {
@@ -49,7 +48,7 @@ func (c *Client) List(ctx context.Context) (*Listing, error) {
 	return selecting(pools, node.Labels), nil
 }
 
-// selecting parts the pools that select a node with these labels from the others.
+// selecting separates the pools that select a node with these labels from the others.
 func selecting(pools []*v1alpha1.RDMAPool, labels map[string]string) *Listing {
 	listing := &Listing{}
 	for _, p := range pools {

@@ -20,7 +20,7 @@ import (
 	"gpufabric.io/drivers/api/gpufabric/v1alpha1"
 )
 
-// Manifest is the RDMAPools and the Nodes of a file: of any number of YAML or JSON documents, Lists among them.
+// Manifest has the RDMAPools and the Nodes of a file with any number of YAML or JSON documents, including Lists.
 type Manifest struct {
 	pools  []*v1alpha1.RDMAPool
 	labels map[string]map[string]string // of the Nodes, by name
@@ -28,8 +28,8 @@ type Manifest struct {
 	strict runtime.Decoder
 }
 
-// ReadManifest reads a manifest. Objects of other kinds are passed over, as in the file of a whole installation. What the API server would
-// refuse or drop of an RDMAPool is a mistake; the error is every one of them, with its document and path.
+// ReadManifest reads a manifest. It ignores objects of other kinds, as in the file of a whole installation. What the API server
+// would refuse or drop of an RDMAPool is a mistake; the error lists all of them, with document and path.
 func ReadManifest(data []byte) (*Manifest, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
@@ -59,13 +59,13 @@ func ReadManifest(data []byte) (*Manifest, error) {
 	slices.SortStableFunc(m.pools, func(a, b *v1alpha1.RDMAPool) int { return strings.Compare(a.Name, b.Name) })
 	for i := 1; i < len(m.pools); i++ {
 		if m.pools[i].Name == m.pools[i-1].Name {
-			errs = append(errs, fmt.Errorf("RDMAPool %s stands there twice: a cluster has one of each name", m.pools[i].Name))
+			errs = append(errs, fmt.Errorf("RDMAPool %s is there twice: a cluster has one of each name", m.pools[i].Name))
 		}
 	}
 	return m, errors.Join(errs...)
 }
 
-// add adds an object, or those of a List; at is where it stands.
+// add adds an object, or those of a List; at is its place.
 func (m *Manifest) add(at string, content []byte) error {
 	var head struct {
 		metav1.TypeMeta `json:",inline"`
@@ -82,7 +82,7 @@ func (m *Manifest) add(at string, content []byte) error {
 		}
 		return errors.Join(errs...)
 	case head.Kind == "Node" && head.APIVersion == "v1":
-		// A Node is read for its labels; the rest is not ours to judge.
+		// A Node is only read for its labels.
 		var node corev1.Node
 		if err := json.Unmarshal(content, &node); err != nil {
 			return fmt.Errorf("%s: Node: %w", at, err)
@@ -106,8 +106,8 @@ func (m *Manifest) add(at string, content []byte) error {
 	return nil
 }
 
-// Listing is the RDMAPools as a node sees them. Its labels are those given, else those of its Node in the manifest; they matter only where
-// a pool selects nodes.
+// Listing is the RDMAPools as a node sees them. Its labels are those given, else those of its Node in the manifest; they matter
+// only where a pool selects nodes.
 func (m *Manifest) Listing(node string, labels map[string]string) (*Listing, error) {
 	if labels == nil {
 		known := false

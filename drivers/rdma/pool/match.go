@@ -11,7 +11,7 @@ import (
 	"gpufabric.io/drivers/rdma/inventory"
 )
 
-// matchFunction asks the selectors that are about the whole device, and returns the answer of the first that refuses it.
+// matchFunction checks the selectors that are about the whole device, and returns the answer of the first that refuses it.
 func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 	f := h.Function
 	if f == nil {
@@ -62,7 +62,7 @@ func matchFunction(s *v1alpha1.RDMASelectors, h *inventory.HCA) string {
 	return ""
 }
 
-// matchPhysical asks for a physical function, and for h's place among its virtual ones.
+// matchPhysical checks the physical function, and h's index among its virtual functions.
 func matchPhysical(wanted []string, h *inventory.HCA, isPhysical func(string) bool) string {
 	reason := fmt.Sprintf("its physical function is not among %v", wanted)
 	for _, text := range wanted {
@@ -84,7 +84,7 @@ func matchPhysical(wanted []string, h *inventory.HCA, isPhysical func(string) bo
 	return reason
 }
 
-// matchPort asks the selectors that are about one port.
+// matchPort checks the selectors that are about one port.
 func matchPort(s *v1alpha1.RDMASelectors, h *inventory.HCA, p *infiniband.Port) string {
 	if len(s.IfNames) > 0 {
 		names := make([]string, len(p.Nets))
@@ -129,7 +129,7 @@ func matchPKeys(wanted []string, keys []uint16, p *infiniband.Port) string {
 	return refusal("selectors.pKeys", "partition key", have, wanted)
 }
 
-// linkTypes are the types of the port's interfaces as the ip command names them; a port without one goes by its link layer.
+// linkTypes are the types of the port's interfaces as the ip command names them; for a port without one its link layer counts.
 func linkTypes(p *infiniband.Port) []string {
 	var types []string
 	for _, net := range p.Nets {

@@ -30,8 +30,8 @@ type Pool struct {
 	Conflicts []string
 }
 
-// Closed reports whether the pool hands out what a pod with a network of its own cannot open where the kernel's RDMA subsystem is in
-// exclusive mode: units of a device plugin, and shares. Whole HCAs by claims can go into the pod's network.
+// Closed reports whether the pool gives out what a pod with its own network cannot open while the kernel's RDMA subsystem is in
+// exclusive mode: units of a device plugin, and shares. Whole HCAs of claims can move into the pod's network.
 func (p *Pool) Closed(devicePlugin bool) bool {
 	return len(p.Members) > 0 && (devicePlugin || !p.Exclusive())
 }
@@ -62,13 +62,13 @@ func (m *Member) Trouble(state func(health.Key) health.State) string {
 	return strings.Join(slices.Compact(reasons), "; ")
 }
 
-// Verdict is what became of one device.
+// Verdict is the result for one device.
 type Verdict struct {
 	Device   string // mlx5_0, or a PCI address where there is no RDMA device
 	PCI      string
 	Pools    []string          // the resources that took it
 	Refusals map[string]string // by the resource that did not: why
-	Skipped  string            // why no pool was asked; empty: they were
+	Skipped  string            // why it was offered to no pool; empty: it was
 }
 
 // Selection is the result of Select.
@@ -91,8 +91,8 @@ func (s *Selection) Nets() []string {
 	return slices.Compact(nets)
 }
 
-// Select gives each pool its devices. Pools that share HCAs may have one in common, which is reported on both; an HCA of an exclusive pool
-// belongs to no other, and whoever is defined first has it. Of two pools with one resource name the first is served.
+// Select gives each pool its devices. Shared pools may have an HCA in common, which is reported on both. An HCA of an exclusive
+// pool belongs to no other pool; the pool defined first has it. Of two pools with one resource name the first is served.
 func Select(definitions []Definition, devices *inventory.Inventory) *Selection {
 	s := &Selection{Refused: make(map[string]string)}
 	bySource := make(map[string]Definition)

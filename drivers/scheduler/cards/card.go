@@ -1,5 +1,5 @@
-// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler: nodes and
-// pods come in as plain values, and a refusal says which rule left how many GPUs out.
+// Package cards decides which shares of which GPUs of a node a pod gets. It knows the rules and nothing of Kubernetes' scheduler.
+// Nodes and pods come in as plain values, and a refusal says how many GPUs each rule left out.
 package cards
 
 import (
@@ -8,14 +8,14 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Near says where a GPU sits. GPUs with equal, known values are close; an empty value is not known and equals nothing.
+// Near is the place of a GPU. GPUs with equal, known values are close; an empty value is unknown and equals nothing.
 type Near struct {
 	NVLink string // NVLink domain
 	NUMA   string // NUMA node
 	Switch string // the PCIe switch above
 }
 
-// Card is a GPU as its node registers it, and what is given away of it.
+// Card is a GPU as its node registers it, and its used part.
 type Card struct {
 	annotation.GPU
 	Near Near
@@ -23,19 +23,19 @@ type Card struct {
 	Sharers    int   // containers that have a share
 	MemoryUsed int64 // in units of the node's memory factor
 	CoresUsed  int   // percent
-	Sibling    bool  // another pod of the group that is to be spread has a share
+	Sibling    bool  // a pod of the same group, which must be spread, has a share
 
-	// Groups are the MIG slots that the node tells, by group and position, each its memory in the node's units.
+	// Groups are the MIG slots that the node reports, by group and position, each its memory in the node's units.
 	Groups [][]int64
 	Cut    Cut
 }
 
-// Cut is which MIG slots of a GPU are given away. Those of one group lie beside each other; slots of two groups may overlap, so a GPU is
-// cut by one at a time.
+// Cut is which MIG slots of a GPU are used. Slots of one group are side by side; slots of two groups may overlap. So a GPU is
+// divided by one group at a time.
 type Cut struct {
-	Taken  uint64 // positions of the group, as bits; 0: nothing is given away
+	Taken  uint64 // positions of the group, as bits; 0: no slot is used
 	Group  int
-	Opaque bool // something is given away that is no slot of the group
+	Opaque bool // something other than a slot of the group is used
 }
 
 func (c *Cut) take(slot *annotation.MIGSlot) {
@@ -43,7 +43,7 @@ func (c *Cut) take(slot *annotation.MIGSlot) {
 		c.Opaque = true
 		return
 	}
-	group, known := slot.Place(nil) // the node tells slots by number; a name is another scheduler's
+	group, known := slot.Place(nil) // the node reports slots by number; another scheduler uses a name
 	if !known || slot.Position >= 64 || c.Taken != 0 && c.Group != group {
 		c.Opaque = true
 		return
@@ -60,8 +60,9 @@ func (c *Cut) raise(other Cut) {
 	c.Taken |= other.Taken
 }
 
-// slot finds the slot for a request: in the group by which the GPU is cut, or else in the first one that has any large enough, the smallest
-// that is large enough and free, with the memory that it has. No memory named is the largest instance's.
+// slot finds the slot for a request: in the group by which the GPU is divided, or else in the first one with a slot that is large
+// enough. It takes the smallest free slot that is large enough, and returns its memory. A request without memory gets the largest
+// instance.
 func (c *Card) slot(memory int64) (slot *annotation.MIGSlot, size int64) {
 	if memory == 0 {
 		for _, group := range c.Groups {
@@ -85,12 +86,12 @@ func (c *Card) slot(memory int64) (slot *annotation.MIGSlot, size int64) {
 	return nil, 0
 }
 
-// Node are a node's GPUs in the order of their index.
+// Node is a node's GPUs in the order of their index.
 type Node []Card
 
-// Book counts a pod's shares as given away, a list per container. Those of an init container that ends before the next one starts (before
-// says which do; nil where none does) are not added to what comes after: what counts of each GPU is the most that is taken at one time. A
-// share of a GPU that the node does not register counts nowhere.
+// Book counts a pod's shares as used, a list per container. before marks init containers that end before the next container starts;
+// nil where none does. Their shares are not added to later ones: for each GPU the maximum use at one time counts. A share of a GPU
+// that the node does not register is ignored.
 func (n Node) Book(containers [][]annotation.Share, before []bool) {
 	peak := slices.Clone(n)
 	for i, shares := range containers {
@@ -115,7 +116,7 @@ func (n Node) take(shares []annotation.Share) {
 	}
 }
 
-// raise makes what is given away of each GPU at least what is in another account of the same GPUs.
+// raise makes the used part of each GPU at least what it is in another account of the same GPUs.
 func (n Node) raise(other Node) {
 	for i := range n {
 		n[i].Sharers = max(n[i].Sharers, other[i].Sharers)
@@ -125,7 +126,7 @@ func (n Node) raise(other Node) {
 	}
 }
 
-// Mark notes the GPUs of which a pod has shares that must not share one with the pod to be placed.
+// Mark marks the GPUs of which a pod has shares, where that pod and the pod to be placed must not share a GPU.
 func (n Node) Mark(sibling [][]annotation.Share) {
 	for _, share := range slices.Concat(sibling...) {
 		for i := range n {
@@ -146,7 +147,7 @@ func (c *Card) book(share annotation.Share) {
 	}
 }
 
-// Empty is the node with nothing given away.
+// Empty is the node with nothing in use.
 func (n Node) Empty() Node {
 	empty := make(Node, len(n))
 	for i, c := range n {

@@ -13,8 +13,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// The tables here were written by hand from what is documented of Volcano's deviceshare plugin: its predicates and its scores. Their values
-// are literals on purpose; nothing in them is computed by the code under test.
+// The tables here were written by hand from the documentation of Volcano's deviceshare plugin: its predicates and its scores. Their
+// values are literals on purpose; the code under test computes none of them.
 
 var volcano = annotation.Resources{Number: "volcano.sh/vgpu-number", Memory: "volcano.sh/vgpu-memory", Cores: "volcano.sh/vgpu-cores",
 	Percentage: "volcano.sh/vgpu-memory-percentage"}
@@ -32,7 +32,7 @@ func used(card Card, sharers int, memory int64, cores int) Card {
 	return card
 }
 
-// pod asks for number, memory and cores in one container; a negative amount is not asked for.
+// pod requests number, memory and cores in one container; a negative amount is left out.
 func pod(annotations map[string]string, amounts ...[3]int64) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}
 	for i, amount := range amounts {
@@ -294,7 +294,7 @@ func TestAnInitContainersShareIsFreeWhenItHasEnded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			booked.Book(shares, Before(p, len(shares))) // what another pod's cycle reads from the annotation
+			booked.Book(shares, Before(p, len(shares))) // as another pod's cycle reads it from the annotation
 			want := Node{used(l40s(0), test.sharers, test.memory, test.cores)}
 			if diff := cmp.Diff(want, placed); diff != "" {
 				t.Errorf("when placed (-want +got):\n%s", diff)

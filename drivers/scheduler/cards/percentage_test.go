@@ -8,14 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// percentage asks for a share of one GPU by percent of its memory, and for an amount too where that is not negative.
+// percentage requests a share of one GPU by percent of its memory, and also an amount unless that is negative.
 func percentage(percent, memory int64) *corev1.Pod {
 	p := pod(nil, [3]int64{1, memory, -1})
 	p.Spec.Containers[0].Resources.Limits[corev1.ResourceName(volcano.Percentage)] = *resource.NewQuantity(percent, resource.DecimalSI)
 	return p
 }
 
-// Volcano gives whole units, rounded down, and lets an amount come first.
+// Volcano gives whole units, rounded down, and an amount takes precedence.
 //
 //shows:scheduler-placement
 func TestMemoryIsGivenByPercent(t *testing.T) {

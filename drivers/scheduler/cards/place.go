@@ -10,8 +10,8 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Place chooses shares for every container of a wish, in the wish's order, and books on n the most that is taken at one time. On an error,
-// which says for each reason how many GPUs it left out, n is in no defined state.
+// Place chooses shares for every container of a wish, in the wish's order, and books on n the maximum that is used at one time. An
+// error says for each reason how many GPUs it left out; the state of n is then undefined.
 func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	containers := make([][]annotation.Share, len(w.Requests))
 	peak := slices.Clone(n)
@@ -20,7 +20,7 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 			continue
 		}
 		now := n
-		// It has ended when the next one starts. A MIG instance stays the container's until the pod has ended.
+		// This container has ended when the next one starts. But a MIG instance belongs to the container until the pod has ended.
 		if before := i < len(w.Before) && w.Before[i]; before && w.Mode != annotation.ModeMIG {
 			now = slices.Clone(n)
 		}
@@ -47,7 +47,7 @@ func (n Node) Place(w *Wish) ([][]annotation.Share, error) {
 	return containers, nil
 }
 
-// share is what the GPU gives for a request that it does not refuse: of MIG instances the one in a slot, with the memory that it has.
+// share is what the GPU gives for a request that it accepts: in MIG mode the instance of a slot, with the slot's memory.
 func (c *Card) share(w *Wish, r Request) annotation.Share {
 	share := annotation.Share{UUID: c.UUID, Memory: c.memory(r), Cores: r.Cores}
 	if w.Mode == annotation.ModeMIG {
@@ -59,7 +59,7 @@ func (c *Card) share(w *Wish, r Request) annotation.Share {
 	return share
 }
 
-// memory is what a request comes to on the GPU in units, whole ones; 0: all that it has.
+// memory converts a request to whole units of the GPU; 0: all its memory.
 func (c *Card) memory(r Request) int64 {
 	if r.Memory > 0 || r.Percent == 0 || r.Percent >= 100 {
 		return r.Memory
@@ -67,7 +67,7 @@ func (c *Card) memory(r Request) int64 {
 	return c.Memory * r.Percent / 100
 }
 
-// refuses says why a share of the GPU cannot be had, empty where it can.
+// refuses says why the GPU cannot give a share, empty where it can.
 func (c *Card) refuses(w *Wish, r Request) string {
 	memory := c.memory(r)
 	tooLittle := memory == 0 && r.Memory == 0 && r.Percent > 0 && r.Percent < 100
@@ -99,13 +99,14 @@ func (c *Card) refuses(w *Wish, r Request) string {
 		return "without the memory left"
 	case r.Cores == 100 && c.Sharers > 0:
 		return "shared, where all cores are wanted"
-	case c.CoresUsed+r.Cores > 100, c.CoresUsed >= 100: // a GPU that is somebody's alone takes not even one who names no cores
+	// a GPU with an exclusive user accepts nobody else, not even a request without cores
+	case c.CoresUsed+r.Cores > 100, c.CoresUsed >= 100:
 		return "without the cores left"
 	}
 	return ""
 }
 
-// refusesSlot says why no MIG slot with so much memory can be had.
+// refusesSlot says why there is no MIG slot with that much memory.
 func (c *Card) refusesSlot(memory int64) string {
 	empty := Card{Groups: c.Groups}
 	largest, _ := empty.slot(memory)
@@ -123,7 +124,8 @@ func (c *Card) refusesSlot(memory int64) string {
 	return ""
 }
 
-// named tells whether a word of a list is part of a model's name, as the annotations are commonly written: "A100" for "A100-SXM4-40GB".
+// named says whether a word of a list is part of a model's name, as the annotations are commonly written: "A100" for
+// "A100-SXM4-40GB".
 func named(list []string, model string) bool {
 	return slices.ContainsFunc(list, func(word string) bool {
 		return strings.Contains(strings.ToUpper("NVIDIA-"+model), strings.ToUpper(word))
@@ -142,7 +144,7 @@ func listed(reasons map[string]int) string {
 	return ": " + strings.Join(words, ", ")
 }
 
-// choose takes number of the cards, of which there are enough.
+// choose takes number of the cards; there are enough.
 func choose(fit []*Card, number int, policy Policy) []*Card {
 	order := func(a, b *Card) int { return cmp.Compare(b.MemoryUsed, a.MemoryUsed) }
 	if policy == Spread {
@@ -158,7 +160,7 @@ func choose(fit []*Card, number int, policy Policy) []*Card {
 	return fit[:number]
 }
 
-// closeness are the ways in which GPUs are close, the closest first; each gives the group that a GPU is in, empty for none.
+// closeness are the ways in which GPUs are close, the closest first. Each returns the group of a GPU, empty for none.
 func closeness(policy Policy) []func(Near) string {
 	together := func(parts ...string) string {
 		if slices.Contains(parts, "") {
@@ -183,8 +185,8 @@ func closeness(policy Policy) []func(Near) string {
 	return nil
 }
 
-// closest narrows the cards to the closest group that has enough of them; of several such groups to the smallest, which leaves the larger
-// ones whole.
+// closest reduces the cards to the closest group that has enough of them. Of several such groups it takes the smallest, so that
+// larger ones stay whole.
 func closest(fit []*Card, number int, policy Policy) []*Card {
 	for _, group := range closeness(policy) {
 		members := map[string][]*Card{}
@@ -212,8 +214,8 @@ func closest(fit []*Card, number int, policy Policy) []*Card {
 	return fit
 }
 
-// Score values what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. Binpack is the part of the
-// memory that was given away; spread is the part of the places that was free.
+// Score rates what Place chose, given the node as it was before: the mean over the chosen GPUs, from 0 to 100. For binpack it is
+// the used part of the memory, for spread the free part of the places.
 func (n Node) Score(containers [][]annotation.Share, policy Policy) int64 {
 	var sum, count float64
 	for _, shares := range containers {

@@ -12,21 +12,21 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Annotations by which a pod chooses another policy than the scheduler's own.
+// Annotations by which a pod chooses another policy than the scheduler's default.
 const (
 	NodePolicyAnnotation = "gpufabric.io/vgpu-node-policy"
 	CardPolicyAnnotation = "gpufabric.io/vgpu-card-policy"
 )
 
-// Policy says which of several nodes or GPUs that would do is taken.
+// Policy says which of several suitable nodes or GPUs is taken.
 type Policy string
 
-// The policies. Nodes know the first two.
+// The policies. The first two also apply to nodes.
 const (
-	Binpack Policy = "binpack" // the one with the most memory given away
+	Binpack Policy = "binpack" // the one with the most memory in use
 	Spread  Policy = "spread"  // the one with the fewest sharers
-	NUMA    Policy = "numa"    // several GPUs of one PCIe switch or NUMA node; else as binpack
-	NVLink  Policy = "nvlink"  // several GPUs of one NVLink domain, and as close as that allows; else as numa
+	NUMA    Policy = "numa"    // several GPUs of one PCIe switch or NUMA node; otherwise like binpack
+	NVLink  Policy = "nvlink"  // several GPUs of one NVLink domain, and as close as that allows; otherwise like numa
 )
 
 // Policies are how nodes and GPUs are chosen.
@@ -45,7 +45,8 @@ func (p Policies) Check() error {
 	return nil
 }
 
-// Of is what holds for a pod that may have annotations of its own. An error is the pod's mistake and names what is allowed.
+// Of returns the policies for a pod, which may have annotations of its own. An error is the pod's mistake and names what is
+// allowed.
 func (p Policies) Of(pod *corev1.Pod) (Policies, error) {
 	for key, policy := range map[string]*Policy{NodePolicyAnnotation: &p.Node, CardPolicyAnnotation: &p.Card} {
 		if value := pod.Annotations[key]; value != "" {
@@ -55,12 +56,13 @@ func (p Policies) Of(pod *corev1.Pod) (Policies, error) {
 	return p, p.Check()
 }
 
-// HasPolicy tells whether a pod chooses a policy itself.
+// HasPolicy says whether a pod chooses a policy itself.
 func HasPolicy(pod *corev1.Pod) bool {
 	return pod.Annotations[NodePolicyAnnotation] != "" || pod.Annotations[CardPolicyAnnotation] != ""
 }
 
-// Request is what one container asks for: Number different GPUs, and of each Memory units or Percent of its memory, and Cores percent.
+// Request is what one container requests: Number different GPUs, and of each Memory units or Percent of its memory, and Cores
+// percent.
 type Request struct {
 	Container string
 	Number    int
@@ -69,12 +71,12 @@ type Request struct {
 	Cores     int   // 0: no limit, as long as no container has the GPU alone; 100: the GPU alone
 }
 
-// Wish is what a pod asks for.
+// Wish is what a pod requests.
 type Wish struct {
-	// Requests has an element per container in the order of the annotation: the ordinary containers, behind the init containers where one of
-	// those asks.
+	// Requests has an element per container in the order of the annotation: the ordinary containers, after the init containers where
+	// one of those has a request.
 	Requests []Request
-	// Before says which of them are of init containers that end before the next container starts.
+	// Before marks those of init containers that end before the next container starts.
 	Before []bool
 
 	Mode                 annotation.Mode // empty: software
@@ -83,11 +85,11 @@ type Wish struct {
 	Policies             Policies
 }
 
-// maximumGPUs bounds what one container may ask for; the annotation holds no more.
+// maximumGPUs bounds what one container may request; the annotation holds no more.
 const maximumGPUs = 64
 
-// Read takes a pod's wish from its spec and annotations, nil where it asks for no shares. An error is the pod's mistake and names what is
-// allowed.
+// Read reads a pod's wish from its spec and annotations, nil where it requests no shares. An error is the pod's mistake and names
+// what is allowed.
 func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*Wish, error) {
 	initial, err := requests(pod.Spec.InitContainers, resources)
 	if err != nil {
@@ -130,11 +132,11 @@ func Read(pod *corev1.Pod, resources annotation.Resources, defaults Policies) (*
 	return w, err
 }
 
-// groupSpread is the one policy of Volcano's for the pods of a PodGroup.
+// groupSpread is Volcano's only policy for the pods of a PodGroup.
 const groupSpread = "spread"
 
-// Siblings tells whether another pod is of a pod's PodGroup, no two pods of which are to share a GPU. The pod that is placed says so;
-// Volcano asks no more of the others.
+// Siblings says whether another pod belongs to a pod's PodGroup and the two must not share a GPU. Only the annotation of the pod
+// being placed counts, as in Volcano.
 func Siblings(pod, other *corev1.Pod) bool {
 	group := groupOf(pod)
 	return group != "" && pod.Annotations[annotation.PodGroup] == groupSpread && pod.Namespace == other.Namespace && group == groupOf(other)
@@ -145,18 +147,18 @@ func groupOf(pod *corev1.Pod) string {
 	return cmp.Or(pod.Annotations[annotation.GroupName], pod.Annotations[annotation.VolcanoName])
 }
 
-// asked are the annotations by which a pod says what it wants.
+// asked are the annotations with a pod's wishes.
 var asked = []string{annotation.PodMode, annotation.PodGroup, annotation.GroupName, annotation.VolcanoName, annotation.UseUUID,
 	annotation.AvoidUUID, annotation.UseType, annotation.AvoidType,
 	NodePolicyAnnotation, CardPolicyAnnotation}
 
-// Changed tells whether a pod wants something else than before. What it asks for in its spec cannot change.
+// Changed says whether a pod's wishes have changed. The requests in its spec cannot change.
 func Changed(before, after *corev1.Pod) bool {
 	return slices.ContainsFunc(asked, func(key string) bool { return before.Annotations[key] != after.Annotations[key] })
 }
 
-// Before says which of the containers of a pod's annotation, which lists so many, are init containers that end before the next container
-// starts. One that is restarted for as long as the pod runs is none of them.
+// Before marks, among that many containers in a pod's annotation, the init containers that end before the next container starts. An
+// init container that restarts for as long as the pod runs is not marked.
 func Before(pod *corev1.Pod, listed int) []bool {
 	before := make([]bool, listed)
 	if listed != len(pod.Spec.InitContainers)+len(pod.Spec.Containers) {

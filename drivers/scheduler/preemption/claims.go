@@ -19,10 +19,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// compiledSelectors is how many CEL selectors stay compiled, as many as the stock plugin keeps.
+// compiledSelectors is how many CEL selectors stay compiled, the same number as in the stock plugin.
 const compiledSelectors = 10
 
-// claims answers whether a pod's claims could be allocated on a node if some of the node's pods were not there.
+// claims checks whether a pod's claims could be allocated on a node without some of the node's pods.
 type claims struct {
 	manager  fwk.SharedDRAManager
 	pods     corelisters.PodLister
@@ -40,8 +40,8 @@ func newClaims(handle fwk.Handle, features feature.Features) *claims {
 	}
 }
 
-// fit succeeds where every claim of pod is allocated on the node, or could be with what the pods in info leave: a claim whose last user is
-// not in info any more, or has ended, is counted as free. Extended resources that DRA serves on the node are one claim more.
+// fit succeeds where every claim of pod is allocated on the node, or could be beside the pods in info. A claim counts as free if
+// its last user is no longer in info, or has ended. Extended resources that DRA serves on the node count as one more claim.
 func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	open, status := c.unallocated(pod, info.Node())
 	if !status.IsSuccess() {
@@ -56,7 +56,7 @@ func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *f
 	}
 	state, err := c.manager.ResourceClaims().GatherAllocatedState()
 	if err != nil {
-		// it changed while it was read: the next attempt sees it
+		// It changed while it was read: the next attempt will see the change.
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("read what is allocated: %v", err))
 	}
 	all, err := c.manager.ResourceClaims().List()
@@ -91,8 +91,7 @@ func (c *claims) fit(ctx context.Context, pod *corev1.Pod, info fwk.NodeInfo) *f
 	return nil
 }
 
-// unallocated are the pod's claims that have no devices yet. A claim with devices elsewhere cannot be helped by any preemption on this
-// node.
+// unallocated returns the pod's claims without devices. Where a claim has devices elsewhere, no preemption on this node can help.
 func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi.ResourceClaim, *fwk.Status) {
 	var open []*resourceapi.ResourceClaim
 	for i := range pod.Spec.ResourceClaims {
@@ -100,7 +99,7 @@ func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi
 		if err != nil {
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 		}
-		if name == nil { // none was generated, so none is needed
+		if name == nil { // none was created, so none is needed
 			continue
 		}
 		claim, err := c.manager.ResourceClaims().Get(pod.Namespace, *name)
@@ -124,8 +123,8 @@ func (c *claims) unallocated(pod *corev1.Pod, node *corev1.Node) ([]*resourceapi
 	return open, nil
 }
 
-// used tells whether something holds a claim: a pod in info, a pod of another node that has not ended, or what is no pod. A claim that
-// nobody has reserved counts as held: it is between two writes of somebody.
+// used says whether something uses a claim: a pod in info, a pod of another node that has not ended, or something other than a pod.
+// A claim that nobody has reserved counts as used: it is between two writes of its user.
 func (c *claims) used(claim *resourceapi.ResourceClaim, info fwk.NodeInfo) bool {
 	if len(claim.Status.ReservedFor) == 0 {
 		return true
@@ -148,11 +147,12 @@ func (c *claims) present(space, name string, uid types.UID, info fwk.NodeInfo) b
 	if err != nil || pod.UID != uid || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
 	}
-	// On this node and not in info: removed on trial. Not bound yet, as far as the API server has said: on its way to some node.
+	// On this node but not in info: removed in the simulation. Not bound yet according to the API server: about to be bound to some
+	// node.
 	return pod.Spec.NodeName != info.Node().Name
 }
 
-// release takes a claim's devices out of what is allocated.
+// release removes a claim's devices from the allocated ones.
 func release(state *structured.AllocatedState, claim *resourceapi.ResourceClaim) {
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if ptr.Deref(result.AdminAccess, false) { // never counted
@@ -170,8 +170,8 @@ func release(state *structured.AllocatedState, claim *resourceapi.ResourceClaim)
 	}
 }
 
-// slices are those that can matter on a node: its own, and those that are of more than one. The allocator would look at every slice of the
-// cluster.
+// slices returns those that matter for a node: its own, and those for more than one node. Otherwise the allocator would read every
+// slice of the cluster.
 func (c *claims) slices(node string) ([]*resourceapi.ResourceSlice, error) {
 	all, err := c.manager.ResourceSlices().ListWithDeviceTaintRules()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	schedutil "k8s.io/kubernetes/pkg/scheduler/util"
 )
 
-// asks tells whether a pod wants devices of DRA: by claims, or by an extended resource that a DeviceClass serves.
+// asks says whether a pod requests devices of DRA: by claims, or by an extended resource that a DeviceClass serves.
 func (c *claims) asks(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || len(c.extendedResources(pod)) > 0
 }
@@ -29,9 +29,9 @@ func (c *claims) extendedResources(pod *corev1.Pod) []corev1.ResourceName {
 	return names
 }
 
-// extended is the claim that the scheduler would make for the pod's extended resources on a node, nil where it would make none: a node
-// whose device plugin has the resource serves it by that. The scheduler makes that claim only once it has found devices for it, so there is
-// none to look at before.
+// extended is the claim that the scheduler would create for the pod's extended resources on a node. It is nil where the scheduler
+// would create none: a node whose device plugin has the resource uses that. The scheduler creates that claim only once it has found
+// devices for it, so it does not exist before.
 func (c *claims) extended(pod *corev1.Pod, info fwk.NodeInfo) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-extended-resources",
 		UID: pod.UID}}
@@ -53,8 +53,9 @@ func (c *claims) extended(pod *corev1.Pod, info fwk.NodeInfo) *resourceapi.Resou
 	return claim
 }
 
-// counts are how many devices of a resource the scheduler requests for each container that keeps its own, and once for what the greediest
-// init container wants over those that the containers after it will have: it ends before they start, and has theirs until then.
+// counts says how many devices of a resource the scheduler requests. It requests them for each container that keeps its own. For
+// init containers it requests once what the largest needs beyond what the later containers will have: it ends before they start,
+// and uses theirs until then.
 func counts(pod *corev1.Pod, name corev1.ResourceName) []int64 {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	var own []int64
@@ -75,8 +76,8 @@ func counts(pod *corev1.Pod, name corev1.ResourceName) []int64 {
 	return own
 }
 
-// stale is a claim that the scheduler made for a pod's extended resources in an attempt that came to nothing. It deletes such a claim and
-// tries again; until then its devices are the pod's and nobody is evicted for others.
+// stale is a claim that the scheduler created for a pod's extended resources in a failed attempt. The scheduler deletes such a
+// claim and tries again. Until then its devices are the pod's, and no other pod is evicted.
 func stale(pod *corev1.Pod, all []*resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	for _, claim := range all {
 		if claim.Namespace == pod.Namespace && claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" &&

@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// What a pod's containers want of a resource, and what is requested for them.
+// The pod's containers' use of a resource, and the resulting requests.
 func TestDevicesAreCountedAsThePodsContainersRun(t *testing.T) {
 	const name = corev1.ResourceName("example.com/gpu")
 	container := func(count int64) corev1.Container {

@@ -1,10 +1,10 @@
-// Package preemption is kube-scheduler's preemption with one thing more: it also makes room for ResourceClaims, and for the extended
-// resources that DRA serves by claims that the scheduler makes. Kubernetes 1.36's own never does, since the removal of a pod on trial does
-// not free the devices of its claims; a pod that wants them waits behind pods of lower priority for ever.
+// Package preemption extends kube-scheduler's preemption: it also makes room for ResourceClaims, and for extended resources that
+// DRA serves by claims that the scheduler creates. Kubernetes 1.36's own preemption never does, since removing a pod in the
+// simulation does not free the devices of its claims. A pod that needs them waits behind pods of lower priority for ever.
 //
-// Which pods may be victims, the order in which they are spared, disruption budgets, nominations and evictions are the stock plugin's,
-// unchanged. It asks the scheduler's framework whether the pod would fit without some pods; the framework it is given here answers for
-// claims too.
+// The stock plugin still decides which pods may be victims and in which order, and handles disruption budgets, nominations and
+// evictions. It asks the scheduler's framework whether the pod would fit without some pods; the framework that it gets here also
+// answers for claims.
 package preemption
 
 import (
@@ -26,10 +26,10 @@ import (
 	"gpufabric.io/drivers/scheduler/profiles"
 )
 
-// Name is the plugin's in a KubeSchedulerConfiguration, where it takes the place of DefaultPreemption.
+// Name is the plugin's name in a KubeSchedulerConfiguration, where it replaces DefaultPreemption.
 const Name = "GPUFabricPreemption"
 
-// forClaims are the filters for claims: the stock one, and the one that takes its place.
+// forClaims are the filters for claims: the stock one, and its replacement.
 var forClaims = sets.New(names.DynamicResources, profiles.Name)
 
 // Plugin preempts for device-plugin resources and for claims.
@@ -37,7 +37,7 @@ type Plugin struct {
 	*defaultpreemption.DefaultPreemption
 }
 
-// New is the plugin's factory. It takes no arguments: the stock plugin's defaults hold.
+// New is the plugin's factory. It takes no arguments: the stock plugin's defaults apply.
 func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	features := feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)
 	var versioned configv1.DefaultPreemptionArgs
@@ -59,9 +59,10 @@ func New(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, 
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
-// EventsToRegister implements fwk.EnqueueExtensions: what can let a pod in that PreEnqueue kept back while its victims were being evicted.
-// The stock plugin leaves that to the filters. The filter for claims acts on the release of a claim alone, and that can be seen before the
-// end of the pod that held it: the event is spent on a pod that is still kept back, and nothing would wake it again for minutes.
+// EventsToRegister implements fwk.EnqueueExtensions: the events that can admit a pod that PreEnqueue held back while its victims
+// were being evicted. The stock plugin leaves that to the filters. The filter for claims reacts only to the release of a claim,
+// which may come before the end of the pod that held it. The event would then be lost on a pod that is still held back, and nothing
+// would wake the pod for minutes.
 func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{{Event: fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}}}, nil
 }
@@ -72,8 +73,8 @@ func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *core
 	return p.DefaultPreemption.PostFilter(ctx, state, pod, resolvable{statuses})
 }
 
-// resolvable reads the filters' verdicts. The stock filter for claims says of a node without free devices that no preemption can help; here
-// one can.
+// resolvable reads the filters' verdicts. The stock filter for claims says that no preemption can help on a node without free
+// devices; here it can.
 type resolvable struct{ fwk.NodeToStatusReader }
 
 // Get implements fwk.NodeToStatusReader.
@@ -103,14 +104,14 @@ func (r resolvable) NodesForStatusCode(nodes fwk.NodeInfoLister, code fwk.Code) 
 	return found, nil
 }
 
-// trial is the scheduler's framework, which counts claims of pods that are removed on trial as free.
+// trial is the scheduler's framework, but counts claims of pods that are removed in the simulation as free.
 type trial struct {
 	fwk.Handle
 	claims *claims
 }
 
-// RunFilterPluginsWithNominatedPods asks every filter but the stock one for claims, and then whether the claims fit with the pods that info
-// still has.
+// RunFilterPluginsWithNominatedPods runs every filter except the stock one for claims, and then checks whether the claims fit
+// beside the pods in info.
 func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.CycleState, pod *corev1.Pod,
 	info fwk.NodeInfo) *fwk.Status {
 	if !t.claims.asks(pod) {
@@ -124,8 +125,8 @@ func (t trial) RunFilterPluginsWithNominatedPods(ctx context.Context, state fwk.
 	return t.claims.fit(ctx, pod, info)
 }
 
-// patient keeps a pod from preempting again while what it preempted for is still on its way: the devices of a pod that is gone are free
-// only when the controller of claims has seen it, and the stock plugin waits for pods alone.
+// patient prevents a pod from preempting again before the result of its last preemption has arrived. The devices of a deleted pod
+// are free only once the claim controller has seen the deletion, but the stock plugin waits only for the pods.
 type patient struct {
 	preemption.Interface
 	handle fwk.Handle

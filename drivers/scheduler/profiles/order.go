@@ -19,7 +19,7 @@ const (
 	memory    = "memory"
 )
 
-// share is a GPU's memory and what of it is given away, in whatever form.
+// share is a GPU's memory and its used part, in any form.
 type share struct {
 	used, total int64
 	open        bool // a device of it is not tainted
@@ -32,11 +32,11 @@ func (s share) part() float64 {
 	return min(float64(s.used)/float64(s.total), 1)
 }
 
-// usage are the GPUs of those nodes on which something is given away, by node and GPU.
+// usage are the GPUs in use, by node and GPU.
 type usage map[string]map[string]share
 
-// percent is the mean part of a node's memory that is given away, over the GPUs that pods without tolerations may have; 0 for a node that
-// is not in the account.
+// percent is the mean used part of a node's memory, over the GPUs that are open to pods without tolerations; 0 for a node that is
+// not in the account.
 func (u usage) percent(node string) int64 {
 	var sum, count float64
 	for _, gpu := range u[node] {
@@ -50,9 +50,9 @@ func (u usage) percent(node string) int64 {
 	return int64(math.Round(100 * sum / count))
 }
 
-// order shows all ResourceSlices with the devices of the GPU driver's pools in the policy's order, and what is given away of their GPUs.
-// The allocator goes by the slices' names and in each by the devices' places, so the devices of GPUs that come first are shown in the first
-// places. A pool of which nothing is given away stays as it is.
+// order returns all ResourceSlices with the devices of the GPU driver's pools in the policy's order, and the use of their GPUs. The
+// allocator goes by the slices' names, and within a slice by the devices' positions. So the devices of preferred GPUs get the first
+// positions. A pool without use stays as it is.
 func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedState, policy cards.Policy) ([]*resourceapi.ResourceSlice,
 	usage) {
 	taken := given(allocated)
@@ -91,7 +91,7 @@ func order(all []*resourceapi.ResourceSlice, allocated *structured.AllocatedStat
 // whole stands for a device that one claim has alone.
 const whole = -1
 
-// given is the memory that is given away of each of the GPU driver's devices, by pool and device.
+// given is the used memory of each of the GPU driver's devices, by pool and device.
 func given(allocated *structured.AllocatedState) map[string]map[string]int64 {
 	out := map[string]map[string]int64{}
 	set := func(id structured.DeviceID, bytes int64) {
@@ -117,7 +117,7 @@ func given(allocated *structured.AllocatedState) map[string]map[string]int64 {
 	return out
 }
 
-// measure adds a slice's devices to the account of their GPUs. One GPU's devices follow one another.
+// measure adds a slice's devices to the account of their GPUs. The devices of one GPU follow one another.
 func measure(slice *resourceapi.ResourceSlice, taken map[string]int64, gpus map[string]share) {
 	all := slice.Spec.Devices
 	for from := 0; from < len(all); {
@@ -144,7 +144,7 @@ func (s *share) add(d *resourceapi.Device, taken map[string]int64) {
 	})
 }
 
-// gpuOf is what the names of one GPU's devices have in common: gpu-<minor>, before the next dash.
+// gpuOf is the common prefix of the names of one GPU's devices: gpu-<minor>, before the next dash.
 func gpuOf(device string) string {
 	minor, ok := strings.CutPrefix(device, "gpu-")
 	if !ok {

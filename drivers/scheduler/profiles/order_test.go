@@ -22,8 +22,8 @@ import (
 
 const gib = 1 << 30
 
-// published is what the GPU driver publishes for a node: a slice a GPU of 40 GiB, as a whole and as shares. The names are not in the GPUs'
-// order, as they are not where the API server makes them up.
+// published is what the GPU driver publishes for a node: one slice per GPU of 40 GiB, as a whole and as shares. The names are not
+// in the GPUs' order, since the API server generates them.
 func published(node string, gpus ...string) []*resourceapi.ResourceSlice {
 	var out []*resourceapi.ResourceSlice
 	for i, name := range gpus {
@@ -38,7 +38,7 @@ func published(node string, gpus ...string) []*resourceapi.ResourceSlice {
 	return out
 }
 
-// allocated has GiB of shared devices given away, and whole ones where that is 0.
+// allocated allocates shared devices by GiB, and whole ones where that is 0.
 func allocated(pool string, given map[string]int64) *structured.AllocatedState {
 	state := &structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection()}
@@ -54,7 +54,7 @@ func allocated(pool string, given map[string]int64) *structured.AllocatedState {
 	return state
 }
 
-// gpus are the GPUs in the order in which the allocator comes to them, by letters.
+// gpus returns the GPUs, as letters, in the order in which the allocator sees them.
 func gpus(slices []*resourceapi.ResourceSlice) string {
 	var out []string
 	for _, slice := range slices {
@@ -72,7 +72,7 @@ func TestGPUsStandInThePolicysOrder(t *testing.T) {
 		name   string
 		policy cards.Policy
 		given  map[string]int64
-		want   string // the GPUs, as the allocator comes to them
+		want   string // the GPUs, as the allocator sees them
 	}{
 		{"nothing is given away", cards.Spread, nil, "a b c"},
 		{"binpack goes where most is", cards.Binpack, map[string]int64{"gpu-1-shared": 10, "gpu-2-shared": 20}, "c b a"},
@@ -99,7 +99,7 @@ func TestGPUsStandInThePolicysOrder(t *testing.T) {
 			if s := gpus(all[:3]); s != "a b c" {
 				t.Errorf("the informer's slices have the GPUs %s now", s)
 			}
-			// The same where all GPUs stand in one slice, as the driver publishes them now.
+			// The same with all GPUs in one slice, as the driver publishes them now.
 			one := all[0].DeepCopy()
 			for _, slice := range all[1:3] {
 				one.Spec.Devices = append(one.Spec.Devices, slice.Spec.Devices...)
@@ -191,8 +191,8 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkOrderOf1000Nodes is what a pod with a policy adds to its PreFilter in a cluster of 1,000 nodes of 8 GPUs, each with a slice
-// given away and with 30 devices, as a GPU that knows MIG has.
+// BenchmarkOrderOf1000Nodes measures what a pod with a policy adds to its PreFilter in a cluster of 1,000 nodes of 8 GPUs, each
+// with one slice in use and with 30 devices, as many as a GPU with MIG has.
 func BenchmarkOrderOf1000Nodes(b *testing.B) {
 	var all []*resourceapi.ResourceSlice
 	state := allocated("", nil)

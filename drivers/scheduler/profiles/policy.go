@@ -15,9 +15,9 @@ import (
 	"gpufabric.io/drivers/scheduler/cards"
 )
 
-// policies are how a pod's slices are placed, nil where nobody says so: the pod's own annotations come before the policy of the first of
-// its DeviceClasses that is a VGPUProfile's, and the scheduler's own holds where that profile has none. An error is a mistake in an
-// annotation, with what is allowed.
+// policies returns the policies for a pod's slices, nil where nothing sets one. The pod's own annotations take precedence over the
+// policy of the first of its DeviceClasses that belongs to a VGPUProfile. The scheduler's default applies where that profile has
+// none. An error is a mistake in an annotation, with what is allowed.
 func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 	classes := p.classes(pod)
 	if len(classes) == 0 {
@@ -45,7 +45,8 @@ func (p *Plugin) policies(pod *corev1.Pod) (*cards.Policies, error) {
 	return &chosen, err
 }
 
-// ofClass is the policy of a DeviceClass, empty for that of a VGPUProfile without one; false where it is no profile's and names none.
+// ofClass is the policy of a DeviceClass, empty for a VGPUProfile's class without one; false where the class belongs to no profile
+// and has no policy.
 func ofClass(class *resourceapi.DeviceClass) (cards.Policy, bool, error) {
 	value, ok := class.Annotations[v1alpha1.VGPUPolicyAnnotation]
 	if !ok {
@@ -62,8 +63,8 @@ func ofClass(class *resourceapi.DeviceClass) (cards.Policy, bool, error) {
 		class.Name, v1alpha1.VGPUPolicyAnnotation, value, v1alpha1.VGPUBinpack, v1alpha1.VGPUSpread)
 }
 
-// classes are the DeviceClasses that a pod's unallocated claims and extended resources name, in the pod's order. What is missing the stock
-// plugin reports.
+// classes are the DeviceClasses that a pod's unallocated claims and extended resources name, in the pod's order. The stock plugin
+// reports missing ones.
 func (p *Plugin) classes(pod *corev1.Pod) []*resourceapi.DeviceClass {
 	var found []*resourceapi.DeviceClass
 	named := func(name string) {

@@ -1,10 +1,10 @@
-// Package profiles places the slices that DRA hands out by a policy: those of VGPUProfiles, and what a pod with a policy of its own claims
-// of the GPU driver.
+// Package profiles places slices of DRA by a policy: those of VGPUProfiles, and what a pod with its own policy claims of the GPU
+// driver.
 //
-// Which devices satisfy a claim, and that none is given twice, stays kube-scheduler's own plugin for claims, unchanged. Its allocator takes
-// the first device that fits, pool by pool and within a pool in the order of the ResourceSlices' names, and the GPU driver publishes a
-// slice a GPU. So the plugin here is the stock one with a view of the ResourceSlices in which a node's GPUs stand in the policy's order;
-// and for the choice among nodes there is a score.
+// kube-scheduler's own plugin for claims, unchanged, still decides which devices satisfy a claim, and that none is allocated twice.
+// Its allocator takes the first device that fits, pool by pool and within a pool in the order of the ResourceSlices' names, and the
+// GPU driver publishes one slice per GPU. So the plugin here is the stock one with a view of the ResourceSlices in which a node's
+// GPUs are in the policy's order. For the choice among nodes there is a score.
 package profiles
 
 import (
@@ -28,17 +28,17 @@ import (
 	"gpufabric.io/drivers/scheduler/cards"
 )
 
-// Name is the plugin's in a KubeSchedulerConfiguration, where it takes the place of DynamicResources.
+// Name is the plugin's name in a KubeSchedulerConfiguration, where it replaces DynamicResources.
 const Name = "GPUFabricDynamicResources"
 
-// Args are the plugin's arguments: the policies of slices whose VGPUProfile has none.
+// Args are the plugin's arguments: the policies for slices whose VGPUProfile has none.
 type Args struct {
 	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
-	// spread; any other is binpack here: which GPUs of a claim are close is said by its constraints
+	// spread; any other value means binpack here: which GPUs of a claim are close is up to its constraints
 	CardPolicy cards.Policy `json:"cardPolicy,omitempty"`
 }
 
-// Plugin is kube-scheduler's plugin for claims, which sees GPUs in the order of a pod's policy.
+// Plugin is kube-scheduler's plugin for claims, but sees GPUs in the order of a pod's policy.
 type Plugin struct {
 	*dynamicresources.DynamicResources
 	manager  *manager
@@ -56,7 +56,7 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// New is the plugin's factory. It refuses arguments that it does not know; the stock plugin's own defaults hold.
+// New is the plugin's factory. It refuses unknown arguments; the stock plugin's own defaults apply.
 func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args := Args{NodePolicy: cards.Binpack, CardPolicy: cards.Binpack}
 	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
@@ -90,12 +90,13 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 // Name implements fwk.Plugin.
 func (p *Plugin) Name() string { return Name }
 
-// PreFilter has the stock plugin prepare its allocator, which keeps what it is shown of ResourceSlices for the rest of the pod's cycle.
+// PreFilter runs the stock plugin's PreFilter. Its allocator keeps the ResourceSlices that it is shown for the rest of the pod's
+// cycle.
 func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult,
 	*fwk.Status) {
 	policies, err := p.policies(pod)
 	if err != nil {
-		// The stock plugin's PostFilter wants what its PreFilter leaves.
+		// The stock plugin's PostFilter needs the state that its PreFilter writes.
 		if _, status := p.DynamicResources.PreFilter(ctx, state, pod, nodes); !status.IsSuccess() {
 			return nil, status
 		}
@@ -114,7 +115,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *corev
 	return result, status
 }
 
-// placement is what PreFilter leaves for the score; nothing changes it.
+// placement is PreFilter's state for the score; it is never changed.
 type placement struct {
 	policy cards.Policy
 	usage  usage
@@ -124,9 +125,9 @@ const placementKey fwk.StateKey = Name + "/placement"
 
 func (p placement) Clone() fwk.StateData { return p }
 
-// Score values a node for a pod whose slices have a policy, from 0 to 100: by binpack the mean part of the memory of its GPUs that is given
-// away, by spread the part that is not. Without one every node is worth 0. It is not this plugin's own score, which the stock plugin needs
-// for claims with alternatives.
+// Score rates a node for a pod whose slices have a policy, from 0 to 100: for binpack the mean used part of its GPUs' memory, for
+// spread the free part. Without a policy every node gets 0. It is separate from the stock plugin's score, which serves claims with
+// alternatives.
 func Score(state fwk.CycleState, node string) int64 {
 	data, err := state.Read(placementKey)
 	if err != nil {
@@ -139,7 +140,7 @@ func Score(state fwk.CycleState, node string) int64 {
 	return p.usage.percent(node)
 }
 
-// steered is the scheduler's framework with another view of what DRA offers.
+// steered is the scheduler's framework with another view of DRA's devices.
 type steered struct {
 	fwk.Handle
 	manager *manager
@@ -148,8 +149,8 @@ type steered struct {
 // SharedDRAManager implements fwk.Handle.
 func (s steered) SharedDRAManager() fwk.SharedDRAManager { return s.manager }
 
-// manager shows ResourceSlices in the order of the policy of the pod whose PreFilter runs. The scheduler runs one at a time; bindings,
-// which run beside it, list no slices.
+// manager shows ResourceSlices in the order of the policy of the pod whose PreFilter runs. The scheduler runs one PreFilter at a
+// time; bindings, which run concurrently, list no slices.
 type manager struct {
 	fwk.SharedDRAManager
 	cycle atomic.Pointer[cycle]
@@ -158,7 +159,7 @@ type manager struct {
 // cycle is one pod's PreFilter.
 type cycle struct {
 	policy    cards.Policy
-	allocated *structured.AllocatedState // what is given away, as the allocator will see it
+	allocated *structured.AllocatedState // what is allocated, as the allocator will see it
 	usage     usage
 }
 
@@ -177,7 +178,7 @@ type tracker struct {
 	manager *manager
 }
 
-// GatherAllocatedState keeps for the order what the stock plugin reads before it lists the slices.
+// GatherAllocatedState keeps, for the order, what the stock plugin reads before it lists the slices.
 func (t tracker) GatherAllocatedState() (*structured.AllocatedState, error) {
 	state, err := t.ResourceClaimTracker.GatherAllocatedState()
 	if c := t.manager.cycle.Load(); c != nil && err == nil {

@@ -33,10 +33,10 @@ import (
 	"gpufabric.io/tests/simcluster/manifests"
 )
 
-// patience bounds every wait; each ends with the event it waits for.
+// patience bounds every wait; each ends with its event.
 const patience = 90 * time.Second
 
-// cluster is a control plane and our scheduler beside it, configured and entitled as the chart says. Its nodes are objects alone.
+// cluster is a control plane with our scheduler, which has the chart's configuration and rights. Its nodes are only objects.
 type cluster struct {
 	whole  *testing.T // the test that the scheduler lives as long as
 	admin  kubernetes.Interface
@@ -52,7 +52,7 @@ func start(t *testing.T) *cluster {
 	return c
 }
 
-// bring brings a control plane up, without our scheduler.
+// bring starts a control plane, without our scheduler.
 func bring(t *testing.T, options controlplane.Options) *cluster {
 	t.Helper()
 	if testing.Short() {
@@ -85,8 +85,8 @@ func bring(t *testing.T, options controlplane.Options) *cluster {
 	return c
 }
 
-// install applies the chart's scheduler but for its pod, and writes its files: what the ConfigMap holds, and a kubeconfig of its service
-// account.
+// install applies the chart's scheduler without its pod, and writes its files: the ConfigMap's content, and a kubeconfig of its
+// service account.
 func (c *cluster) install(t *testing.T) {
 	t.Helper()
 	const namespace = "gpufabric-system"
@@ -118,10 +118,10 @@ func (c *cluster) install(t *testing.T) {
 	var file map[string]any
 	must(t, yaml.Unmarshal([]byte(configuration.Data["scheduler.yaml"]), &file))
 	file["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
-	// until testElection: in one process, a stopped scheduler's lost lease would end the tests
+	// until testElection: in one process, the lost lease of a stopped scheduler would end the tests
 	file["leaderElection"].(map[string]any)["leaderElect"] = false
 	c.write(t, file)
-	c.lockNodes(t, false) // until testNodeLock: nobody here would unlock them
+	c.lockNodes(t, false) // until testNodeLock: nothing here would unlock the nodes
 }
 
 // write sets the scheduler's configuration, which it reads at its start.
@@ -147,7 +147,7 @@ func (c *cluster) lockNodes(t *testing.T, lock bool) {
 	c.write(t, all)
 }
 
-// run starts the scheduler in this process; c.stop ends it, and lets go of its lease.
+// run starts the scheduler in this process; c.stop ends it, and releases its lease.
 func (c *cluster) run() {
 	t := c.whole
 	t.Helper()
@@ -170,12 +170,12 @@ func (c *cluster) run() {
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
-		configz.Delete("componentconfig") // one a process, and the next scheduler registers its own
+		configz.Delete("componentconfig") // one per process, and the next scheduler registers its own
 	})
 	t.Cleanup(func() { c.stop() })
 }
 
-// node makes a node that registers GPUs of 49140 MiB in units of 10 MiB, split in 10, as the seed's machine has 8 of.
+// node makes a node that registers GPUs of 49140 MiB in units of 10 MiB, split in 10, like the seed's machine with 8 of them.
 func (c *cluster) node(t *testing.T, name string, gpus ...string) {
 	t.Helper()
 	register := ""
@@ -196,7 +196,7 @@ func (c *cluster) node(t *testing.T, name string, gpus ...string) {
 	must(t, err)
 }
 
-// pod makes a pod of our scheduler; with no grace it is gone when it is evicted, as no kubelet is here to end it.
+// pod makes a pod of our scheduler. Without a grace period it is gone when it is evicted, as there is no kubelet to end it.
 func pod(name, priority, node string) *corev1.Pod {
 	grace := int64(0)
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{
@@ -222,7 +222,7 @@ func (c *cluster) create(t *testing.T, pods ...*corev1.Pod) {
 	}
 }
 
-// await returns the pod once it is as wanted; nil stands for a pod that is gone.
+// await returns the pod once it is as wanted; nil stands for a deleted pod.
 func (c *cluster) await(t *testing.T, name, what string, wanted func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -260,7 +260,7 @@ func (c *cluster) bound(t *testing.T, name string) *corev1.Pod {
 	return c.await(t, name, "bound", func(p *corev1.Pod) bool { return p != nil && p.Spec.NodeName != "" })
 }
 
-// refused awaits the scheduler's word that a pod does not fit, and returns it.
+// refused waits until the scheduler reports that a pod does not fit, and returns the message.
 func (c *cluster) refused(t *testing.T, name string) string {
 	t.Helper()
 	var words string

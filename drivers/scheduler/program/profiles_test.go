@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// cut publishes a node's GPUs of 40 GiB as VGPUProfiles of 10 GiB cut them: a slice a GPU, all forms drawing on its counter set.
+// cut publishes a node's GPUs of 40 GiB with VGPUProfiles of 10 GiB: one slice per GPU, all forms using its counter set.
 func (c *cluster) cut(t *testing.T, node string, gpus int, profiles ...string) {
 	t.Helper()
 	offer := func(name string, spec resourceapi.ResourceSliceSpec) {
@@ -44,7 +44,7 @@ func (c *cluster) cut(t *testing.T, node string, gpus int, profiles ...string) {
 	offer("counters", resourceapi.ResourceSliceSpec{SharedCounters: sets})
 }
 
-// profile makes the DeviceClass that the controller makes of a VGPUProfile; its policy is empty where it has none.
+// profile makes the DeviceClass that the controller makes for a VGPUProfile; its policy is empty where it has none.
 func (c *cluster) profile(t *testing.T, name, policy string) {
 	t.Helper()
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{{
@@ -66,13 +66,13 @@ func anywhere(p *corev1.Pod, label string) *corev1.Pod {
 	return p
 }
 
-// slice makes a pod ask for a slice of a profile in a single line.
+// slice makes a pod request a slice of a profile in a single line.
 func slice(p *corev1.Pod, profile string) *corev1.Pod {
 	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName("gpufabric.io/" + profile): resource.MustParse("1")}
 	return p
 }
 
-// device is the node and the device that a bound pod was given, by a claim of its own or by the one that the scheduler made for it.
+// device is the node and the device of a bound pod, by a claim of its own or by the one that the scheduler made for it.
 func (c *cluster) device(t *testing.T, name string) string {
 	t.Helper()
 	p := c.bound(t, name)
@@ -87,7 +87,7 @@ func (c *cluster) device(t *testing.T, name string) string {
 	return p.Spec.NodeName + "/" + got.Status.Allocation.Devices.Results[0].Device
 }
 
-// drained awaits that no claim has a device of the profiles' nodes any more.
+// drained waits until no claim has a device of the profiles' nodes any more.
 func (c *cluster) drained(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -112,8 +112,8 @@ func (c *cluster) drained(t *testing.T) {
 	}
 }
 
-// testProfilePolicy places slices on two nodes of two GPUs each. The slices' names have the GPUs in their order, so without a policy the
-// first node's first GPU would be filled before anything else is touched.
+// testProfilePolicy places slices on two nodes of two GPUs each. The slices' names are in the GPUs' order, so without a policy the
+// first node's first GPU would be filled before any other is used.
 func testProfilePolicy(t *testing.T, c *cluster) {
 	for _, node := range []string{"p1", "p2"} {
 		c.node(t, node)
@@ -149,7 +149,7 @@ func testProfilePolicy(t *testing.T, c *cluster) {
 		c.drained(t)
 	})
 	t.Run("binpack fills what is fullest", func(t *testing.T) {
-		// A claim holds a share of the second node's second GPU, so that the first that fits is not the fullest.
+		// A claim holds a share of the second node's second GPU, so that the first GPU that fits is not the fullest.
 		c.create(t, slice(pod("seed-pack", "low", "p2"), "pack-10g"), slice(pod("filler", "low", "p2"), "pack-10g"))
 		full := c.device(t, "seed-pack")
 		if other := c.device(t, "filler"); other != full {

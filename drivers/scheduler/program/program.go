@@ -1,4 +1,4 @@
-// Package program is what gpufabric-scheduler is besides kube-scheduler.
+// Package program is the part of gpufabric-scheduler that is not kube-scheduler.
 package program
 
 import (
@@ -9,7 +9,7 @@ import (
 	"gpufabric.io/drivers/scheduler/vgpu"
 )
 
-// Plugins are the plugins that a KubeSchedulerConfiguration may name beside the stock ones.
+// Plugins are the plugins that a KubeSchedulerConfiguration may name besides the stock ones.
 func Plugins() []app.Option {
 	return []app.Option{
 		app.WithPlugin(vgpu.Name, vgpu.New),

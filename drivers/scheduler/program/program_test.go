@@ -48,7 +48,7 @@ func TestAgainstAControlPlane(t *testing.T) {
 		{"a process of its own elects itself with the chart's rights", testElection},
 	} {
 		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
-			return // the later ones would wait for a scheduler that has ended, or on a node that is full
+			return // the later ones would wait for a scheduler that has ended, or on a full node
 		}
 	}
 }
@@ -95,7 +95,7 @@ func testAnnotations(t *testing.T, c *cluster) {
 	c.delete(t, "greedy")
 }
 
-// testExample runs the manifest that README.md names. Only that no kubelet renews the nodes' leases is allowed for.
+// testExample runs the manifest that README.md names. It only adds tolerations, since no kubelet renews the nodes' leases.
 func testExample(t *testing.T, c *cluster) {
 	content, err := os.ReadFile("../../../examples/manifests/vgpu-scheduler.yaml")
 	must(t, err)
@@ -111,7 +111,7 @@ func testExample(t *testing.T, c *cluster) {
 
 func testConcurrentPods(t *testing.T, c *cluster) {
 	c.node(t, "b", gpu(11), gpu(12))
-	// a GPU of 4914 units has room for three shares of 1400; the kubelet, which knows sums alone, would take a seventh
+	// a GPU of 4914 units has space for three shares of 1400; the kubelet, which only knows sums, would admit a seventh
 	const fitting, all = 2 * 3, 10
 	var wanted []*corev1.Pod
 	for i := range all {
@@ -120,7 +120,7 @@ func testConcurrentPods(t *testing.T, c *cluster) {
 	c.create(t, wanted...)
 	used, placed := map[string]int64{}, 0
 	for i := range all {
-		// Each is either bound or refused; a refused one may only be so because the node is full.
+		// Each is either bound or refused; one may only be refused because the node is full.
 		p := c.await(t, fmt.Sprintf("many-%d", i), "bound or refused", func(p *corev1.Pod) bool {
 			return p.Spec.NodeName != "" || len(p.Status.Conditions) > 0
 		})
@@ -217,13 +217,13 @@ func (c *cluster) publish(t *testing.T, node string, devices int) {
 	must(t, err)
 }
 
-// claiming makes a pod ask for count devices by a claim of its own.
+// claiming makes a pod request count devices by a claim of its own.
 func (c *cluster) claiming(t *testing.T, p *corev1.Pod, count int64) *corev1.Pod {
 	t.Helper()
 	return c.claimingOf(t, p, "gpu.nvidia.com", count)
 }
 
-// claimingOf makes a pod ask for count devices of a class by a claim of its own.
+// claimingOf makes a pod request count devices of a class by a claim of its own.
 func (c *cluster) claimingOf(t *testing.T, p *corev1.Pod, class string, count int64) *corev1.Pod {
 	t.Helper()
 	_, err := c.admin.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(),
@@ -267,7 +267,8 @@ func testPreemptsClaims(t *testing.T, c *cluster) {
 	}
 }
 
-// testPreemptsExtendedResources has pods ask for slices of one GPU as an extended resource, for which the scheduler makes the claims.
+// testPreemptsExtendedResources makes pods request slices of one GPU as an extended resource, for which the scheduler creates the
+// claims.
 func testPreemptsExtendedResources(t *testing.T, c *cluster) {
 	c.node(t, "x", gpu(71))
 	c.cut(t, "x", 1, "line-10g")
@@ -298,13 +299,13 @@ func testPreemptsExtendedResources(t *testing.T, c *cluster) {
 	if n := left(); n != 1 || !c.exists(t, "line-middle") {
 		t.Errorf("%d of the 3 pods of low priority are left, want 1; the middle one is there: %v, want it spared", n, c.exists(t, "line-middle"))
 	}
-	// A claim preempts what was asked for in a single line, too.
+	// A claim also preempts what was requested in a single line.
 	c.create(t, c.claimingOf(t, pod("line-claims", "middle", "x"), "line-10g", 1))
 	c.bound(t, "line-claims")
 	if n := left(); n != 0 {
 		t.Errorf("%d pods of low priority are left, want their slice to go to a claim", n)
 	}
-	// On a node whose device plugin has the resource there is nothing of DRA's to free.
+	// On a node whose device plugin has the resource, DRA has nothing to free.
 	c.node(t, "y")
 	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "y", types.MergePatchType,
 		[]byte(`{"status":{"capacity":{"gpufabric.io/line-10g":"1"},"allocatable":{"gpufabric.io/line-10g":"1"}}}`),
@@ -323,7 +324,7 @@ func testPreemptsExtendedResources(t *testing.T, c *cluster) {
 	c.delete(t, "line-claims")
 }
 
-// testPreemptsOnce has a pod wait for two devices at once, whose claims are released one after another.
+// testPreemptsOnce makes a pod wait for two devices at once, whose claims are released one after another.
 func testPreemptsOnce(t *testing.T, c *cluster) {
 	c.node(t, "f", gpu(51))
 	c.publish(t, "f", 4)
@@ -344,7 +345,7 @@ func testPreemptsOnce(t *testing.T, c *cluster) {
 	}
 }
 
-// testMIGSlots has pods ask for instances of an A100-40 by their memory, in units of 1 MiB.
+// testMIGSlots makes pods request instances of an A100-40 by their memory, in units of 1 MiB.
 func testMIGSlots(t *testing.T, c *cluster) {
 	c.node(t, "m")
 	_, err := c.admin.CoreV1().Nodes().Patch(t.Context(), "m", types.MergePatchType,
@@ -376,12 +377,12 @@ func testMIGSlots(t *testing.T, c *cluster) {
 		t.Errorf("the refusal reads %q", words)
 	}
 	c.delete(t, "mig-full")
-	// A larger one is of the other layout, for which both have to go.
+	// A larger one belongs to the other layout, for which both must go.
 	c.create(t, instance("mig-large", "high", 9000))
 	slot("mig-large", "[1-0],NVIDIA,9856,0:;")
 	c.create(t, instance("mig-small", "low", 3000))
 	slot("mig-small", "[1-3],NVIDIA,4864,0:;")
-	// A pod whose annotation is mended is tried again at once.
+	// A pod whose annotation is corrected is tried again at once.
 	typo := instance("mig-typo", "low", 9000)
 	typo.Annotations["volcano.sh/vgpu-mode"] = "mgi"
 	c.create(t, typo)
@@ -395,7 +396,7 @@ func testMIGSlots(t *testing.T, c *cluster) {
 	slot("mig-typo", "[1-1],NVIDIA,9856,0:;")
 }
 
-// testNodeLock plays the node's plugin, which takes the lock away when it has served a pod, and another scheduler that locks the node.
+// testNodeLock plays the node's plugin, which removes the lock when it has served a pod, and another scheduler that locks the node.
 func testNodeLock(t *testing.T, c *cluster) {
 	c.stop()
 	c.lockNodes(t, true)
@@ -430,17 +431,17 @@ func testNodeLock(t *testing.T, c *cluster) {
 	waits("lock-second")
 	lock("null")
 	c.bound(t, "lock-second")
-	// A pod that is gone before it was served holds nobody up.
+	// A pod that was deleted before it was served delays nobody.
 	waits("lock-third")
 	c.delete(t, "lock-second")
 	c.bound(t, "lock-third")
-	// Another scheduler's lock is respected, and is not taken away with a pod of ours; one that expired is no lock.
+	// Another scheduler's lock is respected, and is not removed with our pod; an expired lock does not count.
 	lock(quoted(time.Now()))
 	c.delete(t, "lock-third")
 	waits("lock-fourth")
 	lock(quoted(time.Now().Add(-6 * time.Minute)))
 	c.bound(t, "lock-fourth")
-	// One that a scheduler left which died before it had bound the pod goes by the next scheduler's hand.
+	// A lock that a scheduler left when it died before binding the pod is removed by the next scheduler.
 	c.delete(t, "lock-first")
 	c.delete(t, "lock-fourth")
 	left := time.Now().Add(-time.Minute).Truncate(time.Second).Add(time.Millisecond)

@@ -9,12 +9,13 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// ledger remembers, by pod, the shares that were chosen until the pod's annotations are seen, and what its annotation read was.
+// ledger remembers, by pod, the chosen shares until the pod's annotations are seen, and the parsed annotation.
 type ledger struct {
 	resources annotation.Resources
 	mutex     sync.Mutex
 	pods      map[types.UID]entry
-	// exists asks the watch behind forget: a cycle looks at pods as they were when it began, and what it read of one that is gone would stay.
+	// exists asks the watch that calls forget. A cycle sees pods as they were when it began, and otherwise what it reads of a deleted
+	// pod would stay.
 	exists func(*corev1.Pod) bool
 }
 
@@ -22,7 +23,7 @@ type entry struct {
 	assumed [][]annotation.Share // chosen by Reserve
 	node    string               // where
 
-	value string // of the annotation that read is of
+	value string // the annotation that read was parsed from
 	read  [][]annotation.Share
 }
 
@@ -30,9 +31,9 @@ func newLedger(resources annotation.Resources, exists func(*corev1.Pod) bool) *l
 	return &ledger{resources: resources, pods: map[types.UID]entry{}, exists: exists}
 }
 
-// shares are what a pod on a node has, init containers first; false where nobody has written or chosen any. An annotation that cannot be
-// read, or that gives other shares than the pod's containers ask for, counts as none: the node's plugin refuses it too. So a pod that asks
-// for nothing takes nothing, whatever is written on it.
+// shares returns what a pod on a node has, init containers first; false where nothing was written or chosen. An annotation that
+// cannot be parsed, or that gives other shares than the pod's containers request, counts as none: the node's plugin refuses it too.
+// So a pod without requests takes nothing, whatever its annotation says.
 func (l *ledger) shares(pod *corev1.Pod, node string) ([][]annotation.Share, bool) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -20,15 +20,15 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// lockExpiry is how long a lock holds at most, for every scheduler that knows it: whoever took it may have died.
+// lockExpiry is how long a lock is valid for every scheduler that knows it: its owner may have died.
 const lockExpiry = 5 * time.Minute
 
-// locks are the node locks that this scheduler took, by pod: a node is locked while one pod with shares is on its way to it, until the
-// node's plugin has served the pod and takes the lock away. Nil where none are taken.
+// locks are the node locks that this scheduler took, by pod. A node is locked while one pod with shares is being bound to it, until
+// the node's plugin has served the pod and removes the lock. Nil where locks are not used.
 type locks struct {
 	mutex sync.Mutex
 	taken map[types.UID]lock
-	// left are those of an earlier leader that are being looked after; see orphan.go.
+	// left are locks of an earlier leader that are being handled; see orphan.go.
 	left map[lock]bool
 }
 
@@ -42,7 +42,7 @@ func (l *locks) add(pod types.UID, taken lock) {
 	l.taken[pod] = taken
 }
 
-// take removes a pod's lock from what is remembered.
+// take removes a pod's lock from the map and returns it.
 func (l *locks) take(pod types.UID) (lock, bool) {
 	if l == nil {
 		return lock{}, false
@@ -54,8 +54,8 @@ func (l *locks) take(pod types.UID) (lock, bool) {
 	return taken, ok
 }
 
-// changed forgets a lock that somebody took off its node: its plugin, when it had served the pod. A node that was not seen locked says
-// nothing.
+// changed drops a lock that somebody removed from its node: its plugin, when it had served the pod. A node that was not seen locked
+// says nothing.
 func (l *locks) changed(before, after any) {
 	old, had := before.(*corev1.Node)
 	node, has := after.(*corev1.Node)
@@ -71,13 +71,13 @@ func (l *locks) changed(before, after any) {
 	maps.DeleteFunc(l.taken, func(_ types.UID, taken lock) bool { return taken == lock{node.Name, value} })
 }
 
-// errLocked is a node that another pod is on its way to.
+// errLocked is the error for a node to which another pod is being bound.
 var errLocked = errors.New("the node is locked")
 
-// locked says until when a node is locked, by whomever, as an error; nil where it is not. What is no time locks nothing: it would never
-// expire.
+// locked returns an error that says until when a node is locked, by any scheduler; nil where it is not locked. A value that is not
+// a time does not lock the node: it would never expire.
 func locked(annotations map[string]string, now time.Time) error {
-	value, _, _ := strings.Cut(annotations[annotation.NodeLock], ",") // HAMi's scheduler writes whose it is after the time
+	value, _, _ := strings.Cut(annotations[annotation.NodeLock], ",") // HAMi's scheduler appends the owner to the time
 	since, err := time.Parse(time.RFC3339, value)
 	if err != nil || now.Sub(since) >= lockExpiry || since.Sub(now) >= lockExpiry {
 		return nil
@@ -89,7 +89,7 @@ func locked(annotations map[string]string, now time.Time) error {
 // lock locks a node for a pod. It fails with errLocked where somebody has it locked.
 func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 	nodes := p.handle.ClientSet().CoreV1().Nodes()
-	// A conflict is somebody's change of the node since it was read: perhaps another lock, so it is read again.
+	// A conflict means that somebody changed the node since it was read, perhaps with another lock, so it is read again.
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -98,7 +98,7 @@ func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 		if err := locked(node.Annotations, p.now()); err != nil {
 			return err
 		}
-		value := p.now().UTC().Format(time.RFC3339Nano) // with parts of a second no two are the same
+		value := p.now().UTC().Format(time.RFC3339Nano) // with fractions of a second, so that no two are the same
 		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": node.ResourceVersion,
 			"annotations": map[string]string{annotation.NodeLock: value}}})
 		if err != nil {
@@ -112,7 +112,7 @@ func (p *Plugin) lock(ctx context.Context, pod types.UID, name string) error {
 	})
 }
 
-// unlock takes a lock off its node, if it is there still.
+// unlock removes a lock from its node, if it is still there.
 func (p *Plugin) unlock(ctx context.Context, taken lock) {
 	path := "/metadata/annotations/" + annotation.NodeLock
 	body, err := json.Marshal([]map[string]string{{"op": "test", "path": path, "value": taken.value}, {"op": "remove", "path": path}})

@@ -41,7 +41,7 @@ func TestALockHoldsForFiveMinutes(t *testing.T) {
 	}
 }
 
-// locking is a plugin that locks nodes, of which one may be locked by somebody.
+// locking is a plugin that locks nodes, with one node that may be locked by somebody.
 func locking(t *testing.T, held string) (*Plugin, *fake.Clientset) {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"other": "kept"}}}
@@ -126,7 +126,7 @@ func TestALockThatAnotherTookMeanwhileIsSeen(t *testing.T) {
 	}
 }
 
-// The node's plugin took the lock off when it had served the pod: nothing is left to do when the pod goes.
+// The node's plugin removed the lock when it had served the pod: nothing is left to do when the pod goes.
 //
 //shows:scheduler-lock
 func TestALockThatWasTakenOffIsForgotten(t *testing.T) {

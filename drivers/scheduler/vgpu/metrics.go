@@ -25,7 +25,8 @@ type series struct {
 	shared, memory, cores, limit, podMemory, podCores *metrics.Desc
 }
 
-// registerMetrics adds the series to the scheduler's own metrics. They are the cluster's, not a profile's: a second registration is none.
+// registerMetrics adds the series to the scheduler's own metrics. They belong to the cluster, not to a profile: a second
+// registration does nothing.
 func registerMetrics(informers coreinformers.Interface, resources annotation.Resources) error {
 	gauge := func(name, help string, variable ...string) *metrics.Desc {
 		return metrics.NewDesc("volcano_vgpu_device_"+name, help, append([]string{"devID", "NodeName"}, variable...), nil, metrics.ALPHA, "")
@@ -81,7 +82,7 @@ func (s *series) CollectWithStability(to chan<- metrics.Metric) {
 func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*corev1.Pod) {
 	gpus, err := annotation.ParseGPUs(node.Annotations[annotation.NodeRegister])
 	if err != nil {
-		return // Filter says it, with the node's name
+		return // Filter reports it, with the node's name
 	}
 	gauge := func(desc *metrics.Desc, value float64, values ...string) {
 		to <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, values...)
@@ -90,7 +91,8 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 	for i, gpu := range gpus {
 		all[i].GPU = gpu
 	}
-	byName := map[string]cards.Node{} // of two namespaces' pods with one name the sum, since a series twice would fail the whole scrape
+	// pods of two namespaces with one name are summed, since a duplicate series would fail the whole scrape
+	byName := map[string]cards.Node{}
 	for _, pod := range pods {
 		shares, given := s.resources.Given(pod)
 		if !given {

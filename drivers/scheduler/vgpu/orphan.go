@@ -13,21 +13,22 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// A scheduler that dies after it has locked a node leaves the lock: before it has bound the pod nobody is there to take it away, and
-// afterwards nobody notices when the pod goes unserved. The next leader looks after such a lock.
+// A scheduler that dies after it has locked a node leaves the lock. Before it has bound the pod nobody else removes the lock, and
+// afterwards nobody notices if the pod ends unserved. The next leader handles such a lock.
 
-// orphanAge is how old a lock of an earlier leader must be to count as left: longer than a leader's lease (15 s). A binding that was on its
-// way then has arrived, or never will.
+// orphanAge is the minimum age at which a lock of an earlier leader counts as left: longer than a leader's lease (15 s). A binding
+// that was in progress then has arrived, or never will.
 const orphanAge = 20 * time.Second
 
-// ofThisScheduler tells whether a lock was taken by a scheduler of this kind, which writes parts of a second: Volcano and HAMi write none.
+// ofThisScheduler says whether a lock was taken by a scheduler of this kind, which writes fractions of a second: Volcano and HAMi
+// write none.
 func ofThisScheduler(value string) bool {
 	at, err := time.Parse(time.RFC3339, value)
 	return err == nil && at.Nanosecond() != 0
 }
 
-// orphan has a lock looked after that an earlier leader took. Only the leader looks at nodes, so what is of this kind and not its own is an
-// earlier one's.
+// orphan starts the handling of a lock that an earlier leader took. Only the leader reads nodes, so a lock of this kind that is not
+// its own belongs to an earlier leader.
 func (p *Plugin) orphan(node *corev1.Node) {
 	found := lock{node.Name, node.Annotations[annotation.NodeLock]}
 	if ofThisScheduler(found.value) && p.locks.leave(found) {
@@ -35,7 +36,7 @@ func (p *Plugin) orphan(node *corev1.Node) {
 	}
 }
 
-// leave notes a lock as an earlier leader's; false where it is this one's, or was noted before.
+// leave records a lock as an earlier leader's; false where it is this leader's, or was recorded before.
 func (l *locks) leave(found lock) bool {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -46,7 +47,7 @@ func (l *locks) leave(found lock) bool {
 	return true
 }
 
-// own tells whether this leader took a lock. The mutex is held.
+// own says whether this leader took a lock. The mutex must be held.
 func (l *locks) own(found lock) bool {
 	for _, taken := range l.taken {
 		if taken == found {
@@ -56,7 +57,7 @@ func (l *locks) own(found lock) bool {
 	return false
 }
 
-// owns is own for who does not hold the mutex.
+// owns is own for callers without the mutex.
 func (l *locks) owns(found lock) bool {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -69,10 +70,10 @@ func (l *locks) looked(at lock) {
 	delete(l.left, at)
 }
 
-// adopt takes an earlier leader's lock off its node. Where the pod that it was taken for is bound and not served yet, the lock becomes this
-// leader's own.
+// adopt removes an earlier leader's lock from its node. Where its pod is bound and not served yet, the lock becomes this leader's
+// own instead.
 func (p *Plugin) adopt(ctx context.Context, found lock) {
-	defer p.locks.looked(found) // a lock that still stands then is found again
+	defer p.locks.looked(found) // a lock that is still there then is found again
 	taken, err := time.Parse(time.RFC3339, found.value)
 	if err != nil {
 		return
@@ -83,7 +84,7 @@ func (p *Plugin) adopt(ctx context.Context, found lock) {
 		return
 	}
 	if p.locks.owns(found) {
-		return // it was seen on the node before it was remembered here
+		return // it was seen on the node before it was recorded here
 	}
 	ctx, cancel := context.WithTimeout(ctx, unreserveTimeout)
 	defer cancel()
@@ -103,7 +104,7 @@ func (p *Plugin) adopt(ctx context.Context, found lock) {
 	p.unlock(ctx, found)
 }
 
-// awaitsShares tells whether the node's plugin has still to serve a pod.
+// awaitsShares says whether the node's plugin has yet to serve a pod.
 func awaitsShares(pod *corev1.Pod) bool {
 	over := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	return !over && pod.Annotations[annotation.BindPhase] == bindAllocating

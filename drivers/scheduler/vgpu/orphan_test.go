@@ -16,7 +16,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// refused has the filter refuse a pod on the locked node, and returns when what that began in the background has ended.
+// refused lets the filter refuse a pod on the locked node, and returns when the background work of that has ended.
 func refused(t *testing.T, p *Plugin, client *fake.Clientset) {
 	t.Helper()
 	var begun sync.WaitGroup
@@ -77,7 +77,7 @@ func TestALockThatADeadSchedulerLeftGoes(t *testing.T) {
 	}
 }
 
-// The pod of a dead scheduler's lock was bound and never served: with its end the lock goes, as this scheduler's own would.
+// The pod of a dead scheduler's lock was bound and never served. At its end the lock goes, as this scheduler's own would.
 func TestALockOfABoundPodIsTakenOver(t *testing.T) {
 	const left = "2025-11-13T02:12:59.123456789Z"
 	p, client := locking(t, left)
@@ -90,7 +90,7 @@ func TestALockOfABoundPodIsTakenOver(t *testing.T) {
 	if got := lockOf(t, client); got != left {
 		t.Fatalf("the lock is %q", got)
 	}
-	refused(t, p, client) // it is this scheduler's now, and nobody looks after it again
+	refused(t, p, client) // it is this scheduler's now, so it is not handled again
 	if own := p.locks.taken[types.UID("uid-p")]; own != (lock{"n", left}) {
 		t.Errorf("the pod's lock is %v", own)
 	}

@@ -19,10 +19,10 @@ import (
 // bindAllocating is the bind phase between the scheduler's choice and the plugin's answer.
 const bindAllocating = "allocating"
 
-// unreserveTimeout bounds what is asked of the API server after an attempt failed, which outlives the attempt's own context.
+// unreserveTimeout bounds requests to the API server after a failed attempt, whose own context has ended.
 const unreserveTimeout = 10 * time.Second
 
-// Reserve chooses the shares and books them, so that the next pod's cycle sees them taken.
+// Reserve chooses the shares and books them, so that the next pod's cycle sees them in use.
 func (p *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
 	w := wanted(state)
 	if w == nil {
@@ -66,8 +66,9 @@ func (p *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *corev1.
 	return nil
 }
 
-// Bind binds a pod with shares, and has the API server write them in the same step: the kubelet may ask for the pod's devices the moment it
-// is bound, an attempt that fails leaves nothing on the pod, and nobody needs the right to change pods. Other pods are the next binder's.
+// Bind binds a pod with shares, and makes the API server write them in the same step. The kubelet may ask for the pod's devices the
+// moment it is bound; a failed attempt leaves nothing on the pod; and nobody needs the right to change pods. Other pods are left to
+// the next binder.
 func (p *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, nodeName string) *fwk.Status {
 	if wanted(state) == nil {
 		return fwk.NewStatus(fwk.Skip)
@@ -96,7 +97,7 @@ func (p *Plugin) annotations(node string, shares [][]annotation.Share) map[strin
 	}
 }
 
-// Unreserve gives the shares back, unless the pod was bound after all: then they are its own.
+// Unreserve releases the shares, unless the pod was bound after all: then they are its own.
 func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Pod, nodeName string) {
 	if p.ledger.assumed(pod.UID) == nil {
 		return
@@ -109,7 +110,7 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 			"pod", pod.Namespace+"/"+pod.Name, "node", nodeName)
 	}
 	if bound || err != nil {
-		return // it may be on its way; the lock expires
+		return // the binding may still arrive; the lock expires
 	}
 	p.ledger.forget(pod.UID)
 	if taken, ok := p.locks.take(pod.UID); ok {
@@ -117,14 +118,14 @@ func (p *Plugin) Unreserve(ctx context.Context, _ fwk.CycleState, pod *corev1.Po
 	}
 }
 
-// release takes the lock of a pod that is gone off its node: its plugin may never have been asked for the pod's shares.
+// release removes the lock of a deleted pod from its node: its plugin may never have been asked for the pod's shares.
 func (p *Plugin) release(ctx context.Context, taken lock) {
 	ctx, cancel := context.WithTimeout(ctx, unreserveTimeout)
 	defer cancel()
 	p.unlock(ctx, taken)
 }
 
-// bound says whether a pod is on a node: a binding whose answer was lost may have been taken.
+// bound says whether a pod is on a node: a binding whose answer was lost may have succeeded.
 func (p *Plugin) bound(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	live, err := p.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {

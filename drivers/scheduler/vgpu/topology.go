@@ -10,7 +10,7 @@ import (
 	"gpufabric.io/drivers/scheduler/cards"
 )
 
-// Attributes of the GPU driver's devices that say where a GPU sits.
+// Attributes of the GPU driver's devices with the place of a GPU.
 const (
 	gpuDriver       = "gpu.nvidia.com"
 	attributeUUID   = "uuid"
@@ -19,8 +19,8 @@ const (
 	attributeSwitch = "gpufabric.io/pcieSwitch"
 )
 
-// topology knows where the nodes' GPUs sit, from the ResourceSlices of the GPU driver, which lists a GPU that is given to the vGPU plugin
-// too (tainted). Without that driver nothing is known, and GPUs are chosen without regard to it.
+// topology knows the places of the nodes' GPUs, from the ResourceSlices of the GPU driver. These also list a GPU that is given to
+// the vGPU plugin (tainted). Without that driver nothing is known, and the choice of GPUs ignores their places.
 type topology struct {
 	mutex sync.RWMutex
 	nodes map[string]map[string]map[string]cards.Near // node, slice, UUID

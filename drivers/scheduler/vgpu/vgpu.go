@@ -1,10 +1,10 @@
-// Package vgpu is the kube-scheduler plugin that places shares of GPUs: pods that ask for volcano.sh/vgpu-number, on nodes that register
-// their GPUs as for Volcano's scheduler. It writes the annotations that Volcano writes, so that the node's plugin serves its pods and
-// Volcano's alike.
+// Package vgpu is the kube-scheduler plugin that places shares of GPUs: pods that request volcano.sh/vgpu-number, on nodes that
+// register their GPUs as for Volcano's scheduler. It writes the same annotations as Volcano, so that the node's plugin serves its
+// pods and Volcano's alike.
 //
-// What is given away of a node is read from the annotations of the pods on it each time: there is nothing to restore after a restart, and a
-// preemption's trial removal of a pod counts by itself. Only pods that are chosen and not yet seen with their annotations are remembered,
-// in a ledger.
+// The plugin reads the used part of a node from the annotations of its pods each time. So there is nothing to restore after a
+// restart, and a pod that preemption removes in its simulation counts correctly. Only pods that were chosen and not yet seen with
+// their annotations are remembered, in a ledger.
 package vgpu
 
 import (
@@ -24,20 +24,20 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// Name is the plugin's in a KubeSchedulerConfiguration.
+// Name is the plugin's name in a KubeSchedulerConfiguration.
 const Name = "GPUFabricVGPU"
 
 // Args are the plugin's arguments in a KubeSchedulerConfiguration.
 type Args struct {
 	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
 	CardPolicy cards.Policy `json:"cardPolicy,omitempty"` // binpack, spread, numa or nvlink (default)
-	// Names under which shares are asked for; Volcano's by default.
+	// Names of the resources by which shares are requested; Volcano's by default.
 	NumberResource string `json:"numberResource,omitempty"`
 	MemoryResource string `json:"memoryResource,omitempty"`
 	CoresResource  string `json:"coresResource,omitempty"`
 	// PercentageResource is memory in percent of each GPU's.
 	PercentageResource string `json:"percentageResource,omitempty"`
-	// NodeLock has one pod with shares after another go to a node, by the lock that Volcano knows.
+	// NodeLock binds one pod with shares after another to a node, with the lock that Volcano uses.
 	NodeLock bool `json:"nodeLock,omitempty"`
 }
 
@@ -56,7 +56,7 @@ type Plugin struct {
 	topology  *topology
 	locks     *locks // nil: nodes are not locked
 	now       func() time.Time
-	// background does what must not be waited for.
+	// background runs work that must not be waited for.
 	background func(func(context.Context))
 }
 
@@ -70,7 +70,7 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// New is the plugin's factory. It refuses arguments that it does not know, with what is allowed.
+// New is the plugin's factory. It refuses unknown arguments, and says what is allowed.
 func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args := defaults()
 	if unknown, ok := configuration.(*runtime.Unknown); ok && len(unknown.Raw) > 0 {
@@ -96,7 +96,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 		}),
 		topology: newTopology(),
 		now:      time.Now,
-		// What is begun so ends with ctx, or by its own time limit.
+		// Work that starts here ends with ctx, or by its own time limit.
 		background: func(do func(context.Context)) { go do(ctx) },
 	}
 	if args.NodeLock {
@@ -120,7 +120,7 @@ func New(ctx context.Context, configuration runtime.Object, handle fwk.Handle) (
 	return p, nil
 }
 
-// pods forgets pods that go.
+// pods drops pods that are deleted.
 func (p *Plugin) pods() cache.ResourceEventHandler {
 	forget := func(pod *corev1.Pod) {
 		p.ledger.forget(pod.UID)
@@ -129,7 +129,7 @@ func (p *Plugin) pods() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		// A watch that was interrupted may show a pod and its successor of the same name as one that changed.
+		// After an interruption a watch may show a pod and its successor of the same name as one pod that changed.
 		UpdateFunc: func(before, after any) {
 			if old, ok := before.(*corev1.Pod); ok && old.UID != after.(*corev1.Pod).UID {
 				forget(old)
@@ -158,7 +158,7 @@ func (p *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, 
 	}, nil
 }
 
-// mended wakes a pod whose own annotations were changed, and for no other's update.
+// mended wakes a pod when its own annotations changed, and not for updates of others.
 func mended(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint, error) {
 	old, had := before.(*corev1.Pod)
 	now, has := after.(*corev1.Pod)
@@ -168,14 +168,14 @@ func mended(_ klog.Logger, pod *corev1.Pod, before, after any) (fwk.QueueingHint
 	return fwk.QueueSkip, nil
 }
 
-// wish is what PreFilter leaves for the rest of the cycle; nothing changes it.
+// wish is PreFilter's state for the rest of the cycle; it is never changed.
 type wish struct{ *cards.Wish }
 
 const wishKey fwk.StateKey = Name
 
 func (w wish) Clone() fwk.StateData { return w }
 
-// PreFilter reads what the pod asks for; a pod that asks for no shares is not this plugin's.
+// PreFilter reads what the pod requests; it skips a pod that requests no shares.
 func (p *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	w, err := cards.Read(pod, p.resources, p.policies)
 	if err != nil {
@@ -188,7 +188,8 @@ func (p *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *corev1.
 	return nil, nil
 }
 
-// PreFilterExtensions implements fwk.PreFilterPlugin: there is no state to keep in step with pods that come and go on trial.
+// PreFilterExtensions implements fwk.PreFilterPlugin: there is no state to update for pods that preemption adds or removes in its
+// simulation.
 func (p *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
 
 func wanted(state fwk.CycleState) *cards.Wish {
@@ -199,7 +200,7 @@ func wanted(state fwk.CycleState) *cards.Wish {
 	return data.(wish).Wish
 }
 
-// Filter passes a node whose free shares are enough. Where even an empty node would not do, preemption is told not to try.
+// Filter accepts a node with enough free shares. Where even an empty node would not suffice, it says that preemption cannot help.
 func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) *fwk.Status {
 	w := wanted(state)
 	if w == nil {
@@ -225,8 +226,8 @@ func (p *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *corev1.Pod
 	}
 }
 
-// Score values a node by the policy for nodes, from 0 to 100. For a pod that asks for no shares, but for slices that DRA hands out, package
-// profiles knows.
+// Score rates a node by the policy for nodes, from 0 to 100. Package profiles rates nodes for a pod that requests slices of DRA
+// instead of shares.
 func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod, info fwk.NodeInfo) (int64, *fwk.Status) {
 	w := wanted(state)
 	if w == nil {
@@ -246,7 +247,7 @@ func (p *Plugin) Score(_ context.Context, state fwk.CycleState, pod *corev1.Pod,
 // ScoreExtensions implements fwk.ScorePlugin: the score is from 0 to 100 already.
 func (p *Plugin) ScoreExtensions() fwk.ScoreExtensions { return nil }
 
-// node reads the node's GPUs and what its pods, besides one, have of them.
+// node reads the node's GPUs and what its pods, except one, use of them.
 func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error) {
 	value := info.Node().Annotations[annotation.NodeRegister]
 	if value == "" {
@@ -284,7 +285,7 @@ func (p *Plugin) node(info fwk.NodeInfo, besides *corev1.Pod) (cards.Node, error
 			unplaced = append(unplaced, pod)
 		}
 	}
-	// Nominated by a preemption: no shares are written yet, and what it will take must not be given away.
+	// Nominated by a preemption: no shares are written yet, but they must not be given to another pod.
 	for _, pod := range unplaced {
 		w, err := cards.Read(pod, p.resources, p.policies)
 		if err != nil || w == nil {

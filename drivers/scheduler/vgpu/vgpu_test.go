@@ -28,7 +28,7 @@ import (
 
 const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
-// clientHandle is a framework of which only the client is asked for.
+// clientHandle is a framework of which only the client is used.
 type clientHandle struct {
 	fwk.Handle
 	client kubernetes.Interface
@@ -36,7 +36,7 @@ type clientHandle struct {
 
 func (h clientHandle) ClientSet() kubernetes.Interface { return h.client }
 
-// always is that every pod exists.
+// always says that every pod exists.
 func always(*corev1.Pod) bool { return true }
 
 var resources = annotation.Resources{Number: "x/number", Memory: "x/memory", Cores: "x/cores"}
@@ -48,7 +48,7 @@ func waiting(annotations map[string]string) *corev1.Pod {
 	return p
 }
 
-// binder is a plugin over a client whose bindings a test answers, with shares reserved for the pod.
+// binder is a plugin with shares reserved for the pod; the test answers its bindings.
 func binder(t *testing.T, answer func(*corev1.Binding) error) *Plugin {
 	t.Helper()
 	client := fake.NewClientset(waiting(nil))
@@ -153,7 +153,7 @@ func TestTheLedgerBelievesAnnotationsBeforeItsOwnMemory(t *testing.T) {
 	}
 }
 
-// The pod was deleted while a cycle was under way, which looks at the pods that there were when it began.
+// The pod was deleted during a cycle, which sees the pods that existed when it began.
 func TestTheLedgerKeepsNothingOfAPodThatIsGone(t *testing.T) {
 	gone := false
 	l := newLedger(resources, func(*corev1.Pod) bool { return !gone })

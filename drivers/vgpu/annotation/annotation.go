@@ -1,8 +1,8 @@
-// Package annotation reads and writes the annotations through which a vGPU node and Volcano's scheduler, or this project's, agree: what
-// GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given. HAMi's own scheduler uses other keys
-// (hami.io/*) and other resources, which nothing here reads.
+// Package annotation reads and writes the annotations that a vGPU node shares with Volcano's scheduler, or this project's. They say
+// which GPUs a node has, that it is alive, and which shares of which GPUs each container of a pod was given. HAMi's own scheduler
+// uses other keys (hami.io/*) and other resources, which this package does not read.
 //
-// Everything read here was written by another program; a malformed value is an error that quotes the part that is wrong, never a guess.
+// Everything read here was written by another program. A malformed value is an error that quotes the wrong part, never a guess.
 package annotation
 
 import (
@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// Annotation keys, as Volcano writes and expects them.
+// Annotation keys, as Volcano uses them.
 const (
 	NodeRegister  = "volcano.sh/node-vgpu-register"  // plugin -> scheduler: the node's GPUs
 	NodeHandshake = "volcano.sh/node-vgpu-handshake" // both ways, Volcano 1.15 and earlier
 
-	PodNode     = "volcano.sh/vgpu-node"             // the node that the devices are on
+	PodNode     = "volcano.sh/vgpu-node"             // the node of the devices
 	PodTime     = "volcano.sh/vgpu-time"             // when the scheduler chose, Unix seconds
-	PodDevices  = "volcano.sh/vgpu-ids-new"          // what each container was given; kept
-	PodPending  = "volcano.sh/devices-to-allocate"   // the same, until the plugin has served it
+	PodDevices  = "volcano.sh/vgpu-ids-new"          // what each container was given; permanent
+	PodPending  = "volcano.sh/devices-to-allocate"   // the same, until the plugin has processed it
 	BindPhase   = "volcano.sh/bind-phase"            // allocating | success | failed
 	BindTime    = "volcano.sh/bind-time"             // Unix seconds
 	PodMode     = "volcano.sh/vgpu-mode"             // hami-core | mig
@@ -31,7 +31,7 @@ const (
 	AvoidUUID   = "volcano.sh/vgpu-nouse-gpuuuid"    // comma-separated
 	UseType     = "nvidia.com/use-gputype"           // comma-separated model names
 	AvoidType   = "nvidia.com/nouse-gputype"         // comma-separated model names
-	NodeLock    = "hamivgpu"                         // holds an RFC 3339 time while a pod is being bound to the node
+	NodeLock    = "hamivgpu"                         // an RFC 3339 time while a pod is being bound to the node
 	BindSuccess = "success"
 	BindFailed  = "failed"
 )
@@ -41,21 +41,21 @@ type Mode string
 
 // The modes that Volcano knows.
 const (
-	ModeSoftware Mode = "hami-core" // limits kept by a library inside the container
+	ModeSoftware Mode = "hami-core" // a library inside the container enforces the limits
 	ModeMIG      Mode = "mig"       // a MIG instance each
 )
 
 // GPU is one GPU as a node registers it.
 type GPU struct {
 	UUID    string
-	Slots   int    // containers that may share it
+	Slots   int    // how many containers may share it
 	Memory  int64  // in units of the node's memory factor (package units), not in MiB
 	Model   string // as NVML names it, without "NVIDIA " in front, spaces kept
 	Healthy bool
 	Mode    Mode
 }
 
-// FormatGPUs writes the value of NodeRegister: one GPU after another, each closed by a colon, position being the index the scheduler uses.
+// FormatGPUs writes the value of NodeRegister: one GPU after another, each ended by a colon. The position is the scheduler's index.
 func FormatGPUs(gpus []GPU) string {
 	var b strings.Builder
 	for _, gpu := range gpus {
@@ -64,13 +64,13 @@ func FormatGPUs(gpus []GPU) string {
 	return b.String()
 }
 
-// model keeps separators out of a model name: they would shift every field after it.
+// model removes separators from a model name: they would shift every field after it.
 func model(name string) string {
 	name = strings.TrimPrefix(strings.TrimSpace(name), "NVIDIA ")
 	return strings.NewReplacer(",", " ", ":", " ", ";", " ").Replace(name)
 }
 
-// Share is what the scheduler gave a container of one GPU.
+// Share is a container's share of one GPU, as the scheduler wrote it.
 type Share struct {
 	UUID   string
 	Memory int64 // in units of the node's memory factor; 0: the whole GPU's
@@ -79,7 +79,7 @@ type Share struct {
 	Slot *MIGSlot
 }
 
-// MIGSlot is an instance by its place in one of the geometries that the GPU's model is allowed.
+// MIGSlot is an instance by its place in one of the geometries that the GPU's model allows.
 type MIGSlot struct {
 	// Group is a geometry's name, as Volcano writes it (`[group1-0]`), or its place in the list, counted from 0, as our scheduler does.
 	Group string
@@ -87,13 +87,13 @@ type MIGSlot struct {
 	Position int
 }
 
-// SlotAt is the slot at a position of the geometry at a place of the list.
+// SlotAt is the slot at a position in the geometry with that place in the list.
 func SlotAt(group, position int) *MIGSlot {
 	return &MIGSlot{Group: strconv.Itoa(group), Position: position}
 }
 
-// Place is the place of the slot's geometry in a list of geometries with these names, which may be nil where none is known. A name comes
-// before a number.
+// Place is the index of the slot's geometry in a list of geometries with these names, which may be nil where none is known. A name
+// takes precedence over a number.
 func (s MIGSlot) Place(names []string) (int, bool) {
 	if at := slices.Index(names, s.Group); at >= 0 {
 		return at, true
@@ -104,24 +104,24 @@ func (s MIGSlot) Place(names []string) (int, bool) {
 
 func (s MIGSlot) String() string { return fmt.Sprintf("[%s-%d]", s.Group, s.Position) }
 
-// ValidGroup tells whether a geometry's name can stand in an annotation: letters, digits, dots, underscores and plus signs. Volcano reads
-// no slot whose geometry has a dash in its name.
+// ValidGroup says whether a geometry's name may be used in an annotation: letters, digits, dots, underscores and plus signs.
+// Volcano does not parse a slot whose geometry has a dash in its name.
 func ValidGroup(name string) bool {
 	return name != "" && len(name) <= maximumGroup && !strings.ContainsFunc(name, func(c rune) bool {
 		return (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '.' && c != '_' && c != '+'
 	})
 }
 
-// Limits bound what a pod's annotation may hold, so that a hostile one costs little.
+// Limits on a pod's annotation, so that a hostile one costs little.
 const (
 	maximumLength = 256 << 10 // the API server's own limit on all annotations together
 	maximumShares = 64        // GPUs for one container; no node has more
 	maximumGroup  = 63        // bytes of a geometry's name
-	maximumMemory = 1 << 32   // units of at least 1 MiB; sums of as many shares as an annotation holds stay far from overflowing
+	maximumMemory = 1 << 32   // units of at least 1 MiB; the sum of as many shares as fit in an annotation is far from overflowing
 )
 
-// FormatShares writes the value of PodDevices and PodPending: containers separated by a semicolon, in the pod's order, init containers
-// first. A container without shares keeps its empty place; Volcano lists no such container.
+// FormatShares writes the value of PodDevices and PodPending: containers separated by semicolons, in the pod's order, init
+// containers first. A container without shares has an empty place; Volcano omits such a container.
 func FormatShares(containers [][]Share) string {
 	var b strings.Builder
 	for _, shares := range containers {
@@ -207,8 +207,8 @@ func parseSlot(text string) (*MIGSlot, error) {
 	return &MIGSlot{Group: group, Position: p}, nil
 }
 
-// ValidUUID tells whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a tenant's
-// text out of file names and environment variables.
+// ValidUUID says whether s may be a GPU's UUID as NVML prints it: "GPU-" or "MIG-" and hexadecimal digits with dashes. It keeps a
+// tenant's text out of file names and environment variables.
 func ValidUUID(s string) bool {
 	digits, ok := strings.CutPrefix(s, "GPU-")
 	if !ok {

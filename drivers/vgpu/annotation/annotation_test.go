@@ -35,7 +35,7 @@ func TestParseShares(t *testing.T) {
 			[][]Share{{{UUID: uuid, Memory: 1, Cores: 2}, {UUID: uuid, Memory: 3, Cores: 4}}}},
 		"a MIG slot by its geometry's place": {uuid + "[1-3],NVIDIA,4864,14:;",
 			[][]Share{{{UUID: uuid, Memory: 4864, Cores: 14, Slot: SlotAt(1, 3)}}}},
-		// As Volcano writes it: mig.go of its scheduler, encodeMIGID; "group1" is a name in its shipped ConfigMap.
+		// As Volcano writes it (mig.go of its scheduler, encodeMIGID); "group1" is a name in its shipped ConfigMap.
 		"a MIG slot by its geometry's name": {uuid + "[group1-0],NVIDIA,3000,0:",
 			[][]Share{{{UUID: uuid, Memory: 3000, Slot: &MIGSlot{"group1", 0}}}}},
 	} {
@@ -59,7 +59,7 @@ func TestParseSharesRefusesWithTheWrongPartQuoted(t *testing.T) {
 		uuid + ",NVIDIA,1e3,1:;": `memory "1e3"`,
 		uuid + ",NVIDIA,1,101:;": `cores "101"`,
 		uuid + ",NVIDIA,1,x:;":   `cores "x"`,
-		// Two of these would add up to less than nothing, which fits everywhere.
+		// The sum of two of these would be negative, which fits everywhere.
 		uuid + ",NVIDIA,9223372036854775807,1:" + uuid +
 			",NVIDIA,9223372036854775807,1:;": `memory "9223372036854775807", where a whole number of units from 0 to 4294967296`,
 		uuid + ",NVIDIA,99999999999999999999,1":                   "memory",

@@ -8,10 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ErrNotPlaced says that a container asks for a share and no scheduler wrote down which.
+// ErrNotPlaced says that a container requests a share but no scheduler wrote which.
 var ErrNotPlaced = errors.New("no scheduler that knows shared GPUs placed the pod")
 
-// Resources are the names under which shares are asked for.
+// Resources are the names of the resources by which shares are requested.
 type Resources struct {
 	// Number counts GPUs, Memory is in units of each, Cores in percent of each.
 	Number, Memory, Cores string
@@ -19,7 +19,7 @@ type Resources struct {
 	Percentage string
 }
 
-// Asks tells how many shares a container asks for. Memory without a number is one GPU's, as Volcano reads it.
+// Asks returns how many shares a container requests. Memory without a number means one GPU, as for Volcano.
 func (r Resources) Asks(c *corev1.Container) int {
 	if number, named := c.Resources.Limits[corev1.ResourceName(r.Number)]; named {
 		return int(number.Value())
@@ -30,13 +30,13 @@ func (r Resources) Asks(c *corev1.Container) int {
 	return 0
 }
 
-// amount is what a container asks for of a resource, 0 where it does not name it.
+// amount is how much a container requests of a resource, 0 where it does not name it.
 func (r Resources) amount(c *corev1.Container, name string) int64 {
 	quantity := c.Resources.Limits[corev1.ResourceName(name)]
 	return quantity.Value()
 }
 
-// Check refuses what can never be served, in words: an amount of nothing. A number without memory is the whole GPU's memory.
+// Check refuses what can never be satisfied: an amount of zero. A number without memory means the whole GPU's memory.
 func (r Resources) Check(c *corev1.Container) error {
 	if r.Asks(c) > 0 {
 		return nil
@@ -50,17 +50,17 @@ func (r Resources) Check(c *corev1.Container) error {
 	return nil
 }
 
-// Of are the shares of one container of a pod; none, without an error, for a container that asked for none.
+// Of returns the shares of one container of a pod; none, without an error, for a container that requested none.
 //
-// Schedulers list containers differently: Volcano the ordinary ones that ask (devices/util.go of its scheduler), ours every container, init
-// containers first. What they agree on is the order, and that a container that asks has a list that is not empty. So the k-th list that is
-// not empty is that of the k-th container that asks; each has to have as many shares as its container asks for, and each share no more than
-// its container's limits say. Anything else is refused: guessing would give a container another's GPU.
+// Schedulers list containers differently: Volcano the ordinary ones with a request (devices/util.go of its scheduler), ours every
+// container, init containers first. They agree on the order, and on a list that is not empty for each container with a request. So
+// the k-th non-empty list belongs to the k-th container with a request. Each list must have as many shares as its container
+// requests, and each share at most its container's limits. Anything else is refused: a guess would give a container another's GPU.
 func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	spec, position, isInit := find(pod, container)
 	if spec == nil && slices.ContainsFunc(pod.Spec.EphemeralContainers,
 		func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
-		return nil, nil // of kubectl debug: the API lets none ask for resources
+		return nil, nil // of kubectl debug: the API allows them no resource requests
 	}
 	if spec == nil {
 		return nil, fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, container)
@@ -107,7 +107,7 @@ func (r Resources) Of(pod *corev1.Pod, container string) ([]Share, error) {
 	return shares, nil
 }
 
-// words are the number of GPUs that a container asks for, or the memory where it names none.
+// words describes the number of GPUs that a container requests, or the memory where it names no number.
 func (r Resources) words(c *corev1.Container) string {
 	if quantity, named := c.Resources.Limits[corev1.ResourceName(r.Number)]; named {
 		return quantity.String() + " " + r.Number
@@ -115,7 +115,7 @@ func (r Resources) words(c *corev1.Container) string {
 	return fmt.Sprintf("%d %s", r.amount(c, r.Memory), r.Memory)
 }
 
-// asking counts the containers that ask for shares.
+// asking counts the containers that request shares.
 func (r Resources) asking(containers []corev1.Container) int {
 	count := 0
 	for i := range containers {
@@ -126,7 +126,7 @@ func (r Resources) asking(containers []corev1.Container) int {
 	return count
 }
 
-// MemoryAlone is the memory that a container asks for which names no number of GPUs, 0 for any other.
+// MemoryAlone is the memory requested by a container that names no number of GPUs, 0 for any other.
 func (r Resources) MemoryAlone(c *corev1.Container) int {
 	if _, named := c.Resources.Limits[corev1.ResourceName(r.Number)]; named {
 		return 0
@@ -134,7 +134,8 @@ func (r Resources) MemoryAlone(c *corev1.Container) int {
 	return int(r.amount(c, r.Memory))
 }
 
-// Percent is the memory that a container asks for in percent of each GPU's, 0 where it does not, or names an amount, which comes first.
+// Percent is the memory that a container requests in percent of each GPU's. It is 0 where the container does not, or names an
+// amount, which takes precedence.
 func (r Resources) Percent(c *corev1.Container) int64 {
 	if r.amount(c, r.Memory) > 0 {
 		return 0
@@ -142,8 +143,8 @@ func (r Resources) Percent(c *corev1.Container) int64 {
 	return r.amount(c, r.Percentage)
 }
 
-// within refuses a share that is more than its container's own limits, which the API server lets nobody change. A MIG instance may be
-// larger than what was asked for, and its cores come with its memory.
+// within refuses a share that exceeds its container's own limits, which the API server does not allow anybody to change. A MIG
+// instance may be larger than requested, and its cores come with its memory.
 func (r Resources) within(c *corev1.Container, share Share) error {
 	if share.Slot != nil {
 		return nil
@@ -159,8 +160,9 @@ func (r Resources) within(c *corev1.Container, share Share) error {
 	return nil
 }
 
-// Given are the shares of all containers of a pod as its scheduler wrote them, init containers first; false where it asks for none, where
-// nobody has written any, or where what is written is not what its containers ask for: the node refuses that pod, and it has nothing.
+// Given returns the shares of all containers of a pod as its scheduler wrote them, init containers first. It returns false where
+// the pod requests none, where nothing was written, or where what was written does not match the requests: the node refuses that
+// pod, and it has nothing.
 func (r Resources) Given(pod *corev1.Pod) ([][]Share, bool) {
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	if r.asking(all) == 0 || pod.Annotations[PodDevices] == "" {
@@ -172,7 +174,7 @@ func (r Resources) Given(pod *corev1.Pod) ([][]Share, bool) {
 		if err != nil && i >= len(pod.Spec.InitContainers) {
 			return nil, false
 		}
-		out[i] = shares // none of an init container that its scheduler does not serve
+		out[i] = shares // none for an init container that its scheduler does not handle
 	}
 	return out, true
 }
@@ -188,15 +190,15 @@ func find(pod *corev1.Pod, name string) (spec *corev1.Container, position int, i
 	return nil, 0, false
 }
 
-// Candidate is a container that an allocation could be for.
+// Candidate is a container that an allocation may be for.
 type Candidate struct {
 	Pod       *corev1.Pod
 	Container string
 	Shares    []Share
 }
 
-// Candidates are the containers of pods that wait on this node, were given shares and match. served tells which have theirs already. A
-// kubelet's Allocate names no pod: only where there is one candidate is it known whom it is for.
+// Candidates are the containers of pods that wait on this node, were given shares and match. served says which have theirs already.
+// A kubelet's Allocate names no pod: the container is known only where there is one candidate.
 func (r Resources) Candidates(pods []*corev1.Pod, match func(*corev1.Container) bool, served func(uid, container string) bool) []Candidate {
 	var out []Candidate
 	for _, pod := range pods {

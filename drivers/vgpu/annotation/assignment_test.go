@@ -43,8 +43,9 @@ func debugged(p *corev1.Pod) *corev1.Pod {
 	return p
 }
 
-// The cases of Volcano are what its scheduler writes (master of August 2026 and 1.15.0): pkg/scheduler/api/devices/nvidia/vgpu/utils.go,
-// resourcereqs (which containers are listed, one GPU for memory alone) and encodePodDevices (no separator behind the last container).
+// Volcano's cases are what its scheduler writes (master of August 2026 and 1.15.0): pkg/scheduler/api/devices/nvidia/vgpu/utils.go,
+// resourcereqs (which containers are listed, one GPU for memory alone) and encodePodDevices (no separator after the last
+// container).
 func TestOf(t *testing.T) {
 	first, second := a+",NVIDIA,1,2:;", b+",NVIDIA,3,4:;"
 	shareA, shareB := []Share{{UUID: a, Memory: 1, Cores: 2}}, []Share{{UUID: b, Memory: 3, Cores: 4}}
@@ -103,7 +104,7 @@ func TestOf(t *testing.T) {
 		"a container that is not there":      {pod(first, nil, gpus("main", "1")), "other", nil, "no container"},
 		"cores without a number": {pod("", nil, container("main", map[string]string{"volcano.sh/vgpu-cores": "100"})), "main", nil,
 			"without volcano.sh/vgpu-number"},
-		// Volcano lists no such container.
+		// Volcano omits such a container.
 		"a percentage without a number": {pod("", nil, container("main", map[string]string{"volcano.sh/vgpu-memory-percentage": "50"})), "main",
 			nil, "without volcano.sh/vgpu-number"},
 	} {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ParseGPUs reads the value of NodeRegister, as this project's plugin or Volcano's writes it: the GPUs in the order of their index. An
-// older plugin writes no mode: that is software sharing.
+// ParseGPUs reads the value of NodeRegister, as this project's plugin or Volcano's writes it: the GPUs in the order of their index.
+// An older plugin writes no mode, which means software sharing.
 func ParseGPUs(value string) ([]GPU, error) {
 	if len(value) > maximumLength {
 		return nil, fmt.Errorf("%s of %d bytes, where at most %d are read", NodeRegister, len(value), maximumLength)

@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// The handshake of Volcano 1.15 and earlier: the plugin reports, the scheduler asks again, and after a minute without an answer it declares
-// the node's devices deleted. Volcano 1.16 looks at the node's allocatable instead, and the annotation is then merely not read.
+// The handshake of Volcano 1.15 and earlier: the plugin reports, and the scheduler asks again. After a minute without an answer the
+// scheduler declares the node's devices deleted. Volcano 1.16 uses the node's allocatable resources instead, and ignores the
+// annotation.
 const (
 	reported   = "Reported "
 	requesting = "Requesting_"
 	deleted    = "Deleted_"
-	// askedLayout is how the scheduler writes its times.
+	// askedLayout is the scheduler's time format.
 	askedLayout = "2006.01.02 15:04:05"
 )
 
@@ -27,10 +28,11 @@ const (
 	HandshakeAbsent   Handshake = iota // nobody has written
 	HandshakeReported                  // the plugin spoke last
 	HandshakeAsked                     // the scheduler waits for a report
-	HandshakeDeleted                   // the scheduler has given the node's devices up; a report brings them back
+	HandshakeDeleted                   // the scheduler has dropped the node's devices; a report brings them back
 )
 
-// ParseHandshake reads NodeHandshake. The plugin answers (by FormatReport) when the scheduler spoke last, and needs no write otherwise.
+// ParseHandshake reads NodeHandshake. The plugin answers (with FormatReport) when the scheduler wrote last, and otherwise writes
+// nothing.
 func ParseHandshake(value string) (Handshake, error) {
 	switch {
 	case value == "":

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Limits says what holds containers to their shares: of a node, which backend it has; of a pod, which holds each container, as
-// "main=library,side=mig". People and figures read it; nothing is given by it.
+// Limits says what enforces shares: on a node, its backend; on a pod, the backend of each container, as "main=library,side=mig". It
+// is for people and metrics; nothing is allocated by it.
 const Limits = "vgpu.gpufabric.io/limits"
 
-// FormatLimits says what holds each container, in the order of their names.
+// FormatLimits says what enforces each container's share, sorted by container name.
 func FormatLimits(of map[string]string) string {
 	parts := make([]string, 0, len(of))
 	for _, container := range slices.Sorted(maps.Keys(of)) {
@@ -19,7 +19,7 @@ func FormatLimits(of map[string]string) string {
 	return strings.Join(parts, ",")
 }
 
-// ParseLimits reads what FormatLimits wrote. What it does not understand it leaves out.
+// ParseLimits reads what FormatLimits wrote. It ignores what it does not understand.
 func ParseLimits(text string) map[string]string {
 	out := map[string]string{}
 	for part := range strings.SplitSeq(text, ",") {

@@ -8,12 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// lockLead is how long before a pod's BindTime its scheduler may have locked the node: it writes one right after the other, and the API
-// server takes its time.
+// lockLead is how long before a pod's BindTime its scheduler may have locked the node: it writes one right after the other, and the
+// API server takes time.
 const lockLead = 30 * time.Second
 
-// Locks tells whether a node's lock is the one that was taken for a pod. HAMi writes whose it is after the time. From the others there is
-// only the time: a pod's lock is taken right before its BindTime, and a later one after the pod's had expired or was taken off.
+// Locks says whether a node's lock was taken for a pod. HAMi writes the pod after the time; from other schedulers there is only the
+// time. A pod's lock is taken right before its BindTime. A later lock was taken after the pod's had expired or was removed.
 func Locks(value string, pod *corev1.Pod) bool {
 	at, whose, named := strings.Cut(value, ",")
 	if named {

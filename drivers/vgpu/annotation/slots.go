@@ -5,20 +5,22 @@ import (
 	"fmt"
 )
 
-// NodeMIGSlots is ours: it tells our scheduler which MIG slots a node's GPUs have. Volcano's knows them from knownMigGeometries alone.
+// NodeMIGSlots is this project's own: it tells our scheduler which MIG slots a node's GPUs have. Volcano's knows them only from
+// knownMigGeometries.
 const NodeMIGSlots = "vgpu.gpufabric.io/mig-slots"
 
-// maximumSlots bounds the groups of a GPU and the slots of a group: no GPU takes more than seven instances, and an administrator lists few
-// geometries.
+// maximumSlots bounds the groups of a GPU and the slots of a group: no GPU has more than seven instances, and administrators list
+// few geometries.
 const maximumSlots = 64
 
-// FormatSlots writes the value of NodeMIGSlots: for each GPU by UUID its groups, and for each slot of a group its memory in units of the
-// node's memory factor. The places in both lists are the two numbers of `[group-position]`. No GPUs are an empty value.
+// FormatSlots writes the value of NodeMIGSlots: for each GPU by UUID its groups, and for each slot of a group its memory in units
+// of the node's memory factor. The indexes in both lists are the two numbers of `[group-position]`. Without GPUs the value is
+// empty.
 func FormatSlots(slots map[string][][]int64) string {
 	if len(slots) == 0 {
 		return ""
 	}
-	text, _ := json.Marshal(slots) // numbers in lists always can be
+	text, _ := json.Marshal(slots) // lists of numbers can always be encoded
 	return string(text)
 }
 

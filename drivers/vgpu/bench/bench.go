@@ -1,8 +1,8 @@
-// Package bench is `gpufabric vgpu bench`: what a limit of a GPU's memory costs on this node, and how exact it is.
+// Package bench is `gpufabric vgpu bench`: it measures what a limit of a GPU's memory costs on this node, and how exact it is.
 //
-// It runs the same work in one process after another: without a limit, under this project's library, and under NVIDIA's own driver where
-// that limits memory. The work is what a limit can slow down or stop: allocations with their frees, launches of an empty kernel, and
-// allocations up to the limit and over it. It says nothing of cores.
+// It runs the same work in one process after another: without a limit, under this project's library, and under NVIDIA's own driver
+// where that can limit memory. The work is what a limit can slow down or stop: allocations with their frees, launches of an empty
+// kernel, and allocations up to the limit and above it. It does not measure cores.
 package bench
 
 import (
@@ -29,7 +29,7 @@ import (
 type Options struct {
 	// NVML is the driver's, initialised.
 	NVML nvml.Interface
-	// GPU is the UUID of the one that is measured; empty: the first.
+	// GPU is the UUID of the measured GPU; empty: the first.
 	GPU string
 	// CUDA is the driver's libcuda.so.1.
 	CUDA string
@@ -39,9 +39,9 @@ type Options struct {
 	Cgroups memorylimits.Tree
 	// Bytes is the limit.
 	Bytes uint64
-	// Repeats is how often each thing is done in a batch, and Rounds how often each process is run.
+	// Repeats is how often each operation runs in a batch, Rounds how often each process runs.
 	Repeats, Rounds uint
-	// Program is this program, and Arguments have it be a worker.
+	// Program is this program; Arguments make it a worker.
 	Program   string
 	Arguments []string
 
@@ -64,7 +64,7 @@ type Result struct {
 	ways                 []*way
 }
 
-// Run measures. A way that the node does not have is left out, and the table says why.
+// Run measures. It leaves out a way that the node does not have, and the table says why.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	r, err := o.look()
 	if err != nil {
@@ -76,7 +76,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	defer func() { _ = os.RemoveAll(o.libraries) }() // links, in a directory for temporary files
 	without, library, native := &way{name: "no limit"}, &way{name: "library"}, &way{name: "driver"}
 	r.ways = []*way{without, library, native}
-	for range o.Rounds { // one after another in each round: what else runs on the node slows all of them
+	for range o.Rounds { // interleaved in each round, so that other load on the node slows all of them
 		for _, w := range r.ways {
 			if w.absent != nil {
 				continue
@@ -121,8 +121,8 @@ func (o *Options) look() (*Result, error) {
 	return r, nil
 }
 
-// gather makes a directory with links to the driver's libraries that libcuda.so.1 looks for by their names, as its compiler. The directory
-// in which they lie may be a host's, with a C library that is not for this program.
+// gather makes a directory with links to the driver's libraries that libcuda.so.1 loads by name, such as its compiler. Their own
+// directory may be a host's, with a C library that does not fit this program.
 func gather(cuda string) (string, error) {
 	directory, err := os.MkdirTemp("", "gpufabric-bench-")
 	if err != nil {
@@ -187,14 +187,14 @@ func missing(directories ...string) (out []string) {
 	return out
 }
 
-// removeEmpty removes what a worker made to mount upon. What has content, or was never made, is left.
+// removeEmpty removes the mount points that a worker made. It leaves directories with content, or that the worker did not make.
 func removeEmpty(directories []string) {
 	for _, directory := range directories {
 		_ = os.Remove(directory)
 	}
 }
 
-// limit makes a cgroup, and has the driver limit it.
+// limit makes a cgroup, and lets the driver limit it.
 func (o *Options) limit(gpu string) (cgroup string, remove func() error, err error) {
 	driver, limit := memorylimits.Driver{NVML: o.NVML, Cgroups: o.Cgroups}, memorylimits.Limit{UUID: gpu, Bytes: o.Bytes}
 	if err := driver.Available(gpu); err != nil {
@@ -215,7 +215,7 @@ func (o *Options) limit(gpu string) (cgroup string, remove func() error, err err
 	}, nil
 }
 
-// start runs a worker in a cgroup, and gives what it measured.
+// start runs a worker in a cgroup, and returns its measurements.
 func start(process *exec.Cmd, todo order, cgroup string) (got figures, err error) {
 	var said, wrong bytes.Buffer
 	process.Stdout, process.Stderr = &said, &wrong

@@ -22,7 +22,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// The test's own program is the benchmark's worker, too.
+// The test's own program is also the benchmark's worker.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == worker {
 		if err := work(os.Stdin, os.Stdout); err != nil {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// machine is eight L40S with the CUDA stand-in, whose driver is of this version.
+// machine is eight L40S with the CUDA stand-in and a driver of this version.
 func machine(t *testing.T, driver string) Options {
 	t.Helper()
 	p, err := profile.Load("l40s-8")
@@ -79,7 +79,7 @@ func buildFakes(t *testing.T) {
 	build(t, fakes, "build/lib/libcuda.so.1", "build/lib/libnvidia-ml.so.1")
 }
 
-// build builds what is not Go; the test is skipped, with the reason, where there is no C compiler.
+// build builds what is not Go. It skips the test, with the reason, where there is no C compiler.
 func build(t *testing.T, directory string, arguments ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
@@ -91,7 +91,7 @@ func build(t *testing.T, directory string, arguments ...string) {
 	}
 }
 
-// private skips a test where no process may have mounts of its own.
+// private skips a test where no process may have its own mounts.
 func private(t *testing.T) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "/bin/true")
@@ -126,7 +126,7 @@ func TestEachWayToLimitIsMeasuredBesideNone(t *testing.T) {
 			}
 			want := uint64(256 << 20)
 			if !limited {
-				want += step // it goes on until it has one step more than the limit
+				want += step // it continues until it has one step more than the limit
 			}
 			if f.Had != want {
 				t.Errorf("%s: %d bytes could be had, want %d", w.name, f.Had, want)

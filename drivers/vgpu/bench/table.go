@@ -23,7 +23,7 @@ var rows = []row{
 	{"refuse an allocation (ns)", func(f figures) float64 { return f.Refuse }},
 }
 
-// Write prints the table: the median of the rounds, and between which values they lie.
+// Write prints the table: the median of the rounds, and their range.
 func (r *Result) Write(to io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s, %s, driver %s: a limit of %d MiB\n\n", r.product, r.gpu, r.driver, r.bytes/mib)
@@ -68,7 +68,7 @@ func (r *Result) Write(to io.Writer) error {
 	return err
 }
 
-// cell is the median of some values, and between which they lie where they differ.
+// cell is the median of some values, and their range where they differ.
 func cell(rounds []figures, of func(figures) float64) string {
 	var values []float64
 	for _, f := range rounds {

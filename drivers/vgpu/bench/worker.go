@@ -26,29 +26,29 @@ import (
 
 // figures are what one process measured.
 type figures struct {
-	// Total is what cuMemGetInfo shows, and Had what could be allocated, in bytes.
+	// Total is what cuMemGetInfo reports, and Had what could be allocated, in bytes.
 	Total, Had uint64
-	// Pair, Launch and Refuse are how long an allocation with its free, a launch and a refused allocation took, in nanoseconds; 0: there was
-	// none.
+	// Pair, Launch and Refuse are the times of an allocation with its free, of a launch and of a refused allocation, in nanoseconds;
+	// 0: there was none.
 	Pair, Launch, Refuse float64
 }
 
-// step is in what the limit is filled, in bytes.
+// step is the size of the allocations that fill the limit, in bytes.
 const step = C.STEP
 
-// order is what a worker is told on its standard input, when it may begin.
+// order is what a worker reads from its standard input when it may begin.
 type order struct {
 	// CUDA is the driver's libcuda.so.1.
 	CUDA string
 	// Most is how many bytes it may allocate, besides one step.
 	Most uint64
-	// Repeats is how often each thing is done in a batch; the median of 15 batches counts.
+	// Repeats is how often each operation runs in a batch; the median of 15 batches counts.
 	Repeats uint
-	// Limits is the content of the file in which the limiter looks for its limits; empty: there is none, and nothing is mounted.
+	// Limits is the content of the file with the limiter's limits; empty: there is none, and nothing is mounted.
 	Limits string
 }
 
-// work is what a worker does: it reads an order, and writes what it measured.
+// work is the worker: it reads an order, and writes its measurements.
 func work(in io.Reader, out io.Writer) error {
 	var o order
 	if err := json.NewDecoder(bufio.NewReader(in)).Decode(&o); err != nil {
@@ -70,7 +70,7 @@ func work(in io.Reader, out io.Writer) error {
 		Launch: float64(got.launch), Refuse: float64(got.refuse)})
 }
 
-// stage gives this process, which has a mount namespace of its own, the limiter's files: they lie where containers have them.
+// stage puts the limiter's files in their places for containers. The process must have its own mount namespace.
 func stage(limits string) error {
 	for _, directory := range stages() {
 		if err := empty(directory); err != nil {
@@ -80,8 +80,8 @@ func stage(limits string) error {
 	return os.WriteFile(limiter.File, []byte(limits), 0o444) //nolint:gosec // as in a container
 }
 
-// empty makes an empty directory of this process's alone, by a file system in memory over it, or over the one that it is to lie in where
-// that cannot be written to.
+// empty makes an empty directory that only this process sees, by mounting a tmpfs over it, or over its parent where that cannot be
+// written to.
 func empty(directory string) error {
 	if err := os.MkdirAll(directory, 0o755); errors.Is(err, unix.EROFS) {
 		if err := unix.Mount("tmpfs", filepath.Dir(directory), "tmpfs", 0, ""); err != nil {

@@ -1,5 +1,5 @@
-// Package decks lays out the GPUs of a node that are shared through device plugins: how many containers each takes, how many units of
-// memory and percent of cores it has, and the ids under which the kubelet counts them.
+// Package decks computes how a node's GPUs are shared through device plugins: how many containers each GPU takes, how many units of
+// memory and percent of cores it has, and the IDs by which the kubelet counts them.
 package decks
 
 import (
@@ -14,7 +14,7 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// Card is one GPU as it is shared.
+// Card is one shared GPU.
 type Card struct {
 	GPU     *inventory.GPU
 	Mode    annotation.Mode
@@ -31,12 +31,12 @@ type Deck struct {
 	Cards []Card
 	// Factor is the size of a unit of memory in MiB.
 	Factor int
-	// Refused says which GPUs are not shared although nothing hides them, and why.
+	// Refused says which GPUs are not shared although they are not hidden, and why.
 	Refused []error
 }
 
-// volcanoRefuses says why a card cannot be shared where Volcano schedules, or nothing. Its scheduler takes the mode of a node's last card
-// for that of all (decodeNodeDevices in its vgpu/utils.go), and reads the size of a unit from gpuMemoryFactor alone, by which it matches
+// volcanoRefuses says why a card cannot be shared with Volcano, or nothing. Its scheduler uses the mode of a node's last card for
+// all cards (decodeNodeDevices in its vgpu/utils.go). It takes the size of a unit only from gpuMemoryFactor, by which it matches
 // MIG instances.
 func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
 	mode := s.ModeOf(gpu.UUID)
@@ -53,7 +53,8 @@ func volcanoRefuses(gpu *inventory.GPU, s settings.Settings, factor int) error {
 	return nil
 }
 
-// Lay lays the node's GPUs out. factorInForce is the cluster's factor, 0 where there is none yet; a factor in the settings comes before it.
+// Lay computes the deck of the node's GPUs. factorInForce is the cluster's factor, 0 where there is none yet; a factor in the
+// settings takes precedence.
 func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, error) {
 	deck := &Deck{Factor: s.MemoryFactor}
 	var shared []*inventory.GPU
@@ -88,7 +89,7 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 		}
 		deck.Cards = append(deck.Cards, Card{
 			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
-			// none at all would be a node without the resource
+			// without any unit the node would lack the resource
 			Units: CountUnits(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))),
 		})
 	}
@@ -98,7 +99,7 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 // MiB is a GPU's memory in MiB, rounded down.
 func MiB(gpu *inventory.GPU) int64 { return int64(gpu.MemoryBytes >> 20) }
 
-// Ail marks each card of which ails says something as unhealthy.
+// Ail marks each card as unhealthy for which ails returns a reason.
 func (d *Deck) Ail(ails func(*Card) string) {
 	for i := range d.Cards {
 		if why := ails(&d.Cards[i]); why != "" {
@@ -107,7 +108,7 @@ func (d *Deck) Ail(ails func(*Card) string) {
 	}
 }
 
-// slots is the split count, or in MIG mode the most instances the GPU takes: more containers than instances could never run.
+// slots is the split count, or in MIG mode the maximum number of instances: more containers than instances could never run.
 func slots(gpu *inventory.GPU, s settings.Settings) int {
 	if s.ModeOf(gpu.UUID) != annotation.ModeMIG {
 		return s.SplitCount
@@ -119,13 +120,13 @@ func slots(gpu *inventory.GPU, s settings.Settings) int {
 	return most
 }
 
-// Registered is the deck as the scheduler hears of it.
+// Registered is the deck as the scheduler sees it.
 func (d *Deck) Registered() []annotation.GPU {
 	out := make([]annotation.GPU, 0, len(d.Cards))
 	for _, card := range d.Cards {
 		slots := card.Slots
 		if !card.Healthy {
-			slots = 0 // Volcano reads a card's health and does not look at it; a card for no container it leaves alone
+			slots = 0 // Volcano parses a card's health but ignores it; it does not use a card with 0 containers
 		}
 		out = append(out, annotation.GPU{
 			UUID: card.GPU.UUID, Slots: slots, Memory: card.Units, Model: card.GPU.ProductName, Healthy: card.Healthy, Mode: card.Mode,
@@ -134,23 +135,23 @@ func (d *Deck) Registered() []annotation.GPU {
 	return out
 }
 
-// Number are the ids that count containers: UUID-i, as existing monitors expect them.
+// Number returns the IDs that count containers: UUID-i, as existing monitors expect.
 func (d *Deck) Number() []deviceplugin.Device {
 	return d.devices(func(c Card) int { return c.Slots }, func(_ int, c Card, n int) string { return c.GPU.UUID + "-" + strconv.Itoa(n) })
 }
 
-// Memory are the ids that count units of memory.
+// Memory returns the IDs that count units of memory.
 func (d *Deck) Memory() []deviceplugin.Device {
 	return d.devices(func(c Card) int { return int(c.Units) }, func(i int, _ Card, n int) string { return UnitID(i, n) })
 }
 
-// Percentage are the ids that count percent of memory: 100 a GPU. They keep the node from being refused to a pod that asks so; how much
-// memory that is, its scheduler says.
+// Percentage returns the IDs that count percent of memory: 100 for each GPU. Without them the node would be refused for a pod that
+// requests memory in percent. The scheduler decides how much memory that is.
 func (d *Deck) Percentage() []deviceplugin.Device {
 	return d.devices(func(Card) int { return 100 }, func(i int, _ Card, n int) string { return UnitID(i, n) })
 }
 
-// Cores are the ids that count percent of cores.
+// Cores returns the IDs that count percent of cores.
 func (d *Deck) Cores() []deviceplugin.Device {
 	return d.devices(func(c Card) int { return c.Cores }, func(i int, _ Card, n int) string { return UnitID(i, n) })
 }
@@ -183,7 +184,7 @@ func (d *Deck) ByUUID(uuid string) *Card {
 	return nil
 }
 
-// Index is a GPU's number on the node, in the order of PCI addresses, and after all others for one that is not in the deck.
+// Index is a GPU's number on the node, in the order of PCI addresses. A GPU that is not in the deck gets a number after all others.
 func (d *Deck) Index(uuid string) int {
 	if card := d.ByUUID(uuid); card != nil {
 		return card.GPU.Index
@@ -191,7 +192,7 @@ func (d *Deck) Index(uuid string) int {
 	return math.MaxInt
 }
 
-// UUIDOf is the GPU that an id of Number belongs to; empty for anything else.
+// UUIDOf is the GPU of an ID of Number; empty for anything else.
 func UUIDOf(id string) string {
 	at := strings.LastIndexByte(id, '-')
 	if at < 0 || !annotation.ValidUUID(id[:at]) {

@@ -118,7 +118,7 @@ func TestLayLeavesHiddenGPUsOut(t *testing.T) {
 	}
 }
 
-// Volcano's scheduler takes the mode of a node's last GPU for that of all, and knows a unit of memory by gpuMemoryFactor alone.
+// Volcano's scheduler uses the mode of a node's last GPU for all of them, and takes the unit of memory only from gpuMemoryFactor.
 func TestWhatVolcanoCannotFollowIsNotSharedAndSaid(t *testing.T) {
 	mig := &inventory.MIG{Profiles: []inventory.Profile{{Name: "1g.5gb", MaxInstances: 7}}}
 	for name, test := range map[string]struct {

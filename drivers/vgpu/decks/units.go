@@ -5,33 +5,34 @@ import (
 	"math"
 )
 
-// A node counts shared GPU memory, an extended resource, in units. A device plugin lists one id per unit, and the kubelet reads at most
-// 4 MiB in one message: eight GPUs of 192 GB counted in MiB would need a list of 97 MB with the ids that the public plugin uses, and the
-// node loses the resource ("received message larger than max"). So memory is counted in units of a factor of MiB. Volcano's scheduler
-// takes memory from the node's annotation and knows no factor, so every node of a cluster has to use the same one: see AgreeFactor.
+// A node counts shared GPU memory, an extended resource, in units. A device plugin lists one ID per unit, and the kubelet reads at
+// most 4 MiB in one message. Eight GPUs of 192 GB counted in MiB would need a list of 97 MB with the IDs of the public plugin, and
+// the node would lose the resource ("received message larger than max"). So memory is counted in units of a factor of MiB.
+// Volcano's scheduler reads memory from the node's annotation and knows no factor, so every node of a cluster must use the same
+// one: see AgreeFactor.
 
 // MessageLimit is the most that the kubelet's device manager receives in one message, in bytes (gRPC's default).
 const MessageLimit = 4 << 20
 
-// Budget is how much of MessageLimit a list may take, in bytes; the rest is left to topology hints and to longer health texts.
+// Budget is how much of MessageLimit a list may use, in bytes; the rest is left for topology hints and longer health texts.
 const Budget = 3 << 20
 
-// wireBytes is what one device costs in a ListAndWatch response besides its id, in bytes: its own tag and length (up to 3), the id's (2),
-// the health string "Healthy" with its (9), and the topology of one NUMA node (8).
+// wireBytes is the size of one device in a ListAndWatch response besides its ID, in bytes: its own tag and length (up to 3), the
+// ID's (2), the health string "Healthy" with its (9), and the topology of one NUMA node (8).
 const wireBytes = 22
 
-// IDBytes is the longest id of UnitID, in bytes: two digits of GPU index, a dash, seven digits of unit.
+// IDBytes is the longest ID of UnitID, in bytes: two digits of GPU index, a dash, seven digits of unit.
 const IDBytes = 10
 
-// leastBytes is what one device costs at least in a list that comes near MessageLimit, with its id: 17 bytes (no NUMA node besides 0) and
-// an id of 6.
+// leastBytes is the minimum size of one device in a list near MessageLimit, with its ID: 17 bytes (no NUMA node other than 0) and
+// an ID of 6.
 const leastBytes = 23
 
-// UnitID names unit n of GPU index. Only the plugin reads it back; it is short because there are many.
+// UnitID names unit n of GPU index. Only the plugin parses it. It is short because there are many.
 func UnitID(index, n int) string { return fmt.Sprintf("%d-%d", index, n) }
 
-// factors are the values that SmallestFactor chooses from: powers of two, so that a node with larger GPUs than the rest needs few steps,
-// and a unit of one cluster divides a unit of another.
+// factors are the values that SmallestFactor chooses from. They are powers of two: a node with larger GPUs than the rest needs few
+// steps, and each larger unit is a multiple of the smaller ones.
 func factors(yield func(int) bool) {
 	for f := 1; f <= 1<<20; f *= 2 {
 		if !yield(f) {
@@ -40,13 +41,13 @@ func factors(yield func(int) bool) {
 	}
 }
 
-// CountUnits is the number of units of one GPU: its memory in MiB, scaled (1: as it is), divided by factor and rounded down.
+// CountUnits is the number of units of one GPU: its memory in MiB, scaled (1: unscaled), divided by factor and rounded down.
 func CountUnits(memoryMiB int64, scaling float64, factor int) int64 {
 	scaled := math.Floor(float64(memoryMiB) * scaling)
 	return int64(scaled) / int64(factor)
 }
 
-// SmallestFactor is the smallest factor with which the units of all GPUs fit budget bytes.
+// SmallestFactor is the smallest factor with which the units of all GPUs fit into budget bytes.
 func SmallestFactor(memoryMiB []int64, scaling float64, budget int) (int, error) {
 	for factor := range factors {
 		if count(memoryMiB, scaling, factor)*(wireBytes+IDBytes) <= int64(budget) {
@@ -58,7 +59,7 @@ func SmallestFactor(memoryMiB []int64, scaling float64, budget int) (int, error)
 		len(memoryMiB), budget, scaling)
 }
 
-// CheckFactor refuses a factor that somebody set, with which the kubelet would refuse the list again and again and count no memory.
+// CheckFactor refuses a configured factor with which the kubelet would refuse the list again and again and count no memory.
 func CheckFactor(factor int, memoryMiB []int64, scaling float64) error {
 	size := count(memoryMiB, scaling, factor) * leastBytes
 	if size <= MessageLimit {
@@ -82,12 +83,12 @@ func count(memoryMiB []int64, scaling float64, factor int) int64 {
 	return units
 }
 
-// AgreeFactor is the factor a cluster should use, given the one in force (0: none yet) and the one this node needs at least: it never
-// shrinks, since pods that wait have been written for the unit in force, and a larger one is taken only where a node could not register
+// AgreeFactor returns the factor that a cluster should use, given the present one (0: none yet) and the minimum for this node. The
+// factor never shrinks, since requests of waiting pods are in the present unit. It grows only where a node could not register
 // otherwise.
 func AgreeFactor(inForce, needed int) int { return max(inForce, needed) }
 
-// DescribeFactor says what one unit is, for an annotation and for people.
+// DescribeFactor describes one unit, for an annotation and for people.
 func DescribeFactor(resource string, factor int) string {
 	return fmt.Sprintf("1 %s = %d MiB", resource, factor)
 }

@@ -1,6 +1,6 @@
-// Package figures brings the figures of a node's GPUs to the monitor. Reading them opens device nodes, which takes privilege; reading the
-// files of tenants, as the monitor does, should have none. So vgpu-plugin, which has NVML open anyway, gives them away on a Unix socket in
-// its state directory. It reads nothing of who connects.
+// Package figures passes the figures of a node's GPUs to the monitor. Reading them opens device nodes, which needs privilege; the
+// monitor reads files of tenants and should have no privilege. So vgpu-plugin, which has NVML open anyway, serves them on a Unix
+// socket in its state directory. It reads nothing from its clients.
 package figures
 
 import (
@@ -21,13 +21,13 @@ import (
 const Socket = "figures.sock"
 
 const (
-	// patience bounds a connection on both sides. NVML answers within milliseconds; a scrape is given ten seconds.
+	// patience bounds a connection on both sides. NVML answers within milliseconds; a scrape may take ten seconds.
 	patience = 5 * time.Second
 	// largest bounds what is read, in bytes. A node of sixteen GPUs has 3 kB, and 200 bytes for each container that the driver limits.
 	largest = 1 << 20
 )
 
-// GPU is one GPU of the node, now.
+// GPU is the present state of one GPU of the node.
 type GPU struct {
 	Index int    `json:"index"`
 	UUID  string `json:"uuid"`
@@ -38,11 +38,11 @@ type GPU struct {
 	Utilization uint32 `json:"utilization"`
 }
 
-// Use is what a container uses of a GPU, where the driver counts that.
+// Use is what a container uses of a GPU, where the driver counts it.
 type Use struct {
 	PodUID    string `json:"podUID"`
 	Container string `json:"container"`
-	// UUID is the GPU's, and Bytes are of its memory.
+	// UUID is the GPU's. Bytes are of its memory.
 	UUID  string `json:"uuid"`
 	Bytes uint64 `json:"bytes"`
 }
@@ -52,7 +52,7 @@ type Figures struct {
 	// Factor is the size of a unit of memory in MiB.
 	Factor int   `json:"factor"`
 	GPUs   []GPU `json:"gpus"`
-	// Used is of the containers that the driver limits alone.
+	// Used has only the containers that the driver limits.
 	Used []Use `json:"used,omitempty"`
 }
 
@@ -66,8 +66,8 @@ func (f Figures) UsedBy(podUID, container, uuid string) (bytes uint64, counted b
 	return 0, false
 }
 
-// Serve gives whoever connects to the socket at path what read returns, until ctx ends. When it returns nobody calls read any more,
-// and nobody can connect.
+// Serve sends each client of the socket at path what read returns, until ctx ends. After it returns there are no calls of read, and
+// nobody can connect.
 func Serve(ctx context.Context, path string, read func() Figures) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("give the GPUs' figures away: %w", err)
@@ -82,7 +82,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 		return fmt.Errorf("give the GPUs' figures away: %w", err)
 	}
 	if l, ok := listener.(*net.UnixListener); ok {
-		l.SetUnlinkOnClose(false) // the short name stands for something else by then; the next run removes the socket
+		l.SetUnlinkOnClose(false) // the short name may stand for something else by then; the next run removes the socket
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		return errors.Join(fmt.Errorf("give the GPUs' figures to root alone: %w", err), listener.Close())
@@ -92,7 +92,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 		_ = listener.Close()
 		close(closed)
 	})
-	defer func() { // nobody connects any more when it returns: Accept is woken a moment before the socket is closed
+	defer func() { // nobody can connect after the return: Accept wakes up a moment before the socket is closed
 		if stop() {
 			_ = listener.Close()
 			return
@@ -101,7 +101,7 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 	}()
 	var answers sync.WaitGroup
 	defer answers.Wait()
-	var one sync.Mutex // NVML is asked for one at a time, however many connect
+	var one sync.Mutex // one query of NVML at a time, however many clients there are
 	for {
 		connection, err := listener.Accept()
 		if ctx.Err() != nil {
@@ -117,12 +117,12 @@ func Serve(ctx context.Context, path string, read func() Figures) error {
 			if ctx.Err() != nil || connection.SetDeadline(time.Now().Add(patience)) != nil {
 				return
 			}
-			_ = json.NewEncoder(connection).Encode(read()) // who does not read it asks again
+			_ = json.NewEncoder(connection).Encode(read()) // a client that does not read it asks again
 		})
 	}
 }
 
-// short is a name for a socket that fits the 108 bytes which the kernel has for one, until done is called.
+// short returns a name for a socket that fits the kernel's limit of 108 bytes, valid until done is called.
 func short(path string) (near string, done func(), err error) {
 	directory, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -131,7 +131,7 @@ func short(path string) (near string, done func(), err error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), filepath.Base(path)), func() { _ = directory.Close() }, nil
 }
 
-// Read asks for the figures once.
+// Read requests the figures once.
 func Read(ctx context.Context, path string) (Figures, error) {
 	var f Figures
 	ctx, cancel := context.WithTimeout(ctx, patience)

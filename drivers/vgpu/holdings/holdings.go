@@ -1,5 +1,5 @@
-// Package holdings is the node's own account of which container holds which share of which GPU. The scheduler decides; this refuses what
-// cannot be, and says how much is taken, when a decision was made on stale figures or by somebody else.
+// Package holdings is the node's own record of which container holds which share of which GPU. The scheduler decides. This package
+// refuses what is impossible, and says how much is in use, when a decision was based on outdated data or made by another program.
 package holdings
 
 import (
@@ -15,24 +15,24 @@ import (
 
 // Holder is a container that holds shares.
 type Holder struct {
-	// ID is the container runtime's; it is unique over restarts of a container.
+	// ID is the container runtime's; each start of a container has a new one.
 	ID string
 	// Name is for people: "default/train-0, container main".
 	Name string
-	// Namespace is the pod's: nobody of another one reads its name.
+	// Namespace is the pod's. Pods of other namespaces never see its name.
 	Namespace string
-	// Limits names what holds it to its shares; empty where nobody wrote it down.
+	// Limits names what enforces its shares; empty where that is unknown.
 	Limits string
 
-	// Pod is set where a pod's containers are all booked before the first of them runs, as the kubelet allocates without NRI; what counts then
-	// is the most that they have at one time. Step is a container's place in the order in which they start, and Ends is set for one that ends
-	// before the next starts.
+	// Pod is set where all of a pod's containers are booked before the first of them runs, as with the kubelet's allocation without
+	// NRI; then their maximum use at one time counts. Step is a container's place in the order in which they start. Ends is set for a
+	// container that ends before the next one starts.
 	Pod  string
 	Step int
 	Ends bool
 }
 
-// group is what holders have in common that count together: their pod, or each alone.
+// group is the key of holders that count together: a pod, or a single container.
 func (h Holder) group() string { return cmp.Or(h.Pod, h.ID) }
 
 // Book is safe for concurrent use. Its zero value is empty and ready to use.
@@ -46,17 +46,17 @@ type entry struct {
 	shares []annotation.Share
 }
 
-// Use is what is taken of one card.
+// Use is the used part of one card.
 type Use struct {
 	Slots int
 	Units int64
 	Cores int
-	// Exclusive is set where a container has all the cores: nobody else fits then. Crowded is set where somebody else is there all the same.
+	// Exclusive is set where a container has all the cores: nobody else fits then. Crowded is set where somebody else is there anyway.
 	Exclusive, Crowded bool
 	Holders            []string
 }
 
-// Take books shares for a container, all of them or none. Taking again for the same ID replaces what it had.
+// Take books shares for a container, all of them or none. A second Take for the same ID replaces the first.
 func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,8 +89,8 @@ func (b *Book) Take(deck *decks.Deck, holder Holder, shares []annotation.Share) 
 	return nil
 }
 
-// Hold books what a container has and cannot be refused any more: it runs. The error says what is wrong with that, for a person to see; the
-// shares are booked all the same, so that nobody else is given them.
+// Hold books what a running container has, which can no longer be refused. The error describes a conflict for people. The shares
+// are booked in any case, so that nobody else gets them.
 func (b *Book) Hold(deck *decks.Deck, holder Holder, shares []annotation.Share) error {
 	err := b.Take(deck, holder, shares)
 	if err == nil {
@@ -117,19 +117,19 @@ func (u Use) with(share annotation.Share, card *decks.Card) Use {
 	return u
 }
 
-// plus is what two have at one time.
+// plus adds two uses at the same time.
 func (u Use) plus(v Use) Use {
 	return Use{u.Slots + v.Slots, u.Units + v.Units, u.Cores + v.Cores, u.Exclusive || v.Exclusive,
 		u.Crowded || v.Crowded || u.Slots > 0 && v.Slots > 0 && (u.Exclusive || v.Exclusive), slices.Concat(u.Holders, v.Holders)}
 }
 
-// or is what two have one after the other, at the most.
+// or is the maximum of two uses at different times.
 func (u Use) or(v Use) Use {
 	return Use{max(u.Slots, v.Slots), max(u.Units, v.Units), max(u.Cores, v.Cores), u.Exclusive || v.Exclusive, u.Crowded || v.Crowded,
 		slices.Compact(slices.Sorted(slices.Values(slices.Concat(u.Holders, v.Holders))))}
 }
 
-// peak is the most that one group's holders have of a card at one time.
+// peak is the maximum that one group's holders have of a card at one time.
 func peak(card *decks.Card, together []entry) Use {
 	slices.SortFunc(together, func(a, b entry) int { return cmp.Compare(a.holder.Step, b.holder.Step) })
 	var now, most Use
@@ -152,13 +152,13 @@ func peak(card *decks.Card, together []entry) Use {
 	return most
 }
 
-// FullError says that a share does not fit a GPU. Who asked reads it on the pod, so its text names holders of the same namespace and counts
-// the others. Holders are for the node's log.
+// FullError says that a share does not fit on a GPU. The tenant who requested it reads it on the pod, so its text names only
+// holders of the same namespace and counts the others. Holders are for the node's log.
 type FullError struct {
 	GPU     string // its UUID
 	Lacks   []string
 	Holders []string
-	// Near are the holders of the namespace that asked.
+	// Near are the holders in the requester's namespace.
 	Near []string
 }
 
@@ -202,14 +202,14 @@ func (b *Book) fits(card *decks.Card, held, more Use, factor int, asker Holder) 
 	return full
 }
 
-// Release gives back what a container held.
+// Release releases what a container held.
 func (b *Book) Release(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.holds, id)
 }
 
-// Keep drops every holder that live does not name: containers that ended while nobody watched.
+// Keep drops every holder that is not in live: containers that ended while the plugin was away.
 func (b *Book) Keep(live map[string]bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +220,7 @@ func (b *Book) Keep(live map[string]bool) {
 	}
 }
 
-// Use is what is taken of a card.
+// Use is the used part of a card.
 func (b *Book) Use(deck *decks.Deck, uuid string) Use {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -231,7 +231,7 @@ func (b *Book) Use(deck *decks.Deck, uuid string) Use {
 	return b.use(card, "")
 }
 
-// use counts everyone's shares of a card but one group's.
+// use adds up everyone's shares of a card except one group's.
 func (b *Book) use(card *decks.Card, except string) Use {
 	groups := map[string][]entry{}
 	for _, entry := range b.holds {
@@ -254,7 +254,7 @@ func (b *Book) Len() int {
 	return len(b.holds)
 }
 
-// Limited counts the containers that hold shares by what holds them to these.
+// Limited counts the containers with shares by what enforces their limits.
 func (b *Book) Limited() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -265,7 +265,7 @@ func (b *Book) Limited() map[string]int {
 	return out
 }
 
-// Names are those of the containers that hold shares, in order.
+// Names returns the names of the containers with shares, in order.
 func (b *Book) Names() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -277,7 +277,7 @@ func (b *Book) Names() []string {
 	return names
 }
 
-// Holds tells whether the holder of this ID holds shares.
+// Holds says whether the holder of this ID has shares.
 func (b *Book) Holds(id string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -23,7 +23,7 @@ func share(memory int64, cores int) []annotation.Share {
 	return []annotation.Share{{UUID: uuid, Memory: memory, Cores: cores}}
 }
 
-// Names of a namespace are its own: an error reaches the pod that asked.
+// A namespace's names are its own: the error reaches the pod of another namespace.
 func TestARefusalNamesNoHolderOfAnotherNamespace(t *testing.T) {
 	var book Book
 	for i, holder := range []string{"secret/payroll", "secret/merger", "mine/earlier"} {
@@ -114,7 +114,7 @@ func TestTakeRefusesAnUnhealthyCard(t *testing.T) {
 	}
 }
 
-// A container that runs on a GPU that is broken, or whose share has grown by rounding, has its share still when the GPU is well again.
+// A container on a failed GPU, or with a share that grew by rounding, still has its share when the GPU is healthy again.
 func TestWhatAContainerHasIsBookedWhateverIsWrongWithIt(t *testing.T) {
 	var book Book
 	d := deck()
@@ -139,7 +139,7 @@ func TestConcurrentTakesNeverOverbook(t *testing.T) {
 	}
 }
 
-// TestAPodsContainersCountByWhatTheyHaveAtOneTime books a pod's containers all before they run, as the kubelet allocates without NRI.
+// TestAPodsContainersCountByWhatTheyHaveAtOneTime books all of a pod's containers before they run, as the kubelet does without NRI.
 func TestAPodsContainersCountByWhatTheyHaveAtOneTime(t *testing.T) {
 	type container struct {
 		memory int64

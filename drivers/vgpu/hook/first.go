@@ -10,9 +10,9 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's annotations
-// may change while it runs; a container that is started again gets what it had. The runtime keeps the last run of a container, whose
-// annotations tell after a restart of the plugin.
+// first remembers the shares with which each container of a pod was first made, until the pod's last sandbox is gone. A pod's
+// annotations may change while it runs; a restarted container gets its first shares. The runtime keeps the last run of a container,
+// so its annotations are still there after a restart of the plugin.
 type first struct {
 	mu   sync.Mutex
 	held map[string]map[string]grant // by pod UID and container
@@ -24,7 +24,7 @@ type grant struct {
 	factor int
 }
 
-// in are the shares in today's units: the factor may have grown.
+// in converts the shares to the present units: the factor may have grown.
 func (g grant) in(factor int) []annotation.Share {
 	shares := slices.Clone(g.shares)
 	if g.factor > 0 && g.factor != factor {
@@ -35,7 +35,7 @@ func (g grant) in(factor int) []annotation.Share {
 	return shares
 }
 
-// of are the shares that a container was first made with, nil where it was not.
+// of returns the shares with which a container was first made, nil where it was not.
 func (f *first) of(uid, container string, factor int) []annotation.Share {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,7 +46,7 @@ func (f *first) of(uid, container string, factor int) []annotation.Share {
 	return g.in(factor)
 }
 
-// remember notes what a container was made with, unless it was made before.
+// remember records what a container was made with, unless it was made before.
 func (f *first) remember(uid, container string, g grant) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,7 +68,7 @@ func (f *first) forget(uid string) {
 	delete(f.held, uid)
 }
 
-// recall reads what the runtime has, oldest first, in the place of what was remembered.
+// recall reads what the runtime has, oldest first, and replaces what was remembered.
 func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.Container) {
 	f.mu.Lock()
 	f.held = nil
@@ -78,7 +78,7 @@ func (f *first) recall(sandboxes map[string]*api.PodSandbox, containers []*api.C
 	for _, c := range sorted {
 		sandbox := sandboxes[c.GetPodSandboxId()]
 		g, ok := granted(c)
-		// What a container with MIG instances has, the state of these tells; booked is what they have and not what was asked for.
+		// For a container with MIG instances their own state counts: the booked amount is what they have, not what was requested.
 		if sandbox != nil && ok && !slices.ContainsFunc(g.shares, func(s annotation.Share) bool { return s.Slot != nil }) &&
 			c.GetAnnotations()[annotation.Limits] != mig {
 			f.remember(sandbox.GetUid(), c.GetName(), g)

@@ -17,20 +17,20 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// Given is what a container is given.
+// Given is what a container gets.
 type Given struct {
 	// Devices are the CDI devices of its GPUs, each once.
 	Devices []string
-	// Edits are what it needs besides.
+	// Edits are what else it needs.
 	Edits specs.ContainerEdits
-	// Shares are what is booked: of a MIG instance the memory that it has, not the memory that was asked for.
+	// Shares are the booked amounts: for a MIG instance the memory that it has, not the memory that was requested.
 	Shares []annotation.Share
-	// Limits is what holds the container to its shares.
+	// Limits is what enforces the container's share.
 	Limits injection.Backend
 }
 
-// Give books a container's shares and makes what they need on the node; on an error nothing is booked. The runtime's hook and an allocation
-// without one both end here.
+// Give books a container's shares and makes what they need on the node; after an error nothing is booked. The runtime's hook and an
+// allocation without one both use it.
 func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who holdings.Holder, shares []annotation.Share) (Given, error) {
 	deck := h.Deck()
 	if err := h.percent(deck, pod, container, shares); err != nil {
@@ -63,7 +63,7 @@ func (h *Hook) Give(ctx context.Context, pod *corev1.Pod, container string, who 
 	return Given{Devices: h.devices(shares), Edits: edits, Shares: shares, Limits: by}, nil
 }
 
-// logHolders tells the node's log who holds what a container was refused. The pod's own error does not.
+// logHolders logs who holds what a container was refused. The pod's own error does not say it.
 func logHolders(ctx context.Context, who holdings.Holder, err error) {
 	var full *holdings.FullError
 	if errors.As(err, &full) {
@@ -71,8 +71,8 @@ func logHolders(ctx context.Context, who holdings.Holder, err error) {
 	}
 }
 
-// percent refuses more memory than the percentage that a container names. Volcano takes it of the first GPU that it looks at, for all of
-// the container's.
+// percent refuses more memory than a container's percentage. Volcano computes it from the first GPU that it considers, for all of
+// the container's GPUs.
 func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []annotation.Share) error {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		percent := h.Resources.Percent(&c)
@@ -93,7 +93,8 @@ func (h *Hook) percent(deck *decks.Deck, pod *corev1.Pod, name string, shares []
 	return nil
 }
 
-// mode says whether a container's shares are MIG instances. All of them are or none: CUDA sees one kind of device in a process.
+// mode says whether a container's shares are MIG instances. Either all of them are, or none: a CUDA process uses one kind of
+// device.
 func mode(deck *decks.Deck, container string, shares []annotation.Share) (partitioned bool, err error) {
 	for i, share := range shares {
 		card := deck.ByUUID(share.UUID)
@@ -112,7 +113,7 @@ func mode(deck *decks.Deck, container string, shares []annotation.Share) (partit
 	return partitioned, nil
 }
 
-// partition gives a container MIG instances. The hardware keeps it to them: there is no limiter, and no accounting directory.
+// partition gives a container MIG instances. The hardware enforces them: there is no limiter, and no accounting directory.
 func (h *Hook) partition(ctx context.Context, deck *decks.Deck, pod *corev1.Pod, container string, who holdings.Holder,
 	shares []annotation.Share) (Given, error) {
 	asks := make([]instances.Ask, 0, len(shares))

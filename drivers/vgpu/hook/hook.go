@@ -1,7 +1,7 @@
-// Package hook gives containers their shares of GPUs at the moment the container runtime makes them, through NRI.
+// Package hook gives containers their shares of GPUs when the container runtime makes them, through NRI.
 //
-// The kubelet's Allocate names no pod, which is why the public plugin guesses and now and then gives a container another pod's GPUs. The
-// runtime's hook carries the pod's UID and the container's name, so here nothing is guessed.
+// The kubelet's Allocate names no pod, so the public plugin guesses, and now and then gives a container another pod's GPUs. The
+// runtime's hook gets the pod's UID and the container's name, so nothing is guessed here.
 package hook
 
 import (
@@ -29,43 +29,44 @@ import (
 
 // Pods finds the pods of this node.
 type Pods interface {
-	// Pod returns the pod of that UID; a pod of the same name with another UID is not it. fresh asks the API server rather than a cache.
+	// Pod returns the pod with that UID; a pod of the same name with another UID does not match. fresh asks the API server instead of
+	// a cache.
 	Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error)
 }
 
-// Outcome hears what became of a container, so that the scheduler can be told. It must not block: the runtime gives a hook two seconds.
+// Outcome receives the result for a container, to tell the scheduler. It must not block: the runtime gives a hook two seconds.
 type Outcome interface {
-	// Served also hears what holds the container to its shares; empty where nobody wrote it down.
+	// Served is also given what enforces the container's share; empty where that is unknown.
 	Served(pod *corev1.Pod, container string, by injection.Backend)
 	Failed(pod *corev1.Pod, container string, why error)
-	// Partitioned hears which MIG instances a container has.
+	// Partitioned is given the MIG instances of a container.
 	Partitioned(pod *corev1.Pod, container string, given []instances.Instance)
 }
 
-// Instances makes MIG instances and takes them away.
+// Instances makes and removes MIG instances.
 type Instances interface {
 	Give(ctx context.Context, owner instances.Owner, asks []instances.Ask) ([]instances.Instance, error)
-	// End ends one pod's, Keep those of every pod that live does not name.
+	// End removes one pod's instances, Keep those of every pod that is not in live.
 	End(podUID string)
 	Keep(live map[string]bool)
 }
 
-// Hook is the NRI plugin. Fill it before it is started; it is not copied afterwards.
+// Hook is the NRI plugin. Set its fields before it starts, and do not copy it afterwards.
 type Hook struct {
 	Resources annotation.Resources
 	Pods      Pods
 	Book      *holdings.Book
 	Limiter   injection.Limiter
 	Outcome   Outcome
-	// Deck is the node's shared GPUs now.
+	// Deck returns the node's shared GPUs now.
 	Deck func() *decks.Deck
-	// Device is the CDI device that brings a GPU's device nodes and the driver's files into a container ("gpufabric.io/vgpu=GPU-...").
+	// Device is the CDI device for a GPU's device nodes and the driver's files in a container ("gpufabric.io/vgpu=GPU-...").
 	Device func(uuid string) string
 	// NoCoreLimit leaves cores unlimited.
 	NoCoreLimit bool
-	// ForbidControlOff refuses containers that switch their limiter off, or its limit of cores.
+	// ForbidControlOff refuses containers that switch off their limiter, or its limit of cores.
 	ForbidControlOff bool
-	// Memory has the driver limit the memory of containers whose Limiter is injection.Native.
+	// Memory lets the driver limit the memory of containers whose Limiter is injection.Native.
 	Memory Memory
 	// Instances makes MIG instances on the GPUs in mode mig.
 	Instances Instances
@@ -79,16 +80,16 @@ type Hook struct {
 	first     first
 }
 
-// Connected tells whether a container runtime calls the hook.
+// Connected says whether the hook is connected to a container runtime.
 func (h *Hook) Connected() bool { return h.connected.Load() }
 
-// Configure is called by the runtime first.
+// Configure is the runtime's first call.
 func (h *Hook) Configure(ctx context.Context, _, runtime, version string) (api.EventMask, error) {
 	klog.FromContext(ctx).Info("Connected to the container runtime", "runtime", runtime, "version", version)
-	return 0, nil // 0: every event that the plugin has a method for
+	return 0, nil // 0: every event for which the plugin has a method
 }
 
-// Synchronize is called when the hook connects: what runs already is booked again, and what ended meanwhile is dropped.
+// Synchronize is called when the hook connects. It books what already runs, and drops what ended meanwhile.
 func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	log := klog.FromContext(ctx)
 	byID := make(map[string]*api.PodSandbox, len(sandboxes))
@@ -114,12 +115,12 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 		who := holder(sandbox, container)
 		who.Limits = by
 		if err := h.Book.Hold(h.Deck(), who, shares); err != nil {
-			// It runs, whatever the book says; the drift is for a person to see.
+			// The container runs, whatever the book says; the log shows the difference to people.
 			logHolders(ctx, who, err)
 			log.Error(err, "A running container holds a share that does not fit", "pod", klog.KRef(sandbox.GetNamespace(), sandbox.GetName()))
 		}
 		h.restoreMemory(ctx, sandbox, container)
-		// The plugin may have died before it told; where it had, nothing is written.
+		// The plugin may have died before it reported this; if it had reported, nothing is written.
 		if pod, err := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); err == nil {
 			h.Outcome.Served(pod, container.GetName(), injection.Backend(by))
 		}
@@ -133,8 +134,8 @@ func (h *Hook) Synchronize(ctx context.Context, sandboxes []*api.PodSandbox, con
 	return nil, nil
 }
 
-// RemoveLeftovers removes the accounting directories of pods that ended while nobody watched. Those that cannot be removed stay: that keeps
-// no pod from its share.
+// RemoveLeftovers removes the accounting directories of pods that ended while the plugin was away. A directory that cannot be
+// removed stays: that must not affect other pods.
 func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 	uids, err := h.Limiter.Pods()
 	if err != nil {
@@ -147,7 +148,7 @@ func (h *Hook) RemoveLeftovers(ctx context.Context, live map[string]bool) {
 	}
 }
 
-// RemoveDirectories has a pod's accounting directories removed, in the background.
+// RemoveDirectories removes a pod's accounting directories, in the background.
 func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
 	if err := h.Limiter.Remove(uid); err != nil {
 		klog.FromContext(ctx).Error(err, "Accounting directories of a pod that ended are left", "uid", uid)
@@ -155,7 +156,7 @@ func (h *Hook) RemoveDirectories(ctx context.Context, uid string) {
 	h.wakeSweep()
 }
 
-// wakeSweep has Run remove what was set aside.
+// wakeSweep makes Run remove what was set aside.
 func (h *Hook) wakeSweep() {
 	select {
 	case h.sweeping() <- struct{}{}:
@@ -168,7 +169,7 @@ func (h *Hook) sweeping() chan struct{} {
 	return h.sweep
 }
 
-// Run removes what is to be removed, until ctx ends. The runtime must not wait for it: a tenant may have made any number of files.
+// Run removes directories until ctx ends. The runtime must not wait for it: a tenant may have made any number of files.
 func (h *Hook) Run(ctx context.Context) error {
 	for {
 		if err := h.Limiter.Sweep(); err != nil {
@@ -182,21 +183,21 @@ func (h *Hook) Run(ctx context.Context) error {
 	}
 }
 
-// heldAnnotation is put on a container with a share, and holds the share: after a restart of the plugin the runtime tells what runs with
-// what, whatever has become of the pod's own annotations since.
+// heldAnnotation is set on a container with a share, and holds the share. After a restart of the plugin the runtime reports what
+// runs with what, even if the pod's own annotations have changed since.
 const heldAnnotation = "vgpu.gpufabric.io/shares"
 
 // factorAnnotation is the size in MiB of the units of memory in heldAnnotation.
 const factorAnnotation = "vgpu.gpufabric.io/unit-mib"
 
-// patience is how long the hook waits, for the API server and for MIG instances together: the runtime drops a plugin that takes two
+// patience is how long the hook waits, for the API server and for MIG instances together. The runtime drops a plugin that takes two
 // seconds, and makes the container without it.
 const patience = 1500 * time.Millisecond
 
-// mig is what holds containers with MIG instances, as their annotation says it.
+// mig is the annotation's value for containers with MIG instances.
 const mig = string(injection.MIG)
 
-// granted is what a container that the runtime has was made with.
+// granted is what a container known to the runtime was made with.
 func granted(container *api.Container) (grant, bool) {
 	lists, err := annotation.ParseShares(container.GetAnnotations()[heldAnnotation])
 	if err != nil || len(lists) != 1 {
@@ -204,12 +205,12 @@ func granted(container *api.Container) (grant, bool) {
 	}
 	factor, err := strconv.Atoi(container.GetAnnotations()[factorAnnotation])
 	if err != nil {
-		factor = 0 // of a version that did not say
+		factor = 0 // from a version that did not write it
 	}
 	return grant{lists[0], factor}, true
 }
 
-// CreateContainer gives a container its shares. An error keeps the container from being made, and stands in the pod's Events.
+// CreateContainer gives a container its shares. An error prevents the container, and appears in the pod's Events.
 func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -236,8 +237,8 @@ func (h *Hook) CreateContainer(ctx context.Context, sandbox *api.PodSandbox, con
 	return adjustment, nil, nil
 }
 
-// shares finds the pod and the container's shares. The cache may be older than the scheduler's decision, so what cannot be right is looked
-// up afresh.
+// shares finds the pod and the container's shares. The cache may be older than the scheduler's decision, so an invalid result is
+// read again from the API server.
 func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container string) (*corev1.Pod, []annotation.Share, error) {
 	namespace, name, uid := sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid()
 	pod, err := h.Pods.Pod(ctx, namespace, name, uid, false)
@@ -251,7 +252,7 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 		}
 	}
 	if pod == nil && !mentioned(sandbox) {
-		// Static pods and others that the API does not know, or not yet: without the scheduler's annotation they have no share to be given.
+		// Static pods, and pods that the API does not know (yet): without the scheduler's annotation they have no share.
 		return nil, nil, nil
 	}
 	pod, err = h.Pods.Pod(ctx, namespace, name, uid, true)
@@ -262,7 +263,7 @@ func (h *Hook) shares(ctx context.Context, sandbox *api.PodSandbox, container st
 	return pod, shares, err
 }
 
-// mentioned tells whether the pod had the scheduler's annotation when its sandbox was made.
+// mentioned says whether the pod had the scheduler's annotation when its sandbox was made.
 func mentioned(sandbox *api.PodSandbox) bool {
 	return sandbox.GetAnnotations()[annotation.PodDevices] != ""
 }
@@ -289,8 +290,8 @@ func (h *Hook) give(ctx context.Context, pod *corev1.Pod, sandbox *api.PodSandbo
 	return adjustment, given.Limits, nil
 }
 
-// controlled refuses a container whose environment, from wherever it comes, switches the limiter off, or its limit of cores where the
-// administrator has not done so himself (noCoreLimit).
+// controlled refuses a container whose environment, from any source, switches off the limiter, or its limit of cores where the
+// administrator has not done so (noCoreLimit).
 func controlled(env []string, noCoreLimit bool) error {
 	for _, variable := range env {
 		name, value, _ := strings.Cut(variable, "=")
@@ -312,7 +313,7 @@ func controlled(env []string, noCoreLimit bool) error {
 	return nil
 }
 
-// adjust says edits in NRI's words: environment, mounts, and the device nodes of MIG instances; nothing else is in an injection.
+// adjust converts edits to NRI: environment, mounts, and the device nodes of MIG instances; an injection has nothing else.
 func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	adjustment := &api.ContainerAdjustment{}
 	for _, variable := range edits.Env {
@@ -324,7 +325,7 @@ func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	}
 	for _, node := range edits.DeviceNodes {
 		if node.Type == "" {
-			// Its numbers are not known: what stands on the host under that name is shown as it is.
+			// Its numbers are unknown: mount the host's file of that name.
 			adjustment.AddMount(&api.Mount{Source: cmp.Or(node.HostPath, node.Path), Destination: node.Path, Type: "bind",
 				Options: []string{"rw", "nosuid", "noexec", "bind"}})
 			continue
@@ -334,19 +335,19 @@ func adjust(edits specs.ContainerEdits) *api.ContainerAdjustment {
 	return adjustment
 }
 
-// StopContainer gives a container's shares back as soon as it runs no more.
+// StopContainer releases a container's shares as soon as it no longer runs.
 func (h *Hook) StopContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
 	h.release(ctx, container.GetId())
 	return nil, nil
 }
 
-// RemoveContainer gives back the shares of a container that was made and never started.
+// RemoveContainer releases the shares of a container that was made and never started.
 func (h *Hook) RemoveContainer(ctx context.Context, _ *api.PodSandbox, container *api.Container) error {
 	h.release(ctx, container.GetId())
 	return nil
 }
 
-// release gives a container's shares back: what the driver reserves for it first, so that the next container can have it.
+// release releases a container's shares. What the driver reserves for it goes first, so that the next container can have it.
 func (h *Hook) release(ctx context.Context, id string) {
 	if err := h.Memory.Release(ctx, id); err != nil {
 		klog.FromContext(ctx).Error(err, "Memory of GPUs may stay reserved for a container that has ended", "container", id)
@@ -354,14 +355,14 @@ func (h *Hook) release(ctx context.Context, id string) {
 	h.Book.Release(id)
 }
 
-// RunPodSandbox notes that a pod has a sandbox more.
+// RunPodSandbox records another sandbox of a pod.
 func (h *Hook) RunPodSandbox(_ context.Context, sandbox *api.PodSandbox) error {
 	h.sandboxes.add(sandbox)
 	return nil
 }
 
-// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which nothing mounts any more. A
-// pod whose sandbox died has a second one before the first is removed; then nothing ends.
+// RemovePodSandbox ends what the pod had on the node: its MIG instances, and its accounting directories, which are no longer
+// mounted. A pod whose sandbox died has a second one before the first is removed; then nothing ends.
 func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) error {
 	if !h.sandboxes.remove(sandbox) {
 		return nil
@@ -372,7 +373,7 @@ func (h *Hook) RemovePodSandbox(ctx context.Context, sandbox *api.PodSandbox) er
 	return nil
 }
 
-// Disconnected is called when the runtime is gone; until it is back, nothing is given.
+// Disconnected is called when the connection to the runtime is lost. Until it is back, no shares are given.
 func (h *Hook) Disconnected() { h.connected.Store(false) }
 
 func holder(sandbox *api.PodSandbox, container *api.Container) holdings.Holder {

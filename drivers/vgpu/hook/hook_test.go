@@ -68,7 +68,7 @@ func (w *world) Partitioned(pod *corev1.Pod, container string, given []instances
 	w.partitioned = append(w.partitioned, pod.Name+"/"+container+" "+given[0].Profile)
 }
 
-// instance makes one kind of MIG instance for everybody.
+// instance makes the same kind of MIG instance for everybody.
 type instance struct{ ended []string }
 
 func (i *instance) Give(_ context.Context, _ instances.Owner, asks []instances.Ask) ([]instances.Instance, error) {
@@ -114,7 +114,7 @@ func pod(name, devices string, containers ...string) *corev1.Pod {
 	if devices != "" {
 		p.Annotations = map[string]string{annotation.PodDevices: devices}
 	}
-	lists, _ := annotation.ParseShares(devices) // one test has some that cannot be read
+	lists, _ := annotation.ParseShares(devices) // one test has lists that cannot be read
 	for i, container := range containers {
 		limits := corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}
 		if i < len(lists) && len(lists[i]) > 0 && lists[i][0].Cores > 0 {
@@ -233,7 +233,7 @@ func TestCreateContainerRefusesInWords(t *testing.T) {
 	}
 }
 
-// The device of an allocation mounts what does not exist, and only the hook takes that mount away.
+// The device of an allocation mounts a file that does not exist, and only the hook removes that mount.
 //
 //shows:vgpu-shares
 func TestOnlyTheHookLetsAContainerStart(t *testing.T) {
@@ -392,8 +392,8 @@ func TestSynchronizeBooksWhatRunsAndDropsWhatEnded(t *testing.T) {
 	}
 }
 
-// A directory that cannot be removed, or takes long, is no reason to give pods nothing: the runtime drops a plugin that fails or takes two
-// seconds.
+// If a directory cannot be removed, or its removal takes long, pods must still get their shares: the runtime drops a plugin that
+// fails or takes two seconds.
 //
 //shows:vgpu-limits
 func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
@@ -440,7 +440,7 @@ func TestTheRuntimeWaitsForNoDirectory(t *testing.T) {
 	})
 }
 
-// Whoever may write a pod's annotations could else give a container that runs more, or another GPU, at its next start.
+// Otherwise a tenant who may write a pod's annotations could give a running container more, or another GPU, at its next start.
 //
 //attack:annotation-later A pod's annotations are changed after its container was first started
 func TestAContainerThatIsStartedAgainGetsWhatItFirstHad(t *testing.T) {

@@ -13,20 +13,20 @@ import (
 	"gpufabric.io/drivers/vgpu/injection"
 )
 
-// Memory has the driver limit containers' memory of GPUs, by their cgroups.
+// Memory lets the driver limit containers' GPU memory, by their cgroups.
 type Memory interface {
-	// Hold limits a container none of whose processes runs.
+	// Hold limits a container with no running process.
 	Hold(ctx context.Context, c memorylimits.Container, limits []memorylimits.Limit) error
-	// Restore limits one that runs, and tells whether it was not limited as it should be.
+	// Restore limits a running container, and says whether its limit was missing or wrong.
 	Restore(ctx context.Context, c memorylimits.Container, limits []memorylimits.Limit) (late bool, err error)
-	// Release gives up what is reserved for one, Keep for all that live does not name.
+	// Release releases the reservation for one container, Keep for all that are not in live.
 	Release(ctx context.Context, id string) error
 	Keep(ctx context.Context, live map[string]bool)
 }
 
-// StartContainer has the driver limit a container's memory. The runtime has made the container's cgroup by now, and starts none of its
-// processes before this returns: containerd calls it between runc's create and start (internal/cri/server/container_start.go), and starts
-// nothing where it fails.
+// StartContainer lets the driver limit a container's memory. The runtime has made the container's cgroup by now, and starts none of
+// its processes before this returns: containerd calls it between runc's create and start (internal/cri/server/container_start.go),
+// and starts nothing if it fails.
 func (h *Hook) StartContainer(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) error {
 	if !native(container) {
 		return nil
@@ -40,14 +40,14 @@ func (h *Hook) StartContainer(ctx context.Context, sandbox *api.PodSandbox, cont
 	if err == nil {
 		return nil
 	}
-	// CRI-O starts the container all the same (server/container_start.go), so the pod is told of as refused.
+	// CRI-O starts the container anyway (server/container_start.go), so the pod is reported as refused.
 	if pod, found := h.Pods.Pod(ctx, sandbox.GetNamespace(), sandbox.GetName(), sandbox.GetUid(), false); found == nil {
 		h.Outcome.Failed(pod, container.GetName(), err)
 	}
 	return fmt.Errorf("gpufabric vgpu: pod %s/%s: %w", sandbox.GetNamespace(), sandbox.GetName(), err)
 }
 
-// native says whether the driver is what holds a container.
+// native says whether the driver enforces a container's limit.
 func native(container *api.Container) bool {
 	return container.GetAnnotations()[annotation.Limits] == string(injection.Native)
 }
@@ -57,7 +57,7 @@ func limited(sandbox *api.PodSandbox, container *api.Container) memorylimits.Con
 		Name: container.GetName()}
 }
 
-// memory are the limits of a container's memory, as it was made with them.
+// memory returns the limits of a container's memory, as it was made with them.
 func (h *Hook) memory(container *api.Container) ([]memorylimits.Limit, error) {
 	held, known := granted(container)
 	if !known {
@@ -74,7 +74,7 @@ func (h *Hook) memory(container *api.Container) ([]memorylimits.Limit, error) {
 	return out, nil
 }
 
-// restoreMemory limits a container that was started while the plugin was away, and leaves one alone that is limited.
+// restoreMemory limits a container that was started while the plugin was away. It leaves a container with the right limit alone.
 func (h *Hook) restoreMemory(ctx context.Context, sandbox *api.PodSandbox, container *api.Container) {
 	if !native(container) || container.GetState() == api.ContainerState_CONTAINER_CREATED {
 		return // its start is still to come

@@ -21,17 +21,17 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// limiting is a hook whose driver limits memory, on cgroups of the kernel's.
+// limiting is a hook with a driver that limits memory, on the kernel's cgroups.
 type limiting struct {
 	*Hook
 	*world
 	t *testing.T
-	// gpu is the one that the hook's node shares.
+	// gpu is the GPU that the hook's node shares.
 	gpu    nvml.Device
 	driver memorylimits.Driver
-	// state is where it is kept what was set.
+	// state is the directory with the records of the limits.
 	state string
-	// parent is the cgroup that stands for the pods'.
+	// parent is the cgroup that plays the pods'.
 	parent string
 }
 
@@ -42,7 +42,7 @@ func setupLimiting(t *testing.T, pods ...*corev1.Pod) *limiting {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Driver.Version = "615.10" // the branch in which limits of memory came
+	p.Driver.Version = "615.10" // the branch that introduced memory limits
 	root := t.TempDir()
 	if err := tree.Render(t.Context(), tree.Options{Profile: p, Root: root, PlainDevices: true}); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func setupLimiting(t *testing.T, pods ...*corev1.Pod) *limiting {
 	return l
 }
 
-// restart forgets what a plugin forgets that is started again.
+// restart drops what a plugin loses in a restart.
 func (l *limiting) restart() {
 	l.t.Helper()
 	keeper, unreadable, err := memorylimits.Open(l.driver, l.state)
@@ -76,7 +76,7 @@ func (l *limiting) restart() {
 	l.Memory, l.Book, l.first = keeper, &holdings.Book{}, first{}
 }
 
-// create has the container made as a runtime does, up to the moment before its start.
+// create makes the container as a runtime does, up to the moment before its start.
 func (l *limiting) create(p *corev1.Pod, name string) *api.Container {
 	l.t.Helper()
 	c := container(p, name)
@@ -97,7 +97,7 @@ func (l *limiting) create(p *corev1.Pod, name string) *api.Container {
 
 func (l *limiting) cgroup(c *api.Container) string { return filepath.Join(l.parent, c.Id) }
 
-// is checks what the driver reserves for a container, and lets it have.
+// is checks the driver's reservation and limit for a container.
 func (l *limiting) is(when string, c *api.Container, soft, hard uint64) {
 	l.t.Helper()
 	got, r := l.gpu.GetMemoryLimits_v1(l.cgroup(c))
@@ -128,7 +128,7 @@ func TestTheDriverHoldsAContainerFromBeforeItsStartToItsEnd(t *testing.T) {
 	if !slices.Equal(l.by, []injection.Backend{injection.Native}) {
 		t.Errorf("held by %v", l.by)
 	}
-	// The runtime tells of the end of its processes, and then removes its cgroup.
+	// The runtime reports the end of its processes, and then removes its cgroup.
 	if _, err := l.StopContainer(t.Context(), sandbox(p), c); err != nil {
 		t.Fatal(err)
 	}

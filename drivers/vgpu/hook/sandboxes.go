@@ -6,7 +6,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 )
 
-// sandboxes are the sandboxes that each pod has, by the pod's UID. The zero value is empty and ready to use.
+// sandboxes are the sandboxes of each pod, by the pod's UID. The zero value is empty and ready to use.
 type sandboxes struct {
 	mu   sync.Mutex
 	pods map[string]map[string]bool

@@ -2,11 +2,11 @@ package injection
 
 import "fmt"
 
-// Backend is what holds a container to its share of a GPU.
+// Backend is what limits a container to its share of a GPU.
 type Backend string
 
-// The backends. MIG, and of memory the driver's own limit, are boundaries against hostile tenants; the libraries are fair sharing between
-// friends, which a program can go around.
+// The backends. MIG, and for memory the driver's own limit, are boundaries against hostile tenants. The libraries only divide GPUs
+// between cooperating tenants: a program can bypass them.
 const (
 	// Native is NVIDIA's own driver, from r615 on: memory, by the container's cgroup.
 	Native Backend = "native"
@@ -14,19 +14,19 @@ const (
 	Library Backend = "library"
 	// HAMiCore is HAMi-core, which the administrator put on the node: memory and cores.
 	HAMiCore Backend = "hami-core"
-	// None leaves limits to what the image has: they come as environment alone.
+	// None leaves the limits to the image: they are only set as environment.
 	None Backend = "none"
-	// MIG is a MIG instance: the hardware holds its containers.
+	// MIG is a MIG instance: the hardware enforces it.
 	MIG Backend = "mig"
-	// Whole is no limit, where the container may use all the memory of each of its GPUs.
+	// Whole is no limit: the container may use all the memory of each of its GPUs.
 	Whole Backend = "whole"
 )
 
-// auto is the wish to have the best backend that the node has.
+// auto is the setting for the best backend of the node.
 const auto = "auto"
 
-// Choose is the backend of a node, by what the administrator wants and what the node has: a directory with HAMi-core, a driver that limits
-// memory, or our library. native says why the driver does not, nil where it does.
+// Choose returns the backend of a node, from what the administrator wants and what the node has: a directory with HAMi-core, a
+// driver that limits memory, or our library. native says why the driver cannot limit memory, nil where it can.
 func Choose(wish, directory string, native error, library bool) (Backend, error) {
 	switch Backend(wish) {
 	case auto:
@@ -64,7 +64,7 @@ func Choose(wish, directory string, native error, library bool) (Backend, error)
 	return Backend(wish), nil
 }
 
-// Of is what holds a container with these limits on a node of this limiter.
+// Of returns what enforces these limits of a container on a node with this limiter.
 func (l Limiter) Of(limits []Limit) Backend {
 	limited := false
 	for _, limit := range limits {

@@ -48,7 +48,7 @@ func ours(t *testing.T) Limiter {
 		Locks: filepath.Join(root, "locks")}
 }
 
-// mounted are the host's paths by the container's.
+// mounted returns the host's paths by the container's.
 func mounted(t *testing.T, l Limiter, c Container, limits []Limit) map[string]string {
 	t.Helper()
 	edits, err := l.Edits(c, limits)
@@ -101,7 +101,7 @@ func TestAShareOfAWholeGPUGetsNoLibrary(t *testing.T) {
 	}
 }
 
-// What an earlier run of the container left would count as in use, or be believed.
+// What an earlier run of the container left must not count as in use, or be trusted.
 //
 //attack:limiter-region A tenant leaves a region of its own making for the next run of its container
 func TestAContainerThatIsStartedAgainFindsEmptyDirectories(t *testing.T) {

@@ -1,5 +1,6 @@
-// Package injection says what a container needs to be held to its share of a GPU by a limiter inside it: environment, the limiter's library
-// by preload, and a directory of its own for the limiter's accounting. The variables and paths are those of HAMi-core.
+// Package injection returns what a container needs so that a limiter inside it enforces its share of a GPU: environment, the
+// limiter's library by preload, and a directory of its own for the limiter's accounting. The variables and paths are those of
+// HAMi-core.
 package injection
 
 import (
@@ -21,7 +22,7 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// Paths in a container, where HAMi-core looks.
+// Paths in a container, as HAMi-core uses them.
 const (
 	cache    = "/tmp/vgpu"
 	lock     = "/tmp/vgpulock"
@@ -29,17 +30,18 @@ const (
 	region   = "/tmp/vgpu/cudevshr.cache"
 )
 
-// VisibleDevices is the variable by which NVIDIA's container runtime, and limiters, know a container's GPUs.
+// VisibleDevices is the variable with a container's GPUs for NVIDIA's container runtime and for limiters.
 const VisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // ControlOff is the variable by which a container opts out of HAMi-core's limits; a policy may forbid it.
 const ControlOff = "CUDA_DISABLE_CONTROL"
 
-// TaskPriority is the variable by which HAMi-core puts a container's work before that of others on its GPU: 0; 1 is every container's.
+// TaskPriority is the variable that gives a container's work priority over that of others on its GPU with HAMi-core: 0; the default
+// is 1.
 const TaskPriority = "CUDA_TASK_PRIORITY"
 
-// CorePolicy is the variable by which a container chooses when HAMi-core limits its cores, and CoreLimitOff the value with which it never
-// does. The others, default and force, limit no less than what the container was given.
+// CorePolicy is the variable by which a container chooses when HAMi-core limits its cores. CoreLimitOff is the value that never
+// limits them. The others, default and force, limit at least to what the container was given.
 const (
 	CorePolicy   = "GPU_CORE_UTILIZATION_POLICY"
 	CoreLimitOff = "disable"
@@ -54,22 +56,23 @@ func Visible(given []instances.Instance) string {
 	return VisibleDevices + "=" + strings.Join(uuids, ",")
 }
 
-// Limiter is where the limiter stands on the host.
+// Limiter describes the limiter on the host.
 type Limiter struct {
-	// Backend holds the containers to their shares. With None they get limits as environment only, for a limiter that their image has.
+	// Backend enforces the containers' shares. With None they get limits only as environment, for a limiter in their image.
 	Backend Backend
 	// Directory holds the backend's libvgpu.so and ld.so.preload.
 	Directory string
-	// Closed has our library refuse all memory where it cannot count; without, each process is then held to the limits by itself.
+	// Closed makes our library refuse all memory where it cannot count. Without it, each process is then held to the limits
+	// separately.
 	Closed bool
 	// Containers is the directory in which each container's accounting directory is made.
 	Containers string
-	// Locks is the directory in which each container's lock directory is made. HAMi-core takes turns through it when it starts; a lock that
-	// containers shared could be kept by one of them, and filled.
+	// Locks is the directory in which each container's lock directory is made. HAMi-core serialises its start through it. One
+	// container could keep or fill a lock that several shared.
 	Locks string
-	// Bytes is how much a container may put into either of its directories; 0: nothing bounds it.
+	// Bytes is how much a container may put into either of its directories; 0: no limit.
 	Bytes int64
-	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's for what does not fit.
+	// Oversubscribed says that more memory is promised than the GPUs have: containers may then use the host's memory for the rest.
 	Oversubscribed bool
 }
 
@@ -87,11 +90,10 @@ type Limit struct {
 	Cores int
 }
 
-// Limits translates what the scheduler gave, in units of factor MiB. noCoreLimit leaves cores unlimited.
+// Limits converts the scheduler's shares, in units of factor MiB. noCoreLimit leaves cores unlimited.
 //
-// HAMi-core knows limits by CUDA's number of a GPU alone, so they are in the order in which CUDA numbers the GPUs with
-// CUDA_DEVICE_ORDER=PCI_BUS_ID, which index tells, whatever the order in which the scheduler chose them. Two shares of one GPU are one
-// limit.
+// HAMi-core knows limits only by CUDA's number of a GPU. So the limits are in the order in which CUDA numbers the GPUs with
+// CUDA_DEVICE_ORDER=PCI_BUS_ID, given by index, whatever order the scheduler chose. Two shares of one GPU make one limit.
 func Limits(shares []annotation.Share, factor int, noCoreLimit bool, index func(uuid string) int) []Limit {
 	out := make([]Limit, 0, len(shares))
 	for _, share := range shares {
@@ -112,7 +114,7 @@ func Limits(shares []annotation.Share, factor int, noCoreLimit bool, index func(
 	return out
 }
 
-// both is what two amounts are together, of which 0 is all.
+// both adds two amounts, of which 0 means all.
 func both(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return 0
@@ -120,7 +122,7 @@ func both(a, b int64) int64 {
 	return a + b
 }
 
-// Edits are a container's edits besides the GPUs' device nodes and driver files, which come through CDI.
+// Edits returns a container's edits besides the GPUs' device nodes and driver files, which come through CDI.
 func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdits, error) {
 	directory, err := l.Accounting(container)
 	if err != nil {
@@ -152,8 +154,8 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	file := []string{"ro", "nosuid", "nodev", "noexec", "bind"}
 	switch l.Of(limits) {
 	case HAMiCore:
-		// HAMi-core takes its limits from this file of the image before it looks at its environment (ENV_OVERRIDE_FILE in its
-		// multiprocess_memory_limit.h): an empty one leaves the limits as they are.
+		// HAMi-core takes its limits from this file of the image before its environment (ENV_OVERRIDE_FILE in its
+		// multiprocess_memory_limit.h). An empty file leaves the limits unchanged.
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.empty(), ContainerPath: override, Options: file})
 	case Library:
 		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: l.limits(filepath.Base(directory)), ContainerPath: limiter.File, Options: file})
@@ -168,7 +170,7 @@ func (l Limiter) Edits(container Container, limits []Limit) (specs.ContainerEdit
 	return e, nil
 }
 
-// coreLimit is the one limit that HAMi-core knows for all of a container's GPUs: the smallest that was asked for, so that no GPU gives more
+// coreLimit is HAMi-core's single limit for all of a container's GPUs: the smallest that was requested, so that no GPU gives more
 // than its share. 0 is unlimited.
 func coreLimit(limits []Limit) int {
 	smallest := 0
@@ -185,7 +187,7 @@ var (
 	containerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// ErrName marks a pod or container whose name cannot become a directory's.
+// ErrName marks a pod or container whose name cannot be used for a directory.
 var ErrName = errors.New("not a name that Kubernetes gives")
 
 // Accounting is the container's accounting directory: POD-UID_CONTAINER, the form that the public monitor reads.
@@ -196,14 +198,14 @@ func (l Limiter) Accounting(c Container) (string, error) {
 	return filepath.Join(l.Containers, c.PodUID+"_"+c.Name), nil
 }
 
-// gone begins the names of directories whose content is to be removed. No pod's UID begins so.
+// gone is the prefix of directories whose content must be removed. No pod's UID begins so.
 const gone = ".gone-"
 
-// mostAside is how many directories of one container wait to be removed: it was started again so often meanwhile.
+// mostAside is how many directories of one container may wait for removal: it was restarted that often meanwhile.
 const mostAside = 16
 
-// Remove puts a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them. Call it
-// when the pod's sandbox is gone: until then they are mounted.
+// Remove sets a pod's accounting directories aside, for Sweep to remove: that is quick however many files a tenant made in them.
+// Call it when the pod's sandbox is gone: until then they are mounted.
 func (l Limiter) Remove(uid string) error {
 	if !podUID.MatchString(uid) {
 		return fmt.Errorf("pod UID %.80q: %w", uid, ErrName)
@@ -224,8 +226,8 @@ func (l Limiter) Remove(uid string) error {
 	return errors.Join(errs...)
 }
 
-// setAside gives a directory a name that Sweep looks for. It makes nothing: what tenants wrote may have filled the disk. One of bounded
-// size is gone with its file system. One that is not there is no error.
+// setAside gives a directory a name that Sweep looks for. It makes no file, since tenants' files may have filled the disk. A
+// directory of bounded size goes with its file system. A missing one is no error.
 func (l Limiter) setAside(in, name string) error {
 	path := filepath.Join(in, name)
 	if err := tmpfs.Release(path); err != nil {
@@ -244,11 +246,12 @@ func (l Limiter) setAside(in, name string) error {
 			return err // it names both
 		}
 	}
-	// Those of that name are there still, since they could not be removed: this one is, without being set aside. RemoveAll follows no link.
+	// Directories of that name still exist, since they could not be removed. This one is removed without being set aside. RemoveAll
+	// follows no link.
 	return os.RemoveAll(path)
 }
 
-// Sweep removes what Remove put aside, also before a restart. It takes as long as the tenants' files take.
+// Sweep removes what Remove set aside, also before a restart. Its time depends on the number of the tenants' files.
 func (l Limiter) Sweep() error {
 	var aside []string
 	for _, in := range []string{l.Containers, l.Locks} {
@@ -260,13 +263,14 @@ func (l Limiter) Sweep() error {
 	}
 	var errs []error
 	for _, path := range aside {
-		// RemoveAll does not follow links: what a tenant linked to stays.
+		// RemoveAll does not follow links: the target of a tenant's link stays.
 		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)
 }
 
-// Pods are the UIDs that have accounting directories, so that those of pods that ended while nobody watched can be removed.
+// Pods returns the UIDs that have accounting directories, so that those of pods that ended while the plugin was away can be
+// removed.
 func (l Limiter) Pods() ([]string, error) {
 	entries, err := os.ReadDir(l.Containers)
 	if errors.Is(err, os.ErrNotExist) {

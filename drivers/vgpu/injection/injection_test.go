@@ -52,8 +52,8 @@ func TestEditsHoldAContainerToItsShare(t *testing.T) {
 	}
 }
 
-// HAMi-core lets a container use the host's memory only where it is told to: without, what was promised beyond the GPU's own could not be
-// had.
+// HAMi-core lets a container use the host's memory only where it is told to. Otherwise memory that was promised beyond the GPU's
+// own would not be available.
 func TestMemoryThatIsPromisedTwiceMayComeFromTheHost(t *testing.T) {
 	l := hami(t)
 	for _, oversubscribed := range []bool{false, true} {
@@ -73,8 +73,8 @@ const other = "GPU-bbbbbbbb-4e5f-6071-8293-a4b5c6d7e8f9"
 
 func order(uuid string) int { return strings.Count(uuid, "bbbbbbbb") }
 
-// Volcano writes a container's GPUs from the last to the first (checkNodeGPUSharingPredicateAndScore in its vgpu/utils.go), and CUDA
-// numbers them from the first to the last.
+// Volcano writes a container's GPUs from the last to the first (checkNodeGPUSharingPredicateAndScore in its vgpu/utils.go), but
+// CUDA numbers them from the first to the last.
 func TestLimitsFollowTheGPUsAndNotTheOrderOfTheScheduler(t *testing.T) {
 	small, large := annotation.Share{UUID: uuid, Memory: 1, Cores: 10}, annotation.Share{UUID: other, Memory: 9, Cores: 20}
 	for name, shares := range map[string][]annotation.Share{"forwards": {small, large}, "backwards": {large, small}} {
@@ -113,7 +113,7 @@ func TestNamesFromOutsideNeverBecomePaths(t *testing.T) {
 	}
 }
 
-// Two tenants' containers have nothing in common through their limiters: no lock that one could keep, no file system that one could fill.
+// Two tenants' containers share nothing through their limiters: no lock that one could keep, no file system that one could fill.
 //
 //shows:vgpu-limits tenants
 func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
@@ -124,7 +124,7 @@ func TestEachContainerHasALockAndABoundOfItsOwn(t *testing.T) {
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("mounting is for root alone: %v", err)
 	}
-	if err = errors.Join(err, l.Make(b, nil), l.Make(a, nil)); err != nil { // a container that is made again has another
+	if err = errors.Join(err, l.Make(b, nil), l.Make(a, nil)); err != nil { // a container that is made again has another one
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -200,7 +200,7 @@ func TestRemoveTakesAPodsDirectoriesAndFollowsNoLink(t *testing.T) {
 	}
 }
 
-// What could not be removed yet keeps its name, and a container that is made again has another.
+// A directory that could not be removed yet keeps its name, and a container that is made again has another one.
 func TestADirectoryIsRemovedBesideOneThatStandsAside(t *testing.T) {
 	l := hami(t)
 	c := Container{"uid-1", "main"}

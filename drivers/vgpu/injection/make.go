@@ -14,13 +14,13 @@ import (
 // empty is an empty file, beside the containers' directories.
 func (l Limiter) empty() string { return filepath.Join(filepath.Dir(l.Containers), "empty") }
 
-// limits is the file with the limits of a container that has a directory of that name. It stands where no container writes.
+// limits is the file with the limits of a container with a directory of that name. No container can write there.
 func (l Limiter) limits(name string) string {
 	return filepath.Join(filepath.Dir(l.Containers), "limits", name)
 }
 
-// Make makes what a container finds when it starts: empty directories for its limiter, whatever an earlier run of it left there, and its
-// limits. The container's user, whoever it is, writes into the directories, so they are open to all, and sticky.
+// Make makes what a container finds when it starts: empty directories for its limiter, whatever an earlier run left there, and its
+// limits. The container may run as any user, so everybody may write to the directories, which are sticky.
 func (l Limiter) Make(c Container, limits []Limit) error {
 	directory, err := l.Accounting(c)
 	if err != nil {

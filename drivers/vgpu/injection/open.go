@@ -10,7 +10,7 @@ import (
 // files is how many files a container may have in one of its directories. The limiter has two.
 const files = 128
 
-// open makes a directory that a container's user, whoever it is, may write into.
+// open makes a directory to which a container's user, whoever it is, may write.
 func (l Limiter) open(path string) error {
 	const mode = os.ModeSticky | 0o777
 	if l.Bytes > 0 {

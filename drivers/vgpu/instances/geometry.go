@@ -18,10 +18,11 @@ type at struct {
 	placement inventory.Placement
 }
 
-// seats are the places that Volcano's `[group-position]` can mean on a GPU: first the instance at that position of the group, counted in
-// the order in which the group names them, then its equals, since Volcano gives one slot to several pods of a session: instances of that
-// profile at other positions of the group, and last anywhere on the GPU. The layouts are the administrator's knownMigGeometries for the
-// model; where there are none, one group for each profile that NVML offers, smallest first, with as many instances as fit.
+// seats returns the places that Volcano's `[group-position]` can mean on a GPU. First comes the instance at that position of the
+// group, counted in the order in which the group names them. Equal instances follow, since Volcano gives one slot to several pods
+// of a session: instances of that profile at other positions of the group, and last anywhere on the GPU. The layouts are the
+// administrator's knownMigGeometries for the model. Without them, there is one group for each profile that NVML offers, smallest
+// first, with as many instances as fit.
 func seats(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot) ([]at, error) {
 	groups, err := layouts(g, known)
 	if err != nil {
@@ -63,7 +64,7 @@ func seats(g *inventory.GPU, known []settings.Geometry, slot annotation.MIGSlot)
 	return out, nil
 }
 
-// listed are the geometries' names for an error's end.
+// listed returns the geometries' names for the end of an error.
 func listed(names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -71,8 +72,8 @@ func listed(names []string) string {
 	return ", named " + strings.Join(names, ", ")
 }
 
-// Overstated says which of the memory sizes in an administrator's geometries are more than the driver gives: a scheduler that believes them
-// lets pods in that want more than their instance has.
+// Overstated says which memory sizes in an administrator's geometries exceed what the driver gives: a scheduler that believes them
+// admits pods that want more than their instance has.
 func Overstated(g *inventory.GPU, known []settings.Geometry) []error {
 	var errs []error
 	for _, geometry := range known {
@@ -124,8 +125,8 @@ func named(g *inventory.GPU, name string) (inventory.Profile, error) {
 	return inventory.Profile{}, fmt.Errorf("%s is not a MIG profile of %s; its driver offers %s", name, g.UUID, strings.Join(offered, ", "))
 }
 
-// pack places a list of instances so that none overlap, the largest first and each as low as it can be: the same list always lies the same
-// way.
+// pack places a list of instances so that none overlap, the largest first and each as low as it can be. The same list always gets
+// the same places.
 func pack(list []inventory.Profile) ([]inventory.Placement, bool) {
 	order := make([]int, len(list))
 	for i := range order {
@@ -156,8 +157,8 @@ func overlap(a, b inventory.Placement) bool {
 	return a.Start < b.Start+b.Size && b.Start < a.Start+a.Size
 }
 
-// ascending are a GPU's profiles, smallest first: by memory, then by compute slices, then by the media engines that come with them, which
-// few can have.
+// ascending returns a GPU's profiles, smallest first: by memory, then by compute slices, then by their media engines, which only
+// few instances can have.
 func ascending(g *inventory.GPU) []inventory.Profile {
 	media := func(p inventory.Profile) int { return p.Decoders + p.Encoders + p.JPEGEngines + p.OFAEngines }
 	return slices.SortedFunc(slices.Values(g.MIG.Profiles), func(a, b inventory.Profile) int {
@@ -166,8 +167,9 @@ func ascending(g *inventory.GPU) []inventory.Profile {
 	})
 }
 
-// choose finds the smallest instance with at least so much memory (MiB) and so many percent of the GPU's cores that has room among what is
-// held. Of its placements it takes one that stands and is idle, else the one that spoils the fewest placements of other profiles.
+// choose finds the smallest instance with at least that much memory (MiB) and that percentage of the GPU's cores that fits beside
+// what is held. Of its placements it takes one with an idle instance, else the one that blocks the fewest placements of other
+// profiles.
 func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.Instance, held []inventory.Placement) (at, error) {
 	free := func(p inventory.Placement) bool {
 		return !slices.ContainsFunc(held, func(h inventory.Placement) bool { return overlap(h, p) })
@@ -194,7 +196,7 @@ func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.I
 				case i.Profile == profile.ID && i.Start == placement.Start:
 					spoilt = -1
 				case i.Overlaps(placement):
-					spoilt += 1000 // an idle instance would have to go first
+					spoilt += 1000 // an idle instance would have to be removed first
 				}
 			}
 			if best == nil || spoilt < least {
@@ -212,7 +214,7 @@ func choose(g *inventory.GPU, memoryMiB int64, cores int, standing []partition.I
 		fits, memoryMiB, cores)
 }
 
-// spoils counts the free placements that would be free no more.
+// spoils counts the free placements that would no longer be free.
 func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory.Placement) bool) int {
 	count := 0
 	for _, p := range g.MIG.Profiles {
@@ -225,8 +227,8 @@ func spoils(g *inventory.GPU, placement inventory.Placement, free func(inventory
 	return count
 }
 
-// Slots lists the memory in MiB of each slot that `[group-position]` can name on a GPU, group by group. A group whose instances do not fit
-// the GPU together is empty, so that those behind it keep their number.
+// Slots lists the memory in MiB of each slot that `[group-position]` can name on a GPU, group by group. A group whose instances do
+// not fit on the GPU together is empty, so that later groups keep their numbers.
 func Slots(g *inventory.GPU, known []settings.Geometry) ([][]int64, error) {
 	groups, err := layouts(g, known)
 	if err != nil {

@@ -1,8 +1,9 @@
 // Package instances gives containers MIG instances of a node's shared GPUs and takes them back when their pod ends.
 //
-// The scheduler says either which slot of a layout a container has (Volcano's `UUID[group-position]`) or only how much memory and cores; in
-// the second case the smallest instance that satisfies both is made. Who has what is written down before anything is made, so that after a
-// crash every instance is either its container's still or taken away; no placement is ever two containers'.
+// The scheduler gives either the slot of a layout for a container (Volcano's `UUID[group-position]`) or only an amount of memory
+// and cores. In the second case the smallest instance that satisfies both is made. The owner is recorded before anything is made.
+// So after a crash every instance either still belongs to its container or is removed, and no placement ever belongs to two
+// containers.
 package instances
 
 import (
@@ -28,7 +29,7 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// Owner is a container that has instances. A container that is started again is the same owner.
+// Owner is a container with instances. A restarted container is the same owner.
 type Owner struct {
 	PodUID, Container string
 	// Namespace and Pod are for people.
@@ -37,7 +38,7 @@ type Owner struct {
 
 func (o Owner) id() types.UID { return types.UID(o.PodUID + "_" + o.Container) }
 
-// Ask is one instance that is asked for.
+// Ask is a request for one instance.
 type Ask struct {
 	GPU *inventory.GPU
 	// Slot says exactly which; nil: the smallest that has MemoryMiB and Cores.
@@ -48,7 +49,7 @@ type Ask struct {
 	Cores int
 }
 
-// Instance is an instance that was given.
+// Instance is an instance that was given to a container.
 type Instance struct {
 	// GPU and UUID are those of the GPU and of the MIG device on it.
 	GPU  string `json:"gpu"`
@@ -58,13 +59,13 @@ type Instance struct {
 	ProfileID int    `json:"profileID"`
 	Start     int    `json:"start"`
 	Size      int    `json:"size"`
-	// MemoryMiB is what it has; AskedMiB what was asked for, 0 where a slot was.
+	// MemoryMiB is what it has; AskedMiB what was requested, 0 where a slot was.
 	MemoryMiB int64 `json:"memoryMiB"`
 	AskedMiB  int64 `json:"askedMiB,omitempty"`
 	// ID and Compute are NVML's numbers of the GPU instance and the compute instance that fills it.
 	ID      int `json:"id"`
 	Compute int `json:"compute"`
-	// Found says that it stood before and belonged to nobody; it is left standing.
+	// Found says that it existed before and belonged to nobody; it is kept at the end.
 	Found bool `json:"found,omitempty"`
 }
 
@@ -72,17 +73,17 @@ func (i Instance) placement() inventory.Placement {
 	return inventory.Placement{Start: i.Start, Size: i.Size}
 }
 
-// Options are what a Manager needs.
+// Options are the dependencies of a Manager.
 type Options struct {
-	// Directory keeps who has what.
+	// Directory stores who has what.
 	Directory string
 	// Boot names the node's current boot.
 	Boot string
-	// GPU finds a GPU of the node, nil where there is none of that UUID.
+	// GPU finds a GPU of the node, nil where there is none with that UUID.
 	GPU func(uuid string) *inventory.GPU
 	// Geometries are the layouts that the administrator allows for a product; none: what NVML offers.
 	Geometries func(product string) []settings.Geometry
-	// Faulty says why a placement must not be given, or nil; nil: all may.
+	// Faulty says why a placement must not be given out, nil where it may; a nil function allows all.
 	Faulty func(uuid string, at inventory.Placement) error
 }
 
@@ -92,17 +93,17 @@ type Manager struct {
 	store   *claimstate.Store
 	gpus    keylock.Locks
 
-	work sync.WaitGroup // gifts that go on although nobody waits for them
+	work sync.WaitGroup // gifts that continue although nobody waits for them
 	mu   sync.Mutex
-	// ending are owners whose pods are gone and whose instances may still stand.
+	// ending are owners whose pods are gone and whose instances may still exist.
 	ending map[types.UID]bool
-	// giving counts the gifts to an owner that are not done: what is in the store of it may not be all that it gets.
+	// giving counts an owner's gifts in progress: its record in the store may not be complete yet.
 	giving map[types.UID]int
 	wake   chan struct{}
 }
 
-// New makes a Manager with what was kept. Files that could not be read are set aside and reported; their instances then belong to nobody,
-// and idle ones make way for others.
+// New makes a Manager with the stored records. Files that could not be read are set aside and reported. Their instances then belong
+// to nobody, and idle ones are removed where others need the space.
 func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 	store, unreadable, err := claimstate.Open(o.Directory, atomicfile.Writer{})
 	if err != nil {
@@ -115,11 +116,11 @@ func New(o Options) (*Manager, []claimstate.Unreadable, error) {
 // Collector is the metric of the files that could not be read.
 func (m *Manager) Collector() prometheus.Collector { return m.store.Collector() }
 
-// ErrPending is in the chain of Give's error while the instances are still being made.
+// ErrPending is wrapped by Give's error while the instances are still being made.
 var ErrPending = errors.New("MIG instances are still being made; the next try finds them")
 
-// Give gives a container its instances, all or none; a container that has them gets the same again. It goes on after ctx ends, which NVML's
-// calls would not notice, so that a later try finds them made.
+// Give gives a container its instances, all or none; a container that has them gets the same again. It continues after ctx ends,
+// since NVML's calls cannot be interrupted, and a later try finds the instances.
 func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance, error) {
 	type result struct {
 		given []Instance
@@ -129,7 +130,7 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	m.begin(owner.id())
 	m.work.Go(func() {
 		given, err := m.give(context.WithoutCancel(ctx), owner, asks)
-		m.finish(owner.id()) // before the answer: who has it may end the pod at once, and count on its place
+		m.finish(owner.id()) // before the answer: the caller may end the pod at once, and rely on its place
 		done <- result{given, err}
 	})
 	select {
@@ -140,7 +141,7 @@ func (m *Manager) Give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	}
 }
 
-// begin notes a gift to an owner, whose pod therefore lives.
+// begin records a gift to an owner, whose pod is therefore alive.
 func (m *Manager) begin(owner types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,7 +149,7 @@ func (m *Manager) begin(owner types.UID) {
 	m.giving[owner]++
 }
 
-// finish has what was made be taken away again, if the pod ended meanwhile.
+// finish lets the instances be removed again if the pod ended meanwhile.
 func (m *Manager) finish(owner types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,7 +161,7 @@ func (m *Manager) finish(owner types.UID) {
 	}
 }
 
-// poke has ended owners be looked at.
+// poke makes Run handle ended owners.
 func (m *Manager) poke() {
 	select {
 	case m.wake <- struct{}{}:
@@ -203,7 +204,7 @@ func (m *Manager) give(ctx context.Context, owner Owner, asks []Ask) ([]Instance
 	return given, m.keep(owner, claimstate.Prepared, given)
 }
 
-// answers says whether what a container has is on the GPUs that it asks for.
+// answers says whether a container's instances are on the GPUs that it requests.
 func answers(given []Instance, asks []Ask) bool {
 	return slices.EqualFunc(given, asks, func(i Instance, a Ask) bool {
 		return i.GPU == a.GPU.UUID && (a.Slot != nil || i.AskedMiB == a.MemoryMiB)
@@ -241,16 +242,16 @@ func (m *Manager) plan(owner Owner, asks []Ask) ([]Instance, error) {
 	return out, nil
 }
 
-// holder is a placement that is not free.
+// holder is the owner of a placement that is not free.
 type holder struct {
 	placement inventory.Placement
-	// name is for the one who asks: it names nobody of another namespace.
+	// name is for the requester: it names nobody of another namespace.
 	name string
 	// detail is for the node's log; empty: name.
 	detail string
 }
 
-// holders are the placements of a GPU that others have, and those that must not be given.
+// holders returns the placements of a GPU that others have, and those that must not be given out.
 func (m *Manager) holders(g *inventory.GPU, asker Owner) []holder {
 	var out []holder
 	for _, record := range m.store.List() {
@@ -319,8 +320,8 @@ func (m *Manager) seat(ask Ask, standing []partition.Instance, holders []holder)
 		ask.Slot, first.profile.Name, first.placement.Start, held.name)
 }
 
-// make sees to it that an instance stands. Idle ones in its way go: every one that is somebody's is in the store, and NVML itself keeps
-// those in use.
+// make makes sure that an instance exists. It removes idle instances in its way: the store has every instance with an owner, and
+// NVML itself keeps those in use.
 func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	profile, ok := g.MIG.Profile(i.ProfileID)
 	if !ok {
@@ -350,12 +351,12 @@ func (m *Manager) make(g *inventory.GPU, i *Instance) error {
 	return nil
 }
 
-// End takes a pod's instances away, in the background: the runtime does not wait.
+// End removes a pod's instances in the background: the runtime must not wait.
 func (m *Manager) End(podUID string) {
 	m.endIf(func(uid string) bool { return uid == podUID })
 }
 
-// Keep ends every pod that live does not name: those that ended while nobody watched.
+// Keep ends every pod that is not in live: those that ended while the plugin was away.
 func (m *Manager) Keep(live map[string]bool) {
 	m.endIf(func(uid string) bool { return !live[uid] })
 }
@@ -376,10 +377,10 @@ func (m *Manager) endIf(over func(podUID string) bool) {
 	m.poke()
 }
 
-// Between tries to remove an instance that a process still uses.
+// The pauses between tries to remove an instance that a process still uses.
 const firstRetry, lastRetry = time.Second, 30 * time.Second
 
-// Run takes away what ended until ctx ends, and waits for what is being made.
+// Run removes ended owners' instances until ctx ends, and then waits for gifts in progress.
 func (m *Manager) Run(ctx context.Context) error {
 	defer m.work.Wait()
 	retry := firstRetry
@@ -427,7 +428,7 @@ func (m *Manager) ended() []types.UID {
 	defer m.mu.Unlock()
 	var out []types.UID
 	for uid := range m.ending {
-		if m.giving[uid] == 0 { // else when the gift is done
+		if m.giving[uid] == 0 { // otherwise when the gift is done
 			out = append(out, uid)
 		}
 	}
@@ -435,8 +436,8 @@ func (m *Manager) ended() []types.UID {
 	return out
 }
 
-// settle removes the instances of ended owners that are on no other GPUs than these, whose locks the caller holds. One that cannot be
-// removed yet is tried again later.
+// settle removes the instances of ended owners that are only on these GPUs, whose locks the caller holds. An instance that cannot
+// be removed yet is tried again later.
 func (m *Manager) settle(ctx context.Context, locked []string) {
 	for _, uid := range m.ended() {
 		given, _ := m.has(uid)
@@ -453,7 +454,7 @@ func (m *Manager) settle(ctx context.Context, locked []string) {
 	}
 }
 
-// takeBack removes instances that were made for an owner, and forgets the owner once all are gone.
+// takeBack removes instances that were made for an owner, and the owner's record once all are gone.
 func (m *Manager) takeBack(uid types.UID, given []Instance) error {
 	var errs []error
 	for _, i := range given {
@@ -474,7 +475,7 @@ func (m *Manager) takeBack(uid types.UID, given []Instance) error {
 	return m.store.Delete(uid)
 }
 
-// Len is the number of containers that have instances, or had and whose instances still stand.
+// Len is the number of containers with instances, including ended ones whose instances still exist.
 func (m *Manager) Len() int { return m.store.Len() }
 
 func (m *Manager) has(uid types.UID) ([]Instance, bool) {
@@ -484,7 +485,7 @@ func (m *Manager) has(uid types.UID) ([]Instance, bool) {
 
 func instancesOf(record claimstate.Record) []Instance {
 	var given []Instance
-	// What cannot be read was not written by this program: the store checks a sum over the bytes.
+	// The store checks a sum over the bytes, so unreadable data was not written by this program.
 	_ = json.Unmarshal(record.Data, &given)
 	return given
 }

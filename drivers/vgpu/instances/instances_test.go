@@ -65,7 +65,7 @@ func (n *node) slot(group, position int) Ask {
 	return Ask{GPU: n.read.GPUs[0], Slot: annotation.SlotAt(group, position)}
 }
 
-// stands compares what stands on the first GPU ("19@0": profile 19 at memory slice 0).
+// stands compares the instances on the first GPU ("19@0": profile 19 at memory slice 0).
 func (n *node) stands(want ...string) {
 	n.t.Helper()
 	got := n.machine.GPUs[0].Instances()
@@ -76,7 +76,7 @@ func (n *node) stands(want ...string) {
 	}
 }
 
-// end ends a pod and waits until nothing is left to be tried.
+// end ends a pod and waits until nothing is left to do.
 func (n *node) end(name string) {
 	n.t.Helper()
 	n.End("uid-" + name)
@@ -141,7 +141,7 @@ func TestAPlacementThatSpoilsLeastIsTaken(t *testing.T) {
 	if _, err := n.give("large", n.memory(0, 19000)); err == nil {
 		t.Error("two 3g.20gb were given beside a 1g.5gb")
 	}
-	n.stands("19@6", "9@0") // the small one stands where only one large one could
+	n.stands("19@6", "9@0") // the small one is where only one large one could be
 }
 
 var groups = []settings.Geometry{
@@ -152,7 +152,7 @@ var groups = []settings.Geometry{
 	{Name: "impossible", Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 40960, Count: 2}}},
 }
 
-// whole is the layout of a GPU that is one instance.
+// whole is the layout of a GPU with a single instance.
 var whole = settings.Geometry{Instances: []settings.Instances{{Profile: "7g.40gb", MemoryMiB: 39936, Count: 1}}}
 
 func TestASlotIsAnExactPlaceOfAKnownGeometry(t *testing.T) {
@@ -205,7 +205,7 @@ func TestARefusedSlotNamesNoPodOfAnotherNamespace(t *testing.T) {
 	t.Logf("attacker sees: %v", err)
 }
 
-// Volcano writes a geometry's name (mig.go of its scheduler, encodeMIGID); ours writes its place in the list.
+// Volcano writes a geometry's name (mig.go of its scheduler, encodeMIGID); ours writes its index in the list.
 func TestASlotIsNamedByItsGeometryOrByItsPlace(t *testing.T) {
 	named := slices.Clone(groups[:2])
 	named[0].Name, named[1].Name = "group1", "group2"
@@ -240,7 +240,7 @@ func TestASlotThatIsHeldIsReplacedByAnEqualFreeOne(t *testing.T) {
 		"default/pod-0, container main holds, and no equal") {
 		t.Errorf("got %v, want a refusal that names the holder", err)
 	}
-	// The same pod keeps what it has, and what was given back is given again.
+	// The same pod keeps what it has, and what was released is given out again.
 	if again, err := n.give("pod-1", n.slot(1, 1)); err != nil || again[0].Start != 2 {
 		t.Errorf("started again, it was given %+v (%v)", again, err)
 	}
@@ -326,7 +326,7 @@ func TestWhatStandsIdleIsUsedAndLeftStanding(t *testing.T) {
 	if _, err := n.give("before", n.memory(0, 3000)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.store.Delete(owner("before").id()); err != nil { // belongs to nobody, as an administrator's own does
+	if err := n.store.Delete(owner("before").id()); err != nil { // belongs to nobody, as an administrator's own instance
 		t.Fatal(err)
 	}
 	given, err := n.give("train", n.memory(0, 4000))

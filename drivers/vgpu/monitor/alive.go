@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// longestReading is far beyond what the files of a node's containers take, and the longest time that Prometheus waits for a scrape.
+// longestReading is far longer than reading the files of a node's containers takes, and than Prometheus waits for a scrape.
 const longestReading = time.Minute
 
 // readings are the scrapes that have begun and not ended.
@@ -16,7 +16,7 @@ type readings struct {
 	began map[int]time.Time
 }
 
-// begin notes a reading that begins now, and returns what ends it.
+// begin records the start of a reading, and returns a function for its end.
 func (r *readings) begin(now time.Time) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -33,7 +33,7 @@ func (r *readings) begin(now time.Time) (end func()) {
 	}
 }
 
-// Alive fails while a scrape is stuck, in a tenant's file or in what vgpu-plugin does not answer: a restart ends it.
+// Alive fails while a scrape hangs, in a tenant's file or in a request to vgpu-plugin: a restart ends it.
 func (c *Collector) Alive() error {
 	now := c.options.Now()
 	c.running.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/vgpu/figures"
 )
 
-// stuck answers once it is let go.
+// stuck answers once it is released.
 type stuck struct {
 	asked   chan struct{}
 	release chan struct{}

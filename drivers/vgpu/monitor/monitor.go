@@ -1,9 +1,9 @@
-// Package monitor exports what containers may use of shared GPUs and what they do use, under the metric names that existing dashboards of
-// the public monitor expect (all with the constant label zone="vGPU").
+// Package monitor exports what containers may use of shared GPUs and what they do use, under the metric names that existing
+// dashboards of the public monitor expect (all with the constant label zone="vGPU").
 //
-// A container's series are there from the moment the scheduler gave it a share, with a use of zero: a container that has not called CUDA
-// yet is not a container without a limit. Use comes from the driver where that limits the container, else from the limiter's shared region;
-// see package region for how far that is trusted.
+// A container's series exist from the moment the scheduler gave it a share, with a use of zero: a container that has not called
+// CUDA yet still has a limit. Use comes from the driver where that limits the container, else from the limiter's shared region; see
+// package region for how far that is trusted.
 package monitor
 
 import (
@@ -28,9 +28,10 @@ type Container struct {
 
 // Source knows the node.
 type Source interface {
-	// Figures are those of the shared GPUs: what was read last, and whether that is of now. Before the first time the factor is 0.
+	// Figures returns the figures of the shared GPUs as last read, and whether they are current. Before the first reading the factor
+	// is 0.
 	Figures() (known figures.Figures, now bool)
-	// Containers are those of pods on the node that were given shares.
+	// Containers returns those of pods on the node that were given shares.
 	Containers() []Container
 }
 
@@ -39,13 +40,13 @@ type Options struct {
 	Source Source
 	// Directory is where the containers' accounting directories are, POD-UID_CONTAINER each.
 	Directory string
-	// ByteLabels adds Device_memory_desc_of_container as the public monitor has it, with byte counts as labels: each change of use is a new
-	// series.
+	// ByteLabels adds Device_memory_desc_of_container as in the public monitor, with byte counts as labels: each change of use makes a
+	// new series.
 	ByteLabels bool
 	Now        func() time.Time
 }
 
-// Collector is a prometheus.Collector. It reads when it is scraped, and keeps nothing of what it read.
+// Collector is a prometheus.Collector. It reads during each scrape, and keeps nothing that it read.
 type Collector struct {
 	options Options
 	running readings
@@ -112,7 +113,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	}
 	unreadable, factor := 0, uint64(known.Factor) //nolint:gosec // not negative
 	if factor == 0 {
-		return // nobody knows yet what a unit of memory is
+		return // the size of a unit of memory is not known yet
 	}
 	for _, container := range c.options.Source.Containers() {
 		read, err := c.read(container)
@@ -136,8 +137,8 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.unreadable, float64(unreadable))
 }
 
-// share exports one share. read is nil before the container's limiter has started, and where it has none. The limiter lists GPUs in the
-// container's order, which is CUDA's and not the scheduler's, so a GPU is known by its UUID. used is what the driver says.
+// share exports one share. read is nil before the container's limiter has started, and where it has none. The limiter lists GPUs in
+// CUDA's order for the container, not the scheduler's, so GPUs are matched by UUID. used is the driver's figure.
 func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labels []string, uuid string, limit uint64,
 	read *region.Region, used uint64) {
 	gauge(c.limit, float64(limit), labels...)
@@ -158,7 +159,7 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 		sum.Module += process.Memory[i].Module
 		sum.Data += process.Memory[i].Data
 		if process.Utilization != nil {
-			// A tenant's number: more than all of the GPU is none.
+			// A tenant writes this number; no container can use more than the whole GPU.
 			utilization += min(process.Utilization[i], 100)
 		}
 	}
@@ -175,11 +176,11 @@ func (c *Collector) share(gauge func(*prometheus.Desc, float64, ...string), labe
 	}
 }
 
-// mostFiles is how many files of a container's directory are looked at: the limiter makes one, and what else a tenant puts there must not
-// cost a scrape.
+// mostFiles is how many files of a container's directory are read: the limiter makes one, and other files of a tenant must not slow
+// down a scrape.
 const mostFiles = 16
 
-// read finds a container's region: the first file that is one. No region and no error: the container has not called CUDA.
+// read finds a container's region: the first valid file. No region and no error: the container has not called CUDA.
 func (c *Collector) read(container Container) (*region.Region, error) {
 	directory := filepath.Join(c.options.Directory, container.PodUID+"_"+container.Name)
 	opened, err := os.Open(directory)

@@ -37,7 +37,7 @@ func pod(name string, memory int64) Container {
 		Shares: []annotation.Share{{UUID: uuid, Memory: memory}}}
 }
 
-// hamiCore writes a region of layout 1.2 as the limiter of a container does: one device with a limit, one process that uses some of it.
+// hamiCore writes a region of layout 1.2 like a container's limiter: one device with a limit, one process that uses some of it.
 func hamiCore(t testing.TB, directory string, container Container, limit, used uint64, lastKernel int64) {
 	t.Helper()
 	b := make([]byte, 2008953)
@@ -137,7 +137,7 @@ func TestSeriesAreThereFromAllocationOn(t *testing.T) {
 	}
 }
 
-// The plugin is restarted while containers run: their limits and use are known without it.
+// The plugin restarts while containers run: their limits and use are known without it.
 func TestWithoutThePluginTheContainersSeriesStay(t *testing.T) {
 	c := New(Options{Source: machine{containers: []Container{pod("running", 1024), pod("whole", 0)}, away: true}, Directory: t.TempDir(),
 		Now: time.Now})

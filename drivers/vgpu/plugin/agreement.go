@@ -24,19 +24,19 @@ const (
 	agreementKey  = "memoryFactorMiB"
 )
 
-// agreement keeps one size of a unit of memory for all nodes of a cluster, in a ConfigMap. Volcano reads amounts of memory and knows no
-// unit, so nodes that count in different ones would make a pod's request mean different things. A node that needs a larger unit than the
-// one in force raises it, and all nodes follow. It never shrinks: pods that wait or run were written in it. Where Namespace is empty, each
-// node keeps its own.
+// agreement keeps the same unit of memory on all nodes of a cluster, in a ConfigMap. Volcano reads amounts of memory and knows no
+// unit, so with different units a pod's request would mean different amounts on different nodes. A node that needs a larger unit
+// than the present one raises it, and all nodes follow. It never shrinks: requests of waiting and running pods are in the present
+// unit. Where Namespace is empty, each node has its own.
 type agreement struct {
 	Client    kubernetes.Interface
 	Namespace string
 }
 
-// Between failed tries; the API server is away then, or another node was faster.
+// The pauses between failed tries: the API server is away, or another node was faster.
 const firstRetry, lastRetry = 100 * time.Millisecond, 5 * time.Second
 
-// Agree returns the factor in force once it is at least needed, raising it where it must. It tries until ctx ends.
+// Agree returns the present factor once it is at least needed; it raises it where necessary. It tries until ctx ends.
 func (f agreement) Agree(ctx context.Context, needed int) (int, error) {
 	if f.Namespace == "" {
 		return needed, nil
@@ -56,7 +56,7 @@ func (f agreement) Agree(ctx context.Context, needed int) (int, error) {
 	}
 }
 
-// raise does one try. Two nodes at once are told apart by the API server: the later one conflicts, and tries again.
+// raise makes one try. If two nodes try at once, the API server refuses the later one, which tries again.
 func (f agreement) raise(ctx context.Context, needed int) (int, error) {
 	maps := f.Client.CoreV1().ConfigMaps(f.Namespace)
 	standing, err := maps.Get(ctx, agreementName, metav1.GetOptions{})
@@ -93,7 +93,7 @@ func parse(m *corev1.ConfigMap) (int, error) {
 	return factor, nil
 }
 
-// Follow calls changed with the factor in force, now and at every change, until ctx ends.
+// Follow calls changed with the present factor, now and at every change, until ctx ends.
 func (f agreement) Follow(ctx context.Context, changed func(factor int)) error {
 	if f.Namespace == "" {
 		<-ctx.Done()

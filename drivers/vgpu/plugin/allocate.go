@@ -23,14 +23,14 @@ import (
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
-// amount serves cores and percentages: the kubelet counts them, and what a container may use of which GPU comes with its number.
+// amount serves cores and percentages. The kubelet counts them; a container's actual share comes with its number of GPUs.
 type amount struct{}
 
 func (amount) Allocate(context.Context, []string) (*pluginapi.ContainerAllocateResponse, error) {
 	return &pluginapi.ContainerAllocateResponse{}, nil
 }
 
-// memory serves memory. Without NRI a container that asks for memory alone, which is one GPU's, gets its share by it.
+// memory serves memory. Without NRI a container that requests only memory, which means one GPU, gets its share through it.
 type memory struct{ shares number }
 
 func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -53,8 +53,8 @@ func (m memory) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 	return nil, ambiguous(alone, len(ids))
 }
 
-// nothing is the answer where the container runtime's hook brings the GPUs: no GPU at all, also by a runtime that reads this variable from
-// the image, and a device that keeps the container from starting if the hook should be left out.
+// nothing is the answer where the container runtime's hook provides the GPUs. It hides all GPUs, also from a runtime that reads
+// this variable from the image, and adds a device that prevents the container's start if the hook is skipped.
 func (n number) nothing() *pluginapi.ContainerAllocateResponse {
 	return &pluginapi.ContainerAllocateResponse{
 		Envs:       map[string]string{injection.VisibleDevices: "void"},
@@ -62,24 +62,25 @@ func (n number) nothing() *pluginapi.ContainerAllocateResponse {
 	}
 }
 
-// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only counted.
-// Without, the allocation itself has to say them, although it names no pod: it does where one container alone can be meant.
+// number serves the number of GPUs. With NRI the container gets its shares when the runtime makes it, and an allocation is only
+// counted. Without NRI the allocation itself must return them although it names no pod: it does so where only one container can be
+// meant.
 type number struct {
 	hook *hook.Hook
 	pods *podwatch.Pods
-	// nri tells that a runtime socket is configured, so that shares come through the hook.
+	// nri says that a runtime socket is configured, so that the hook provides shares.
 	nri bool
-	// refused are the pods of which a container got nothing.
+	// refused are the pods with a container that got nothing.
 	refused *refusals
-	// spec is the file of the CDI spec that containers get the GPUs' device nodes by.
+	// spec is the file of the CDI spec with the GPUs' device nodes.
 	spec string
 }
 
 // Spec implements deviceplugin.Specified.
 func (n number) Spec() string { return n.spec }
 
-// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never asks for them again, but the list of pods
-// may go on to show them as waiting for a moment, in which the next pod's allocation must not be taken for theirs.
+// refusals remembers pods whose allocation was refused, by UID. The kubelet ends them and never requests shares for them again. But
+// the list of pods may show them as waiting for another moment, and the next pod's allocation must not be mistaken for theirs.
 type refusals struct {
 	mu   sync.Mutex
 	pods map[types.UID]bool
@@ -100,7 +101,7 @@ func (r *refusals) has(pod types.UID) bool {
 	return r.pods[pod]
 }
 
-// keep forgets pods that are not listed any more.
+// keep removes pods that are no longer listed.
 func (r *refusals) keep(listed []*corev1.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,7 +110,7 @@ func (r *refusals) keep(listed []*corev1.Pod) {
 	})
 }
 
-// watchDelay is how long an allocation waits for the pod that it is for: the kubelet may have heard of it a moment before this plugin did.
+// watchDelay is how long an allocation waits for its pod: the kubelet may have learnt of it a moment before this plugin.
 const watchDelay = 3 * time.Second
 
 func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -144,14 +145,14 @@ func (n number) Allocate(ctx context.Context, ids []string) (*pluginapi.Containe
 	}
 }
 
-// candidates are the containers that an allocation of so many GPUs can be for.
+// candidates returns the containers that an allocation of that many GPUs may be for.
 func (n number) candidates(all []*corev1.Pod, count int) []annotation.Candidate {
 	r := n.hook.Resources
 	return r.Candidates(all, func(c *corev1.Container) bool { return r.Asks(c) == count && r.MemoryAlone(c) == 0 }, n.served)
 }
 
-// forget gives back what pods that are gone had: the list of pods is ahead of the news that one was deleted, and the scheduler has given
-// its room away already.
+// forget releases what deleted pods had. The list of pods may show a deletion before its event arrives, and the scheduler has
+// already given the space to another pod.
 func (n number) forget(all []*corev1.Pod) {
 	live := map[string]bool{}
 	for _, pod := range all {
@@ -170,7 +171,7 @@ func (n number) served(uid, container string) bool {
 	return n.refused.has(types.UID(uid)) || n.hook.Book.Holds(heldID(uid, container))
 }
 
-// heldID stands in for the runtime's id of a container, which an allocation does not know.
+// heldID replaces the runtime's ID of a container, which an allocation does not know.
 func heldID(uid, container string) string { return uid + "/" + container }
 
 func ambiguous(candidates []annotation.Candidate, count int) error {
@@ -187,7 +188,8 @@ func ambiguous(candidates []annotation.Candidate, count int) error {
 		count, len(candidates), strings.Join(names, "; "))
 }
 
-// recover books what pods on this node have already, after a restart. With NRI the runtime tells; without, the pods' annotations do.
+// recover books what pods on this node have already, after a restart. With NRI the runtime reports it; without, the pods'
+// annotations do.
 func (n number) recover(ctx context.Context) error {
 	all, err := n.pods.All()
 	if err != nil {
@@ -205,12 +207,12 @@ func (n number) recover(ctx context.Context) error {
 	return nil
 }
 
-// follow books pods that begin to run and are not booked, until ctx ends: the kubelet had asked for them when the plugin was killed, and
-// they did not run yet when it started again.
+// follow books pods that begin to run and are not booked, until ctx ends. The kubelet had requested their shares before the plugin
+// was killed, and they did not run yet when it started again.
 func (n number) follow(ctx context.Context) error {
 	for {
 		changed := n.pods.Changed()
-		if all, err := n.pods.All(); err == nil { // of a watch's cache; the error is of a selector, and there is none
+		if all, err := n.pods.All(); err == nil { // from a watch's cache; only a bad selector gives an error, and there is none
 			n.book(ctx, all)
 		}
 		select {
@@ -221,13 +223,13 @@ func (n number) follow(ctx context.Context) error {
 	}
 }
 
-// book books what the pods have that run, or that the scheduler was told of, where it is not booked.
+// book books what pods have that are not booked yet: those that run, or that were reported to the scheduler.
 func (n number) book(ctx context.Context, all []*corev1.Pod) {
 	for _, pod := range all {
 		if podwatch.Over(pod) {
 			continue
 		}
-		// One that runs has its share, whether or not the plugin lived to say so.
+		// A running pod has its share, even if the plugin did not live to report it.
 		if pod.Annotations[annotation.BindPhase] != annotation.BindSuccess && pod.Status.Phase != corev1.PodRunning {
 			continue
 		}
@@ -239,8 +241,8 @@ func (n number) book(ctx context.Context, all []*corev1.Pod) {
 			if err == nil && len(shares) > 0 {
 				err = n.rebook(ctx, pod, container.Name, shares)
 				if err == nil {
-					// The plugin may have died before it told; where it had, nothing is written. What holds the container to its share is known then
-					// alone: this program may run with other settings than the one that gave it.
+					// The plugin may have died before it reported this; if it had reported, nothing is written. Only then is it known what
+					// enforces the container's share: this program may run with other settings than the one that gave it.
 					n.hook.Outcome.Served(pod, container.Name, injection.Backend(limitsOf(pod)[container.Name]))
 				}
 			}
@@ -251,8 +253,8 @@ func (n number) book(ctx context.Context, all []*corev1.Pod) {
 	}
 }
 
-// rebook books what a container has. MIG instances are given again: those that stand are taken as they are, and what a reboot removed is
-// made again.
+// rebook books what a container has. MIG instances are given again: existing ones are used as they are, and those that a reboot
+// removed are made again.
 func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, shares []annotation.Share) error {
 	if card := n.hook.Deck().ByUUID(shares[0].UUID); card == nil || card.Mode != annotation.ModeMIG {
 		who := held(pod, container)
@@ -263,8 +265,8 @@ func (n number) rebook(ctx context.Context, pod *corev1.Pod, container string, s
 	return err
 }
 
-// held is a container of a pod as the kubelet allocates for it: for all containers before the first runs. An init container's share counts
-// beside those of sidecars before it, and not beside what starts when it has ended.
+// held is a container of a pod in the kubelet's allocation, which happens for all containers before the first one runs. An init
+// container's share counts beside those of sidecars before it, but not beside what starts after its end.
 func held(pod *corev1.Pod, container string) holdings.Holder {
 	h := holdings.Holder{ID: heldID(string(pod.UID), container), Name: pod.Namespace + "/" + pod.Name + ", container " + container,
 		Namespace: pod.Namespace, Pod: string(pod.UID)}
@@ -305,8 +307,9 @@ func (n number) give(ctx context.Context, c annotation.Candidate) (*pluginapi.Co
 	return response, nil
 }
 
-// Prefer steers the kubelet to ids of the GPUs that the scheduler chose, so that what the kubelet counts is what is used: ids of GPUs that
-// pods on this node wait for come first. The kubelet's account then agrees with the scheduler's; what a container gets never depends on it.
+// Prefer steers the kubelet to IDs of the GPUs that the scheduler chose, so that the kubelet counts what is really used: IDs of
+// GPUs for which pods on this node wait come first. The kubelet's record then agrees with the scheduler's. What a container gets
+// never depends on it.
 func (n number) Prefer(available, required []string, size int) []string {
 	chosen := slices.Clone(required)
 	all, err := n.pods.All()

@@ -13,14 +13,14 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// The ConfigMaps of clusters that have the public plugin, and their keys. Volcano's scheduler reads the first.
+// The ConfigMaps of clusters with the public plugin, and their keys. Volcano's scheduler reads the first.
 const (
 	deviceConfigMap, deviceConfigKey = "volcano-vgpu-device-config", "device-config.yaml"
 	nodeConfigMap, nodeConfigKey     = "volcano-vgpu-node-config", "config.json"
 )
 
-// settings reads the configuration: the ConfigMaps where Volcano keeps them, files that are mounted where it has none, and the flags that
-// were given over both.
+// settings reads the configuration: the ConfigMaps in Volcano's namespace, mounted files where there are none, and then the flags,
+// which take precedence.
 func (o *Options) settings(ctx context.Context, client kubernetes.Interface) (settings.Settings, error) {
 	s := settings.Default()
 	s.Scheduler = settings.Scheduler(o.Scheduler)
@@ -58,7 +58,7 @@ func (o *Options) settings(ctx context.Context, client kubernetes.Interface) (se
 	return s, err
 }
 
-// configuration is the text of one source, nil where there is none, and where it stands.
+// configuration is the text of one source, nil where there is none, and its place.
 func (o *Options) configuration(ctx context.Context, client kubernetes.Interface, name, key, path string) ([]byte, string, error) {
 	if o.ConfigNamespace != "" {
 		where := fmt.Sprintf("ConfigMap %s/%s", o.ConfigNamespace, name)

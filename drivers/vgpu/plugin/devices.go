@@ -20,12 +20,12 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// nodesLook is how often device nodes and the driver's files are looked at again: a device's numbers in /proc/devices change without an
-// event. Files that come or go in the devices' directory are noticed at once.
+// nodesLook is how often to check device nodes and the driver's files: a device's numbers in /proc/devices change without an event.
+// Files that appear or disappear in the devices' directory are noticed at once.
 const nodesLook = 10 * time.Second
 
-// deviceFiles are the CDI spec through which containers get the shared GPUs' device nodes and the driver's files, kept as the node has them
-// now.
+// deviceFiles is the CDI spec through which containers get the shared GPUs' device nodes and the driver's files, kept up to date
+// with the node.
 type deviceFiles struct {
 	options   *Options
 	nvml      nvml.Interface
@@ -33,7 +33,7 @@ type deviceFiles struct {
 	nodes     edits.Capabilities
 	hook      string
 	directory *cdi.Dir
-	// set is what was found last; one goroutine at a time uses it.
+	// set is the last result; only one goroutine at a time uses it.
 	set *edits.Set
 }
 
@@ -58,7 +58,7 @@ func (f *deviceFiles) capabilities(g *inventory.GPU, i instances.Instance) ([]*s
 	return f.nodes.Nodes(g.Minor, i.ID, i.Compute)
 }
 
-// find looks for what containers need, writes the spec, and has GPUs unhealthy whose containers would lack a device node.
+// find searches for what containers need, writes the spec, and marks GPUs as unhealthy whose containers would lack a device node.
 func (f *deviceFiles) find(ctx context.Context) error {
 	at := f.options.Driver().Locate()
 	found, err := edits.Find(f.table.node, edits.Options{
@@ -89,7 +89,7 @@ func (f *deviceFiles) find(ctx context.Context) error {
 	return nil
 }
 
-// follow looks again when device nodes come or go, or the driver's files do, until ctx ends.
+// follow searches again when device nodes or the driver's files appear or disappear, until ctx ends.
 func (f *deviceFiles) follow(ctx context.Context) error {
 	changes := f.options.Files.Entries(ctx, f.options.Driver().Locate().Dev.Path)
 	tick := time.NewTicker(nodesLook)
@@ -110,8 +110,8 @@ func (f *deviceFiles) follow(ctx context.Context) error {
 	}
 }
 
-// deviceEdits are a GPU's edits with those that every container gets. NVIDIA_VISIBLE_DEVICES is left out: the limiter reads the container's
-// own from it.
+// deviceEdits are a GPU's edits with those for every container. They omit NVIDIA_VISIBLE_DEVICES: the limiter reads the container's
+// own value.
 func deviceEdits(common, gpu specs.ContainerEdits) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		Env: slices.DeleteFunc(slices.Concat(common.Env, gpu.Env), func(variable string) bool {

@@ -11,11 +11,11 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// drainLook is how often a role that is to let go looks whether containers still have shares: neither the book nor the store of instances
-// tells of an end.
+// drainLook is how often a role in a drain checks whether containers still have shares: neither the book nor the store of instances
+// reports an end.
 const drainLook = time.Second
 
-// drained has the role let go of its GPUs for a drain.
+// drained makes the role release its GPUs for a drain.
 type drained struct {
 	session *drain.Session
 	table   *table
@@ -23,8 +23,8 @@ type drained struct {
 	made    *instances.Manager
 }
 
-// run waits for a drain. Then every GPU is unhealthy, so that neither the scheduler nor the kubelet gives it to a pod, until the
-// containers that have shares have ended (drain.ErrLetGo) or the drain is given up.
+// run waits for a drain. Then it marks every GPU as unhealthy, so that neither the scheduler nor the kubelet gives it to a pod,
+// until the containers with shares have ended (drain.ErrLetGo) or the drain is given up.
 func (d drained) run(ctx context.Context) error {
 	for d.session.Await(ctx, true) {
 		d.table.drain(ctx, true)
@@ -50,14 +50,14 @@ func (d drained) run(ctx context.Context) error {
 	return nil
 }
 
-// leave notes what containers have when the role ends: they run on without it.
+// leave records what containers have when the role ends: they run on without it.
 func (d drained) leave(ctx context.Context) {
 	if words := d.holding(); words != "" {
 		d.session.Holds(ctx, words)
 	}
 }
 
-// holding says which containers have shares; empty for none.
+// holding lists the containers that have shares; empty for none.
 func (d drained) holding() string {
 	names, instances := d.book.Names(), d.made.Len()
 	if len(names) == 0 && instances == 0 {

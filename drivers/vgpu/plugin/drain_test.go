@@ -20,8 +20,8 @@ import (
 	nvidiasmi "gpufabric.io/fakes/smi"
 )
 
-// resetter resets GPU 0 of a fake machine as an administrator does. NVIDIA's driver resets no GPU that a program has open (nvidia-smi(1),
-// --gpu-reset).
+// resetter resets GPU 0 of a fake machine as an administrator does. NVIDIA's driver resets no GPU that a program has open
+// (nvidia-smi(1), --gpu-reset).
 func resetter(root string) func() error {
 	return func() error {
 		var out bytes.Buffer
@@ -29,7 +29,7 @@ func resetter(root string) func() error {
 	}
 }
 
-// heldBy waits until what holds a node's GPUs contains want; empty: until nothing holds them.
+// heldBy waits until the description of a node's GPU holders contains want; empty: until nothing holds them.
 func heldBy(t *testing.T, shared drain.Directory, want string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -80,7 +80,7 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 	}
 	heldBy(t, shared, "default/first")
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-number", 0)
-	// Given up, it shares as before.
+	// After the drain was given up, it shares GPUs as before.
 	if err := shared.Set(drain.None); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestADrainedNodesGPUsAreSharedNoMoreUntilItIsUndrained(t *testing.T) {
 	n.allocate("volcano.sh/vgpu-number", 1)
 }
 
-// The monitor reads files of tenants: it has no device and no part of the driver, and holds no GPU of a drained node.
+// The monitor reads files of tenants. It has no device and no part of the driver, and holds no GPU of a drained node.
 //
 //shows:gpu-drain vgpu-monitor
 func TestTheMonitorOpensNoGPU(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 	"gpufabric.io/fakes/tree"
 )
 
-// machine renders a machine of the fakes and starts a role on it. l40s-8 is that of the public write-up on vGPU sharing.
+// machine renders a fake machine and starts a role on it. l40s-8 is the machine of the public article on vGPU sharing.
 func machine(t *testing.T, name, root string, run func(context.Context, *Options, string, *fake.Clientset) error,
 	flags ...string) *fake.Clientset {
 	t.Helper()
@@ -74,7 +74,7 @@ func TestAnL40SNodeHasTheCountsOfThePublicWriteUp(t *testing.T) {
 	kubelet.AwaitAllocatable("volcano.sh/vgpu-cores", 800)
 }
 
-// TestEightOfTheLargestGPUsRegisterWithNoSetting has the kubelet's side of gRPC refuse what is over 4 MiB, as the kubelet's own does.
+// TestEightOfTheLargestGPUsRegisterWithNoSetting uses a kubelet whose gRPC refuses messages over 4 MiB, as the real one does.
 func TestEightOfTheLargestGPUsRegisterWithNoSetting(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()
@@ -104,8 +104,8 @@ func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
 	scrape(t, address, fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10`, uuid))
 }
 
-// scrape asks the monitor until a line begins as asked for, and returns what follows in that line up to a quote. The monitor starts in the
-// background and hears of pods by a watch; the test's own deadline bounds the asking.
+// scrape scrapes the monitor until a line has the given prefix, and returns the rest of that line up to a quote. The monitor starts
+// in the background and learns of pods through a watch; the test's own deadline bounds the wait.
 func scrape(t *testing.T, address, begins string) string {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -139,7 +139,7 @@ func free(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// A GPU without its device nodes is not shared; a driver container, or nvidia-modprobe, may make them after the role has started.
+// A GPU without its device nodes is not shared. A driver container, or nvidia-modprobe, may make them after the role has started.
 func TestDeviceNodesThatComeLateAreGivenToContainers(t *testing.T) {
 	kubelet := kubelettest.New(t)
 	kubelet.Start()

@@ -127,7 +127,7 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	if err := n.api.CoreV1().Pods("default").Delete(t.Context(), "small", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for len(n.machine.GPUs[0].Instances()) > 0 { // it goes in the background; the test's deadline bounds the wait
+	for len(n.machine.GPUs[0].Instances()) > 0 { // its removal runs in the background; the test's deadline bounds the wait
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -179,7 +179,7 @@ func TestAfterTwoHundredPodsNobodyHoldsAnything(t *testing.T) {
 	whole := n.machine.GPUs[0].UUID + ",NVIDIA,4096,0:;"
 	for i := range 200 {
 		name := fmt.Sprint("churn-", i)
-		n.schedule(name, whole, "main") // the whole GPU: one that were not given back would refuse the next
+		n.schedule(name, whole, "main") // the whole GPU: if one were not released, the next would be refused
 		ids, err := n.tryAllocate("volcano.sh/vgpu-number", 1)
 		if err != nil {
 			t.Fatalf("pod %d: %v", i, err)
@@ -191,14 +191,14 @@ func TestAfterTwoHundredPodsNobodyHoldsAnything(t *testing.T) {
 	}
 }
 
-// silent hears what became of containers and does nothing.
+// silent receives results for containers and does nothing.
 type silent struct{}
 
 func (silent) Served(*corev1.Pod, string, injection.Backend)         {}
 func (silent) Failed(*corev1.Pod, string, error)                     {}
 func (silent) Partitioned(*corev1.Pod, string, []instances.Instance) {}
 
-// withoutNRI gives shares of one GPU of 48 GiB to the API's pods, in units of 10 MiB, and writes nothing on them.
+// withoutNRI gives shares of one GPU of 48 GiB to the API's pods, in units of 10 MiB, and writes nothing to them.
 func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 	t.Helper()
 	watched, err := podwatch.Watch(t.Context(), api, nodeName, func(*corev1.Pod) {})
@@ -214,7 +214,7 @@ func withoutNRI(t testing.TB, api kubernetes.Interface, uuid string) number {
 	}}
 }
 
-// The first pod's refusal has not reached the list of pods yet when the kubelet asks for the second.
+// The list of pods does not show the first pod's refusal yet when the kubelet asks for the second.
 func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	api := fake.NewClientset()
@@ -244,8 +244,8 @@ func TestAnAllocationIsNotTakenForThatOfAPodThatWasRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkAllocateAmong500Pods is an allocation without NRI, which has to find the pod that it is for: 500 are on the API server, all on
-// this node, and one of them waits.
+// BenchmarkAllocateAmong500Pods is an allocation without NRI, which has to find its pod: 500 are on the API server, all on this
+// node, and one of them waits.
 func BenchmarkAllocateAmong500Pods(b *testing.B) {
 	const uuid = "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	api := fake.NewClientset()

@@ -21,14 +21,14 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// backend is what holds containers to their shares on this node. native says why the driver cannot, nil where it can or where that is not
-// known yet.
+// backend returns what limits containers to their shares on this node. native says why the driver cannot, nil where it can or where
+// that is not known yet.
 func (o *Options) backend(native error) (injection.Backend, error) {
 	_, err := os.Stat(o.LimiterLibrary)
 	return injection.Choose(o.Limits, o.LimiterDir, native, err == nil)
 }
 
-// openMemory makes what has the driver limit containers' memory, with what was set before.
+// openMemory makes the part that lets the driver limit containers' memory, with the stored records.
 func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memorylimits.Keeper, error) {
 	memory, unreadable, err := memorylimits.Open(memorylimits.Driver{NVML: lib,
 		Cgroups: memorylimits.Tree{Root: o.CgroupRoot, Self: filepath.Join(o.ProcRoot(), "self/cgroup")}}, o.stateFile("memory-limits"))
@@ -39,7 +39,7 @@ func (o *Options) openMemory(ctx context.Context, lib nvml.Interface) (*memoryli
 	return memory, err
 }
 
-// native says why the driver limits no memory of containers with shares; nil: it does.
+// native says why the driver does not limit the memory of containers with shares; nil: it does.
 func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, deck *decks.Deck) error {
 	switch {
 	case o.RuntimeSocket == "":
@@ -57,8 +57,8 @@ func (o *Options) native(memory *memorylimits.Keeper, config settings.Settings, 
 	return memory.Available(uuids...)
 }
 
-// limiter chooses what holds containers to their shares, and puts its library on the node where it is ours. native says why the driver
-// cannot hold them, nil where it can. directory is where the library stands on the node.
+// limiter chooses what limits containers to their shares, and installs its library on the node where it is ours. native says why
+// the driver cannot limit them, nil where it can. directory is the library's directory on the node.
 func (o *Options) limiter(ctx context.Context, native error) (backend injection.Backend, directory string, err error) {
 	if backend, err = o.backend(native); err != nil {
 		return "", "", err
@@ -77,7 +77,7 @@ func (o *Options) limiter(ctx context.Context, native error) (backend injection.
 	return backend, directory, nil
 }
 
-// limited exports how many containers are held to their shares by what.
+// limited exports how many containers are limited by which backend.
 type limited struct {
 	book *holdings.Book
 	desc *prometheus.Desc

@@ -81,7 +81,8 @@ func TestContainersAreCountedByWhatHoldsThem(t *testing.T) {
 	}
 }
 
-// runNative starts the role on eight L40S whose driver is of this version, with the kernel's cgroups as a privileged container sees them.
+// runNative starts the role on eight L40S with a driver of this version, with the kernel's cgroups as a privileged container sees
+// them.
 func runNative(t *testing.T, driver string, flags ...string) *node {
 	t.Helper()
 	mount, path := cgrouptest.Make(t)
@@ -115,7 +116,7 @@ func runNative(t *testing.T, driver string, flags ...string) *node {
 	return &node{t: t, api: api, ended: ended}
 }
 
-// The node's annotation says which: the driver before the library, and the library where the driver cannot.
+// The node's annotation names it: the driver has priority over the library, which is used where the driver cannot limit memory.
 //
 //shows:vgpu-driver-limits
 func TestANodeHasTheBestBackendThatItsDriverAllows(t *testing.T) {

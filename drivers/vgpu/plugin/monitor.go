@@ -24,8 +24,9 @@ import (
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
-// MonitorRole is the subcommand's name. It is a role of its own, so that what reads tenants' files can neither stop nor be stopped by what
-// serves the kubelet, and has no privilege. It takes vgpu-plugin's flags, and needs of its rights to get, list and watch pods.
+// MonitorRole is the subcommand's name. It is a separate role, so that reading tenants' files can neither stop nor be stopped by
+// serving the kubelet, and needs no privilege. It takes vgpu-plugin's flags, and needs of its rights only get, list and watch of
+// pods.
 const MonitorRole = "vgpu-monitor"
 
 // monitorAddress is where the public monitor serves.
@@ -56,8 +57,8 @@ heeds the files of settings and --state-dir, which is vgpu-plugin's. What it say
 	return cmd
 }
 
-// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only. It opens no device and no part of the driver: what NVML
-// says of the GPUs it hears from vgpu-plugin.
+// RunMonitor runs the role until ctx ends. --state-dir is vgpu-plugin's, read only. It opens no device and no part of the driver:
+// vgpu-plugin sends it NVML's figures of the GPUs.
 func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kubernetes.Interface) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -108,7 +109,7 @@ func RunMonitor(ctx context.Context, o *Options, byteLabels bool, client kuberne
 		})
 }
 
-// source is what the monitor knows of the node.
+// source is the monitor's view of the node.
 type source struct {
 	ask       func() (figures.Figures, error)
 	pods      *podwatch.Pods
@@ -118,7 +119,7 @@ type source struct {
 	known figures.Figures
 }
 
-// Figures implements monitor.Source. While vgpu-plugin is away, what it said last of units and sizes of memory holds.
+// Figures implements monitor.Source. While vgpu-plugin is away, its last units and sizes of memory remain valid.
 func (s *source) Figures() (figures.Figures, bool) {
 	now, err := s.ask()
 	s.mu.Lock()
@@ -130,7 +131,7 @@ func (s *source) Figures() (figures.Figures, bool) {
 	return now, true
 }
 
-// read asks NVML for the figures of the GPUs that are shared. What cannot be read is left out.
+// read reads the figures of the shared GPUs from NVML. It leaves out what cannot be read.
 func (t *table) read() figures.Figures {
 	deck := t.Deck()
 	out := figures.Figures{Factor: deck.Factor}
@@ -149,7 +150,7 @@ func (t *table) read() figures.Figures {
 	return out
 }
 
-// withUses adds what the driver says of the containers that it limits.
+// withUses adds the driver's figures of the containers that it limits.
 func withUses(of figures.Figures, memory *memorylimits.Keeper) figures.Figures {
 	for _, use := range memory.Used() {
 		of.Used = append(of.Used, figures.Use(use))
@@ -169,7 +170,7 @@ func (s *source) Containers() []monitor.Container {
 			continue
 		}
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			// What cannot be read was refused when the container was made, with words.
+			// An unreadable share was refused with an error when the container was made.
 			if shares, err := s.resources.Of(pod, container.Name); err == nil && len(shares) > 0 {
 				out = append(out, monitor.Container{Namespace: pod.Namespace, Pod: pod.Name, PodUID: string(pod.UID), Name: container.Name,
 					Shares: shares})

@@ -18,7 +18,8 @@ import (
 // Options are the role's flags.
 type Options struct {
 	options.Node
-	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, put below the state directory; none: containers get no hooks.
+	// CDIHook is nvidia-cdi-hook on the host; empty: CDIHookProgram, installed below the state directory; none: containers get no
+	// hooks.
 	CDIHook string
 	// CDIHookProgram is nvidia-cdi-hook in this container.
 	CDIHookProgram string
@@ -28,29 +29,29 @@ type Options struct {
 	Handover string
 	// RuntimeSocket is the container runtime's NRI socket; empty: do without NRI.
 	RuntimeSocket string
-	// Limits is what holds containers to their shares: auto, or a backend of package injection.
+	// Limits is what limits containers to their shares: auto, or a backend of package injection.
 	Limits string
 	// CgroupRoot is where the node has cgroup v2.
 	CgroupRoot string
 	// LimiterLibrary is this project's libvgpu.so in this container.
 	LimiterLibrary string
-	// LimiterClosed has that library refuse all memory where it cannot count.
+	// LimiterClosed makes that library refuse all memory where it cannot count.
 	LimiterClosed bool
 	// LimiterDir holds HAMi-core's libvgpu.so and ld.so.preload on the host; empty: there is none.
 	LimiterDir string
-	// LimiterBytes bounds each directory that a container writes through its limiter, in bytes; 0: nothing does.
+	// LimiterBytes bounds each directory that a container writes through its limiter, in bytes; 0: no limit.
 	LimiterBytes int64
-	// ConfigNamespace is where Volcano keeps the two ConfigMaps; empty: files alone.
+	// ConfigNamespace is the namespace of Volcano's two ConfigMaps; empty: only files.
 	ConfigNamespace string
-	// Scheduler places the pods with shares: volcano or gpufabric.
+	// Scheduler is the scheduler of the pods with shares: volcano or gpufabric.
 	Scheduler string
-	// RefusalPatience is how long a pod may be refused its shares until it is failed; 0: for ever.
+	// RefusalPatience is how long a pod may be refused its shares before it is failed; 0: for ever.
 	RefusalPatience time.Duration
 	// Handshake also answers the annotation handshake of Volcano 1.15 and earlier.
 	Handshake bool
-	// ForbidControlOff refuses containers that switch their limiter off by environment.
+	// ForbidControlOff refuses containers that switch off their limiter by environment.
 	ForbidControlOff bool
-	// Namespace holds the ConfigMap in which nodes agree on a unit of memory; empty: each node chooses for itself.
+	// Namespace is the namespace of the ConfigMap with the agreed unit of memory; empty: each node chooses for itself.
 	Namespace string
 
 	flags     *pflag.FlagSet
@@ -59,14 +60,14 @@ type Options struct {
 	memory    float64
 	cores     float64
 	mig, list string
-	recheck   time.Duration // of the GPUs' health; 0: as package health says
+	recheck   time.Duration // of the GPUs' health; 0: the default of package health
 	pause     time.Duration // between two answers to a handshake; 0: handshakePause
 }
 
 // stateFile is a file of the role's state.
 func (o *Options) stateFile(name string) string { return filepath.Join(o.StateDir, name) }
 
-// Bind adds the flags to a flag set. Those of the public plugin have its names.
+// Bind adds the flags to a flag set. Those that the public plugin also has have its names.
 func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 	o.Node.Bind(flags, getenv, Role)
 	o.flags = flags
@@ -121,7 +122,7 @@ func (o *Options) Bind(flags *pflag.FlagSet, getenv func(string) string) {
 		"accepted for the public plugin's manifests: cdi-annotations, cdi-cri, envvar; devices always come through CDI")
 }
 
-// Validate names every flag that cannot work.
+// Validate returns an error for every flag with an unusable value.
 func (o *Options) Validate() error {
 	errs := []error{o.Node.Validate()}
 	if o.mig != "none" {
@@ -131,7 +132,7 @@ func (o *Options) Validate() error {
 	if o.RefusalPatience < 0 {
 		errs = append(errs, fmt.Errorf("--refusal-patience %s: 0 and more are allowed", o.RefusalPatience))
 	}
-	if _, err := o.backend(nil); err != nil { // what the driver can is known when it is there
+	if _, err := o.backend(nil); err != nil { // what the driver can do is known once it is there
 		errs = append(errs, err)
 	}
 	if o.Scheduler != string(settings.Volcano) && o.Scheduler != string(settings.GPUFabric) {

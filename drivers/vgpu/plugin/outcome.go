@@ -20,24 +20,24 @@ import (
 	"gpufabric.io/drivers/vgpu/instances"
 )
 
-// outcome tells the scheduler what became of its decisions, through the pods' annotations. It implements hook.Outcome: the hook only
-// enqueues.
+// outcome reports the results of the scheduler's decisions to it, through the pods' annotations. It implements hook.Outcome: the
+// hook only adds to the queue.
 type outcome struct {
 	client    kubernetes.Interface
 	resources annotation.Resources
 	node      string
 	queue     chan result
-	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run touches it.
+	// served are the containers of a pod that have their shares, by pod UID, until the pod is gone. Only run uses it.
 	served map[types.UID]map[string]bool
 	// failing fails pods that are refused for too long.
 	failing *failing
-	// limits are what hold the containers of these pods, as far as they were told.
+	// limits are what limits the containers of these pods, as far as reported.
 	limits map[types.UID]map[string]string
-	// ended asks whether a pod has ended; set it before run.
+	// ended says whether a pod has ended; set it before run.
 	ended func(context.Context, *corev1.Pod) (bool, error)
-	// after is time.After; tests put their own in its place.
+	// after is time.After; tests replace it.
 	after func(time.Duration) <-chan time.Time
-	// shown are the MIG instances of the last pod that was reported, which its cached annotations may not have yet.
+	// shown are the MIG instances of the last reported pod, which its cached annotations may lack.
 	shown map[types.UID]map[string][]instances.Instance
 }
 
@@ -45,16 +45,16 @@ type result struct {
 	pod       *corev1.Pod
 	container string
 	why       error
-	// by is what holds the container to its shares.
+	// by is what limits the container to its share.
 	by injection.Backend
-	// given, where it is set, is told instead of a phase.
+	// given, where it is set, is written instead of a phase.
 	given []instances.Instance
 	// gone says that the pod has ended, and nothing more.
 	gone bool
 }
 
-// queueLength is more results than a node makes at once: 110 pods of a few containers. One more is dropped with a word; the scheduler then
-// learns from the pod's phase.
+// queueLength is more results than a node makes at once: 110 pods of a few containers. A result beyond it is dropped with a log
+// entry; the scheduler then learns from the pod's phase.
 const queueLength = 512
 
 func newOutcome(client kubernetes.Interface, resources annotation.Resources, node string, failing *failing) *outcome {
@@ -74,7 +74,7 @@ func (o *outcome) Partitioned(pod *corev1.Pod, container string, given []instanc
 	o.add(result{pod: pod, container: container, given: given})
 }
 
-// Gone hears that a pod has ended.
+// Gone reports that a pod has ended.
 func (o *outcome) Gone(pod *corev1.Pod) {
 	o.add(result{pod: pod, gone: true})
 }
@@ -100,10 +100,11 @@ func (o *outcome) run(ctx context.Context) {
 	}
 }
 
-// tellPatience is how long a result is tried that the API server does not take, from half a second to half a minute apart: a minute in all.
+// tellPatience is how long a result that the API server does not accept is retried: a minute in all, with pauses from half a second
+// to half a minute.
 var tellPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Steps: 7}
 
-// persist tells a result until it is taken, or until trying again cannot help. What comes later waits: it may be of the same pod.
+// persist retries a result until it is accepted, or until a retry cannot help. Later results wait: they may be for the same pod.
 func (o *outcome) persist(ctx context.Context, r result) error {
 	retry := tellPatience
 	for {
@@ -119,7 +120,7 @@ func (o *outcome) persist(ctx context.Context, r result) error {
 	}
 }
 
-// tell tells a result, and remembers nothing of a pod that has ended: a call of the runtime that took its time may end after its pod.
+// tell writes a result, but none for a pod that has ended: a slow call of the runtime may end after its pod.
 func (o *outcome) tell(ctx context.Context, r result) error {
 	if r.gone {
 		o.forget(r.pod.UID)
@@ -150,8 +151,8 @@ func (o *outcome) forget(pod types.UID) {
 	delete(o.shown, pod)
 }
 
-// write writes the pod's bind phase: failed at the first failure, success once every container that asked for a share has it. Either ends
-// the scheduler's lock on the node.
+// write writes the pod's bind phase: failed at the first failure, success once every container that requested a share has it.
+// Either ends the scheduler's lock on the node.
 func (o *outcome) write(ctx context.Context, r result) error {
 	if r.given != nil {
 		return o.show(ctx, r)
@@ -173,7 +174,7 @@ func (o *outcome) write(ctx context.Context, r result) error {
 	if r.pod.Annotations[annotation.BindPhase] == phase && r.pod.Annotations[annotation.Limits] == limits {
 		return nil // a restarted container: nothing changed
 	}
-	// On failure the shares go back to "to be allocated", so that the next try finds them as the scheduler wrote them.
+	// After a failure the shares become "to be allocated" again, so that the next try finds them as the scheduler wrote them.
 	annotations := map[string]any{annotation.BindPhase: phase, annotation.PodPending: nil}
 	if limits != "" {
 		annotations[annotation.Limits] = limits
@@ -187,7 +188,7 @@ func (o *outcome) write(ctx context.Context, r result) error {
 	return o.unlock(ctx, r.pod)
 }
 
-// limitsOf are what hold a pod's containers to their shares, with what a result brings, in the form of the annotation.
+// limitsOf returns what limits a pod's containers to their shares, updated with a result, in the form of the annotation.
 func (o *outcome) limitsOf(r result) string {
 	of := o.limits[r.pod.UID]
 	if of == nil {
@@ -200,8 +201,8 @@ func (o *outcome) limitsOf(r result) string {
 	return annotation.FormatLimits(of)
 }
 
-// limitsOf are what hold a pod's containers to their shares, as its annotation says. It is for people and for figures: whoever wrote it,
-// nothing is given or taken by it.
+// limitsOf returns what limits a pod's containers to their shares, as its annotation says. It is for people and metrics: nothing
+// depends on it, whoever wrote it.
 func limitsOf(pod *corev1.Pod) map[string]string {
 	return annotation.ParseLimits(pod.Annotations[annotation.Limits])
 }
@@ -209,12 +210,12 @@ func limitsOf(pod *corev1.Pod) map[string]string {
 // instancesAnnotation shows people which MIG instances a pod's containers have: a JSON object of lists, by container.
 const instancesAnnotation = "vgpu.gpufabric.io/mig-instances"
 
-// show writes which instances a container has into the pod's annotation, beside those of its other containers.
+// show adds a container's instances to the pod's annotation, beside those of its other containers.
 func (o *outcome) show(ctx context.Context, r result) error {
 	shown := o.shown[r.pod.UID]
 	if shown == nil {
 		shown = map[string][]instances.Instance{}
-		// What another program wrote there is written over.
+		// What another program wrote there is overwritten.
 		_ = json.Unmarshal([]byte(r.pod.Annotations[instancesAnnotation]), &shown)
 		o.shown = map[types.UID]map[string][]instances.Instance{r.pod.UID: shown}
 	}
@@ -227,7 +228,7 @@ func (o *outcome) show(ctx context.Context, r result) error {
 }
 
 func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map[string]any) error {
-	// The UID keeps the patch from a later pod of the same name.
+	// The UID keeps the patch away from a later pod of the same name.
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {
 		return err
@@ -239,8 +240,8 @@ func (o *outcome) annotate(ctx context.Context, pod *corev1.Pod, annotations map
 	return err
 }
 
-// unlock ends the lock of the node that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and nobody
-// else's.
+// unlock removes the node's lock that the pod's scheduler took for it (Volcano with deviceshare.NodeLockEnable, HAMi, ours), and no
+// other lock.
 func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 	node, err := o.client.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
 	if err != nil {
@@ -255,7 +256,7 @@ func (o *outcome) unlock(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	// Invalid: it is gone meanwhile, or another's.
+	// Invalid: the lock is gone meanwhile, or another's.
 	if _, err := o.client.CoreV1().Nodes().Patch(ctx, o.node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil &&
 		!errors.IsInvalid(err) {
 		return fmt.Errorf("end the scheduler's lock on node %s: %w", o.node, err)

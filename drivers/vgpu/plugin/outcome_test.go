@@ -29,7 +29,7 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// telling is what reports a pod of two containers, each of which has a share.
+// telling is an outcome that reports on a pod of two containers with a share each.
 func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	t.Helper()
 	one := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
@@ -51,7 +51,7 @@ func telling(t *testing.T) (*outcome, *fake.Clientset, *corev1.Pod) {
 	return o, client, pod
 }
 
-// told persists results as they come, each with the pod as it is then, and compares the phase after each.
+// told persists results as they come, each with the pod's state at that time, and compares the phase after each.
 func told(t *testing.T, o *outcome, client *fake.Clientset, results []result, phases ...string) {
 	t.Helper()
 	for i, r := range results {
@@ -85,10 +85,10 @@ func TestAContainerThatIsServedAtASecondTryEndsThePodsFailure(t *testing.T) {
 	}
 }
 
-// The runtime's call ended after the pod: nothing more is heard of it.
+// The runtime's call ended after the pod: it is not reported any more.
 func TestALateResultOfAPodThatHasEndedIsNotRemembered(t *testing.T) {
 	o, client, pod := telling(t)
-	// The fake API server tells a watch only what comes after it, and the informer lists before it watches.
+	// The fake API server sends a watch only later changes, and the informer lists before it watches.
 	watching := make(chan struct{})
 	client.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace())
@@ -157,7 +157,7 @@ func TestOnlyThePodsOwnLockIsTakenOffTheNode(t *testing.T) {
 			if test.meanwhile != "" {
 				client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 					set(test.meanwhile)
-					// The double's tracker fails a patch's test in its own words, the API server in these.
+					// The fake's tracker reports a failed test of a patch in its own words; the API server uses these.
 					if patch := string(action.(clienttesting.PatchAction).GetPatch()); strings.Contains(patch, `"value":"`+test.lock+`"`) {
 						return true, nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Node").GroupKind(), nodeName, nil)
 					}
@@ -188,7 +188,8 @@ func TestAResultIsToldOnceTheAPIServerTakesIt(t *testing.T) {
 	told(t, o, client, []result{{container: "main", why: errors.New("the GPU is full")}}, annotation.BindFailed)
 }
 
-// A Job's pod that has run to its end keeps its sandbox until somebody deletes it; schedulers give its instance to the next pod at once.
+// The pod of a Job that has ended keeps its sandbox until somebody deletes it; schedulers give its instance to the next pod at
+// once.
 //
 //shows:vgpu-mig
 func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) {
@@ -217,7 +218,7 @@ func TestAPodThatHasRunToItsEndHasNoInstanceWhereItsSandboxStands(t *testing.T) 
 	if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// It goes in the background.
+	// This happens in the background.
 	for deadline := time.Now().Add(time.Minute); len(machine.GPUs[0].Instances()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the instance of a pod that has ended stands still")
@@ -276,7 +277,7 @@ func TestWithoutNRIAPodThatRunsHasItsShareWhetherOrNotThePluginLivedToSaySo(t *t
 	}
 }
 
-// hearing is an Outcome that hears which pods have their shares.
+// hearing is an Outcome that records which pods have their shares.
 type hearing chan string
 
 func (h hearing) Served(pod *corev1.Pod, _ string, _ injection.Backend) { h <- pod.Name }
@@ -327,7 +328,7 @@ func TestAPodSaysWhatHoldsEachOfItsContainers(t *testing.T) {
 	if got := limits(); got != "main=library,side=whole" {
 		t.Errorf("the pod says %q", got)
 	}
-	// Started again on a node whose limits were changed, by a plugin that was started again, too.
+	// The container restarts on a node whose limits were changed, with a restarted plugin.
 	o.forget("uid-train")
 	told(t, o, client, []result{{container: "side", by: injection.Whole}, {container: "main", by: injection.HAMiCore}},
 		annotation.BindSuccess, annotation.BindSuccess)

@@ -59,9 +59,9 @@ const Role = "vgpu-plugin"
 
 const (
 	driver = "vgpu.gpufabric.io"
-	// owner is who asks for GPUs in the handover.
+	// owner is the requester of GPUs in the handover.
 	owner = "vgpu"
-	// spec names the one CDI spec of all shared GPUs.
+	// spec is the name of the single CDI spec of all shared GPUs.
 	spec = "gpus"
 )
 
@@ -99,20 +99,20 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 	}
 	registry := metrics.New(driver).Registry
 	registry.MustRegister(o.Files)
-	var served atomic.Pointer[deviceplugin.Host] // what the kubelet calls, once GPUs are shared
+	var served atomic.Pointer[deviceplugin.Host] // the server for the kubelet, once GPUs are shared
 	return together(ctx,
-		// Served from the start: the kubelet asks whether the role lives, which it does while it waits for a driver or for other nodes.
+		// The probes are served from the start: the kubelet probes the role while it waits for a driver or for other nodes.
 		func(ctx context.Context) error {
 			alive := func() error { //nolint:contextcheck,nolintlint // a probe has the plugin's context
 				if plugins := served.Load(); plugins != nil {
 					return plugins.Answers()
 				}
-				return nil // it waits for a driver or for other nodes, which is no fault of its own
+				return nil // it waits for a driver or for other nodes, through no fault of its own
 			}
 			return metrics.Guard(o.MetricsAuth, client).Serve(ctx, o.MetricsAddress, registry, alive)
 		},
 		func(ctx context.Context) error {
-			// Versions before 0.1.0 had the monitor open NVML, and take part in drains.
+			// In versions before 0.1.0 the monitor opened NVML and took part in drains.
 			if err := o.Drain().Forget(MonitorRole); err != nil {
 				klog.FromContext(ctx).Error(err, "A drain may wait for a monitor of an earlier version")
 			}
@@ -130,11 +130,11 @@ func Run(ctx context.Context, o *Options, lib nvml.Interface, client kubernetes.
 		})
 }
 
-// errGPUCame ends a sharing that lacks a GPU of the node's, to begin another with it. What containers have stays theirs, as over a restart
+// errGPUCame ends a run that lacks a GPU of the node, so that another begins with it. Containers keep their shares, as in a restart
 // of the role.
 var errGPUCame = errors.New("a GPU answers that did not")
 
-// withDriver starts NVML, waits for a driver that is not there yet, and closes NVML after use. A drain ends the wait.
+// withDriver starts NVML, waits for a missing driver, and closes NVML after use. A drain ends the wait.
 func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Interface, use func(context.Context) error) error {
 	waiting, stop := s.Interrupted(ctx)
 	defer stop()
@@ -145,13 +145,13 @@ func withDriver(ctx context.Context, s *drain.Session, o *Options, lib nvml.Inte
 	case errors.Is(err, drain.ErrLetGo):
 		return err
 	case err != nil:
-		return nil // told to end while it waited
+		return nil // ended while it waited
 	}
 	defer func() { _ = lib.Shutdown() }()
 	return use(ctx)
 }
 
-// share hands out shares until ctx ends, until a GPU is there that was not, or until it has let go of the GPUs for a drain.
+// share gives out shares until ctx ends, until a missing GPU has appeared, or until it has released the GPUs for a drain.
 func share(ctx context.Context, s *drain.Session, o *Options, config settings.Settings, lib nvml.Interface, client kubernetes.Interface,
 	registry *prometheus.Registry, served *atomic.Pointer[deviceplugin.Host]) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -243,7 +243,7 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 		func(ctx context.Context) error { told.run(ctx); return nil },
 		func(ctx context.Context) error {
 			if nri {
-				return nil // the runtime tells what runs
+				return nil // the runtime reports what runs
 			}
 			return shares.follow(ctx)
 		},
@@ -257,31 +257,32 @@ func share(ctx context.Context, s *drain.Session, o *Options, config settings.Se
 	)
 }
 
-// resourcesOf are the names under which shares are asked for.
+// resourcesOf returns the names of the resources by which shares are requested.
 func resourcesOf(s settings.Settings) annotation.Resources {
 	return annotation.Resources{Number: s.NumberResource, Memory: s.MemoryResource, Cores: s.CoresResource, Percentage: s.PercentageResource}
 }
 
-// podGone takes back what a pod had that has run to its end or was deleted; nri says that the container runtime tells when its sandbox is
-// gone.
+// podGone takes back the shares of a pod that has ended or was deleted; nri says that the container runtime reports when its
+// sandbox is gone.
 func podGone(ctx context.Context, h *hook.Hook, told *outcome, pod *corev1.Pod, nri bool) {
 	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		h.Book.Release(heldID(string(pod.UID), container.Name))
 	}
 	told.Gone(pod)
-	// With a runtime the instances of a pod that is deleted go when its sandbox is gone: a pod deleted by force may run still. The sandbox of
-	// a pod that has run to its end stands until the pod is deleted, and schedulers have given its instances away long before.
+	// With NRI the instances of a deleted pod are removed when its sandbox is gone: after a forced deletion the pod may still run. The
+	// sandbox of a pod that ended by itself stays until the pod is deleted, and schedulers give its instances away long before that.
 	if !nri || podwatch.Over(pod) {
 		h.Instances.End(string(pod.UID))
 	}
-	// With a runtime when the sandbox is gone, too. Without one, the containers of a pod that was deleted by force may run: its directories go
-	// at the next start.
+	// With NRI the directories go with the sandbox, too. Without NRI, the containers of a pod that was deleted by force may still run:
+	// its directories are removed at the next start.
 	if !nri && podwatch.Over(pod) {
 		h.RemoveDirectories(ctx, string(pod.UID))
 	}
 }
 
-// count makes the registry export how many containers the ledger and the state of MIG instances have, until what it returns is called.
+// count makes the registry export how many containers the ledger and the state of MIG instances have, until the returned function
+// is called.
 func count(registry *prometheus.Registry, book *holdings.Book, made *instances.Manager, memory *memorylimits.Keeper) (end func()) {
 	gauges := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gpufabric_vgpu_containers", Help: "Containers that hold shares of GPUs."},
@@ -318,7 +319,7 @@ func together(ctx context.Context, jobs ...func(context.Context) error) error {
 	return nil
 }
 
-// setTable reads the node's GPUs and lays them out, with the factor that the cluster agreed on where the settings have none.
+// setTable reads the node's GPUs and computes the deck, with the cluster's factor where the settings have none.
 func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settings.Settings, factor agreement) (*table, error) {
 	locate, err := inventory.Locator(ctx, o.SysfsRoot)
 	if err != nil {
@@ -355,7 +356,7 @@ func setTable(ctx context.Context, o *Options, lib nvml.Interface, config settin
 	return t, nil
 }
 
-// openInstances makes what gives MIG instances, with what was kept.
+// openInstances makes the manager of MIG instances, with its stored records.
 func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manager, error) {
 	made, unreadable, err := instances.New(instances.Options{
 		Directory: o.stateFile("mig"), Boot: o.BootID(), GPU: t.node.ByUUID, Geometries: t.settings.GeometriesOf, Faulty: t.faulty,
@@ -366,7 +367,7 @@ func openInstances(ctx context.Context, o *Options, t *table) (*instances.Manage
 	return made, err
 }
 
-// own waits until the shared GPUs are this role's: tainted in DRA by the GPU plugin.
+// own waits until this role has the shared GPUs: tainted in DRA by the GPU plugin.
 func own(ctx context.Context, o *Options, deck *decks.Deck) error {
 	if o.Handover == "" {
 		return nil

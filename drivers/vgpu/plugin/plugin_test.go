@@ -29,14 +29,14 @@ import (
 
 const nodeName = "node-a"
 
-// node is a running vgpu-plugin on a machine of two A100-40, with the kubelet and the API server as doubles.
+// node is a running vgpu-plugin on a machine of two A100-40, with a fake kubelet and API server.
 type node struct {
 	t       *testing.T
 	machine *gputest.Machine
 	kubelet *kubelettest.Kubelet
 	api     *fake.Clientset
 	options *Options
-	// ended gives Run's result once.
+	// ended receives Run's result once.
 	ended chan error
 }
 
@@ -46,7 +46,7 @@ func start(t *testing.T, flags ...string) *node {
 
 func startOn(t *testing.T, machine *gputest.Machine, options *Options, flags ...string) *node {
 	n := &node{t: t, machine: machine, kubelet: kubelettest.New(t), options: options, ended: make(chan error, 1)}
-	n.options.pause = time.Millisecond // a handshake of the tests does not wait half a minute
+	n.options.pause = time.Millisecond // the tests' handshake does not wait half a minute
 	n.api = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	n.kubelet.Start()
 	set := pflag.NewFlagSet("vgpu-plugin", pflag.ContinueOnError)
@@ -127,7 +127,7 @@ func (n *node) schedule(name, devices string, containers ...string) *corev1.Pod 
 	return created
 }
 
-// awaitPods waits until the plugin has heard of every pod that was made so far: it hears of them in their order, and serves one more.
+// awaitPods waits until the plugin has seen every pod that was made so far: it sees them in order, and processes one more.
 func (n *node) awaitPods() {
 	n.t.Helper()
 	devices := n.machine.GPUs[0].UUID + ",NVIDIA,1,0:" + n.machine.GPUs[1].UUID + ",NVIDIA,1,0:;"
@@ -213,7 +213,7 @@ func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A question is answered after what came before it: its answer is the one write.
+	// A question is answered after earlier changes: its answer is the only write.
 	n.ask()
 	n.annotation(annotation.NodeHandshake, func(got string) bool { return strings.HasPrefix(got, "Reported ") })
 	if after := patches(); after != before+1 {
@@ -221,7 +221,7 @@ func TestNothingIsWrittenWhileNothingChanges(t *testing.T) {
 	}
 }
 
-// ask has the scheduler ask whether the node is alive.
+// ask asks whether the node is alive, as the scheduler does.
 func (n *node) ask() {
 	n.t.Helper()
 	patch := []byte(`{"metadata":{"labels":{"heartbeat":"asked"},"annotations":{"` + annotation.NodeHandshake +
@@ -301,7 +301,7 @@ func TestAPodThatEndsGivesItsShareBack(t *testing.T) {
 	if _, err := n.api.CoreV1().Pods("default").UpdateStatus(t.Context(), third, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// It is removed in the background.
+	// This happens in the background.
 	for deadline := time.Now().Add(time.Minute); slices.ContainsFunc(directories(),
 		func(path string) bool { return !strings.Contains(path, "uid-first") }); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {

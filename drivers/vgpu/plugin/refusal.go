@@ -18,29 +18,29 @@ import (
 	"gpufabric.io/drivers/vgpu/podwatch"
 )
 
-// sharesRefused is the reason of a pod that was failed because its node refuses it its shares, and of the Event that says so.
+// sharesRefused is the reason of a pod that was failed because its node refuses its shares, and of the Event about it.
 const sharesRefused = "SharesRefused"
 
-// failing fails pods whose shares the node has refused for a time. The kubelet has let such a pod in, and tries its container again for
-// ever: its controller makes no other while it waits. A pod that failed is replaced.
+// failing fails pods whose shares the node has refused for some time. The kubelet has admitted such a pod, and retries its
+// container for ever, so its controller makes no replacement. A failed pod is replaced.
 type failing struct {
 	client kubernetes.Interface
 	node   string
-	// patience is how long a pod may be refused until it is failed; 0: for ever.
+	// patience is how long a pod may be refused before it is failed; 0: for ever.
 	patience time.Duration
 	now      func() time.Time
 	events   record.EventRecorder
-	// since is when each pod's containers were first refused, without having been served since. Only the outcome's run touches it.
+	// since is when each pod's containers were first refused without having been served since. Only the outcome's run uses it.
 	since map[types.UID]map[string]time.Time
 }
 
-// served forgets that a container was refused.
+// served removes the record of a container's refusal.
 func (f *failing) served(pod types.UID, container string) { delete(f.since[pod], container) }
 
 func (f *failing) forget(pod types.UID) { delete(f.since, pod) }
 
-// refused notes that a container was refused, and fails its pod where that has gone on for too long. The kubelet tries again at least every
-// five minutes, so each try is a moment to look.
+// refused records a container's refusal, and fails its pod where that has gone on for too long. The kubelet tries again at least
+// every five minutes, so each try is a time to check.
 func (f *failing) refused(ctx context.Context, pod *corev1.Pod, container string, why error) error {
 	if f.patience == 0 || podwatch.Over(pod) {
 		return nil
@@ -79,5 +79,5 @@ func (f *failing) refused(ctx context.Context, pod *corev1.Pod, container string
 	return nil
 }
 
-// mostMessage is what an Event holds of a message, in bytes.
+// mostMessage is the maximum length of an Event's message, in bytes.
 const mostMessage = 1024

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// refuse has a container refused or served at times after the first, and returns the pod after each.
+// refuse refuses or serves a container at times after the first, and returns the pod after each.
 func refuse(t *testing.T, patience time.Duration, results ...result) []*corev1.Pod {
 	t.Helper()
 	o, client, _ := telling(t)
@@ -41,7 +41,8 @@ func refuse(t *testing.T, patience time.Duration, results ...result) []*corev1.P
 	return after
 }
 
-// What the kubelet let in and the node must refuse would wait in CreateContainerError for ever, and its controller would make no other.
+// A pod that the kubelet admitted and the node must refuse would wait in CreateContainerError for ever, and its controller would
+// make no replacement.
 func TestAPodThatIsRefusedForTooLongIsFailedWithTheReason(t *testing.T) {
 	full := errors.New("the GPU is full")
 	refused := result{container: "main", why: full}

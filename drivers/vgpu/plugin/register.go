@@ -22,41 +22,41 @@ import (
 	"gpufabric.io/drivers/vgpu/injection"
 )
 
-// unitAnnotation tells people what one unit of memory is on the node.
+// unitAnnotation tells people the size of one unit of memory on the node.
 const unitAnnotation = "vgpu.gpufabric.io/unit"
 
-// registrar keeps the node's annotations as the scheduler wants them. It writes when something differs and at no other time.
+// registrar keeps the node's annotations as the scheduler wants them. It writes only when something differs.
 type registrar struct {
 	client    kubernetes.Interface
 	node      string
 	resource  string // of memory
 	handshake bool
-	// limits is what holds containers on the node to their shares.
+	// limits is what limits containers on the node to their shares.
 	limits injection.Backend
 	now    func() time.Time
 	deck   func() *decks.Deck
-	// slots are the MIG slots of a card, in MiB; nil where no card has any.
+	// slots returns the MIG slots of a card, in MiB; it is nil where no card has any.
 	slots func(decks.Card) ([][]int64, error)
 	// changed holds a token when the deck may have changed.
 	changed chan struct{}
-	// after is time.After; tests put their own in its place.
+	// after is time.After; tests replace it.
 	after func(time.Duration) <-chan time.Time
-	// pause is the least time between two answers to a handshake.
+	// pause is the minimum time between two answers to a handshake.
 	pause time.Duration
-	// reported is when the handshake was last answered. Only run touches it.
+	// reported is when the handshake was last answered. Only run uses it.
 	reported time.Time
 }
 
-// handshakePause is the least time between two answers to a handshake. Volcano up to 1.14.2, and 1.15.0, ask again at every event of a node
-// (device_info.go of its scheduler), and an answer is one: plugin and scheduler that answer at once write the Node for ever. Volcano waits
-// a minute for an answer.
+// handshakePause is the minimum time between two answers to a handshake. Volcano up to 1.14.2, and 1.15.0, ask again at every event
+// of a node (device_info.go of its scheduler), and an answer is such an event: if plugin and scheduler both answer at once they
+// write the Node for ever. Volcano waits a minute for an answer.
 const handshakePause = 30 * time.Second
 
-// registerPatience is how long a registration that failed waits until it is tried again: from half a second to half a minute, which is also
-// how often Volcano looks at nodes.
+// registerPatience is how long to wait after a failed registration: from half a second to half a minute, which is also how often
+// Volcano reads nodes.
 var registerPatience = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 30 * time.Second}
 
-// wake has the deck looked at again.
+// wake makes run check the deck again.
 func (r *registrar) wake() {
 	select {
 	case r.changed <- struct{}{}:
@@ -89,7 +89,7 @@ func (r *registrar) run(ctx context.Context) error {
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
 	var node *corev1.Node
-	var again <-chan time.Time // nil where the last registration stands
+	var again <-chan time.Time // nil where the last registration is valid
 	retry := registerPatience
 	for {
 		select {
@@ -117,7 +117,7 @@ func (r *registrar) run(ctx context.Context) error {
 	}
 }
 
-// register patches what differs, and returns after which time there is something more to write; 0: when something changes.
+// register patches what differs, and returns after which time there is more to write; 0: after the next change.
 func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Duration, error) {
 	annotations, pause, err := r.wanted(node)
 	if err != nil {
@@ -144,8 +144,8 @@ func (r *registrar) register(ctx context.Context, node *corev1.Node) (time.Durat
 	return pause, nil
 }
 
-// wanted are the annotations as they should be, and after which time there is one more: a handshake is answered where the scheduler spoke
-// last, at most once in a pause. One that cannot be read is answered too: a report is always right.
+// wanted returns the annotations as they should be, and after which time there is one more. A handshake is answered where the
+// scheduler wrote last, at most once in a pause. An unreadable one is answered too: a report is always right.
 func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration, error) {
 	deck := r.deck()
 	out := map[string]string{
@@ -176,7 +176,7 @@ func (r *registrar) wanted(node *corev1.Node) (map[string]string, time.Duration,
 	return out, 0, errors.Join(refused, err)
 }
 
-// migSlots are the MIG slots of the cards that are cut, in the deck's units. A card whose slots cannot be told has none, with the reason.
+// migSlots are the MIG slots of the divided cards, in the deck's units. A card whose slots are unknown has none, with the reason.
 func (r *registrar) migSlots(deck *decks.Deck) (string, error) {
 	all := map[string][][]int64{}
 	var refused error

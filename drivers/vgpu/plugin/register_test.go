@@ -20,7 +20,7 @@ import (
 	"gpufabric.io/drivers/vgpu/decks"
 )
 
-// refusing is an API server with one node, which never changes by itself, and refuses the first registrations.
+// refusing is an API server with one node, which never changes by itself; it refuses the first registrations.
 func refusing(registrations int) (*fake.Clientset, chan string) {
 	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
 	written := make(chan string, 1)
@@ -100,7 +100,8 @@ func TestARegistrationThatWaitsEndsWithTheRole(t *testing.T) {
 	}
 }
 
-// Volcano 1.15.0 asks again at every event of a node; its scheduler against a plugin that answers at once wrote one Node 641 times in 10 s.
+// Volcano 1.15.0 asks again at every event of a node. With a plugin that answers at once, its scheduler wrote one Node 641 times in
+// 10 s.
 func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
 	now := time.Unix(1763000000, 0)
 	api := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
@@ -137,7 +138,7 @@ func TestAHandshakeIsAnsweredAtMostEveryThirtySeconds(t *testing.T) {
 	if answered != 2 {
 		t.Errorf("%d answers in a minute, want 2", answered)
 	}
-	// What else changes is written at once.
+	// Other changes are written at once.
 	deck.Cards[0].Healthy = false
 	if _, err := r.register(t.Context(), node); err != nil {
 		t.Fatal(err)

@@ -22,26 +22,26 @@ import (
 	"gpufabric.io/drivers/vgpu/settings"
 )
 
-// table is the node's deck as it lies now: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with
-// which GPU. When one of the last two changes the deck is laid again, and the kubelet and the scheduler hear of it.
+// table is the node's present deck: the hardware and the settings, the factor that the cluster agreed on, and what is wrong with
+// which GPU. When one of the last two changes, the deck is computed again and sent to the kubelet and the scheduler.
 type table struct {
 	node     *inventory.Node
 	locate   func(busID string) (inventory.Place, error)
 	settings settings.Settings
 	monitor  *health.Monitor
-	// came is closed when a GPU answers that did not when the node was read.
+	// came is closed when a GPU answers that did not answer when the node was read.
 	came chan struct{}
 	// unusable says why a GPU cannot be used in its mode, by UUID. It is written before anything reads it.
 	unusable map[string]string
 
 	// lacking says which device nodes a GPU's containers would lack, by UUID.
 	lacking atomic.Pointer[map[string]string]
-	// draining: the node's GPUs are to be let go of.
+	// draining: the node's GPUs are being drained.
 	draining atomic.Bool
 
 	deck atomic.Pointer[decks.Deck]
 
-	mu     sync.Mutex // held while the deck is laid
+	mu     sync.Mutex // held while the deck is computed
 	factor int
 	tell   []func(*decks.Deck)
 }
@@ -49,14 +49,14 @@ type table struct {
 // Deck is the deck now.
 func (t *table) Deck() *decks.Deck { return t.deck.Load() }
 
-// onChange has hear called with every deck that is laid after this call.
+// onChange calls hear with every deck that is computed after this call.
 func (t *table) onChange(hear func(*decks.Deck)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tell = append(t.tell, hear)
 }
 
-// agreed takes over the cluster's factor, where the settings have none of their own.
+// agreed sets the cluster's factor, where the settings have none of their own.
 func (t *table) agreed(ctx context.Context, factor int) {
 	if t.settings.MemoryFactor != 0 {
 		return
@@ -74,7 +74,7 @@ func (t *table) agreed(ctx context.Context, factor int) {
 func (t *table) followUnit(ctx context.Context, cluster agreement) error {
 	return cluster.Follow(ctx, func(inForce int) {
 		t.agreed(ctx, inForce)
-		// Somebody took the agreement away or wrote over it. This node cannot count in less, and the others must not go on in another unit.
+		// Somebody removed or overwrote the agreement. This node cannot use a smaller unit, and the others must not go on in another one.
 		if needed := t.Deck().Factor; t.settings.MemoryFactor == 0 && needed > inForce {
 			if _, err := cluster.Agree(ctx, needed); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "The cluster's unit of memory is smaller than this node's")
@@ -83,7 +83,7 @@ func (t *table) followUnit(ctx context.Context, cluster agreement) error {
 	})
 }
 
-// lay lays the deck again.
+// lay computes the deck again.
 func (t *table) lay(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,7 +99,7 @@ func (t *table) lay(ctx context.Context) {
 	}
 }
 
-// lacks makes GPUs unhealthy whose containers would lack device nodes, and others healthy again.
+// lacks marks GPUs as unhealthy whose containers would lack device nodes, and others as healthy again.
 func (t *table) lacks(ctx context.Context, nodes map[string]string) {
 	before := t.lacking.Swap(&nodes)
 	if before == nil && len(nodes) == 0 || before != nil && maps.Equal(*before, nodes) {
@@ -111,14 +111,15 @@ func (t *table) lacks(ctx context.Context, nodes map[string]string) {
 	t.lay(ctx)
 }
 
-// drain makes every GPU unhealthy while the node is drained.
+// drain marks every GPU as unhealthy while the node is drained.
 func (t *table) drain(ctx context.Context, wanted bool) {
 	if t.draining.Swap(wanted) != wanted {
 		t.lay(ctx)
 	}
 }
 
-// ails says what is wrong with a card, empty where nothing is. A fault of one MIG instance leaves the others of its GPU to be used.
+// ails says what is wrong with a card, empty where nothing is. After a fault of one MIG instance the others of its GPU can still be
+// used.
 func (t *table) ails(card *decks.Card) string {
 	if t.draining.Load() {
 		return "the node's GPUs are drained, until gpufabric undrain"
@@ -162,7 +163,7 @@ func (t *table) follow(ctx context.Context, o *Options, lib nvml.Interface) {
 	}
 }
 
-// followFaults lays the deck again whenever the faults of the GPUs change, until ctx ends.
+// followFaults computes the deck again whenever the faults of the GPUs change, until ctx ends.
 func (t *table) followFaults(ctx context.Context) error {
 	for {
 		_, changed := t.monitor.Watch()
@@ -175,7 +176,7 @@ func (t *table) followFaults(ctx context.Context) error {
 	}
 }
 
-// attendant hears what the monitor finds, and looks for GPUs that answer again.
+// attendant receives what the monitor finds, and looks for GPUs that answer again.
 type attendant struct {
 	table *table
 	lib   nvml.Interface
@@ -205,13 +206,13 @@ func (a *attendant) Checked(context.Context) {
 	if err != nil {
 		return
 	}
-	// One that answers and cannot be read is none more.
+	// A GPU that answers but cannot be read does not count.
 	if slices.ContainsFunc(now.GPUs, func(g *inventory.GPU) bool { return a.table.node.ByUUID(g.UUID) == nil }) {
 		a.found.Do(func() { close(a.table.came) })
 	}
 }
 
-// whole waits until a GPU answers that did not, and ends with errGPUCame.
+// whole waits until a missing GPU answers, and ends with errGPUCame.
 func (t *table) whole(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -221,7 +222,8 @@ func (t *table) whole(ctx context.Context) error {
 	}
 }
 
-// divide brings each shared GPU into the MIG mode that its way of sharing needs. One that cannot be is unhealthy, with the reason.
+// divide switches each shared GPU to the MIG mode that its way of sharing needs. A GPU that cannot be switched is unhealthy, with
+// the reason.
 func (t *table) divide(ctx context.Context) {
 	t.unusable = map[string]string{}
 	for _, card := range t.Deck().Cards {

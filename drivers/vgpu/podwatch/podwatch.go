@@ -1,4 +1,4 @@
-// Package podwatch follows the pods of one node, keeping of each only what sharing GPUs looks at.
+// Package podwatch follows the pods of one node. It keeps only the parts of each that GPU sharing needs.
 package podwatch
 
 import (
@@ -27,13 +27,14 @@ type Pods struct {
 	changed chan struct{} // closed and replaced at every change
 }
 
-// Watch starts a watch of the node's pods and waits until it is filled. ended hears of each pod whose containers run no more.
+// Watch starts a watch of the node's pods and waits until it is filled. ended is called with each pod whose containers no longer
+// run.
 func Watch(ctx context.Context, client kubernetes.Interface, node string, ended func(*corev1.Pod)) (*Pods, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 	}))
 	informer := factory.Core().V1().Pods()
-	// What is not looked at is not kept: on a node of many pods this is most of the memory.
+	// Unneeded parts are dropped: on a node of many pods they are most of the memory.
 	if err := informer.Informer().SetTransform(slim); err != nil {
 		return nil, fmt.Errorf("watch pods of node %s: %w", node, err)
 	}
@@ -47,7 +48,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 		},
 		UpdateFunc: func(before, object any) {
 			pod, ok := object.(*corev1.Pod)
-			// A watch that was interrupted may show a pod and its successor of the same name as one that changed.
+			// After an interruption a watch may show a pod and its successor of the same name as one pod that changed.
 			if old, had := before.(*corev1.Pod); ok && had && old.UID != pod.UID {
 				ended(old)
 			}
@@ -77,7 +78,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, ended 
 	return p, nil
 }
 
-// slim changes a copy: the object that came may be somebody else's too, such as an API double's.
+// slim changes a copy: the object may have other users, such as a fake API server.
 func slim(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -89,7 +90,7 @@ func slim(object any) (any, error) {
 	return &kept, nil
 }
 
-// Over tells whether a pod's containers run no more.
+// Over says whether a pod's containers no longer run.
 func Over(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -101,14 +102,15 @@ func (p *Pods) signal() {
 	p.changed = make(chan struct{})
 }
 
-// Changed is closed when a pod comes or changes after this call.
+// Changed is closed when a pod appears or changes after this call.
 func (p *Pods) Changed() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.changed
 }
 
-// Pod returns the pod of that UID; fresh asks the API server rather than the watch. A pod of the same name with another UID is an error.
+// Pod returns the pod with that UID; fresh asks the API server instead of the watch. A pod of the same name with another UID is an
+// error.
 func (p *Pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool) (*corev1.Pod, error) {
 	var pod *corev1.Pod
 	var err error
@@ -126,7 +128,8 @@ func (p *Pods) Pod(ctx context.Context, namespace, name, uid string, fresh bool)
 	return pod, nil
 }
 
-// Ended tells whether a pod that was here runs no more. One that the watch does not have is asked for: it may be too new for it.
+// Ended says whether a pod of this node no longer runs. A pod that the watch does not have is read from the API server: it may be
+// too new for the watch.
 func (p *Pods) Ended(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	live, err := p.lister.Pods(pod.Namespace).Get(pod.Name)
 	if err != nil || live.UID != pod.UID {
@@ -141,5 +144,5 @@ func (p *Pods) Ended(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	return live.UID != pod.UID || Over(live), nil
 }
 
-// All are the node's pods as last heard of.
+// All returns the node's pods as last seen.
 func (p *Pods) All() ([]*corev1.Pod, error) { return p.lister.List(labels.Everything()) }

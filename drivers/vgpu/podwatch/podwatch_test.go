@@ -27,7 +27,7 @@ func TestWatchHearsOfEveryPodThatEnds(t *testing.T) {
 		}
 	}
 	heard("uid-done") // before the watch began
-	// Deleted and made again while the watch was interrupted: one change to those who watch.
+	// Deleted and created again while the watch was interrupted: watchers see one change.
 	if _, err := client.CoreV1().Pods("default").Update(t.Context(), pod("train", "uid-2", corev1.PodRunning),
 		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -17,8 +17,8 @@ const (
 	slotMemory       = 8 // after pid and hostpid
 )
 
-// layout holds where a version keeps its fields, in bytes from the region's start; a slot's fields count from the slot's start. 0: the
-// version has none.
+// layout is where a version has its fields, in bytes from the region's start; a slot's fields count from the slot's start. 0: the
+// version lacks the field.
 type layout struct {
 	version                                      Version
 	size                                         int64
@@ -40,11 +40,11 @@ var (
 	}
 )
 
-// sequenceV12 is where layout 1.2 keeps a slot's sequence lock: odd while the slot is being written.
+// sequenceV12 is the offset of a slot's sequence lock in layout 1.2: odd while the slot is being written.
 const sequenceV12 = 1936
 
-// recognize tells a region's layout from its size, its magic and its version. The file is one byte longer than the region (the limiter
-// extends it by writing a byte at its end), so that byte may be there or not.
+// recognize determines a region's layout from its size, its magic and its version. The file is one byte longer than the region (the
+// limiter extends it by writing a byte at its end); that byte may be missing.
 func recognize(r io.ReaderAt, size int64) (layout, error) {
 	var head [12]byte
 	if size < int64(len(head)) {

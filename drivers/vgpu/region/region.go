@@ -1,12 +1,12 @@
-// Package region reads the file through which HAMi-core, the limiter inside a container, shares its accounting: limits and use per GPU and
-// per process.
+// Package region reads the file through which HAMi-core, the limiter inside a container, shares its accounting: limits and use per
+// GPU and per process.
 //
-// The file is written by a tenant, so nothing in it is trusted: it is read with pread into a buffer of a fixed size (a mapping could be
-// truncated under the reader, which is a SIGBUS), counts are bounded before they index anything, and links and other things that are not
-// plain files are refused.
+// A tenant writes the file, so nothing in it is trusted. It is read with pread into a buffer of a fixed size, since a mapping could
+// be truncated under the reader (SIGBUS). Counts are bounded before they index anything. Links and other things that are not plain
+// files are refused.
 //
-// Layouts 1.1 and 1.2 are those of HAMi-core's shared region (offsets in layout.go); layout 0, which carried no version, follows from the
-// sizes of its file and of the parts that later versions added.
+// Layouts 1.1 and 1.2 are those of HAMi-core's shared region (offsets in layout.go). Layout 0, which has no version field, follows
+// from the sizes of its file and of the parts that later versions added.
 package region
 
 import (
@@ -47,7 +47,7 @@ type Device struct {
 // Process is the use of one process on each of Region.Devices.
 type Process struct {
 	PID     int32 // in the container's PID namespace
-	HostPID int32 // 0 where the limiter could not learn it
+	HostPID int32 // 0 where the limiter could not find it out
 	Memory  []Memory
 	// Utilization is the measured share of SMs in percent, per device; nil in layout 0.
 	Utilization []uint64
@@ -62,8 +62,8 @@ type Memory struct {
 // file.
 var ErrNotARegion = errors.New("not a HAMi-core shared region")
 
-// maximumReads bounds how often a slot is read again while its writer is inside it. A writer holds a slot for well under a microsecond; a
-// slot that stays odd belongs to a process that was killed inside, or to a tenant who wants the reader to spin.
+// maximumReads bounds how often a slot is read again while its writer is inside it. A writer holds a slot for well under a
+// microsecond. A slot that stays odd belongs to a process that was killed inside, or to a tenant who wants the reader to loop.
 const maximumReads = 4
 
 // Read reads the region in the file at path. It does not follow a link at path's last element.
@@ -119,7 +119,7 @@ func Decode(r io.ReaderAt, size int64) (*Region, error) {
 		})
 	}
 
-	// A count beyond the table is a lie or a torn write; the table's end bounds it either way.
+	// A count beyond the table is wrong or torn; the table's end bounds it in either case.
 	count := min(binary.LittleEndian.Uint32(tail), maximumProcesses)
 	slot := make([]byte, layout.slotSize)
 	for i := range int64(count) {
@@ -196,7 +196,7 @@ func decodeSlot(slot []byte, layout layout, devices int) Process {
 	return process
 }
 
-// readFull reads len(buffer) bytes at offset; a region that ends early was truncated since it was recognised.
+// readFull reads len(buffer) bytes at offset; a region that ends early was truncated after it was recognised.
 func readFull(r io.ReaderAt, buffer []byte, offset int64) error {
 	n, err := r.ReadAt(buffer, offset)
 	if n == len(buffer) {
@@ -208,7 +208,7 @@ func readFull(r io.ReaderAt, buffer []byte, offset int64) error {
 	return err
 }
 
-// text is the printable part of a NUL-terminated field; a tenant's bytes must not reach a log or a label as they are.
+// text is the printable part of a NUL-terminated field; a tenant's bytes must not reach a log or a label unchanged.
 func text(field []byte) string {
 	var out []byte
 	for _, b := range field {

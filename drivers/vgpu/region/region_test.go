@@ -178,7 +178,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(write(layoutV12())[:4096], layoutV1.size+1)
 	f.Add(write(layoutV0)[:4096], layoutV0.size+1)
 	f.Fuzz(func(_ *testing.T, head []byte, size int64) {
-		// The interesting bytes stand at the front; the rest is zero, as in a fresh file.
+		// The interesting bytes are at the start; the rest is zero, as in a fresh file.
 		if size < 0 || size > layoutV1.size+2 {
 			return
 		}

@@ -12,7 +12,7 @@ import (
 	"gpufabric.io/drivers/vgpu/annotation"
 )
 
-// deviceConfig is device-config.yaml. Pointers tell "not there" from zero.
+// deviceConfig is device-config.yaml. Pointers distinguish a missing field from zero.
 type deviceConfig struct {
 	NVIDIA struct {
 		ResourceCountName            *string       `json:"resourceCountName"`
@@ -46,7 +46,7 @@ type modelConfig struct {
 	} `json:"allowedGeometries"`
 }
 
-// ApplyDeviceConfig reads device-config.yaml over s. s is changed only if all of it is right.
+// ApplyDeviceConfig applies device-config.yaml to s. s changes only if the whole file is valid.
 func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	var read deviceConfig
 	if err := yaml.UnmarshalStrict(text, &read); err != nil {
@@ -70,8 +70,8 @@ func (s *Settings) ApplyDeviceConfig(text []byte) error {
 	}
 
 	errs := []error{next.Validate()}
-	// defaultGPUNum is read by Volcano's webhook out of the same ConfigMap, and passDeviceSpecs is what this plugin does in any case (device
-	// nodes come through CDI or NRI): they are right as they stand, and nothing is to be done for them.
+	// Volcano's webhook reads defaultGPUNum from the same ConfigMap. passDeviceSpecs is what this plugin does in any case (device
+	// nodes come through CDI or NRI). Both are accepted, and need no action.
 	for field, value := range map[string]int64{"defaultMemory": deref(nvidia.DefaultMemory),
 		"defaultCores": int64(deref(nvidia.DefaultCores))} {
 		if value != 0 {
@@ -130,8 +130,8 @@ type filterDevices struct {
 	Index []int    `json:"index"`
 }
 
-// ApplyNodeConfig reads the entry for node in config.json over s; a file without one changes nothing. Every entry is checked, also those of
-// other nodes. s is changed only if all of it is right.
+// ApplyNodeConfig applies the entry for node in config.json to s; a file without one changes nothing. It checks every entry, also
+// those of other nodes. s changes only if the whole file is valid.
 func (s *Settings) ApplyNodeConfig(text []byte, node string) error {
 	var read nodeConfigs
 	decoder := json.NewDecoder(bytes.NewReader(text))

@@ -1,8 +1,8 @@
-// Package settings reads how a node's GPUs are shared: the two ConfigMaps that clusters of the public vGPU plugin have
-// (volcano-vgpu-device-config with device-config.yaml, volcano-vgpu-node-config with config.json), and flags over them.
+// Package settings reads how a node's GPUs are shared: the two ConfigMaps of clusters with the public vGPU plugin
+// (volcano-vgpu-device-config with device-config.yaml, volcano-vgpu-node-config with config.json), and flags, which take
+// precedence.
 //
-// Every mistake is reported at once, with the place it stands at. A key that would have no effect is refused rather than read over: each
-// option either works or says that it does not.
+// It reports every mistake at once, with its place. It refuses a key that would have no effect instead of ignoring it.
 package settings
 
 import (
@@ -22,21 +22,21 @@ type Settings struct {
 	NumberResource, MemoryResource, CoresResource, PercentageResource string
 	// SplitCount is how many containers may share one GPU.
 	SplitCount int
-	// MemoryScaling and CoreScaling promise a multiple of what a GPU has; 1 promises no more than is there.
+	// MemoryScaling and CoreScaling promise a multiple of what a GPU has; with 1 nothing is oversubscribed.
 	MemoryScaling, CoreScaling float64
 	// MemoryFactor is the size of a unit of memory in MiB; 0 leaves it to package units.
 	MemoryFactor int
 	// NoCoreLimit leaves a container's share of SMs unlimited, whatever it asked for.
 	NoCoreLimit bool
-	// Scheduler places the pods; empty: nothing is asked of it.
+	// Scheduler places the pods; empty: no checks for a scheduler.
 	Scheduler Scheduler
-	// Mode is how the node's GPUs are shared; GPUModes says otherwise for single GPUs, by UUID.
+	// Mode is how the node's GPUs are shared; GPUModes overrides it for single GPUs, by UUID.
 	Mode     annotation.Mode
 	GPUModes map[string]annotation.Mode
 	// HiddenUUIDs and HiddenIndexes are GPUs that are not offered for sharing.
 	HiddenUUIDs   []string
 	HiddenIndexes []int
-	// Geometries are the MIG layouts that an administrator allows, by model; a model without any is laid out by what NVML offers.
+	// Geometries are the MIG layouts that an administrator allows, by model; a model without any uses what NVML offers.
 	Geometries []ModelGeometries
 }
 
@@ -59,7 +59,7 @@ type Instances struct {
 	Count     int
 }
 
-// Default is what the public plugin does without configuration, but for the memory factor, which it fixes at 1.
+// Default is what the public plugin does without configuration, except the memory factor, which it fixes at 1.
 func Default() Settings {
 	return Settings{
 		NumberResource: "volcano.sh/vgpu-number", MemoryResource: "volcano.sh/vgpu-memory", CoresResource: "volcano.sh/vgpu-cores",
@@ -68,9 +68,9 @@ func Default() Settings {
 	}
 }
 
-// Bounds, with what made them.
+// Bounds, with their reasons.
 const (
-	maximumSplit   = 1000 // a GPU's contexts end long before; the list of ids is what would grow
+	maximumSplit   = 1000 // a GPU runs out of contexts long before; the list of IDs would grow
 	maximumScaling = 100
 	maximumFactor  = 1 << 20 // MiB: a TiB
 )
@@ -159,7 +159,8 @@ func validateGeometries(models []ModelGeometries) []error {
 	return errs
 }
 
-// validateGroup refuses a geometry's name by which no slot, or the wrong one, would be found: the annotation has the name or the place.
+// validateGroup refuses a geometry's name that could match no slot, or the wrong one: the annotation has either the name or the
+// place.
 func validateGroup(name string, place int, places map[string]int) error {
 	if name == "" {
 		return nil // known by its place alone
@@ -184,8 +185,8 @@ func (s *Settings) resources() [][2]string {
 		{"resourceCoreName", s.CoresResource}, {"resourceMemoryPercentageName", s.PercentageResource}}
 }
 
-// CheckVolcano refuses what Volcano's scheduler cannot follow: the names of its resources are constants there (config.VolcanoVGPUNumber and
-// the others).
+// CheckVolcano refuses what Volcano's scheduler does not support: the names of its resources are constants there
+// (config.VolcanoVGPUNumber and the others).
 func (s *Settings) CheckVolcano() error {
 	var errs []error
 	standard := Default()
@@ -198,10 +199,10 @@ func (s *Settings) CheckVolcano() error {
 	return errors.Join(errs...)
 }
 
-// Scheduler is who places pods with shares.
+// Scheduler is the scheduler of pods with shares.
 type Scheduler string
 
-// The schedulers that are known.
+// The known schedulers.
 const (
 	Volcano   Scheduler = "volcano"
 	GPUFabric Scheduler = "gpufabric"
@@ -211,7 +212,7 @@ func knownMode(m annotation.Mode) bool {
 	return m == annotation.ModeSoftware || m == annotation.ModeMIG
 }
 
-// Hides tells whether a GPU is kept out of sharing.
+// Hides says whether a GPU is excluded from sharing.
 func (s *Settings) Hides(uuid string, index int) bool {
 	return slices.Contains(s.HiddenUUIDs, uuid) || slices.Contains(s.HiddenIndexes, index)
 }
@@ -224,7 +225,7 @@ func (s *Settings) ModeOf(uuid string) annotation.Mode {
 	return s.Mode
 }
 
-// GeometriesOf are the layouts allowed for a product, first choice first; none where the administrator named none for it.
+// GeometriesOf returns the layouts allowed for a product, first choice first; none where the administrator named none for it.
 func (s *Settings) GeometriesOf(product string) []Geometry {
 	for _, model := range s.Geometries {
 		for _, name := range model.Models {

@@ -163,7 +163,7 @@ func TestAGeometryIsKnownByOneName(t *testing.T) {
 	}
 }
 
-// Whatever a ConfigMap says, what holds afterwards is valid or refused, and nothing of a file that is refused holds.
+// Whatever a ConfigMap contains, the result is valid or refused, and nothing of a refused file applies.
 func FuzzApply(f *testing.F) {
 	f.Add("nvidia: {deviceSplitCount: 10, gpuMemoryFactor: 10}", `{"nodeconfig": [{"name": "n", "devicesplitcount": 4}]}`)
 	f.Add("nvidia: {knownMigGeometries: [{models: [A100], allowedGeometries: [[{name: 1g.5gb, memory: 4864, count: 7}]]}]}", "")

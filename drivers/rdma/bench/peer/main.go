@@ -1,7 +1,8 @@
 //go:build ignore
 
-// This program runs k8s-rdma-shared-dev-plugin to be measured: `discover CONFIG` times its discovery, `serve CONFIG` serves as its own main
-// does until it is ended. compare.sh builds it inside that plugin's module, which pins libraries that this one cannot have beside its own.
+// This program runs k8s-rdma-shared-dev-plugin to be measured: `discover CONFIG` times its discovery, `serve CONFIG` serves like
+// its own main until it is ended. compare.sh builds it inside that plugin's module, because that plugin pins versions of libraries
+// that this module cannot use.
 package main
 
 import (
@@ -43,8 +44,8 @@ func main() {
 	fmt.Printf("theirs: %d devices, median %v, fastest %v\n", devices, took[rounds/2], took[0])
 }
 
-// serve takes the steps of the plugin's main, but for the question in which mode the kernel's RDMA subsystem is: on a kernel without one it
-// ends there.
+// serve runs the steps of the plugin's main, except the query of the mode of the kernel's RDMA subsystem: on a kernel without one
+// main ends there.
 func serve(config string) {
 	manager := resources.NewResourceManager(config, false)
 	for _, step := range []func() error{

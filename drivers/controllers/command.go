@@ -47,6 +47,8 @@ type settings struct {
 	webhook certificates.Options
 	// neighbours are the controllers beside that of compute domains.
 	neighbours []func(context.Context, ctrl.Manager) error
+	// nicClusterPolicies says whether one of them acts on NicClusterPolicies, whose CRD is another operator's and may be missing.
+	nicClusterPolicies bool
 
 	metricsAddress, healthAddress string
 	leaderElection                bool
@@ -56,9 +58,7 @@ type settings struct {
 
 // Command is `gpufabric controller`.
 func Command(h host.Host) *cobra.Command {
-	s := settings{neighbours: []func(context.Context, ctrl.Manager) error{
-		gpu.Add, rdmapools.Add, policy.Adder(policy.FromEnvironment(h.Env)),
-	}}
+	s := settings{neighbours: []func(context.Context, ctrl.Manager) error{gpu.Add, rdmapools.Add}}
 	command := &cobra.Command{
 		Use:   role,
 		Short: "Form compute domains (one a cluster; further ones stand by)",
@@ -66,6 +66,9 @@ func Command(h host.Host) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(s.domains.Validate(), s.webhook.Validate()); err != nil {
 				return err
+			}
+			if s.nicClusterPolicies {
+				s.neighbours = append(s.neighbours, policy.Adder(policy.FromEnvironment(h.Env)))
 			}
 			config, err := h.Kubernetes()
 			if err != nil {
@@ -78,6 +81,8 @@ func Command(h host.Host) *cobra.Command {
 	s.domains.Bind(flags, h.Env)
 	s.webhook.Bind(flags, h.Env)
 	s.neighbours = append(s.neighbours, certificates.Adder(&s.webhook))
+	flags.BoolVar(&s.nicClusterPolicies, "nic-cluster-policies", true,
+		"act on NicClusterPolicies of mellanox.com; without their CRD the log would ask for it every ten seconds")
 	flags.StringVar(&s.metricsAddress, "metrics-address", "", "host:port that serves /metrics; empty: nowhere")
 	flags.StringVar(&s.healthAddress, "health-address", "", "host:port that serves /healthz and /readyz; empty: nowhere")
 	flags.StringVar(&s.identity, "identity", h.Env("POD_NAME"), "who holds the lease: the pod, so that its container goes on at once after a "+

@@ -47,7 +47,7 @@ func (s scraper) awaitShown(t *testing.T, role, token string) {
 	t.Helper()
 	var status int
 	var body string
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		// A role answers before it has anything to show.
 		if status, body = s.ask(t, "https", token); status == http.StatusOK && strings.Contains(body, "# TYPE ") {
 			return

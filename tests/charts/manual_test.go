@@ -246,7 +246,7 @@ func (s *server) awaitRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	claims := s.resource(t, wrong)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
 		_, err := claims.Create(t.Context(), wrong.DeepCopy(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err != nil && strings.Contains(err.Error(), "Longest") {
 			return

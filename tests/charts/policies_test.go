@@ -89,7 +89,7 @@ func patchNode(name, change string, subresources ...string) attempt {
 // awaitPolicies returns when each attempt is refused: the server takes new policies up within a second or two, and says nowhere when.
 func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
@@ -105,7 +105,7 @@ func (s *server) awaitPolicies(t *testing.T, account string, attempts ...attempt
 			}
 			select {
 			case <-ctx.Done():
-				t.Fatalf("a policy that speaks of %s is not in force after a minute", account)
+				t.Fatalf("a policy that speaks of %s is not in force after five minutes", account)
 			case <-again.C:
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -25,11 +26,13 @@ func is(kind watch.EventType) func(watch.Event) bool {
 	return func(event watch.Event) bool { return event.Type == kind }
 }
 
-// await returns when an event is the one waited for, or fails the test. The watch begins with what stands.
+// await returns when an event is the one waited for, or fails the test. The watch begins with what stands, and never sees the end of what
+// was gone before: deleteAndAwait is for that.
 func await(t *testing.T, what string, open func(context.Context, metav1.ListOptions) (watch.Interface, error),
 	wanted func(watch.Event) bool, options metav1.ListOptions) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	const patience = 5 * time.Minute // a machine that compiles beside this is slow
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	events, err := open(ctx, options)
 	if err != nil {
@@ -41,7 +44,23 @@ func await(t *testing.T, what string, open func(context.Context, metav1.ListOpti
 			return
 		}
 	}
-	t.Fatalf("%s did not come within a minute", what)
+	t.Fatalf("%s did not come within %s", what, patience)
+}
+
+// deleteAndAwait deletes an object and returns when it is gone.
+func deleteAndAwait(t *testing.T, objects dynamic.ResourceInterface, name string) {
+	t.Helper()
+	await(t, "the end of "+name, func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+		events, err := objects.Watch(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		if err := objects.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			events.Stop()
+			return nil, err
+		}
+		return events, nil
+	}, is(watch.Deleted), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 }
 
 // start runs the program until the test ends; the result stops it and returns what it said.

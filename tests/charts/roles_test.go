@@ -190,10 +190,7 @@ func (r *roles) formADomain(t *testing.T) {
 	r.madePods(t, ofDomain.LabelSelector, false)
 
 	domains := r.server.client.Resource(domainResource).Namespace("default")
-	if err := domains.Delete(t.Context(), "made", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the domain's end", domains.Watch, is(watch.Deleted), metav1.ListOptions{})
+	deleteAndAwait(t, domains, "made")
 }
 
 // servePools gives the node a pool of its own and the seed's NicClusterPolicy, which makes another.

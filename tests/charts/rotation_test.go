@@ -161,7 +161,7 @@ func TestTheCertificateRotatesUnderLoadAndNoWriteIsRefused(t *testing.T) {
 			DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	for end := time.Now().Add(time.Minute); write(t.Context()) != nil; time.Sleep(100 * time.Millisecond) { // nothing tells when it listens
+	for end := time.Now().Add(5 * time.Minute); write(t.Context()) != nil; time.Sleep(100 * time.Millisecond) { // nothing tells when it listens
 		if time.Now().After(end) {
 			t.Fatalf("the webhook does not answer: %v", write(t.Context()))
 		}

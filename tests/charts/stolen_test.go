@@ -230,7 +230,7 @@ func tenant(t *testing.T, live *server) dynamic.Interface {
 	}
 	// Its ordinary rights hold, or the refusals would show nothing. The server takes a binding up a moment after it is made, and says nowhere
 	// when.
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()

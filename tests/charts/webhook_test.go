@@ -137,7 +137,7 @@ func ask(t *testing.T, client *http.Client, url string, review admissionv1.Admis
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // nothing tells when another process listens
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // nothing tells when another process listens
 		response, err := client.Post(url, "application/json", bytes.NewReader(body))
 		if err == nil {
 			err = json.NewDecoder(response.Body).Decode(&answer)
@@ -184,7 +184,7 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		return err
 	}
 	// The webhook is in force when a claim that configures a driver of ours fails for it.
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) { // the server says nowhere when it takes a webhook up
 		err := create("gpu.nvidia.com")
 		if err != nil && strings.Contains(err.Error(), `failed calling webhook "claims.gpufabric.io"`) {
 			break
@@ -204,7 +204,7 @@ func TestOnlyClaimsThatConfigureOurDriversWaitForTheWebhook(t *testing.T) {
 		map[string]any{"webhook": map[string]any{"failurePolicy": "Ignore"}}); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		err := create("gpu.nvidia.com")
 		if err == nil {
 			break

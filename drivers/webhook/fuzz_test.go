@@ -11,7 +11,8 @@ import (
 
 // FuzzHandle hands whole reviews to the webhook: whatever is written, it answers, and its reason is no longer than it says.
 func FuzzHandle(f *testing.F) {
-	const claim = `{"spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": [{"opaque": ` +
+	const claim = `{"spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com"}}], "config": ` +
+		`[{"opaque": ` +
 		`{"driver": "gpu.nvidia.com", "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}}}]}}}`
 	f.Add("resource.k8s.io", "v1", "ResourceClaim", "CREATE", claim, "")
 	f.Add("resource.k8s.io", "v1", "ResourceClaimTemplate", "UPDATE", `{"spec": {"spec": {}}}`, claim)

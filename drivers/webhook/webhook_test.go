@@ -155,7 +155,8 @@ func TestReviews(t *testing.T) {
 // never go.
 func TestWhatStandsMayBeUpdatedAndDeleted(t *testing.T) {
 	claim := func(metadata, strategy string) string {
-		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com","parameters":{"apiVersion":"resource.nvidia.com/v1beta1",` +
+		return `{"metadata":` + metadata + `,"spec":{"devices":{"config":[{"opaque":{"driver":"gpu.nvidia.com",` +
+			`"parameters":{"apiVersion":"resource.nvidia.com/v1beta1",` +
 			`"kind":"GpuConfig","sharing":{"strategy":"` + strategy + `"}}}}]}}}`
 	}
 	for _, c := range []struct {

@@ -147,7 +147,8 @@ func Render(root string) (string, error) {
 		"is allocated or written. "+
 		"Written by `make generate` from the directives `//attack:` beside the tests; do not edit. "+
 		"The [threat model](threat-model.md) says which boundary each one is about.\n\n"+
-		"`make test-tenants` runs them and prints what the attacker sees. Those below `tests/e2e` need containers and run with `make kind-e2e`.\n",
+		"`make test-tenants` runs them and prints what the attacker sees. Those below `tests/e2e` need containers "+
+		"and run with `make kind-e2e`.\n",
 		len(list))
 	directory := ""
 	for _, a := range list {

@@ -136,7 +136,8 @@ func TestARoleWritesNoMoreThanItsOwnNodesPart(t *testing.T) {
 	values := everything()
 	values["vgpu"] = map[string]any{"enabled": true, "forbidControlOff": true}
 	values["scheduler"] = map[string]any{"enabled": true, "nodeLock": true}
-	standing := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "standing", "namespace": "default", "finalizers": ["a.b/c"]}, "spec": {"containers": [
+	standing := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "standing", "namespace": "default", "finalizers": ` +
+		`["a.b/c"]}, "spec": {"containers": [
 		{"name": "main", "image": "i", "env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}]}}`)
 	if _, err := live.client.Resource(podResource).Namespace("default").Create(t.Context(), standing, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,8 @@ func sharesStay(t *testing.T, live *server) {
 	)
 	create := func(ctx context.Context, client dynamic.Interface) error {
 		pod := object(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "namespace": "default", "annotations":
-			{"volcano.sh/vgpu-ids-new": "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9,NVIDIA,0,0:;"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}`)
+			{"volcano.sh/vgpu-ids-new": "GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9,NVIDIA,0,0:;"}}, "spec": {"containers": [{"name": "c", ` +
+			`"image": "i"}]}}`)
 		_, err := client.Resource(podResource).Namespace("default").Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}

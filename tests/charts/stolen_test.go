@@ -215,7 +215,8 @@ func tenant(t *testing.T, live *server) dynamic.Interface {
 		t.Fatal(err)
 	}
 	// No controller aggregates "edit" here; this is the part of it that Kubernetes has.
-	binding := object(`{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "edit", "namespace": "tenant"},
+	binding := object(`{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "edit", "namespace": ` +
+		`"tenant"},
 		"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"},
 		"subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "` + user + `"}]}`)
 	if _, err := live.client.Resource(resourceOf("rbac.authorization.k8s.io", "v1", "rolebindings")).Namespace("tenant").Create(t.Context(),

@@ -132,7 +132,8 @@ func (v *view) await(what, expression string) {
 	var done bool
 	if err := chromedp.Run(ctx, chromedp.Evaluate(until, &done, wait)); err != nil {
 		var body string
-		_ = chromedp.Run(v.ctx, chromedp.Evaluate("`focus on ${document.activeElement.outerHTML.slice(0, 300)}; ${document.body.innerText}`", &body))
+		const state = "`focus on ${document.activeElement.outerHTML.slice(0, 300)}; ${document.body.innerText}`"
+		_ = chromedp.Run(v.ctx, chromedp.Evaluate(state, &body))
 		v.t.Fatalf("%s: %s: %v; the browser said %q, the page %.2000s", what, expression, err, v.said(), body)
 	}
 }
@@ -205,10 +206,11 @@ func TestThePageInABrowser(t *testing.T) {
 
 	t.Run("shows states, holds and domains", func(t *testing.T) {
 		for expression, want := range map[string]string{
-			`document.getElementById('summary').textContent`:                                          "18 nodes, 72 GPUs: ",
-			`document.getElementById('viewer').textContent`:                                           "as admin may see it",
-			`document.querySelector('[data-node=node-000] [data-key="gpu/gpu-0"]').ariaLabel`:         "gpu-0, held, held by default/train-0",
-			`document.querySelector('[data-node=node-000] [data-key="gpu/gpu-1"]').ariaLabel`:         "gpu-1, partly, held by default/notebook-0, default/serve-0",
+			`document.getElementById('summary').textContent`:                                  "18 nodes, 72 GPUs: ",
+			`document.getElementById('viewer').textContent`:                                   "as admin may see it",
+			`document.querySelector('[data-node=node-000] [data-key="gpu/gpu-0"]').ariaLabel`: "gpu-0, held, held by default/train-0",
+			`document.querySelector('[data-node=node-000] ` +
+				`[data-key="gpu/gpu-1"]').ariaLabel`: "gpu-1, partly, held by default/notebook-0, default/serve-0",
 			`document.querySelector('[data-node=node-003] [data-key="gpu/gpu-3"]').className`:         "broken",
 			`document.querySelector('[data-node=node-005] .port.broken').ariaLabel`:                   "mlx5_2, broken",
 			`document.querySelector('[data-node=node-000] .domain').textContent`:                      "default/domain-00 (forming)",
@@ -237,22 +239,26 @@ func TestThePageInABrowser(t *testing.T) {
 	t.Run("is moved through by keys", func(t *testing.T) {
 		v.run(chromedp.Evaluate(`document.querySelector('#racks [tabindex="0"]').focus()`, nil),
 			chromedp.KeyEvent(kb.ArrowRight), chromedp.KeyEvent(kb.ArrowRight), chromedp.KeyEvent(kb.ArrowDown))
-		if got := v.text(`document.activeElement.closest('.node').dataset.node + ' ' + document.activeElement.dataset.key`); got != "node-001 gpu/gpu-1" {
+		if got := v.text(`document.activeElement.closest('.node').dataset.node + ' ' + ` +
+			`document.activeElement.dataset.key`); got != "node-001 gpu/gpu-1" {
 			t.Errorf("the focus is on %q", got)
 		}
 		v.run(chromedp.KeyEvent(kb.Enter))
 		v.await("details", `!document.getElementById('details').hidden && document.activeElement.id === 'details'`)
-		if got := v.text(`document.getElementById('details').innerText`); !strings.Contains(got, "gpu-1 of node-001") || !strings.Contains(got, "serve-1-share") {
+		got := v.text(`document.getElementById('details').innerText`)
+		if !strings.Contains(got, "gpu-1 of node-001") || !strings.Contains(got, "serve-1-share") {
 			t.Errorf("details: %s", got)
 		}
 		v.picture("console-details")
 		v.run(chromedp.KeyEvent(kb.Escape))
 		v.await("the details are closed", `document.getElementById('details').hidden && document.activeElement.dataset.key === 'gpu/gpu-1'`)
 		v.run(chromedp.KeyEvent("/"), chromedp.KeyEvent("train-4"))
-		v.await("the search", `document.querySelectorAll('.node.hit').length === 1 && document.querySelector('.node.hit').dataset.node === 'node-004'`)
+		v.await("the search", `document.querySelectorAll('.node.hit').length === 1 && document.querySelector('.node.hit').dataset.node `+
+			`=== 'node-004'`)
 		v.run(chromedp.KeyEvent(kb.Enter))
 		v.await("the first match", `document.activeElement.closest('.node')?.dataset.node === 'node-004'`)
-		v.run(chromedp.Evaluate(`document.getElementById('search').value = ''; document.getElementById('search').dispatchEvent(new Event('input'))`, nil))
+		v.run(chromedp.Evaluate(`document.getElementById('search').value = ''; document.getElementById('search').dispatchEvent(new `+
+			`Event('input'))`, nil))
 	})
 
 	t.Run("goes dark", func(t *testing.T) {
@@ -374,7 +380,8 @@ func TestAThousandNodes(t *testing.T) {
 	v.run(chromedp.Reload())
 	v.await("all is drawn again", drawn(nodes))
 	t.Logf("from warm: all was drawn after %.2f s", time.Since(begin).Seconds())
-	v.run(chromedp.Evaluate(`window.gaps = []; (() => { let last = performance.now(); const frame = (now) => { window.gaps.push(now - last); last = now; `+
+	v.run(chromedp.Evaluate(`window.gaps = []; (() => { let last = performance.now(); const frame = (now) => { window.gaps.push(now - `+
+		`last); last = now; `+
 		`requestAnimationFrame(frame); }; requestAnimationFrame(frame); })()`, nil))
 	begin = time.Now()
 	for ready := 3; ready <= nodesPerRack; ready += 3 {
@@ -383,7 +390,8 @@ func TestAThousandNodes(t *testing.T) {
 	v.await("all domains are ready", fmt.Sprintf(`document.getElementById('summary').textContent.includes('%d domains, 0 not ready')`, racks))
 	t.Logf("%d domains formed in %.1f s", racks, time.Since(begin).Seconds())
 	t.Logf("frames: %s", v.text(`(() => { const g = window.gaps.slice(1).sort((a, b) => a - b); return `+
-		"`${g.length}, median ${g[g.length >> 1].toFixed(0)} ms, 99% under ${g[Math.floor(g.length * 0.99)].toFixed(0)} ms, longest ${g[g.length - 1].toFixed(0)} ms`; })()"))
+		"`${g.length}, median ${g[g.length >> 1].toFixed(0)} ms, 99% under ${g[Math.floor(g.length * 0.99)].toFixed(0)} ms, "+
+		"longest ${g[g.length - 1].toFixed(0)} ms`; })()"))
 	t.Logf("the server: %s", resident())
 	v.picture("console-1008")
 }

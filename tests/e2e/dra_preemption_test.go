@@ -11,7 +11,8 @@ import (
 // Pods of our scheduler, by what they ask of a node's eight GPUs.
 const (
 	preemptingPod = `
-{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {schedulerName: gpufabric-scheduler, priorityClassName: %s, terminationGracePeriodSeconds: 1,
+{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {schedulerName: gpufabric-scheduler, priorityClassName: %s, ` +
+		`terminationGracePeriodSeconds: 1,
   nodeSelector: {kubernetes.io/hostname: %s}, %s}}
 ---`
 	byTemplate = `resourceClaims: [{name: gpu, resourceClaimTemplateName: %s}], containers: [{name: main, image: "ubuntu:24.04", ` +

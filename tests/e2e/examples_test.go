@@ -164,12 +164,14 @@ func checkpointVolume(e *environment, t *testing.T) {
 	e.apply(t, checkpoints)
 }
 
-const checkpoints = `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: checkpoints}, provisioner: kubernetes.io/no-provisioner}
+const checkpoints = `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: checkpoints}, provisioner: ` +
+	`kubernetes.io/no-provisioner}
 ---
 apiVersion: v1
 kind: PersistentVolume
 metadata: {name: checkpoints}
-spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [ReadWriteMany], hostPath: {path: /var/lib/checkpoints, type: DirectoryOrCreate}}
+spec: {storageClassName: checkpoints, capacity: {storage: 1Gi}, accessModes: [ReadWriteMany], hostPath: {path: ` +
+	`/var/lib/checkpoints, type: DirectoryOrCreate}}
 `
 
 var trained = regexp.MustCompile(`rank \d on \S+ starts after step \d+ with 4 GPUs and channel0`)

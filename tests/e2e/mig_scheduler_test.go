@@ -11,8 +11,10 @@ import (
 
 // migByScheduler is a pod of the scheduler's that asks for an instance with 9000 MiB, which only the slots of the geometry "mixed" have.
 const migByScheduler = `
-{apiVersion: v1, kind: Pod, metadata: {name: %s, labels: {instance: large}, annotations: {volcano.sh/vgpu-mode: mig}}, spec: {schedulerName: volcano, terminationGracePeriodSeconds: 1,
-  containers: [{name: main, image: %q, imagePullPolicy: %s, command: [sleep, infinity], resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 9000}}}]}}
+{apiVersion: v1, kind: Pod, metadata: {name: %s, labels: {instance: large}, annotations: {volcano.sh/vgpu-mode: mig}}, spec: ` +
+	`{schedulerName: volcano, terminationGracePeriodSeconds: 1,
+  containers: [{name: main, image: %q, imagePullPolicy: %s, command: [sleep, infinity], resources: {limits: ` +
+	`{volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 9000}}}]}}
 ---`
 
 // testOwnSchedulersSlots has our scheduler, which locks nodes here, choose slots on a node where another gave the slot [1-1] of the third

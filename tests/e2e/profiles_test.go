@@ -13,7 +13,8 @@ const (
 	spreadProfile = `{apiVersion: gpufabric.io/v1alpha1, kind: VGPUProfile, metadata: {name: tenth}, spec: {mode: Software, memory: 8Gi, ` +
 		`cores: 10, policy: Spread}}`
 	profilePod = `
-{apiVersion: v1, kind: Pod, metadata: {namespace: %s, name: %s}, spec: {schedulerName: gpufabric-scheduler, terminationGracePeriodSeconds: 1,
+{apiVersion: v1, kind: Pod, metadata: {namespace: %s, name: %s}, spec: {schedulerName: gpufabric-scheduler, ` +
+		`terminationGracePeriodSeconds: 1,
   nodeSelector: {kubernetes.io/hostname: %s},
   containers: [{name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {gpufabric.io/tenth: 1}}}]}}
 ---`

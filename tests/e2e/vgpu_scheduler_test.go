@@ -96,7 +96,8 @@ spec:
   priorityClassName: %q
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: %d}}}
+  - {name: main, image: "ubuntu:24.04", command: [sleep, infinity], resources: {limits: {volcano.sh/vgpu-number: 1, `+
+		`volcano.sh/vgpu-memory: %d}}}
 ---`, namespace, name, uuid, priority, units)
 }
 

@@ -28,7 +28,8 @@ kind: Pod
 metadata:
   name: %[1]s
   labels: {churn: vgpu}
-  annotations: {volcano.sh/vgpu-ids-new: "%[3]s", volcano.sh/devices-to-allocate: "%[3]s", volcano.sh/bind-phase: allocating, volcano.sh/vgpu-node: %[2]s}
+  annotations: {volcano.sh/vgpu-ids-new: "%[3]s", volcano.sh/devices-to-allocate: "%[3]s", volcano.sh/bind-phase: allocating, ` +
+	`volcano.sh/vgpu-node: %[2]s}
 spec:
   nodeName: %[2]s
   terminationGracePeriodSeconds: 1
@@ -53,7 +54,8 @@ func slice(name, node, devices string, containers ...string) string {
 func (e *environment) configure(t *testing.T, device, node string) {
 	t.Helper()
 	const maps = `{apiVersion: v1, kind: List, items: [
-		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-device-config, namespace: gpufabric-system}, data: {device-config.yaml: %q}},
+		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-device-config, namespace: gpufabric-system}, data: ` +
+		`{device-config.yaml: %q}},
 		{apiVersion: v1, kind: ConfigMap, metadata: {name: volcano-vgpu-node-config, namespace: gpufabric-system}, data: {config.json: %q}}]}`
 	e.apply(t, fmt.Sprintf(maps, device, node))
 	for _, role := range []string{"vgpu-plugin", "vgpu-monitor"} {

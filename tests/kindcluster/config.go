@@ -71,8 +71,8 @@ type node struct {
 
 const podSubnet = "10.244.0.0/16"
 
-// etcdWithoutFsync lets etcd answer before the disk has written. The cluster is lost with its machine anyway; a disk that others keep busy would
-// otherwise hold up every write for seconds, and take their leases from the scheduler and the controllers.
+// etcdWithoutFsync lets etcd answer before the disk has written. The cluster is lost with its machine anyway. On a busy disk every
+// write would otherwise take seconds, and the scheduler and the controllers would lose their leases.
 const etcdWithoutFsync = "kind: ClusterConfiguration\netcd:\n  local:\n    extraArgs:\n    - name: unsafe-no-fsync\n      value: \"true\"\n"
 
 // kindConfiguration renders the cluster's configuration for kind. CDI and NRI need no word: containerd 2 has both on.

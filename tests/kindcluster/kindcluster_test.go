@@ -93,8 +93,10 @@ func TestTheBoundingSetTellsWhetherSysResourceIsMissing(t *testing.T) {
 }
 
 const nodeList = `{"items": [
- {"metadata": {"name": "a"}, "spec": {"podCIDR": "10.244.0.0/24"}, "status": {"addresses": [{"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": "172.18.0.2"}]}},
- {"metadata": {"name": "b"}, "spec": {"podCIDR": "10.244.1.0/24"}, "status": {"addresses": [{"type": "InternalIP", "address": "172.18.0.3"}]}}]}`
+ {"metadata": {"name": "a"}, "spec": {"podCIDR": "10.244.0.0/24"}, "status": {"addresses": [{"type": "Hostname", "address": "a"}, ` +
+	`{"type": "InternalIP", "address": "172.18.0.2"}]}},
+ {"metadata": {"name": "b"}, "spec": {"podCIDR": "10.244.1.0/24"}, "status": {"addresses": [{"type": "InternalIP", "address": ` +
+	`"172.18.0.3"}]}}]}`
 
 func TestNodesReachTheOthersPodsThroughTheOthersAddresses(t *testing.T) {
 	members, err := parseNodes([]byte(nodeList))

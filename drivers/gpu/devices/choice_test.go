@@ -15,7 +15,8 @@ const config = `{
 	"nodes": [
 		{"nodeSelector": {"matchLabels": {"pool": "mig"}}, "form": "mig", "migProfiles": ["1g.10gb", "1g.10gb+me"]},
 		{"nodeSelector": {"matchLabels": {"team": "a"}}, "form": "flexible"},
-		{"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["mig"]}]}, "form": "mig", "migProfiles": ["1g.10gb", "1g.10gb+me"]}
+		{"nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["mig"]}]}, "form": "mig", "migProfiles": ` +
+	`["1g.10gb", "1g.10gb+me"]}
 	]
 }`
 

@@ -308,7 +308,8 @@ func TestFaultsThatCannotBeReadTaintEveryGPUUntilSomebodyClearsThem(t *testing.T
 }
 
 func FuzzOpen(f *testing.F) {
-	f.Add([]byte(`{"version":1,"faults":[{"gpu":"GPU-1","kind":"xid","code":79,"fatal":true,"message":"m","since":"2026-01-01T00:00:00Z","last":"2026-01-01T00:00:00Z"}]}`))
+	f.Add([]byte(`{"version":1,"faults":[{"gpu":"GPU-1","kind":"xid","code":79,"fatal":true,"message":"m",` +
+		`"since":"2026-01-01T00:00:00Z","last":"2026-01-01T00:00:00Z"}]}`))
 	f.Add([]byte(`{"version":2}`))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, raw []byte) {

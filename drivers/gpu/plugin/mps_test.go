@@ -42,7 +42,8 @@ func TestAnMPSDaemonLivesWithItsClaim(t *testing.T) {
 	b.stop()
 	b.enter = plainly
 	b.start()
-	config := gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"1":"4Gi"}}}`)
+	config := gpuConfig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi",` +
+		`"defaultPerDevicePinnedMemoryLimit":{"1":"4Gi"}}}`)
 	c := b.claim("u1", []string{config}, device{name: "gpu-0"}, device{name: "gpu-1"})
 	ids := b.mustPrepare(c)
 	want := fmt.Sprintf("start %s,%s\nset_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 "+

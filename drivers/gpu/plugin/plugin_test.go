@@ -48,7 +48,7 @@ type bench struct {
 	kubelet drapb.DRAPluginClient
 	options Options
 	writer  atomicfile.Writer // its Before, where set, sees the role's writes
-	// runs programs of the driver in their own root; nil: the role's default
+	// Runs programs of the driver in their own root; nil: the role's default
 	enter   func(enclosure, program string, args ...string) *exec.Cmd
 	recheck time.Duration                              // how often the role checks what has no event; 0: its default
 	reports chan v1alpha1.MIGLayoutNode                // the node's reports on MIGLayouts

@@ -289,7 +289,8 @@ func TestSettingsOfTheVersionBeforeAreReadAndWritten(t *testing.T) {
 
 func TestSettingsThatCannotBeReadStartNothingAndKeepNothingBack(t *testing.T) {
 	for name, text := range map[string]string{
-		"cut": `{"devices":["gpu"`, "empty": "", "changed": `{"version":1,"devices":["gpu"],"sha256":"0"}`, "newer": `{"version":2,"devices":["gpu"]}`,
+		"cut": `{"devices":["gpu"`, "empty": "", "changed": `{"version":1,"devices":["gpu"],"sha256":"0"}`, "newer": `{"version":2,` +
+			`"devices":["gpu"]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _ := newMPS(t, "")

@@ -78,7 +78,8 @@ func TestAFieldOfALaterProgramDoesNotMakeAFileUnreadable(t *testing.T) {
 
 // ofVersion1 is a record as version 1 of the program wrote it, byte for byte.
 const ofVersion1 = `gpufabric-claim 1 sha256:120de182e7adfbdc8d7bf75225e0bdb06a34c04fef5ef6da23ef5ee30735e069
-{"uid":"u1","namespace":"default","name":"train","phase":"Prepared","bootID":"boot","devices":[{"requests":["r/sub"],"pool":"p","device":"d","shareID":"s","cdiDeviceIDs":["v/c=n"]}],"data":{"channel":"x"}}
+{"uid":"u1","namespace":"default","name":"train","phase":"Prepared","bootID":"boot","devices":[{"requests":["r/sub"],"pool":"p",` +
+	`"device":"d","shareID":"s","cdiDeviceIDs":["v/c=n"]}],"data":{"channel":"x"}}
 `
 
 // version1 reads a file by the rules of version 1, which must not change: three words, a version of 1, the bytes' checksum, known fields.

@@ -141,7 +141,8 @@ func TestARoleThatEndedWhileItHeldGPUsIsWaitedFor(t *testing.T) {
 	if err := end(); err != nil { // a killed process leaves the same: the file's text, and no lock
 		t.Fatal(err)
 	}
-	holders(t, d, "vgpu-plugin ended while pod default/train has a GPU: start it again, and it closes NVML; if it is uninstalled, remove "+d.Path)
+	holders(t, d, "vgpu-plugin ended while pod default/train has a GPU: start it again, and it closes NVML; "+
+		"if it is uninstalled, remove "+d.Path)
 	again, _ := run(t, d, "vgpu-plugin", stands)
 	expect(t, again, true)
 	stands <- struct{}{}

@@ -111,7 +111,8 @@ func (e *events) Event(object runtime.Object, kind, reason, message string) {
 }
 
 func TestTroubleOfANodeIsAnEventThatTheAPIServerTakes(t *testing.T) {
-	for _, message := range []string{"short", strings.Repeat("x", 2000), strings.Repeat("x", 1023) + "ü and more", strings.Repeat("日", 500)} {
+	messages := []string{"short", strings.Repeat("x", 2000), strings.Repeat("x", 1023) + "ü and more", strings.Repeat("日", 500)}
+	for _, message := range messages {
 		e := &events{t: t}
 		NodeTrouble(e, "node-a")("StateUnreadable", message)
 		if e.node != "node-a node-a" || !strings.HasPrefix(message, e.said) || len(message) < 1024 && e.said != message {

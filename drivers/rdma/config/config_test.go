@@ -99,8 +99,10 @@ func TestWhatIsAllowed(t *testing.T) {
 			func(c *config.Config) bool { return len(c.Pools[0].Devices) == 1 }},
 		{"hexadecimal in either case", selector(`"vendors": ["15B3"]`),
 			func(c *config.Config) bool { return c.Pools[0].Selectors.Vendors[0] == "15B3" }},
-		{"every selector of ours", selector(`"pciAddresses": ["0000:3b:00.0", "3b:00.1"], "pfNames": ["ens2f0", "ens2f1#0,2-7"], "rootDevices": ["0000:3b:00.0#0-3"],
-			"acpiIndexes": ["101", "4294967295"], "isRdma": true, "pKeys": ["0x8012", "0x1"], "linkLayers": ["InfiniBand"], "numaNodes": [0, 1], "minRateGbps": 200`), func(c *config.Config) bool {
+		{"every selector of ours", selector(`"pciAddresses": ["0000:3b:00.0", "3b:00.1"], "pfNames": ["ens2f0", "ens2f1#0,2-7"], ` +
+			`"rootDevices": ["0000:3b:00.0#0-3"],
+			"acpiIndexes": ["101", "4294967295"], "isRdma": true, "pKeys": ["0x8012", "0x1"], "linkLayers": ["InfiniBand"], "numaNodes": ` +
+			`[0, 1], "minRateGbps": 200`), func(c *config.Config) bool {
 			s := c.Pools[0].Selectors
 			return s.ACPIIndexes[1] == "4294967295" && s.IsRDMA && s.PFNames[1] == "ens2f1#0,2-7" && s.NUMANodes[1] == 1 && s.MinRateGbps == 200
 		}},

@@ -48,7 +48,8 @@ func command(t *testing.T, h host.Host, args ...string) (string, error) {
 }
 
 const two = `{"configList": [
-	{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000, "selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"], "ifNames": ["ibp3s0"]}},
+	{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1000,
+		"selectors": {"vendors": ["15b3"], "deviceIDs": ["1021"], "ifNames": ["ibp3s0"]}},
 	{"resourceName": "roce", "rdmaHcaMax": 10, "selectors": {"linkTypes": ["ether"]}}]}`
 
 func TestEveryDeviceIsExplained(t *testing.T) {
@@ -57,12 +58,18 @@ func TestEveryDeviceIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `
-DEVICE        PCI           PORTS                                                                                            POOL                       ANSWER
-mlx5_0        0000:3b:00.0  1: InfiniBand 400 Gb/s [ibp3s0] (the port's state is DOWN (physical state Polling))              rdma/hca_shared_devices_a  taken
-                                                                                                                             rdma/roce                  refused by selectors.linkTypes: its link type infiniband is not among [ether]
-mlx5_1        0000:5e:00.0  1: Ethernet 400 Gb/s [ens2f0]                                                                    rdma/hca_shared_devices_a  refused by selectors.deviceIDs: its device ID 101d is not among [1021]
-                                                                                                                             rdma/roce                  taken
-0000:11:00.0  0000:11:00.0  -                                                                                                -                          skipped: no RDMA device: the driver i40e made none (is its RDMA module loaded, such as mlx5_ib?)
+DEVICE        PCI           PORTS                                                                                            ` +
+		`POOL                       ANSWER
+mlx5_0        0000:3b:00.0  1: InfiniBand 400 Gb/s [ibp3s0] (the port's state is DOWN (physical state Polling))              ` +
+		`rdma/hca_shared_devices_a  taken
+                                                                                                                             ` +
+		`rdma/roce                  refused by selectors.linkTypes: its link type infiniband is not among [ether]
+mlx5_1        0000:5e:00.0  1: Ethernet 400 Gb/s [ens2f0]                                                                    ` +
+		`rdma/hca_shared_devices_a  refused by selectors.deviceIDs: its device ID 101d is not among [1021]
+                                                                                                                             ` +
+		`rdma/roce                  taken
+0000:11:00.0  0000:11:00.0  -                                                                                                ` +
+		`-                          skipped: no RDMA device: the driver i40e made none (is its RDMA module loaded, such as mlx5_ib?)
 `
 	squeeze := func(s string) []string {
 		var lines []string

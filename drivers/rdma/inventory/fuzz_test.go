@@ -42,7 +42,7 @@ func entriesOf(t testing.TB, root string) []string {
 //
 //shows:rdma-refusals
 func FuzzADamagedEntryCostsOneDevice(f *testing.F) {
-	// about as many as the tree has; each once removed, truncated to nothing and to one byte, and with garbage
+	// About as many as the tree has; each once removed, truncated to nothing and to one byte, and with garbage
 	for which := range uint16(90) {
 		f.Add(which, uint8(0), []byte(nil))
 		f.Add(which, uint8(1), []byte(nil))

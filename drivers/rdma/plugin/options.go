@@ -98,7 +98,8 @@ func Command(h host.Host) *cobra.Command {
 		"the container runtime's NRI socket, for claims with network: Exclusive, whose devices move into the pod's network namespace (needs "+
 			"CAP_NET_ADMIN and CAP_SYS_ADMIN in the node's network); empty: such claims are refused")
 	command.Flags().BoolVar(&o.VerbsEvents, "verbs-events", false,
-		"receive events of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, which the plugin then holds open and needs "+
+		"receive events of ports from the HCAs themselves too (async events of /dev/infiniband/uverbsN, "+
+			"which the plugin then holds open and needs "+
 			"access to); without it, or where a driver refuses, rtnetlink and a reading every 400 ms do")
 	command.Flags().BoolVar(&o.Interfaces.Up, "interfaces-up", false,
 		"bring the interfaces of pools' devices up, each when it comes (needs CAP_NET_ADMIN in the node's network)")

@@ -301,7 +301,8 @@ func TestTheSeedsPolicyApplies(t *testing.T) {
 		patch := client.RawPatch("application/merge-patch+json",
 			[]byte(`{"spec": {"global": {"repository": "registry.example/doca", "imagePullSecrets": ["registry"]},
 			"ofedDriver": {"repository": null, "forcePrecompiled": null, "upgradePolicy": {"maxParallelUpgrades": 2, "drain": {"enable": false}},
-				"startupProbe": {"initialDelaySeconds": 10, "periodSeconds": 20}, "terminationGracePeriodSeconds": 300, "env": [{"name": "A", "value": "b"}]}}}`))
+				"startupProbe": {"initialDelaySeconds": 10, "periodSeconds": 20}, "terminationGracePeriodSeconds": 300, "env": [{"name": "A", `+
+				`"value": "b"}]}}}`))
 		must(t, c.Patch(t.Context(), &mellanox.NicClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}, patch))
 		await(t, c, name, "DaemonSet with all of it", func(mellanox.NicClusterPolicyStatus) bool {
 			var d appsv1.DaemonSet

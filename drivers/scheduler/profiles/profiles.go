@@ -34,7 +34,7 @@ const Name = "GPUFabricDynamicResources"
 // Args are the plugin's arguments: the policies for slices whose VGPUProfile has none.
 type Args struct {
 	NodePolicy cards.Policy `json:"nodePolicy,omitempty"` // binpack (default) or spread
-	// spread; any other value means binpack here: which GPUs of a claim are close is up to its constraints
+	// CardPolicy is spread; any other value means binpack here: which GPUs of a claim are close is up to its constraints
 	CardPolicy cards.Policy `json:"cardPolicy,omitempty"`
 }
 

@@ -118,7 +118,7 @@ func (c *cluster) install(t *testing.T) {
 	var file map[string]any
 	must(t, yaml.Unmarshal([]byte(configuration.Data["scheduler.yaml"]), &file))
 	file["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
-	// until testElection: in one process, the lost lease of a stopped scheduler would end the tests
+	// Until testElection: in one process, the lost lease of a stopped scheduler would end the tests
 	file["leaderElection"].(map[string]any)["leaderElect"] = false
 	c.write(t, file)
 	c.lockNodes(t, false) // until testNodeLock: nothing here would unlock the nodes

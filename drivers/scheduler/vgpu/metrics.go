@@ -91,7 +91,7 @@ func (s *series) collect(to chan<- metrics.Metric, node *corev1.Node, pods []*co
 	for i, gpu := range gpus {
 		all[i].GPU = gpu
 	}
-	// pods of two namespaces with one name are summed, since a duplicate series would fail the whole scrape
+	// Pods of two namespaces with one name are summed, since a duplicate series would fail the whole scrape
 	byName := map[string]cards.Node{}
 	for _, pod := range pods {
 		shares, given := s.resources.Given(pod)

@@ -89,7 +89,7 @@ func Lay(node *inventory.Node, s settings.Settings, factorInForce int) (*Deck, e
 		}
 		deck.Cards = append(deck.Cards, Card{
 			GPU: gpu, Mode: s.ModeOf(gpu.UUID), Slots: slots(gpu, s), Healthy: true,
-			// without any unit the node would lack the resource
+			// Without any unit the node would lack the resource
 			Units: CountUnits(MiB(gpu), s.MemoryScaling, deck.Factor), Cores: max(1, int(math.Round(100*s.CoreScaling))),
 		})
 	}

@@ -72,20 +72,24 @@ func TestSeriesAreThoseThatDashboardsExpect(t *testing.T) {
 	want := `
 # HELP Device_last_kernel_of_container Time since a container's last kernel launch, in seconds.
 # TYPE Device_last_kernel_of_container gauge
-Device_last_kernel_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 100
+Device_last_kernel_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",` +
+		`zone="vGPU"} 100
 # HELP Device_utilization_desc_of_container Share of a GPU's SMs that a container uses, in percent.
 # TYPE Device_utilization_desc_of_container gauge
-Device_utilization_desc_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 30
+Device_utilization_desc_of_container{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",` +
+		`vdeviceid="0",zone="vGPU"} 30
 # HELP HostCoreUtilization Share of time in which a kernel ran on a GPU, in percent.
 # TYPE HostCoreUtilization gauge
 HostCoreUtilization{deviceidx="7",deviceuuid="` + uuid + `",zone="vGPU"} 12
 # HELP HostGPUMemoryUsage Memory in use on a GPU, in bytes.
 # TYPE HostGPUMemoryUsage gauge
 HostGPUMemoryUsage{deviceidx="7",deviceuuid="` + uuid + `",zone="vGPU"} 5.14326528e+08
-# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.
+# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in ` +
+		`bytes; 0 where they agree.
 # TYPE gpufabric_vgpu_memory_limit_drift_bytes gauge
 gpufabric_vgpu_memory_limit_drift_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0"} 0
-# HELP gpufabric_vgpu_plugin_answers 1 where vgpu-plugin gave the GPUs' figures at this scrape, 0 where the node's own series are missing for want of them.
+# HELP gpufabric_vgpu_plugin_answers 1 where vgpu-plugin gave the GPUs' figures at this scrape, 0 where the node's own series are ` +
+		`missing for want of them.
 # TYPE gpufabric_vgpu_plugin_answers gauge
 gpufabric_vgpu_plugin_answers 1
 # HELP gpufabric_vgpu_regions_unreadable Containers whose accounting could not be read at this scrape.
@@ -93,10 +97,12 @@ gpufabric_vgpu_plugin_answers 1
 gpufabric_vgpu_regions_unreadable 0
 # HELP vGPU_device_memory_limit_in_bytes Memory of a container's share of a GPU, in bytes.
 # TYPE vGPU_device_memory_limit_in_bytes gauge
-vGPU_device_memory_limit_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10
+vGPU_device_memory_limit_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",` +
+		`zone="vGPU"} 1.073741824e+10
 # HELP vGPU_device_memory_usage_in_bytes Memory that a container uses of its share of a GPU, in bytes.
 # TYPE vGPU_device_memory_usage_in_bytes gauge
-vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 4.194304e+08
+vGPU_device_memory_usage_in_bytes{ctrname="pod1-ctr",deviceuuid="` + uuid + `",podname="test1",podnamespace="default",vdeviceid="0",` +
+		`zone="vGPU"} 4.194304e+08
 `
 	if err := testutil.CollectAndCompare(collector(directory, false, running), strings.NewReader(want)); err != nil {
 		t.Error(err)
@@ -239,7 +245,8 @@ func TestTheUseOfTwoGPUsIsNotSwapped(t *testing.T) {
 		return `{ctrname="pod1-ctr",deviceuuid="` + gpu + `",podname="two",podnamespace="default",vdeviceid="` + strconv.Itoa(number) + `"`
 	}
 	want := `
-# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in bytes; 0 where they agree.
+# HELP gpufabric_vgpu_memory_limit_drift_bytes Limit that holds inside a container, less the limit that the scheduler gave it, in ` +
+		`bytes; 0 where they agree.
 # TYPE gpufabric_vgpu_memory_limit_drift_bytes gauge
 gpufabric_vgpu_memory_limit_drift_bytes` + labels(0, second) + `} 0
 gpufabric_vgpu_memory_limit_drift_bytes` + labels(1, uuid) + `} 0

@@ -101,7 +101,8 @@ func TestTheMonitorShowsALimitFromAllocationOn(t *testing.T) {
 	n := &node{t: t, api: api}
 	uuid := scrape(t, address, `HostGPUMemoryUsage{deviceidx="3",deviceuuid="`)
 	n.schedule("test1", uuid+",NVIDIA,1024,50:;", "main")
-	scrape(t, address, fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="test1",podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10`, uuid))
+	scrape(t, address, fmt.Sprintf(`vGPU_device_memory_limit_in_bytes{ctrname="main",deviceuuid="%s",podname="test1",`+
+		`podnamespace="default",vdeviceid="0",zone="vGPU"} 1.073741824e+10`, uuid))
 }
 
 // scrape scrapes the monitor until a line has the given prefix, and returns the rest of that line up to a quote. The monitor starts

@@ -106,7 +106,8 @@ func TestModesMixOnOneNodeAndAnInstanceGoesWithItsPod(t *testing.T) {
 	})
 	// An A100-40's kinds of instance, smallest first: 1g.5gb, with media engines, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb.
 	n.annotation(annotation.NodeMIGSlots, func(got string) bool {
-		return got == `{"`+uuids[0]+`":[[4864,4864,4864,4864,4864,4864,4864],[4864],[9856,9856,9856,9856],[9856,9856,9856],[19968,19968],[19968],[40448]]}`
+		return got == `{"`+uuids[0]+`":[[4864,4864,4864,4864,4864,4864,4864],[4864],[9856,9856,9856,9856],[9856,9856,9856],[19968,19968],`+
+			`[19968],[40448]]}`
 	})
 	n.schedule("small", uuids[0]+",NVIDIA,3000,0:;", "main")
 	_, response := n.allocate("volcano.sh/vgpu-number", 1)

@@ -39,7 +39,8 @@ func MonitorCommand(h host.Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   MonitorRole,
 		Short: "Export what containers may use of shared GPUs, and what they do use",
-		Long: `Export what containers may use of shared GPUs, and what they do use. It takes vgpu-plugin's flags, so that a pod gives both the same, and
+		Long: `Export what containers may use of shared GPUs, and what they do use. It takes vgpu-plugin's flags, so that a pod gives ` +
+			`both the same, and
 heeds the files of settings and --state-dir, which is vgpu-plugin's. What it says of the GPUs themselves it hears from vgpu-plugin.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -91,7 +91,8 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 	const mixed = `
 		layout  = "mixed"
 		layouts = {
-			mixed = { gpus = [{ devices = [0, 1], mig_devices = { "1g.5gb" = 2, "3g.20gb" = 1 } }, { devices = [2], device_filter = ["0x20B010DE"] }] }
+			mixed = { gpus = [{ devices = [0, 1], mig_devices = { "1g.5gb" = 2, "3g.20gb" = 1 } }, { devices = [2], device_filter = ` +
+		`["0x20B010DE"] }] }
 			off   = { gpus = [{}] }
 		}
 		wait_for = "ready"`
@@ -123,7 +124,8 @@ func testMIGLayout(t *testing.T, s *apiserver.Server) {
 			},
 			resource.TestStep{Config: layout(s, "layout", `
 				layout  = "all-1g.5gb"
-				layouts = provider::gpufabric::mig_parted("version: v1\nmig-configs:\n  all-1g.5gb:\n  - devices: all\n    mig-enabled: true\n    mig-devices: {1g.5gb: 7}\n")`), ConfigPlanChecks: updates(layoutAddress)},
+				layouts = provider::gpufabric::mig_parted("version: v1\nmig-configs:\n  all-1g.5gb:\n  - devices: all\n    mig-enabled: true\n  `+
+				`  mig-devices: {1g.5gb: 7}\n")`), ConfigPlanChecks: updates(layoutAddress)},
 		)
 	})
 	t.Run("that waits for a claim says which", func(t *testing.T) {

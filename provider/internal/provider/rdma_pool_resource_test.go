@@ -74,7 +74,8 @@ func testRDMAPool(t *testing.T, s *apiserver.Server) {
 				match_labels      = { rack = "1" }
 				match_expressions = [{ key = "gpu", operator = "Exists" }, { key = "zone", operator = "In", values = ["a", "b"] }]
 			}
-			selectors = { vendors = ["15b3"], acpi_indexes = ["101"], pf_names = ["ens2f0#0,2-7"], numa_nodes = [0, 1], min_rate_gbps = 400, is_rdma = true }
+			selectors = { vendors = ["15b3"], acpi_indexes = ["101"], pf_names = ["ens2f0#0,2-7"], numa_nodes = [0, 1], min_rate_gbps = 400, ` +
+			`is_rdma = true }
 			wait_for  = "ready"`
 		check(t, resource.TestStep{Config: pool(s, "full", full), Check: resource.ComposeAggregateTestCheckFunc(
 			resource.TestCheckResourceAttr(poolAddress, "id", "full"),

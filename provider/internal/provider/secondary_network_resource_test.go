@@ -32,7 +32,8 @@ func testSecondaryNetwork(t *testing.T, s *apiserver.Server) {
 					obj, err := s.Dynamic.Resource(networkKind.GVR()).Namespace("default").Get(t.Context(), "rail", metav1.GetOptions{})
 					must(t, err)
 					config, _, _ := unstructured.NestedString(obj.Object, "spec", "config")
-					want := `{"cniVersion":"0.3.1","name":"rail","type":"macvlan","master":"ens2f0","mode":"bridge","mtu":9000,"ipam":{"type":"whereabouts","range":"10.56.0.0/16","exclude":["10.56.0.0/28"]}}`
+					want := `{"cniVersion":"0.3.1","name":"rail","type":"macvlan","master":"ens2f0","mode":"bridge","mtu":9000,` +
+						`"ipam":{"type":"whereabouts","range":"10.56.0.0/16","exclude":["10.56.0.0/28"]}}`
 					if config != want {
 						t.Errorf("config:\n got %s\nwant %s", config, want)
 					}

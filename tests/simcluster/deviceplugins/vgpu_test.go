@@ -43,7 +43,8 @@ spec:
   schedulerName: volcano
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: main, image: "ubuntu:22.04", resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000, volcano.sh/vgpu-cores: 50}}}
+  - {name: main, image: "ubuntu:22.04", resources: {limits: {volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000, `+
+		`volcano.sh/vgpu-cores: 50}}}
 `, name)
 }
 

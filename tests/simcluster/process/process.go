@@ -78,9 +78,9 @@ func Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// awaitEnvironment returns once Find can see the process, or it has ended. The kernel closes the pipe by which os/exec learns of the exec before it
-// has laid out the new environment (begin_new_exec in fs/exec.c, then create_elf_tables in fs/binfmt_elf.c), and /proc shows none meanwhile. No event
-// tells of it; it takes microseconds, unless the machine is short of processors.
+// awaitEnvironment returns once Find can see the process, or it has ended. The kernel closes the pipe through which os/exec learns
+// of the exec before it has laid out the new environment (begin_new_exec in fs/exec.c, then create_elf_tables in fs/binfmt_elf.c),
+// and /proc shows none meanwhile. There is no event for it. It takes microseconds, unless the machine is short of processors.
 func (p *Process) awaitEnvironment() {
 	for {
 		if environment, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.Pid()), "environ")); err != nil || len(environment) > 0 {

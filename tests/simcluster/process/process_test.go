@@ -6,8 +6,8 @@ import (
 	"gpufabric.io/tests/simcluster/process"
 )
 
-// A process is found from the moment when Start returns, though its environment is laid out after the exec that Start waits for. Without the wait
-// in Start a few of these are missed on a busy machine.
+// A process is found from the moment when Start returns, though its environment is laid out after the exec that Start waits for.
+// Without the wait in Start, a few of these processes are missed on a busy machine.
 func TestAStartedProcessIsFoundAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	for range 200 {

@@ -227,8 +227,10 @@ func (n *node) startPod(pod *corev1.Pod, units int) (end func()) {
 	now := time.Now().UTC().Format(time.RFC3339)
 	_, err = n.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType,
 		fmt.Appendf(nil, `{"status": {"phase": "Running", "startTime": %q, "podIP": "10.1.2.3",
-		"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}],
-		"containerStatuses": [{"name": "main", "ready": true, "image": "ubuntu:22.04", "imageID": "", "restartCount": 0, "state": {"running": {"startedAt": %q}}}]}}`, now, now),
+		"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}, {"type": "ContainersReady", `+
+			`"status": "True"}],
+		"containerStatuses": [{"name": "main", "ready": true, "image": "ubuntu:22.04", "imageID": "", "restartCount": 0, "state": `+
+			`{"running": {"startedAt": %q}}}]}}`, now, now),
 		metav1.PatchOptions{}, "status")
 	must(n.t, err)
 	return func() {

@@ -68,7 +68,8 @@ func TestAWrongLayoutIsRefusedByFieldAndValue(t *testing.T) {
 			`mig-devices: Forbidden`},
 		"a profile that is none": {"a", `{"version":"v1","mig-configs":{"a":[{"devices":"all","mig-enabled":true,"mig-devices":{"1g":1}}]}}`,
 			`mig-devices[1g]: Invalid value: "1g"`},
-		"no instances of a profile": {"a", `{"version":"v1","mig-configs":{"a":[{"devices":"all","mig-enabled":true,"mig-devices":{"1g.5gb":0}}]}}`, `must be between 1 and 8`},
+		"no instances of a profile": {"a", `{"version":"v1","mig-configs":{"a":[{"devices":"all","mig-enabled":true,` +
+			`"mig-devices":{"1g.5gb":0}}]}}`, `must be between 1 and 8`},
 		"a filter that is no PCI ID": {"a", `{"version":"v1","mig-configs":{"a":[{"device-filter":"A100","devices":"all","mig-enabled":true}]}}`,
 			`device-filter[0]: Invalid value: "A100"`},
 		"a filter that is a number": {"a", `{"version":"v1","mig-configs":{"a":[{"device-filter":7,"devices":"all","mig-enabled":true}]}}`,

@@ -205,10 +205,11 @@ var right = map[string]string{
 	"long time slices":             gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
 	"MPS":                          gpu(`{"strategy":"MPS"}`),
 	"MPS with null":                gpu(`{"strategy":"MPS","mpsConfig":null}`),
-	"MPS with everything":          mps(`{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c":"6Gi"}}`),
-	"MPS with all threads":         mps(`{"defaultActiveThreadPercentage":100}`),
-	"a MIG device":                 mig(`null`),
-	"a MIG device with MPS":        mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10}}`),
+	"MPS with everything": mps(`{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi",` +
+		`"defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c":"6Gi"}}`),
+	"MPS with all threads":  mps(`{"defaultActiveThreadPercentage":100}`),
+	"a MIG device":          mig(`null`),
+	"a MIG device with MPS": mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10}}`),
 }
 
 func TestAConfigurationOfExistingManifestsIsAccepted(t *testing.T) {
